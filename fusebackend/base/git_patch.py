@@ -115,8 +115,11 @@ def _mode(side: Side | None) -> str:
 
 
 def quoted(path: bytes) -> str:
-    """A path as git writes it: in quotes with C escapes if it has a control character, a quote or a byte above 127."""
-    if not _UNSAFE.search(path):
+    """A path as git writes it: in quotes with C escapes if it has a control character, a quote or a byte above 127.
+
+    Also in quotes: a path with a space before a slash. git apply finds no name in the line that git writes for it.
+    """
+    if not _UNSAFE.search(path) and b" /" not in path:
         return path.decode("ascii")
     escaped = _UNSAFE.sub(
         lambda found: (f"\\{_C_ESCAPES.get(found[0][0]) or format(found[0][0], '03o')}").encode(), path
@@ -196,7 +199,7 @@ def _hunks(changes: list[Change]) -> Iterator[list[Change]]:
 
 
 def _changes(a: list[bytes], b: list[bytes]) -> list[Change]:
-    """The changes from one list of lines to another, in order. Above the limits, one that replaces all lines."""
+    """The changes from one list of lines to another, in order. Above the limits, a single one replaces all lines."""
     if max(sum(map(len, a)), sum(map(len, b))) <= MAX_DIFFED_BYTES:
         found = _found(a, b)
         if found is not None:

@@ -14,7 +14,7 @@ from profiles import examples
 from fusebackend.base import git_patch
 from fusebackend.base.git_patch import EXECUTABLE_MODE, LINK_MODE, Side, edited_lines, file_patch
 
-NAMES = st.sampled_from([b"a.txt", b"dir/b.txt", b"sp ace", "ü".encode(), b'quo"te', b"tab\tnewline\n", b"-dash"])
+NAMES = st.sampled_from([b"a.txt", b"dir/b.txt", b"sp ace", b"end /x", "ü".encode(), b'quo"te', b"t\tn\n", b"-dash"])
 CONTENTS = st.one_of(
     st.lists(
         st.sampled_from(["one", "two", "three", "", "+x", "-y", "\\ No newline", "@@ -1 +1 @@", "\r", "\f"]),
