@@ -29,6 +29,15 @@ class SnapshotVolume(Volume):
     through either face would have found at that moment, with all attributes, extended attributes, links and holes.
     """
 
+    @property
+    @abc.abstractmethod
+    def is_changed(self) -> bool:
+        """True if something but access times has changed since the newest snapshot was taken. May be true too often."""
+
+    @abc.abstractmethod
+    def snapshot_bytes(self) -> int:
+        """Return the bytes of files that are kept for snapshots alone. It takes milliseconds."""
+
     @abc.abstractmethod
     def snapshots(self) -> Sequence[Snapshot]:
         """Return the snapshots, in the order of their numbers."""

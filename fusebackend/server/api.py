@@ -165,7 +165,8 @@ class Mount(MountedBackend):
                 shell=shell,
                 trees=trees,
             )
-            super().__init__(backend, self._live.filesystem, self.mountpoint, self._live.shell, self._live.status)
+            live = self._live
+            super().__init__(backend, live.filesystem, self.mountpoint, live.shell, live.status, live.snapshots)
             self._wakeup = threading.Event()
             self._ready = False
             self._error: BaseException | None = None

@@ -14,7 +14,7 @@ from fusebackend.control.server.control_server import ControlServer
 from fusebackend.dialects.agent_face import AgentFace
 from fusebackend.mount.session import MountOptions, Session
 from fusebackend.server.mounted import MountedBackend
-from fusebackend.server.trees import fill, refuse_taken_by_file, refuse_taken_by_route
+from fusebackend.server.trees import attach_snapshots, fill, refuse_taken_by_file, refuse_taken_by_route
 from fusebackend.shell import Shell, ShellOptions
 from fusebackend.vfs import switches
 from fusebackend.vfs.mounted_tree import FileSystem
@@ -82,6 +82,7 @@ class LiveMount:
         self._session = Session(self.filesystem, mountpoint, options, describe=self._describe, before_end=self._end)
         self.status = self._session.status
         fill(self.filesystem, self.status)
+        self.snapshots = attach_snapshots(self.filesystem)
         refuse_taken_by_route(self.filesystem)
         self._runs_commands = runs_commands(backend.mounts()[ROOT])
         self._default = options.description.get("urls", {}).get(ROOT) or type(backend.mounts()[ROOT]).__name__
@@ -89,7 +90,7 @@ class LiveMount:
             refuse_taken_by_file(self.filesystem, self._default)
         self.warnings: list[str] = []
         self.shell = self._executor(mountpoint, options, shell or ShellOptions())
-        mounted = MountedBackend(backend, self.filesystem, mountpoint, self.shell, self.status)
+        mounted = MountedBackend(backend, self.filesystem, mountpoint, self.shell, self.status, self.snapshots)
         self._control = ControlServer(mounted, read_only=options.read_only)
 
     def _executor(self, mountpoint: str, options: MountOptions, shell: ShellOptions) -> Shell | Guest:

@@ -7,6 +7,7 @@ where the default backend runs commands, else in a sandbox of the mount (`live.p
 
 from __future__ import annotations
 
+import errno
 import os
 import stat as stat_module
 from collections.abc import Callable
@@ -31,12 +32,14 @@ from fusebackend.protocol import (
     LsResult,
     MoveResult,
     ReadResult,
+    SnapshotInfo,
     StatResult,
     StatsResult,
     WriteResult,
 )
 from fusebackend.protocol.records import FILE_TYPES
 from fusebackend.server.trees import TreesFace
+from fusebackend.trees.snapshots import Snapshots
 from fusebackend.vfs.watch.async_watch import AsyncWatch, ThreadedWatch
 from fusebackend.volumes.walk import resolve
 
@@ -65,6 +68,7 @@ class MountedBackend(ServedMount):
         mountpoint: where, as an absolute path.
         shell: runs the commands of the mount.
         status: gives what `fusebackend status --json` shows of the mount.
+        snapshots: of the mount; None if it keeps none.
     """
 
     def __init__(
@@ -74,12 +78,14 @@ class MountedBackend(ServedMount):
         mountpoint: str,
         shell: Executor,
         status: Callable[[], dict[str, Any]],
+        snapshots: Snapshots | None = None,
     ) -> None:
         self.backend = backend
         self.filesystem = filesystem
         self.mountpoint = mountpoint
         self.shell = shell
         self._status = status
+        self._snapshots = snapshots
         self._for = TreesFace(backend, filesystem).of
 
     def _where(self) -> str:
@@ -227,6 +233,39 @@ class MountedBackend(ServedMount):
                     failure = OSError(error.errno, f"{route.executor.name}: {error.strerror}")
         if failure is not None:
             raise failure
+
+    def snapshots(self) -> list[SnapshotInfo]:
+        """Return the snapshots of the mount, the oldest first. Each is a tree in `/.fusebackend/snapshots`."""
+        return [] if self._snapshots is None else [each.info for each in self._snapshots.all()]
+
+    def create_snapshot(self, name: str | None = None) -> SnapshotInfo:
+        """Take a snapshot of every route that keeps any: of all of them or, after an error, of none.
+
+        Args:
+            name: of the snapshot, as that of a file; the time in UTC, as `20261123T061530Z`, when None.
+
+        Raises:
+            ValueError: the name can't be that of a snapshot.
+            OSError: EEXIST, there is one of that name; ENOTSUP, the mount keeps none; or a volume's error.
+        """
+        return self._kept().create(name)
+
+    def delete_snapshots(self, *names: str) -> None:
+        """Delete snapshots.
+
+        Raises:
+            OSError: ENOENT, one of them is not there, and none was deleted; or a volume's error.
+        """
+        self._kept().delete(names)
+
+    def _kept(self) -> Snapshots:
+        if self._snapshots is not None:
+            return self._snapshots
+        if self.filesystem.tree.trees_path is None:
+            why = "this mount has no directory for snapshots: mount without '-o trees=off'"
+        else:
+            why = "no route of this mount keeps snapshots: 'memory:' does"
+        raise OSError(errno.ENOTSUP, why)
 
     def watch(self, path: str = "/") -> Watch:
         """The changes at and below a path, from now on, whichever face makes them. Close it when done.
