@@ -14,6 +14,7 @@ A directory on which another file system is mounted is left out, for it shows no
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -28,6 +29,9 @@ from fusebackend.trees.tree import Tree, join, pieces, same_bytes, split
 Change: TypeAlias = Literal["created", "deleted", "modified", "renamed", "retyped"]
 Field: TypeAlias = Literal["bytes", "mode", "owner", "xattrs"]
 
+
+FOREIGN = "another file system is mounted there"
+"""The reason in `Differences.skipped` that is no error."""
 
 RACY_NS = 2 * 10**9
 """Above a tick of the clock, and above the difference between the clocks of two hosts of a volume."""
@@ -97,7 +101,7 @@ def differences(
 
     Raises:
         FileNotFoundError: a path is in neither tree.
-        OSError: a directory on the way to a path can't be entered. Below it such errors become `skipped`.
+        PermissionError: a directory on the way to a path can't be entered. Errors below it become `skipped`.
     """
     walk = _Walk(before, after, frozenset(left_out), trusted(older_ns))
     for path in sorted(set(paths)):
@@ -128,8 +132,7 @@ class _Walk:
         """Compare one path and all below it."""
         before, after = self.result.before.entry(path), self.result.after.entry(path)
         if before is None and after is None:
-            self.result.before.directory(split(path)[0])  # says which directory is missing, or no directory
-            raise FileNotFoundError(2, "No such file or directory in either tree", os.fsdecode(path))
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fsdecode(path))
         left = [(path, before, after)]
         while left:
             path, before, after = left.pop()
@@ -144,7 +147,7 @@ class _Walk:
         """Note a path at which another file system is mounted."""
         for entry, device in zip((before, after), self._devices, strict=True):
             if entry is not None and entry.st_dev != device:
-                self.result.skipped.append((path, "another file system is mounted there"))
+                self.result.skipped.append((path, FOREIGN))
                 return True
         return False
 

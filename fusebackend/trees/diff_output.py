@@ -49,9 +49,17 @@ def git_refuses(path: bytes, *, is_link: bool) -> bool:
 def patch(result: Differences) -> Iterator[bytes]:
     """Return the git patch of differences in pieces, and below it what git can't say as comment lines."""
     said = _Said(result)
+    changing = []
     for each in said.differences:
-        yield from said.pieces(each)
-    notes = [*said.notes(), *(f"{quoted(path or b'./')}: not compared: {reason}" for path, reason in result.skipped)]
+        try:
+            yield b"".join(said.pieces(each))
+        except OSError as error:  # the main tree goes on changing
+            changing.append(f"{_shown(each)}: could not be read: {error.strerror}")
+    notes = [
+        *said.notes(),
+        *changing,
+        *(f"{quoted(path or b'./')}: not compared: {reason}" for path, reason in result.skipped),
+    ]
     if notes:
         yield b"# not in the patch, since git can't say it:\n"
         yield from (f"# {note}\n".encode() for note in notes)
@@ -330,7 +338,10 @@ def stat_rows(result: Differences) -> Iterator[Row]:
         elif each.change == "modified" and "bytes" not in each.fields:
             yield Row(name, None, ", ".join(each.fields))
         else:
-            yield _counted(result, each, name)
+            try:
+                yield _counted(result, each, name)
+            except OSError as error:  # the main tree goes on changing
+                yield Row(name, None, f"could not be read: {error.strerror}")
 
 
 def _counted(result: Differences, each: Difference, name: str) -> Row:

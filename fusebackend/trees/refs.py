@@ -4,10 +4,10 @@ A time names the newest snapshot that was taken at it or before:
 
     10m  2h  3d  1w         so long ago (s, m, h, d, w)
     14:05  14:05:30         today at that time; yesterday, if it is yet to come
-    yesterday  2026-11-22   the end of that day
+    yesterday  2026-11-22   the end of that day; `today` is the newest snapshot
     2026-11-22T14:05        that moment, in the local zone; also with a space, seconds, `Z` or an offset such as +02:00
 
-A snapshot's name is looked for first. `A..B` is a pair; a side that is left out is `main`.
+A snapshot's name is looked for first. `now` is `main`. `A..B` is a pair; a side that is left out is `main`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from typing import Final, NamedTuple
 
 MAIN: Final = "main"
+_PRESENT = (MAIN, "now")
 LIST_HINT: Final = "fusebackend snapshot list"
 LONG_AGO: Final = datetime(1970, 1, 1, tzinfo=UTC)
 NAMES_IN_ERROR: Final = 10
 """An error lists at most so many names, the newest ones."""
 
-_AGO = re.compile(r"(\d{1,9})([smhdw])", re.ASCII)
+_AGO = re.compile(r"(\d{1,9}) ?([smhdw])", re.ASCII)
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _CLOCK = re.compile(r"\d{1,2}:\d{2}(?::\d{2})?", re.ASCII)
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
@@ -78,7 +79,7 @@ class Refs:
         """Return True for a name that is there, for a time, and for a pair of these; not for the path `..`."""
         sides = text.split("..", 1)
         return any(sides) and all(
-            not each or each == MAIN or each in self._by_name or self._moment(each) is not None for each in sides
+            not each or each in _PRESENT or each in self._by_name or self._moment(each) is not None for each in sides
         )
 
     def newest(self) -> Ref:
@@ -91,7 +92,7 @@ class Refs:
         """Return the state that a REF names. Raises `RefError`."""
         if text in self._by_name:
             return Ref(*self._by_name[text])
-        if text == MAIN:
+        if text in _PRESENT:
             return MAIN_REF
         moment = self._moment(text)
         if moment is None:
@@ -116,8 +117,8 @@ class Refs:
                 return self._now - timedelta(**{_UNITS[found[2]]: int(found[1])})
             except OverflowError:
                 return LONG_AGO
-        if text == "yesterday":
-            return self._end_of((self._now - timedelta(days=1)).date())
+        if text in ("yesterday", "today"):
+            return self._end_of((self._now - timedelta(days=int(text == "yesterday"))).date())
         try:
             if _CLOCK.fullmatch(text):
                 clock, today = time.fromisoformat(text.zfill(len(text) + (text[1] == ":"))), self._now.date()

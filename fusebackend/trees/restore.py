@@ -28,7 +28,7 @@ from fusebackend.backends.directory.dirfd import PATH_FLAGS, Descriptor, open_na
 from fusebackend.base.errors import oserror
 from fusebackend.linux.open_files import FileId
 from fusebackend.protocol import RENAME_EXCHANGE
-from fusebackend.trees.diff import fields, trusted
+from fusebackend.trees.diff import FOREIGN, fields, trusted
 from fusebackend.trees.tree import COPY_BYTES, Tree, data_ranges, is_below, join, split, xattr_names
 
 TEMPORARY: Final = b".fusebackend-restore-"
@@ -297,7 +297,7 @@ class Restore:
             return False
         is_foreign = pair.entry.st_dev != self._source.device
         if is_foreign or (pair.there is not None and pair.there.st_dev != self._target.device):
-            self.skipped.append((pair.final, "another file system is mounted there"))
+            self.skipped.append((pair.final, FOREIGN))
             return False
         return True
 

@@ -50,6 +50,8 @@ REFS = Refs(SNAPSHOTS, now=NOW, zone=BERLIN)
         ("2026-11-22T07:59:59+00:00", "summer"),
         ("2026-07-01T09:00", "summer"),
         ("2026-11-23", "noon"),
+        ("today", "noon"),
+        ("31 m", "night"),
     ],
 )
 def test_a_name_or_the_newest_at_or_before_a_time(text: str, name: str) -> None:
@@ -62,6 +64,7 @@ def test_a_pair() -> None:
     assert REFS.pair("sunday..") == REFS.pair("sunday") == (REFS.one("sunday"), MAIN_REF)
     assert REFS.pair("..sunday") == (MAIN_REF, REFS.one("sunday"))
     assert REFS.pair("main..1h")[0].is_main
+    assert REFS.one("now") == MAIN_REF
     assert REFS.newest() == Ref("noon", SNAPSHOTS[0].time_ns)
 
 
