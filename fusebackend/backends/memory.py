@@ -15,8 +15,7 @@ import errno
 import itertools
 import os
 import stat
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Generic, TypeVar, cast
 
@@ -63,6 +62,10 @@ class History(Generic[T]):
         self._values.setdefault(node, []).append((self._newest, value))
         self.done.add(node)
 
+    def values(self) -> Iterator[tuple[int, T]]:
+        """Every value that is kept, with the number of the newest snapshot that has it."""
+        return itertools.chain.from_iterable(self._values.values())
+
     def at(self, node: int, number: int) -> T | None:
         """Return the value of a node at a snapshot; None if it is still what it was."""
         values = self._values.get(node, ())
@@ -101,6 +104,8 @@ class InMemoryVolume(TreeVolume, SnapshotVolume):
         self._chunks: dict[int, dict[int, Chunk]] = {}
         self._snapshots: dict[str, InMemorySnapshot] = {}  # in the order of their numbers
         self._taken = 0  # snapshots, ever
+        self._newest_ns = 0  # the time of the newest
+        self._unsnapped = True  # something has changed since
         self._old_inodes: History[Inode] = History()
         self._old_names: History[Names] = History()
         self._old_chunks: History[Bytes] = History()
@@ -137,6 +142,8 @@ class InMemoryVolume(TreeVolume, SnapshotVolume):
 
     def _changed(self, inode: Inode) -> None:
         """Inodes are changed where they are kept."""
+        if not self._unsnapped:
+            self._unsnapped = inode.ctime_ns >= self._newest_ns
 
     def _drop(self, inode: Inode) -> None:
         if self._snapshots:
@@ -152,6 +159,7 @@ class InMemoryVolume(TreeVolume, SnapshotVolume):
     def _set_child(self, parent: int, name: bytes, node: int | None) -> None:
         if self._snapshots:
             self._keep_names(parent)
+            self._unsnapped = True
         names = self._names[parent]
         in_order = self._sorted.get(parent)
         if node is None:
@@ -210,6 +218,16 @@ class InMemoryVolume(TreeVolume, SnapshotVolume):
 
     # -- snapshots ---------------------------------------------------------------------------------------------
 
+    @property
+    def is_changed(self) -> bool:
+        return self._unsnapped
+
+    def snapshot_bytes(self) -> int:
+        with self.lock:
+            kept = {id(data): len(data) for _, chunks in self._old_chunks.values() for data in chunks.values()}
+            live = (id(chunk.data) for chunks in self._chunks.values() for chunk in chunks.values())
+            return sum(kept.values()) - sum(kept.get(each, 0) for each in live)
+
     def snapshots(self) -> Sequence[Snapshot]:
         with self.lock:
             return [tree.taken for tree in self._snapshots.values()]
@@ -221,8 +239,11 @@ class InMemoryVolume(TreeVolume, SnapshotVolume):
             self._taken += 1
             for history in (self._old_inodes, self._old_names, self._old_chunks):
                 history.begin(self._taken)
-            CLOCK.saw_all()  # a later change gets a later time
-            taken = Snapshot(name, self._taken, time.time_ns())
+            CLOCK.saw_all()  # so that this is later than all changes in it, by their own clock
+            self._newest_ns = now_ns()
+            CLOCK.saw(self._newest_ns)
+            self._unsnapped = False
+            taken = Snapshot(name, self._taken, self._newest_ns)
             self._snapshots[name] = InMemorySnapshot(self, taken, next(self._numbers))
             return taken
 

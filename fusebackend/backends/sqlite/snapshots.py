@@ -177,6 +177,7 @@ class Snapshots:
             number = max(self.newest.until, last[0] if last is not None else 0) + 1
             CLOCK.saw_all()  # so that this is later than all changes in it, by their own clock
             snapshot = Snapshot(name, number, now_ns())
+            CLOCK.saw(snapshot.time_ns)
             row = (number, to_name(name), snapshot.time_ns, next_node, next_chunk)
             self._db.execute("INSERT INTO snapshot VALUES (?, ?, ?, ?, ?)", row)
             self._db.execute("INSERT OR REPLACE INTO meta VALUES ('snapshot', ?)", (number,))
