@@ -16,7 +16,7 @@ from fusebackend.cli.states import States
 from fusebackend.cli.target import complete_path, locate, mount_option
 from fusebackend.trees import diff_output
 from fusebackend.trees.diff import FOREIGN, Differences, differences
-from fusebackend.trees.refs import MAIN_REF, Ref
+from fusebackend.trees.refs import MAIN_REF, Ref, RefError
 from fusebackend.trees.tree import Tree
 
 AFTER_DASHES = "fusebackend.after_dashes"
@@ -75,15 +75,22 @@ def diff(words: Sequence[str], form: str | None, mount: str | None) -> None:
     """
     context = click.get_current_context()
     known, before, after, paths = _chosen(words, context.meta.get(AFTER_DASHES), mount)
-    scope, left_out = known.scope(paths, before, after)
+    scope = known.scope(paths, before, after)
     older_ns = None if before.is_main and after.is_main else known.older_ns(before, after)
     try:
         result = differences(
-            Tree(known.root(before)), Tree(known.root(after)), scope, left_out=left_out, older_ns=older_ns
+            Tree(known.root(before)),
+            Tree(known.root(after)),
+            scope.paths,
+            left_out=scope.left_out,
+            ways=scope.ways,
+            older_ns=older_ns,
         )
     except FileNotFoundError as error:
         raise Failed(f"'/{error.filename}' is neither in '{before.name}' nor in '{after.name}'") from None
     _show(result, form or "patch")
+    for prefix in scope.missing:
+        note(f"route '{prefix}' was not compared: not both states hold it")
     if any(reason != FOREIGN for _, reason in result.skipped):
         context.exit(1)
 
@@ -94,22 +101,24 @@ def _chosen(
     """Tell REF from PATH: as in git, the first word is a REF if it names one, and else a path that is there."""
     if after_dashes is not None and len(words) > 1:
         raise click.UsageError(f"one REF or A..B before '--', not {len(words)} words")
-    given = list(after_dashes or words[1:])
+    first, given = (words[0] if words else None), list(after_dashes or words[1:])
+    if first is not None and "/" in first and after_dashes is None:  # no REF has one, and it may tell the mount
+        first, given = None, list(words)
     known, paths = states.states_of(given, mount)
-    first = words[0] if words else None
-    if first is not None and after_dashes is None and not known.refs.is_ref(first) and _is_path(first, mount):
+    if first is not None and after_dashes is None and not known.refs.is_ref(first) and _is_there(first, mount):
         known, paths = states.states_of([first, *given], mount)
         first = None
-    with states.in_a_line():
+    try:
         before, after = (known.refs.newest(), MAIN_REF) if first is None else known.refs.pair(first)
+    except RefError as error:
+        hint = "; a PATH that is gone stands after '--'" if first is not None and after_dashes is None else ""
+        raise Failed(f"{error}{hint}") from None
     return known, before, after, paths
 
 
-def _is_path(word: str, mount: str | None) -> bool:
-    """Return True for a word that is a path now, or can be nothing else."""
-    return "/" in word or (
-        os.path.lexists(word) if mount is None else locate(word, mount).kind(follow=False) is not None
-    )
+def _is_there(word: str, mount: str | None) -> bool:
+    """Return True for a word that is a path of the mount now."""
+    return os.path.lexists(word) if mount is None else locate(word, mount).kind(follow=False) is not None
 
 
 def _show(result: Differences, form: str) -> None:

@@ -61,14 +61,19 @@ def restore(
 
 def _planned(known: States, chosen: Ref, given: list[bytes], destination: str | None, mount: str | None) -> Restore:
     """Plan the restore. Raises `Failed` where a path is not in the state, or can't be put where it is to go."""
-    scope, left_out = known.scope(given, chosen)
+    scope = known.scope(given, chosen)
+    for prefix in scope.missing:
+        note(f"route '{prefix}' is left as it is: '{chosen.name}' holds nothing of it")
     older_ns = None if chosen.is_main else chosen.time_ns
     source, main = trees(known.root(chosen), known.files.mountpoint)
-    plan = Restore(source, main, left_out=left_out, older_ns=older_ns)
+    plan = Restore(source, main, left_out=scope.left_out, ways=scope.ways, older_ns=older_ns)
     if destination is None:
-        for path in scope:
+        for path in scope.paths:
             _add(plan, chosen, path, None)
     else:
+        for path in given:
+            if path not in known.scope([path], chosen).paths:
+                raise Failed(f"'/{os.fsdecode(path)}' lies in a route of which '{chosen.name}' holds nothing")
         for path, to in _targets(known, main, given, destination, mount).items():
             _add(plan, chosen, path, to)
     plan.finish()

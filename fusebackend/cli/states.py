@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from fusebackend.base.paths import TREES_NAME
 from fusebackend.cli import target
 from fusebackend.cli.show import Failed
 from fusebackend.cli.target import Target
-from fusebackend.trees.refs import Ref, RefError, Refs, Taken
-from fusebackend.trees.tree import is_below
+from fusebackend.trees.refs import Ref, Refs, Taken
+from fusebackend.trees.tree import is_below, split
 
 if TYPE_CHECKING:
     from fusebackend.control.client.client import Client
@@ -37,6 +37,22 @@ def in_a_line() -> Iterator[None]:
         raise Failed(str(error)) from None
 
 
+class Scope(NamedTuple):
+    """The part of the mount that some states have.
+
+    Attributes:
+        paths: those below which there is something to compare.
+        left_out: those of which one state holds nothing.
+        ways: directories on the way to routes.
+        missing: prefixes of routes below the paths of which one state holds nothing.
+    """
+
+    paths: list[bytes]
+    left_out: set[bytes]
+    ways: set[bytes]
+    missing: list[str]
+
+
 class States:
     """The states of the mount of `files`. Raises `Failed` where the server can't be asked."""
 
@@ -47,6 +63,7 @@ class States:
         self._directory = snapshots_directory(files)
         self._trees = _relative(status.get("trees") or f"/{TREES_NAME}")
         self._routes = {_relative(str(route["prefix"])) for route in status.get("routes", [])} | {b""}
+        self._ways = {way for route in self._routes for way in _above(route)}
         self._kept = {each.name: {_relative(prefix) for prefix in each.routes} for each in found}
         self.refs = Refs([Taken(each.name, each.time_ns) for each in found])
 
@@ -68,11 +85,8 @@ class States:
             raise Failed(f"'{place.given}' lies in the trees directory; give its path in the main tree")
         return path
 
-    def scope(self, paths: Sequence[bytes], *refs: Ref) -> tuple[list[bytes], set[bytes]]:
+    def scope(self, paths: Sequence[bytes], *refs: Ref) -> Scope:
         """Choose the routes that all of some states have.
-
-        Returns:
-            The paths below which there is something to compare, and those which are left out there.
 
         Raises:
             Failed: nothing of a path is in all of the states.
@@ -96,7 +110,8 @@ class States:
                 )
             found += inner
         outer = [path for path in set(found) if not any(_covers(each, path, left_out) for each in found)]
-        return sorted(outer), left_out | {self._trees}
+        missing = [_prefix(route) for route in sorted(left_out) if any(is_below(route, path) for path in paths)]
+        return Scope(sorted(outer), left_out | {self._trees}, self._ways, missing)
 
     def _owner_above(self, route: bytes) -> bytes:
         """Return the route that the directory above a route's prefix belongs to."""
@@ -129,8 +144,11 @@ def _relative(path: str) -> bytes:
     return os.fsencode(path).strip(b"/")
 
 
+def _above(path: bytes) -> Iterator[bytes]:
+    """The directories above a path, without the root."""
+    while path := split(path)[0]:
+        yield path
+
+
 def _prefix(route: bytes) -> str:
     return f"/{os.fsdecode(route)}/" if route else "/"
-
-
-__all__ = ["RefError", "States", "in_a_line", "snapshots_directory", "states_of"]

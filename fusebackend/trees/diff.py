@@ -90,6 +90,7 @@ def differences(
     paths: Iterable[bytes] = (b"",),
     *,
     left_out: Collection[bytes] = (),
+    ways: Collection[bytes] = (),
     older_ns: int | None = None,
 ) -> Differences:
     """Compare two trees.
@@ -97,13 +98,14 @@ def differences(
     Args:
         paths: the paths that are compared, with all below them.
         left_out: paths that are not compared, such as the trees directory in a mount's root.
+        ways: directories on the way to routes, whose own attributes are not compared: some are synthesised.
         older_ns: when the older one of two trees of one mount was taken. Without it every file is read.
 
     Raises:
         FileNotFoundError: a path is in neither tree.
         PermissionError: a directory on the way to a path can't be entered. Errors below it become `skipped`.
     """
-    walk = _Walk(before, after, frozenset(left_out), trusted(older_ns))
+    walk = _Walk(before, after, frozenset(left_out), frozenset(ways), trusted(older_ns))
     for path in sorted(set(paths)):
         walk.compare(path)
     result = walk.result
@@ -122,9 +124,12 @@ def trusted(older_ns: int | None) -> int:
 class _Walk:
     """One comparison, directory by directory."""
 
-    def __init__(self, before: Tree, after: Tree, left_out: frozenset[bytes], trusted_ns: int) -> None:
+    def __init__(
+        self, before: Tree, after: Tree, left_out: frozenset[bytes], ways: frozenset[bytes], trusted_ns: int
+    ) -> None:
         self.result = Differences(before, after)
         self._left_out = left_out
+        self._ways = ways
         self._trusted_ns = trusted_ns
         self._devices = (before.device, after.device)
 
@@ -156,7 +161,9 @@ class _Walk:
     ) -> list[tuple[bytes, os.stat_result | None, os.stat_result | None]]:
         """Compare a path, and return the names below it that are to be compared next."""
         found = self.result.found
-        if before is None or after is None or stat.S_IFMT(before.st_mode) != stat.S_IFMT(after.st_mode):
+        if path in self._ways:
+            pass  # its names alone
+        elif before is None or after is None or stat.S_IFMT(before.st_mode) != stat.S_IFMT(after.st_mode):
             change: Change = "created" if before is None else "deleted" if after is None else "retyped"
             found.append(Difference(change, path, before, after))
         else:

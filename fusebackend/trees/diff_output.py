@@ -333,10 +333,10 @@ def stat_rows(result: Differences) -> Iterator[Row]:
     for each in listed(result):
         name = f"{quoted(each.old_path)} => {_shown(each)}" if each.old_path is not None else _shown(each)
         entries = [entry for entry in (each.before, each.after) if entry is not None]
-        if any(not (stat.S_ISREG(entry.st_mode) or stat.S_ISLNK(entry.st_mode)) for entry in entries):
-            yield Row(name, None, " -> ".join(type_of(entry) for entry in entries))
-        elif each.change == "modified" and "bytes" not in each.fields:
+        if each.change == "modified" and "bytes" not in each.fields:
             yield Row(name, None, ", ".join(each.fields))
+        elif any(not (stat.S_ISREG(entry.st_mode) or stat.S_ISLNK(entry.st_mode)) for entry in entries):
+            yield Row(name, None, " -> ".join(type_of(entry) for entry in entries))
         else:
             try:
                 yield _counted(result, each, name)

@@ -112,13 +112,13 @@ class Refs:
 
     def _moment(self, text: str) -> datetime | None:
         """Return the time that a text names, or None if it names none."""
-        if found := _AGO.fullmatch(text):
+        if found := _AGO.fullmatch(text.lower()):
             try:
                 return self._now - timedelta(**{_UNITS[found[2]]: int(found[1])})
             except OverflowError:
                 return LONG_AGO
-        if text in ("yesterday", "today"):
-            return self._end_of((self._now - timedelta(days=int(text == "yesterday"))).date())
+        if text.lower() in ("yesterday", "today"):
+            return self._end_of((self._now - timedelta(days=int(text.lower() == "yesterday"))).date())
         try:
             if _CLOCK.fullmatch(text):
                 clock, today = time.fromisoformat(text.zfill(len(text) + (text[1] == ":"))), self._now.date()

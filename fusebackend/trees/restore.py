@@ -125,7 +125,7 @@ class Restore:
     Args:
         source, target: the trees, from `trees`.
         left_out: paths that are neither read nor changed, such as routes that the source has no state of.
-        older_ns: as of `differences`.
+        ways, older_ns: as of `differences`.
 
     Attributes:
         going: the regular files that are replaced or removed, with a path of each.
@@ -133,12 +133,18 @@ class Restore:
     """
 
     def __init__(
-        self, source: Tree, target: Tree, *, left_out: Collection[bytes] = (), older_ns: int | None = None
+        self,
+        source: Tree,
+        target: Tree,
+        *,
+        left_out: Collection[bytes] = (),
+        ways: Collection[bytes] = (),
+        older_ns: int | None = None,
     ) -> None:
         self.going: dict[FileId, bytes] = {}
         self.skipped: list[tuple[bytes, str]] = []
         self._source, self._target = source, target
-        self._left_out = frozenset(left_out)
+        self._left_out, self._ways = frozenset(left_out), frozenset(ways)
         self._trusted_ns = trusted(older_ns)
         self._is_root = os.geteuid() == 0
         self._leaves: list[_Leaf] = []
@@ -237,6 +243,8 @@ class Restore:
 
     def _make(self, pair: _Pair) -> None:
         """Plan for a directory itself."""
+        if pair.final in self._ways and pair.there is not None:
+            return
         if pair.there is None:
             self._build.append(_Step("mkdir", pair.final, pair.place, "create"))
         needed = pair.there is None or not self._is_same(pair, pair.there)
@@ -252,7 +260,7 @@ class Restore:
         self._leftovers(pair.final, [name for name in theirs if _is_temporary(name)])
         for name in sorted(theirs.keys() - ours.keys()):
             path = join(pair.final, name)
-            if not _is_temporary(name) and self._may_go(path, theirs[name]):
+            if not _is_temporary(name) and path not in self._ways and self._may_go(path, theirs[name]):
                 self._removals.append(_Step("remove", path, path, "remove"))
         return [
             _Pair(join(pair.source, name), join(pair.final, name), join(pair.place, name), ours[name], theirs.get(name))
