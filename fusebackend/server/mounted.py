@@ -39,6 +39,7 @@ from fusebackend.protocol import (
 )
 from fusebackend.protocol.records import FILE_TYPES
 from fusebackend.server.trees import TreesFace
+from fusebackend.trees.automatic import AutomaticSnapshots
 from fusebackend.trees.snapshots import Snapshots
 from fusebackend.vfs.watch.async_watch import AsyncWatch, ThreadedWatch
 from fusebackend.volumes.walk import resolve
@@ -69,6 +70,7 @@ class MountedBackend(ServedMount):
         shell: runs the commands of the mount.
         status: gives what `fusebackend status --json` shows of the mount.
         snapshots: of the mount; None if it keeps none.
+        automatic: takes snapshots before calls that may change something; None if nothing does.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class MountedBackend(ServedMount):
         shell: Executor,
         status: Callable[[], dict[str, Any]],
         snapshots: Snapshots | None = None,
+        automatic: AutomaticSnapshots | None = None,
     ) -> None:
         self.backend = backend
         self.filesystem = filesystem
@@ -86,12 +89,19 @@ class MountedBackend(ServedMount):
         self.shell = shell
         self._status = status
         self._snapshots = snapshots
+        self._automatic = automatic
         self._for = TreesFace(backend, filesystem).of
 
     def _where(self) -> str:
         return f"{self.backend!r} on {self.mountpoint!r}"
 
     # -- the agent face ----------------------------------------------------------------------------------------
+
+    def _to_change(self, *named: str) -> CompositeBackend:
+        """The backend for a call that may change what is at these paths."""
+        if self._automatic is not None:
+            self._automatic.before_call()
+        return self._for(*named)
 
     def ls(self, path: str) -> LsResult:
         return self._for(path).ls(path)
@@ -100,10 +110,10 @@ class MountedBackend(ServedMount):
         return self._for(file_path).read(file_path, offset, limit)
 
     def write(self, file_path: str, content: str) -> WriteResult:
-        return self._for(file_path).write(file_path, content)
+        return self._to_change(file_path).write(file_path, content)
 
     def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
-        return self._for(file_path).edit(file_path, old_string, new_string, replace_all)
+        return self._to_change(file_path).edit(file_path, old_string, new_string, replace_all)
 
     def grep(
         self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
@@ -114,20 +124,20 @@ class MountedBackend(ServedMount):
         return self._for(path, pattern).glob(pattern, path)
 
     def delete(self, file_path: str) -> DeleteResult:
-        return self._for(file_path).delete(file_path)
+        return self._to_change(file_path).delete(file_path)
 
     def move(self, source: str, destination: str) -> MoveResult:
-        return self._for(source, destination).move(source, destination)
+        return self._to_change(source, destination).move(source, destination)
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        return self._for(*(path for path, _ in files)).upload_files(files)
+        return self._to_change(*(path for path, _ in files)).upload_files(files)
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
         return self._for(*paths).download_files(paths)
 
     def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
         """`upload_files` of one file, from an open file; see `CompositeBackend.upload_from`."""
-        return self._for(path).upload_from(path, file)
+        return self._to_change(path).upload_from(path, file)
 
     def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
         """`download_files` of one file into another, see `CompositeBackend.download_to`."""
@@ -145,6 +155,8 @@ class MountedBackend(ServedMount):
         return self.run(command, timeout=timeout)
 
     def run_command(self, command: Command) -> ExecuteResponse:
+        if self._automatic is not None:
+            self._automatic.before_call()
         return self.shell.execute(command)
 
     # -- the mount ---------------------------------------------------------------------------------------------

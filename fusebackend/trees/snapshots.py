@@ -23,6 +23,9 @@ from fusebackend.protocol import NAME_MAX_BYTES, Snapshot, SnapshotInfo, Snapsho
 
 log = logging.getLogger(__name__)
 
+AUTOMATIC = "@"
+"""The names of those that a mount takes by itself begin with it."""
+
 _GIVEN_NAME = "%Y%m%dT%H%M%SZ"
 _GIVEN = re.compile(r"\d{8}T\d{6}Z(-\d+)?")
 """Names that are given by default: the time in UTC, and a number for a second one of that time."""
@@ -56,6 +59,8 @@ def _why_no_name(name: str) -> str | None:
         return f"has {size} bytes, and at most {NAME_MAX_BYTES} fit"
     if name.startswith("-"):
         return "begins with '-', as an option does"
+    if name.startswith(AUTOMATIC):
+        return f"begins with '{AUTOMATIC}', as those that the mount takes by itself do"
     if ".." in name:
         return "holds '..', as a range does"
     if name == "main":
@@ -135,6 +140,10 @@ class Snapshots:
         """
         if name is not None:
             check_name(name)
+        return self.take(name)
+
+    def take(self, name: str | None) -> SnapshotInfo:
+        """Do what `create` does, for a name that need not be checked."""
         with self._guard:
             if name is None:
                 name = self._given_name()

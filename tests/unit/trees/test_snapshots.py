@@ -49,8 +49,24 @@ class Failing(InMemoryVolume):
 
 @pytest.mark.parametrize(
     "name",
-    ["a", "before upgrade", ".hidden", "a.b", "x" * 255, "é", "\udcff", "c", "c42x", "cx42", "main2", "10", "10min"]
-    + ["v1.2:3", "20261123T061530Z", "20261123T061530Z-2", "line\nbreak", "\x1b[31m", "a-", "2026", "yesterday2"],
+    [
+        *(
+            "a",
+            "before upgrade",
+            ".hidden",
+            "a.b",
+            "x" * 255,
+            "é",
+            "\udcff",
+            "c",
+            "c42x",
+            "cx42",
+            "main2",
+            "10",
+            "10min",
+        ),
+        *("v1.2:3", "20261123T061530Z", "20261123T061530Z-2", "line\nbreak", "\x1b[31m", "a-", "2026", "yesterday2"),
+    ],
 )
 def test_good_names(name: str) -> None:
     snapshots = Snapshots({ROOT: InMemoryVolume()})
@@ -75,8 +91,10 @@ def test_good_names(name: str) -> None:
         ("c42", "means a call"),
         *(
             (time, "means a time")
-            for time in ("10m", "2h", "3d", "30s", "1w", "14:05", "9:30", "14:05:10", "yesterday", "Yesterday", "now")
-            + ("2026-11-23", "2026-11-23T06:15", "2026-11-23 06:15:30", "20261123", "20261123T0615", "2026-W47-1")
+            for time in (
+                *("10m", "2h", "3d", "30s", "1w", "14:05", "9:30", "14:05:10", "yesterday", "Yesterday", "now"),
+                *("2026-11-23", "2026-11-23T06:15", "2026-11-23 06:15:30", "20261123", "20261123T0615", "2026-W47-1"),
+            )
         ),
     ],
 )
