@@ -27,7 +27,7 @@ from typing import Final, Literal, NamedTuple
 from fusebackend.backends.directory.dirfd import PATH_FLAGS, Descriptor, open_names, rename
 from fusebackend.base.errors import oserror
 from fusebackend.linux.open_files import FileId
-from fusebackend.protocol import RENAME_EXCHANGE
+from fusebackend.protocol import BLOCK_BYTES, RENAME_EXCHANGE
 from fusebackend.trees.diff import FOREIGN, fields, trusted
 from fusebackend.trees.tree import COPY_BYTES, Tree, data_ranges, is_below, join, split, xattr_names
 
@@ -40,6 +40,9 @@ BATCH_BYTES: Final = 64 << 20
 took 40 s with one flush each."""
 
 NEW_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+HOLE_BYTES: Final = 64 << 10
+"""Zeros of a file with holes are looked for in blocks of this size."""
 
 _USER_XATTRS = ("user.", "system.posix_acl_")
 _NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
@@ -407,7 +410,7 @@ class _Work:
             self._batch.append((leaf, made))
             self._batch_bytes += leaf.entry.st_size
             with self._source.reading(leaf.source) as source:
-                _copy(source, made.fd, leaf.entry.st_size)
+                _copy(source, made.fd, leaf.entry)
         else:
             if stat.S_ISLNK(leaf.entry.st_mode):
                 os.symlink(self._source.target(leaf.source), beside, dir_fd=directory.fd)
@@ -552,15 +555,28 @@ def _error(number: int, tree: Tree, path: bytes) -> OSError:
     return OSError(number, os.strerror(number), os.path.join(tree.path, _text(path)))
 
 
-def _copy(source: int, target: int, size: int) -> None:
-    """Copy the data of an open file, without its holes."""
-    os.ftruncate(target, size)
-    for start, end in data_ranges(source, size):
+def _copy(source: int, target: int, entry: os.stat_result) -> None:
+    """Copy the data of an open file, without its holes.
+
+    A FUSE mount of ours doesn't tell where the holes are (its FUSE_LSEEK is not served), so blocks of zeros are left
+    out of a file that has holes.
+    """
+    os.ftruncate(target, entry.st_size)
+    block_bytes = HOLE_BYTES if entry.st_blocks * BLOCK_BYTES < entry.st_size else COPY_BYTES
+    for start, end in data_ranges(source, entry.st_size):
         while start < end and (piece := os.pread(source, min(COPY_BYTES, end - start), start)):
-            view = memoryview(piece)
-            while view:
-                written = os.pwrite(target, view, start)
-                start, view = start + written, view[written:]
+            for at in range(0, len(piece), block_bytes):
+                block = piece[at : at + block_bytes]
+                if block_bytes == COPY_BYTES or block.strip(b"\0"):
+                    _write(target, block, start + at)
+            start += len(piece)
+
+
+def _write(target: int, data: bytes, offset: int) -> None:
+    left = memoryview(data)
+    while left:
+        written = os.pwrite(target, left, offset)
+        offset, left = offset + written, left[written:]
 
 
 def _sync(directory: Descriptor) -> None:
