@@ -269,7 +269,11 @@ def side(tree: Tree, path: bytes, entry: os.stat_result | None) -> Side | None:
 
 
 def _xattrs(tree: Tree, path: bytes) -> dict[str, bytes]:
-    return {quoted(os.fsencode(name)): value for name, value in tree.xattrs(path).items()}
+    """The extended attributes of a path, by their quoted names; none if it is gone by now."""
+    try:
+        return {quoted(os.fsencode(name)): value for name, value in tree.xattrs(path).items()}
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
 
 
 def _is_special(entry: os.stat_result | None) -> bool:

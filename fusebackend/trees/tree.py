@@ -162,7 +162,6 @@ def _naming(tree: Tree, path: bytes) -> Iterator[None]:
         yield
     except OSError as error:
         error.filename = os.path.join(tree.path, os.fsdecode(path))
-        error.filename2 = None
         raise
 
 

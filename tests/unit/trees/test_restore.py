@@ -406,3 +406,37 @@ def test_as_a_user_who_is_not_root(tmp_path: Path) -> None:
     assert stat.S_IMODE((target / "locked").stat().st_mode) == 0o555
     assert stat.S_IMODE((target / "set").stat().st_mode) == 0o755
     assert stat.S_IMODE((target / "own").stat().st_mode) == 0o4755
+
+
+def test_holes_where_the_file_system_does_not_tell_them(
+    sides: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = sides
+    with (source / "f").open("wb") as file:
+        file.truncate(5_000_001)
+        file.seek(3_000_000)
+        file.write(b"data")
+    seek = os.lseek
+
+    def unknowing(fd: int, offset: int, whence: int) -> int:
+        if whence in (os.SEEK_DATA, os.SEEK_HOLE):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return seek(fd, offset, whence)
+
+    monkeypatch.setattr(os, "lseek", unknowing)
+    restored(source, target)
+    assert (target / "f").stat().st_blocks * 512 < 200_000
+    assert snapshot(target) == snapshot(source)
+
+
+def test_ways_keep_their_attributes(sides: tuple[Path, Path]) -> None:
+    source, target = sides
+    make(source, {b"way": {b"f": File(b"1")}}, 1_000)
+    make(target, {b"way": {b"f": File(b"2")}, b"another": {}}, 2_000)
+    (source / "way").chmod(0o555)
+    restore = plan(source, target, ways=(b"way", b"another"))
+    assert Action("attributes", b"way") not in restore.actions
+    restore.run()
+    assert stat.S_IMODE((target / "way").stat().st_mode) == 0o755
+    assert (target / "way/f").read_bytes() == b"1"
+    assert (target / "another").is_dir()
