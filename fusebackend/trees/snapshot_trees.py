@@ -305,7 +305,7 @@ class SnapshotTrees(NativeVolume):
             return self._listed(after, limit)
         at = self._at(node)
         found = self._page(at, after, limit)
-        # A page that is not full ends a listing that the kernel keeps (`coherence/cached_readdir.py`).
+        # A page that is not full ends a listing that the kernel keeps (`vfs/coherence/cached_readdir.py`).
         while at.place is not None and 0 < len(found) < limit:
             more = self._page(at, found[-1][0], limit - len(found))
             if not more:
