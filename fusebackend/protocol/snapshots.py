@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from fusebackend.protocol.volume import Volume
@@ -28,6 +28,10 @@ class SnapshotVolume(Volume):
     Taking one costs the same for ten files and for a million: no bytes are copied. What is in it is what a reader
     through either face would have found at that moment, with all attributes, extended attributes, links and holes.
     """
+
+    may_go: Callable[[str], bool] | None = None
+    """Called with the name of a snapshot, says that the volume may delete it rather than answer ENOSPC. The oldest goes
+    first. Called with the volume's lock held."""
 
     @property
     @abc.abstractmethod

@@ -2,8 +2,10 @@
 
 Whatever was there for `EVERY_S` seconds is in one of them, whoever deletes or overwrites it, with whatever program. A
 snapshot is taken before a call of an agent that may change something, and every `EVERY_S` while there are changes; none
-while there are none. Their names are times in UTC, `@20261123T061530.123Z`; no other snapshot's name begins with `@`.
-Snapshots with other names are never deleted here.
+while there are none. Before a volume answers ENOSPC it deletes the oldest of them (`SnapshotVolume.may_go`).
+
+Their names are times in UTC, `@20261123T061530.123Z`; no other snapshot's name begins with `@`. Snapshots with other
+names are never deleted here.
 """
 
 from __future__ import annotations
@@ -77,6 +79,10 @@ def expired(taken: Sequence[tuple[str, int]], now_ns: int) -> list[str]:
     return gone
 
 
+def _is_automatic(name: str) -> bool:
+    return time_of(name) is not None
+
+
 class AutomaticSnapshots:
     """See the module's docstring. `start` begins it, in a thread of its own; `stop` ends it.
 
@@ -101,9 +107,13 @@ class AutomaticSnapshots:
         self._thread = threading.Thread(target=self._run, name="fusebackend-snapshots", daemon=True)
 
     def start(self) -> None:
+        for volume in self._volumes():
+            volume.may_go = _is_automatic
         self._thread.start()
 
     def stop(self) -> None:
+        for volume in self._volumes():
+            volume.may_go = None
         self._ending.set()
         if self._thread.ident is not None:
             self._thread.join()

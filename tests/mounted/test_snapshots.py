@@ -19,6 +19,7 @@ from typing import Any
 
 import mounts
 import pytest
+from eventually import eventually
 from mounts import Mounted, Serve
 from profiles import amount
 
@@ -30,8 +31,11 @@ pytestmark = pytest.mark.mounted
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 60
-KINDS = ["memory:"]
+KINDS = ["memory:", "sqlite:{tmp}/volume.db"]
 """URLs of volumes that keep snapshots; `{tmp}` is a directory."""
+
+MANUAL = ["snapshots=manual"]
+"""So that no other snapshots than those of a test are there."""
 
 ROUNDS = amount("FUSEBACKEND_SNAPSHOT_ROUNDS", dev=3, ci=12, soak=100)
 
@@ -57,7 +61,7 @@ def kind(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def mounted(serve: Serve, kind: str) -> Mounted:
-    return serve(kind, routes={"/notes": "memory:"})
+    return serve(kind, routes={"/notes": "memory:"}, options=MANUAL)
 
 
 def sh(script: str, cwd: Path) -> str:
@@ -314,7 +318,7 @@ def test_it_is_not_in_the_way(mounted: Mounted) -> None:
 
 @pytest.mark.parametrize("shown", ["visible", "off"])
 def test_options_of_the_trees_directory_hold_for_it(serve: Serve, kind: str, shown: str) -> None:
-    mounted = serve(kind, options=[f"trees={shown}"])
+    mounted = serve(kind, options=[f"trees={shown}", *MANUAL])
     with fusebackend.connect(mounted.path) as client:
         (route,) = client.status()["routes"]
         if shown == "off":
@@ -507,3 +511,48 @@ def test_readers_while_snapshots_come_and_go(mounted: Mounted) -> None:
             reader.join()
     assert not wrong, wrong[:5]
     assert table.probe(str(path)).state == "alive"
+
+
+# -- automatic ones ------------------------------------------------------------------------------------------------
+
+
+def automatic(mounted: Mounted) -> list[Path]:
+    return sorted(kept(mounted).glob("@*"))
+
+
+def test_a_mount_takes_one_before_a_call_of_an_agent(serve: Serve, kind: str) -> None:
+    mounted = serve(kind)
+    (mounted.path / "precious").write_text("all of it\n")
+    with fusebackend.connect(mounted.path) as client:
+        client.execute("rm precious")
+        (before,) = automatic(mounted)
+        client.edit("/precious", "all", "none")
+    assert not (mounted.path / "precious").exists()
+    assert (before / "precious").read_text() == "all of it\n"
+    assert automatic(mounted) == [before], "no second one so soon"
+
+
+def test_a_mount_takes_one_while_programs_change_files(serve: Serve, kind: str) -> None:
+    mounted = serve(kind)
+    (mounted.path / "precious").write_text("all of it\n")
+    eventually(lambda: automatic(mounted), LIMIT_S)
+    (mounted.path / "precious").unlink()
+    assert (automatic(mounted)[-1] / "precious").read_text() == "all of it\n"
+
+
+@pytest.mark.parametrize("option", ["snapshots=manual", "ro"])
+def test_none_is_taken_where_none_is_wanted(serve: Serve, kind: str, option: str) -> None:
+    mounted = serve(kind, options=[option])
+    with fusebackend.connect(mounted.path) as client:
+        client.write("/file", "1")
+        client.execute("true")
+        assert client.snapshots() == []
+
+
+def test_a_mount_of_python_takes_none_by_itself(tmp_path: Path) -> None:
+    mounts.require()
+    (tmp_path / "mnt").mkdir()
+    for given, taken in ((None, 0), ("auto", 1)):
+        with fusebackend.mount(InMemoryBackend(), tmp_path / "mnt", snapshots=given) as files:
+            files.write("/file", "1")
+            assert len(files.snapshots()) == taken

@@ -113,13 +113,19 @@ class SqliteVolume(StoredTree, SnapshotVolume):
         if self._dirty.bytes + size <= self._room_bytes:
             return
         self.write_back()
+        self._measure_all_room()
+        while size > self._room_bytes and self._give_up_snapshot():
+            self._measure_all_room()
+        if size > self._room_bytes:
+            raise oserror(errno.ENOSPC)
+
+    def _measure_all_room(self) -> None:
+        """With an empty WAL and an empty dirty buffer."""
         self._checkpoint("TRUNCATE")
         free_pages = self._scalar("PRAGMA freelist_count") * schema.PAGE_BYTES
         # Free pages take data that only the WAL needs room for, and only until the next of these checkpoints.
         passing = self._spare(os.fstatvfs(self._claim.fd), RESERVE_BYTES // 2)
         self._room_bytes = max(self._room(), min(free_pages, passing) * 4 // 5)
-        if size > self._room_bytes:
-            raise oserror(errno.ENOSPC)
 
     def _room(self) -> int:
         """Bytes of data the disk can take: each is written twice, to the WAL and to the file, in pages a fifth empty.
@@ -282,6 +288,19 @@ class SqliteVolume(StoredTree, SnapshotVolume):
     def snapshot(self, name: str) -> Volume:
         with self.lock:
             return self._snapshots.view(name)
+
+    def _give_up_snapshot(self) -> bool:
+        """Delete the oldest snapshot that may go, and free at once what it alone needs. False if there is none."""
+        name = next((each.name for each in self._snapshots if self.may_go is not None and self.may_go(each.name)), None)
+        if name is None:
+            return False
+        log.warning("the disk under %s is full: snapshot '%s' goes", self.path, name)
+        with sqlite_errors():
+            self._snapshots.delete(name)
+            pruner = Pruner()
+            while pruner.work(self._db) is not None:
+                pass
+        return True
 
 
 class SqliteBackend(VolumeBackend):

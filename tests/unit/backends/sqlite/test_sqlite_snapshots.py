@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import hypothesis
 import pytest
@@ -17,6 +18,7 @@ from older_files import as_version_2
 from profiles import examples
 from sqlite_machine import SqliteMachine
 
+from fusebackend.backends.sqlite import backend as sqlite
 from fusebackend.backends.sqlite import old_rows
 from fusebackend.backends.sqlite.backend import SqliteBackend, SqliteVolume
 from fusebackend.backends.sqlite.check import check
@@ -35,6 +37,9 @@ def prune(path: Path) -> None:
     while pruner.work(db) is not None:
         pass
     db.close()
+
+
+DISK_BYTES = 40_000_000
 
 
 def rows(path: Path) -> dict[str, int]:
@@ -142,6 +147,50 @@ def _fail_after(write: Any) -> Any:
             connection.execute("DROP TRIGGER failing")
 
     return failing
+
+
+@pytest.mark.parametrize("may_go", [True, False])
+def test_snapshots_that_may_go_do_so_before_a_disk_is_full(
+    volume: SqliteVolume, monkeypatch: pytest.MonkeyPatch, may_go: bool
+) -> None:
+    """A disk of 40 MB: whatever the file takes, its WAL included, is missing."""
+
+    def disk(_: int) -> Disk:
+        files = [volume.path, f"{volume.path}-wal"]
+        taken = sum(os.path.getsize(file) for file in files)
+        return Disk(f_bavail=max(0, DISK_BYTES - taken), f_frsize=1)
+
+    monkeypatch.setattr(sqlite.os, "fstatvfs", disk)
+    monkeypatch.setattr(sqlite, "FULL_RETRY_S", 0)
+    if may_go:
+        volume.may_go = lambda name: name.startswith("@")
+    node = put(volume, b"file", b"")
+    volume.open(node, os.O_RDWR)
+    volume.take_snapshot("mine")
+    written = 0
+    with contextlib.suppress(OSError):
+        for number in range(20):
+            volume.write(node, 0, bytes([number]) * 2_000_000)
+            volume.sync()
+            written += 1
+            volume.take_snapshot(f"@{number}")
+    volume.release(node, os.O_RDWR)
+    names = [taken.name for taken in volume.snapshots()]
+    if may_go:
+        left = names[1:]
+        assert written == 20 and names[0] == "mine"
+        assert 1 < len(left) < 20 and left == [f"@{number}" for number in range(20 - len(left), 20)], "the oldest went"
+    else:
+        assert written < 20 and len(names) == written + 1
+    monkeypatch.undo()
+    assert check(volume.path) == []
+
+
+class Disk(NamedTuple):
+    """What is read of `os.statvfs_result`."""
+
+    f_bavail: int
+    f_frsize: int
 
 
 def _is_past(time_ns: int) -> bool:
