@@ -63,7 +63,7 @@ STATE = f"{sys.executable} {ROOT}/tests/support/readme_state.py"
 DEMO = f"{sys.executable} {ROOT}/examples/demo.py /mnt/agent demo"
 
 BEFORE = {
-    "cd /mnt/agent\n": [PROJECT, f"ln -s {ROOT} fusebackend", AGENT],
+    "cd /mnt/agent\n": [PROJECT, f"ln -s {ROOT} fusebackend", AGENT, MEMORIES],
     "import fusebackend\n": [AGENT],
     "import threading": [AGENT, MEMORIES],
     "fusebackend exec": [AGENT, MEMORIES],
@@ -72,7 +72,7 @@ BEFORE = {
     "cd /mnt/agent/threads": [DEMO],
     "fusebackend mount /mnt/agent  ": ["mkdir /srv/project", "grep -v postgres: agent.toml.all > agent.toml"],
     "cat /mnt/agent/.fusebackend": [AGENT],
-    "fusebackend snapshot create": [AGENT, MEMORIES],
+    "fusebackend snapshot create": [AGENT, MEMORIES, "echo plan > /mnt/agent/plan.md"],
     "from fusebackend import connect": [AGENT],
     "date |": [PROJECT, AGENT, MEMORIES],
 }
@@ -87,7 +87,7 @@ SAYS = {
     "import threading": ["created /memories/new.md mount"],
     "from deepagents": [],
     "import os\nimport fusebackend\n\n\nclass Notes": ["['copy.md'] monday: done"],
-    "from fusebackend import connect": ["Error: File '/.fusebackend/snapshots/before/report.txt' not found"],
+    "from fusebackend import connect": ["File '/.fusebackend/snapshots/before/report.txt' not found"],
     "import pytest": [],
     "import errno": ["world", " [{'path': '/hello', 'line': 1, 'text': 'world'}]"],
 }  # fmt: skip
