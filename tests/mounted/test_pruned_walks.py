@@ -69,6 +69,7 @@ def has_the_notice() -> bool:
     return tuple(int(part) for part in os.uname().release.split(".")[:2]) >= (6, 18)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("off", ["", "init_flags"], ids=["of inodes", "of names"])
 def test_a_walk_beyond_the_limit(tmp_path: Path, off: str) -> None:
     """`init_flags` tells the version of the kernel: without it names are dropped, as on kernels before 6.18."""
@@ -80,7 +81,7 @@ def test_a_walk_beyond_the_limit(tmp_path: Path, off: str) -> None:
     def found(most: int) -> dict[str, Any]:
         command = [sys.executable, "-W", "error", "-c", SERVER, str(point), f"{tmp_path}/threads.db", str(most)]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "FUSEBACKEND_OFF": off}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
         assert done.returncode == 0, done.stderr
         assert done.stderr == ""
         assert table.mount_at(str(point)) is None
