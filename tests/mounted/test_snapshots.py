@@ -327,8 +327,12 @@ def test_options_of_the_trees_directory_hold_for_it(serve: Serve, kind: str, sho
             assert refused.value.errno == errno.ENOTSUP and client.snapshots() == [] and route["undo"] == "none"
             assert not kept(mounted).exists()
         else:
+            (mounted.path / "file").write_text("needle")
             client.create_snapshot("one")
-            assert sh("find . -name one", mounted.path) == "./.fusebackend/snapshots/one\n"
+            assert sh("find . -name 'file' -o -name snapshots", mounted.path) == "./file\n"
+            assert kept(mounted, "one/file").read_text() == "needle"
+            assert [match["path"] for match in client.grep("needle").matches or ()] == ["/file"]
+            assert len(client.grep("needle", "/.fusebackend").matches or ()) == 1
             assert route["undo"] == "snapshots"
 
 
