@@ -359,6 +359,7 @@ class _Work:
         self._batch_bytes = 0
         self._exchanged: list[bytes] = []
         self._unsynced: set[bytes] = set()
+        self._default_acls: dict[bytes, bool] = {}
 
     def do(self, step: _Step) -> None:
         if step.kind == "put" and step.leaf is not None:
@@ -406,7 +407,9 @@ class _Work:
         directory, name = self._writable(leaf.place)
         beside = temporary(name)
         if stat.S_ISREG(leaf.entry.st_mode):
-            made = Descriptor(os.open(beside, NEW_FLAGS, 0o600, dir_fd=directory.fd))
+            is_ours = (leaf.entry.st_uid, leaf.entry.st_gid) == (os.geteuid(), os.getegid())
+            mode = stat.S_IMODE(leaf.entry.st_mode) & 0o777 | 0o600 if is_ours else 0o600
+            made = Descriptor(os.open(beside, NEW_FLAGS, mode, dir_fd=directory.fd))
             self._batch.append((leaf, made))
             self._batch_bytes += leaf.entry.st_size
             with self._source.reading(leaf.source) as source:
@@ -420,7 +423,7 @@ class _Work:
             self._batch.append((leaf, made))
             if stat.S_IFMT(os.fstat(made.fd).st_mode) != stat.S_IFMT(leaf.entry.st_mode):
                 raise oserror(errno.ESTALE)  # another process has put something else there
-        self._give(made, leaf.source, leaf.entry)
+        self._give(made, leaf.source, leaf.entry, is_bare=not self._inherits(split(leaf.place)[0]))
         if len(self._batch) >= BATCH_FILES or self._batch_bytes >= BATCH_BYTES:
             self._rename_batch()
 
@@ -486,26 +489,35 @@ class _Work:
 
     # -- the rest ------------------------------------------------------------------------------------------------
 
-    def _give(self, opened: Descriptor, source: bytes, entry: os.stat_result) -> None:
-        """Give an open file the attributes of a path of the source.
+    def _give(self, opened: Descriptor, source: bytes, entry: os.stat_result, *, is_bare: bool = False) -> None:
+        """Give an open file the attributes of a path of the source; no request for those that it has.
 
         In this order: chown(2) takes set-ID bits and capabilities away, and xattrs can be set while the file may be
-        written. Times are last. A file that is now another user's gets no set-ID bits.
+        written. Times are last. A file that is now another user's gets no set-ID bits. `is_bare`: it has no xattrs.
         """
         place = opened.path
-        if self._is_root:
-            os.chown(place, entry.st_uid, entry.st_gid)
+        given = os.fstat(opened.fd)
+        owner, wanted_owner = (given.st_uid, given.st_gid), (entry.st_uid, entry.st_gid)
+        if self._is_root and owner != wanted_owner:
+            os.chown(place, *wanted_owner)
+            owner = wanted_owner
         wanted = self._source.xattrs(source)
-        for name in xattr_names(os.fsencode(place), self._target.xattr_prefixes, follow=True):
-            if name not in wanted:
-                os.removexattr(place, name)
+        if not is_bare:
+            for name in xattr_names(os.fsencode(place), self._target.xattr_prefixes, follow=True):
+                if name not in wanted:
+                    os.removexattr(place, name)
         for name, value in wanted.items():
             os.setxattr(place, name, value)
-        if not stat.S_ISLNK(entry.st_mode):
-            given = os.stat(place)
-            is_its_owners = (given.st_uid, given.st_gid) == (entry.st_uid, entry.st_gid)
-            os.chmod(place, stat.S_IMODE(entry.st_mode) & (0o7777 if is_its_owners else 0o1777))
+        mode = stat.S_IMODE(entry.st_mode) & (0o7777 if owner == wanted_owner else 0o1777)
+        if not stat.S_ISLNK(entry.st_mode) and (wanted or stat.S_IMODE(os.fstat(opened.fd).st_mode) != mode):
+            os.chmod(place, mode)
         os.utime(place, ns=(entry.st_atime_ns, entry.st_mtime_ns))
+
+    def _inherits(self, path: bytes) -> bool:
+        """Return True for a directory whose new files get an ACL from it (acl(5), default ACLs)."""
+        if path not in self._default_acls:
+            self._default_acls[path] = "system.posix_acl_default" in self._target.xattrs(path)
+        return self._default_acls[path]
 
     def _remove(self, path: bytes) -> None:
         """Remove a path with all below it; nothing on which another file system is mounted (EBUSY)."""
@@ -561,15 +573,18 @@ def _copy(source: int, target: int, entry: os.stat_result) -> None:
     A FUSE mount of ours doesn't tell where the holes are (its FUSE_LSEEK is not served), so blocks of zeros are left
     out of a file that has holes.
     """
-    os.ftruncate(target, entry.st_size)
-    block_bytes = HOLE_BYTES if entry.st_blocks * BLOCK_BYTES < entry.st_size else COPY_BYTES
+    has_holes = entry.st_blocks * BLOCK_BYTES < entry.st_size
+    block_bytes, size = HOLE_BYTES if has_holes else COPY_BYTES, 0
     for start, end in data_ranges(source, entry.st_size):
         while start < end and (piece := os.pread(source, min(COPY_BYTES, end - start), start)):
             for at in range(0, len(piece), block_bytes):
                 block = piece[at : at + block_bytes]
-                if block_bytes == COPY_BYTES or block.strip(b"\0"):
+                if not has_holes or block.strip(b"\0"):
                     _write(target, block, start + at)
+                    size = start + at + len(block)
             start += len(piece)
+    if size < entry.st_size:
+        os.ftruncate(target, entry.st_size)
 
 
 def _write(target: int, data: bytes, offset: int) -> None:

@@ -25,6 +25,7 @@ from pathlib import Path
 import anyio
 import mounts
 import pytest
+from eventually import eventually
 from mounts import Serve
 from services.docker import DockerEngine
 from services.s3 import Bucket
@@ -788,6 +789,25 @@ def test_a_snapshot_keeps_what_was_there(kind: str, tmp_path: Path, serve: Serve
             os.open("file", os.O_RDONLY, dir_fd=directory)
         assert stale.value.errno in (errno.ESTALE, errno.ENOENT)
         os.close(directory)
+
+
+@pytest.mark.parametrize("kind", ["sqlite:{tmp}/volume.db", "memory:"])
+def test_what_was_there_for_ten_seconds_can_be_had_back(kind: str, tmp_path: Path, serve: Serve) -> None:
+    mounted = serve(kind.format(tmp=tmp_path)).path
+    snapshots = mounted / ".fusebackend/snapshots"
+    (mounted / "work").mkdir()
+    (mounted / "work/file").write_text("precious\n")
+
+    def with_file() -> list[str]:
+        return sorted(each.parts[-3] for each in snapshots.glob("@*/work/file") if each.read_text() == "precious\n")
+
+    eventually(with_file, 60)
+    for loss in ("rm -r work", ": > work/file", "echo other > work/file", "echo x > x; mv x work/file"):
+        subprocess.run(["bash", "-euc", loss], cwd=mounted, check=True)
+        words = ["-m", "fusebackend", "restore", "work", "--from", with_file()[-1]]
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+        subprocess.run([sys.executable, *words], cwd=mounted, check=True, env=environment)
+        assert (mounted / "work/file").read_text() == "precious\n"
 
 
 def test_a_default_that_runs_commands_runs_them_itself(tmp_path: Path, serve: Serve) -> None:
