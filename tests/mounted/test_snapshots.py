@@ -313,6 +313,12 @@ def test_it_is_not_in_the_way(mounted: Mounted) -> None:
         assert client.delete("/.fusebackend/snapshots/one").error
         seen = client.execute("ls -A /.fusebackend 2>&1; true").output
         assert "No such file" in seen
+        refused = client.run("ls", cwd="/.fusebackend/snapshots/one")
+        assert refused.output == (
+            "Error: commands don't see '/.fusebackend', the mount's own directory: start the command elsewhere, and "
+            "copy there what it needs"
+        )
+        assert client.run("ls", cwd="/").output == "file\nnotes\n"
     assert sh("find . -name file", mounted.path) == "./file\n"
 
 
