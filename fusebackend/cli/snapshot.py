@@ -28,7 +28,7 @@ def snapshot() -> None:
     A snapshot is a directory, /mnt/agent/.fusebackend/snapshots/NAME, in which nothing can be changed: ls, diff and
     'cp -a' work on it. It holds every route for which 'status' says 'snapshots'.
 
-    The mount is the one that the current directory lies in, or else the only one there is, or that of --mount DIR.
+    They work on the mount of --mount DIR; else on that of the current directory; else on the only mount there is.
     """
 
 
@@ -60,13 +60,16 @@ def create(name: str | None, as_json: bool, mount: str | None) -> None:
 
 
 @snapshot.command("list")
+@click.option("--all", "with_automatic", is_flag=True, help="Also those that the mount has taken by itself.")
 @json_option("an array of {name, time_ns, routes, path}.")
 @mount_option
-def list_snapshots(as_json: bool, mount: str | None) -> None:
+def list_snapshots(with_automatic: bool, as_json: bool, mount: str | None) -> None:
     """List the snapshots, the oldest first: name, time, and the routes that are in it."""
+    from fusebackend.trees.snapshots import AUTOMATIC
+
     output, files = Output(), target.here(mount).files
     with in_a_line():
-        found = files.snapshots()
+        found = [each for each in files.snapshots() if with_automatic or not each.name.startswith(AUTOMATIC)]
         directory = snapshots_directory(files)
     if as_json:
         output.document([_as_object(each, directory) for each in found])

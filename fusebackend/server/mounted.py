@@ -276,7 +276,7 @@ class MountedBackend(ServedMount):
         if self.filesystem.tree.trees_path is None:
             why = "this mount has no directory for snapshots: mount without '-o trees=off'"
         else:
-            why = "no route of this mount keeps snapshots: 'memory:' does"
+            why = "no route of this mount keeps snapshots: 'sqlite:' and 'memory:' do"
         raise OSError(errno.ENOTSUP, why)
 
     def watch(self, path: str = "/") -> Watch:

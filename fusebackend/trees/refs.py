@@ -82,6 +82,10 @@ class Refs:
             not each or each in _PRESENT or each in self._by_name or self._moment(each) is not None for each in sides
         )
 
+    def is_present(self, text: str) -> bool:
+        """Return True for a name of the present state."""
+        return text in _PRESENT and text not in self._by_name
+
     def newest(self) -> Ref:
         """Return the newest snapshot. Raises `RefError` if there is none."""
         if not self._snapshots:
@@ -92,7 +96,7 @@ class Refs:
         """Return the state that a REF names. Raises `RefError`."""
         if text in self._by_name:
             return Ref(*self._by_name[text])
-        if text in _PRESENT:
+        if self.is_present(text):
             return MAIN_REF
         moment = self._moment(text)
         if moment is None:
