@@ -112,8 +112,9 @@ def _taken(what: str, remedy: str) -> MountError:
 class TreesFace:
     """Chooses the backend of a verb: of the mounted files, or of these and the trees directory.
 
-    A composite of both costs another look for each path, so only calls that name the directory pay it, or every call
-    where listings show it.
+    A composite of both costs another look for each path, so only calls that name the directory pay it. Where listings
+    show it, the others have its files, but not the volumes in it: a search from the root would find all files again
+    in every snapshot.
 
     Args:
         backend: the mounted files.
@@ -125,12 +126,12 @@ class TreesFace:
         self._plain = self._both = backend
         self._name: str | None = None
         if tree.trees_path is not None:
-            own = {tree.trees_path: tree.files, **tree.beside}
-            faces = {str(path): VolumeBackend(volume) for path, volume in own.items()}
-            self._both = CompositeBackend(backend, faces)
+            files = {str(tree.trees_path): VolumeBackend(tree.files)}
+            beside = {str(path): VolumeBackend(volume) for path, volume in tree.beside.items()}
+            self._both = CompositeBackend(backend, {**files, **beside})
             self._name = to_text(tree.servers.name)
             if tree.servers.is_listed:
-                self._plain = self._both
+                self._plain = CompositeBackend(backend, files)
 
     def of(self, *named: str | None) -> CompositeBackend:
         """Return the backend for a call with these paths."""

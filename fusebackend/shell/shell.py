@@ -71,6 +71,7 @@ class Shell:
     def __init__(self, filesystem: FileSystem, mountpoint: str, options: ShellOptions) -> None:
         self.options = options
         self.mountpoint = mountpoint
+        self._trees_path = filesystem.tree.trees_path
         self._view = View.of(mountpoint, [route.prefix for route in filesystem.tree.routes])
         if options.sandbox == "bubblewrap":
             tree = filesystem.add_tree("sandbox", [os.fsencode(name) for name in self._view.names])
@@ -190,6 +191,11 @@ class Shell:
             with _made(lambda: Unconfined(job.command.text, self.mountpoint + job.cwd, env)) as launch:
                 yield launch
             return
+        if self._trees_path is not None and paths.is_below(job.cwd, self._trees_path):
+            raise SandboxError(
+                f"commands don't see '{self._trees_path}', the mount's own directory: start the command elsewhere, and "
+                "copy there what it needs"
+            )
         program = bubblewrap.find()
         user = bubblewrap.user_namespace(program)
         with self._furnishing:

@@ -117,7 +117,17 @@ class _Said:
             return False
         if stat.S_ISDIR(each.before.st_mode):
             return not _has_below(self._deleted, each.path)
-        return not self._deletes(each)
+        return not self._deletes(each) or self._is_loop(each)
+
+    def _is_loop(self, each: Difference) -> bool:
+        """Return True for a link that can't be followed, in the place of a directory.
+
+        git deletes the link, but looks for the new files behind it before that: ELOOP ends it.
+        """
+        if each.before is None or each.after is None:
+            return False
+        is_in_the_way = stat.S_ISLNK(each.before.st_mode) and stat.S_ISDIR(each.after.st_mode)
+        return is_in_the_way and not self._result.before.is_followed(each.path)
 
     def _is_blocked(self, path: bytes) -> bool:
         """Return True if a path can't be created because of something that the patch does not delete."""
@@ -248,7 +258,8 @@ class _Said:
             return f" (above {MAX_PATCHED_BYTES >> 20} MiB)"
         if git_refuses(each.path, is_link=stat.S_ISLNK(entry.st_mode)):
             return " (git takes no patch of such a name)"
-        return " (something is in its place that git does not delete)" if self._is_blocked(each.path) else ""
+        is_blocked = entry is each.after and self._is_blocked(each.path)
+        return " (something is in its place that git does not delete)" if is_blocked else ""
 
 
 def git_mode(entry: os.stat_result) -> str:

@@ -127,6 +127,15 @@ class Tree:
                 raise oserror(errno.EINVAL)
             yield opened.fd
 
+    def is_followed(self, path: bytes) -> bool:
+        """Return True for a symbolic link that leads somewhere or to nothing, False for a loop."""
+        directory, name = self.parent(path)
+        try:
+            os.stat(name, dir_fd=directory.fd)
+        except OSError as error:
+            return error.errno in (errno.ENOENT, errno.ENOTDIR)
+        return True
+
     def target(self, path: bytes) -> bytes:
         """Return the target of a symbolic link."""
         directory, name = self.parent(path)

@@ -261,6 +261,14 @@ class Junction:
         return self.underlying
 
 
+class _Unlisted(Junction):
+    """The root of a route in a directory of the server's that a lookup finds, and no listing shows."""
+
+    @property
+    def is_listed(self) -> bool:
+        return False
+
+
 class Pinned(Junction):
     """A directory of the server's: no volume of a backend has it, and neither it nor a name in it can be changed.
 
@@ -402,6 +410,9 @@ class MountTree:
     def add_route(self, name: bytes, volume: NativeVolume, deadline_s: float) -> Route:
         """Attach a volume in the trees directory, until the mount ends. Before it begins, and before other trees.
 
+        Where listings of the main tree's root show the trees directory, its own do not show the volume: `find` would
+        walk all of it.
+
         Args:
             name: of its root, in the trees directory.
             volume: reports every change to `subscribe`.
@@ -417,7 +428,8 @@ class MountTree:
         executor = RouteExecutor(blocking, deadline_s, name=f"'{prefix}/'", volume=volume)
         policy_of = partial(_policy, True, DEFAULT_TTL_S)
         route = Route(len(self.attached), prefix, volume, policy_of, executor)
-        root = Junction(inode_number(route.index, ROOT_NODE), name, self.servers, route)
+        kind = _Unlisted if self.servers.is_listed else Junction
+        root = kind(inode_number(route.index, ROOT_NODE), name, self.servers, route)
         self.attached = [*self.attached, route]
         self.beside = {**self.beside, prefix: volume}
         self.add({root.inode: root})

@@ -313,6 +313,12 @@ def test_it_is_not_in_the_way(mounted: Mounted) -> None:
         assert client.delete("/.fusebackend/snapshots/one").error
         seen = client.execute("ls -A /.fusebackend 2>&1; true").output
         assert "No such file" in seen
+        refused = client.run("ls", cwd="/.fusebackend/snapshots/one")
+        assert refused.output == (
+            "Error: commands don't see '/.fusebackend', the mount's own directory: start the command elsewhere, and "
+            "copy there what it needs"
+        )
+        assert client.run("ls", cwd="/").output == "file\nnotes\n"
     assert sh("find . -name file", mounted.path) == "./file\n"
 
 
@@ -327,8 +333,12 @@ def test_options_of_the_trees_directory_hold_for_it(serve: Serve, kind: str, sho
             assert refused.value.errno == errno.ENOTSUP and client.snapshots() == [] and route["undo"] == "none"
             assert not kept(mounted).exists()
         else:
+            (mounted.path / "file").write_text("needle")
             client.create_snapshot("one")
-            assert sh("find . -name one", mounted.path) == "./.fusebackend/snapshots/one\n"
+            assert sh("find . -name 'file' -o -name snapshots", mounted.path) == "./file\n"
+            assert kept(mounted, "one/file").read_text() == "needle"
+            assert [match["path"] for match in client.grep("needle").matches or ()] == ["/file"]
+            assert len(client.grep("needle", "/.fusebackend").matches or ()) == 1
             assert route["undo"] == "snapshots"
 
 

@@ -116,10 +116,11 @@ def test_tools_get_all_of_it(mounted: Mounted, tmp_path: Path) -> None:
         assert os.fstat(file.fileno()).st_size == len(file.read()) == file.seek(0, os.SEEK_END)
 
 
-def test_attributes(mounted: Mounted) -> None:
+def test_attributes(mounted: Mounted, shown: str) -> None:
     own = mounted.path / OWN
+    snapshots = ["snapshots"] if shown == "hidden" else []
     assert stat.S_IMODE(own.stat().st_mode) == 0o555
-    assert sorted(os.listdir(own)) == ["snapshots", "status.json", "version"]
+    assert sorted(os.listdir(own)) == [*snapshots, "status.json", "version"]
     for name in ("status.json", "version"):
         found = (own / name).stat()
         assert (stat.S_IMODE(found.st_mode), found.st_uid, found.st_nlink) == (0o444, os.geteuid(), 1)
@@ -127,9 +128,9 @@ def test_attributes(mounted: Mounted) -> None:
     assert (own / "version").stat().st_mtime_ns == (own / "version").stat().st_mtime_ns
     assert (own / "status.json").stat().st_mtime_ns < (own / "status.json").stat().st_mtime_ns
     listing = sh(f"ls -la {OWN}", mounted.path).splitlines()
-    modes = ["dr-xr-xr-x", "drwxr-xr-x", "dr-xr-xr-x", "-r--r--r--", "-r--r--r--"]
+    modes = ["dr-xr-xr-x", "drwxr-xr-x", *["dr-xr-xr-x"] * len(snapshots), "-r--r--r--", "-r--r--r--"]
     assert [line.split()[0] for line in listing[1:]] == modes
-    names = [f"{OWN}/{name}" for name in ("snapshots", "status.json", "version")]
+    names = [f"{OWN}/{name}" for name in (*snapshots, "status.json", "version")]
     assert sh(f"find {OWN} | sort", mounted.path).split() == [OWN, *names]
 
 
@@ -194,8 +195,7 @@ def test_listings_of_the_root(mounted: Mounted, shown: str, tmp_path: Path) -> N
     names = {"d", "memories"} | ({OWN} if shown == "visible" else set())
     assert set(os.listdir(mounted.path)) == set(os.listdir(mounted.path)) == names
     found = set(sh("find . -mindepth 1", mounted.path).split())
-    own = {f"./{OWN}", *(f"./{OWN}/{name}" for name in ("snapshots", "status.json", "version"))}
-    below = own if shown == "visible" else set()
+    below = {f"./{OWN}", f"./{OWN}/status.json", f"./{OWN}/version"} if shown == "visible" else set()
     assert found == {"./d", "./d/file", "./memories"} | below, "and no private tree, where all is found again"
     sh(f"cp -a {mounted.path} {tmp_path}/copy", tmp_path)
     assert (tmp_path / "copy/d/file").read_text() == "x\n"

@@ -37,14 +37,18 @@ FILES = st.builds(
     ),
     st.sampled_from([0o644, 0o755, 0o600, 0o4711]),
 )
+DANGLING = st.builds(Link, st.sampled_from([b"gone", b"../gone", b"/etc/passwd", b"\xff\n"]))
 LINKS = st.builds(Link, st.sampled_from([b"a", b"../b", b"gone", b"/etc/passwd", b"\xff\n", b"sp ace"]))
 
 
 def trees(names: tuple[bytes, ...] = (), *, special: bool = False) -> st.SearchStrategy[Tree]:
-    """Trees of files, links and empty directories; FIFOs too if they are to be `special`."""
-    leaves = FILES | LINKS | st.just(Fifo()) if special else FILES | LINKS
+    """Trees of files and links. If they are to be `special`, also of FIFOs, links that loop and empty directories."""
+    leaves = FILES | LINKS | st.just(Fifo()) if special else FILES | DANGLING
     known = st.sampled_from([b"a", b"b", b"c", b"d", *HOSTILE, *names])
-    inner = st.recursive(leaves, lambda below: st.dictionaries(known, below, max_size=3), max_leaves=8)
+    fewest = 0 if special else 1
+    inner = st.recursive(
+        leaves, lambda below: st.dictionaries(known, below, min_size=fewest, max_size=3), max_leaves=8
+    )  # fmt: skip
     return st.dictionaries(known, inner, max_size=5)
 
 

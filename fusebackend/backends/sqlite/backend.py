@@ -70,6 +70,7 @@ class SqliteVolume(StoredTree, SnapshotVolume):
         self._failed_at = 0.0
         self._checkpoint_after = 0.0
         self._wal_fd = -1
+        self._commits, self._synced = 1, 0  # transactions that were committed; and how many of them a sync has followed
         self._gone_since = 0.0
         self._closed = False
         self._unsnapped = True
@@ -194,6 +195,7 @@ class SqliteVolume(StoredTree, SnapshotVolume):
             self._dirty.write(self._db, self._new_row, self._snapshots.newest)
             if self._next_node != self._stored_next_node:
                 self._db.execute("UPDATE meta SET value = ? WHERE key = 'next_node'", (self._next_node,))
+        self._commits += 1
 
     def _wal_bytes(self) -> int:
         try:
@@ -206,14 +208,19 @@ class SqliteVolume(StoredTree, SnapshotVolume):
     def fsync(self, node: int, datasync: bool = False) -> None:
         """Flush everything, then sync the WAL: SQLite's NORMAL commits don't, and a FULL one would hold the lock.
 
-        All of the volume is synced, as by a journal: a name is as durable as the file under it.
+        All of the volume is synced, as by a journal: a name is as durable as the file under it. So of many files that
+        are synced one after another, the first waits for the disk.
         """
         self.write_back()
+        commits = self._commits
+        if self._synced >= commits:
+            return
         if self._wal_fd < 0:
             with self.lock:
                 if self._wal_fd < 0:
                     self._wal_fd = os.open(self.path + "-wal", os.O_RDWR | os.O_CLOEXEC)
         os.fdatasync(self._wal_fd)
+        self._synced = max(self._synced, commits)
 
     def sync(self) -> None:
         self.fsync(0)
@@ -273,6 +280,7 @@ class SqliteVolume(StoredTree, SnapshotVolume):
             self.write_back()
             with sqlite_errors():
                 taken = self._snapshots.take(name, self._next_node, self._next_row)
+            self._commits += 1
             self._unsnapped = False
         self.fsync(0)
         return taken
@@ -283,6 +291,7 @@ class SqliteVolume(StoredTree, SnapshotVolume):
                 self.write_back()
             with sqlite_errors():
                 self._snapshots.delete(name)
+            self._commits += 1
         self._flusher.wake()
 
     def snapshot(self, name: str) -> Volume:

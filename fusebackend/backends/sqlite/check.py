@@ -57,7 +57,8 @@ BROKEN_SNAPSHOT = f"""(number < 1 OR {INVALID_NAME} OR typeof(time_ns) != 'integ
     OR typeof(next_node) != 'integer' OR next_node NOT BETWEEN 2 AND (SELECT value FROM meta WHERE key = 'next_node')
     OR typeof(next_chunk) != 'integer' OR next_chunk < 1)"""
 LOST_NAMES = f"""node IS NOT NULL AND NOT EXISTS (SELECT 1 FROM inode WHERE inode.node = old_dentry.node)
-    AND NOT EXISTS (SELECT 1 FROM old_inode WHERE old_inode.node = old_dentry.node AND until >= old_dentry.until)
+    AND NOT EXISTS (SELECT 1 FROM old_inode WHERE old_inode.node = old_dentry.node
+        AND until >= (SELECT max(number) FROM snapshot WHERE number <= old_dentry.until))
     AND {is_needed("old_dentry", ("parent", "name"), "old_dentry")}"""
 
 

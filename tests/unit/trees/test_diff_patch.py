@@ -45,7 +45,7 @@ def apply(directory: Path, made: bytes, *options: str) -> None:
         cwd=directory, input=made, capture_output=True, check=False,
         env={**os.environ, "GIT_DIR": str(directory.parent / "none")},
     )  # fmt: skip
-    assert run.returncode == 0, (run.stderr.decode(), made.decode("utf-8", "replace"))
+    assert run.returncode == 0, (run.stderr.decode(errors="replace"), made.decode("utf-8", "replace"))
 
 
 def as_git_has_it(node: File | Link | Fifo | None) -> object:
@@ -181,6 +181,29 @@ def test_a_file_that_is_too_large_is_a_comment(sides: tuple[Path, Path], monkeyp
         "s/t: file created (something is in its place that git does not delete)",
     ]
     assert b"rename from r\nrename to renamed\n" in made
+    apply(before, made)
+
+
+@pytest.mark.parametrize("target", [b"d", b"../a", b"nothing", b"d/x"])
+def test_a_link_that_became_a_directory(sides: tuple[Path, Path], target: bytes) -> None:
+    before, after = sides
+    make(before, {b"a": Link(target), b"d": {b"x": File(b"1")}}, 1_000)
+    make(after, {b"a": {b"x": File(b"2")}, b"d": {b"x": File(b"1")}}, 2_000)
+    made = patch_of(before, after)
+    assert notes(made) == []
+    apply(before, made)
+    assert random_trees.read(before) == random_trees.read(after)
+
+
+def test_a_link_to_itself_that_became_a_directory(sides: tuple[Path, Path]) -> None:
+    before, after = sides
+    make(before, {b"a": Link(b"a")}, 1_000)
+    make(after, {b"a": {b"x": File(b"2")}}, 2_000)
+    made = patch_of(before, after)
+    assert notes(made) == [
+        "a/: symlink became directory",
+        "a/x: file created (something is in its place that git does not delete)",
+    ]
     apply(before, made)
 
 
