@@ -176,9 +176,9 @@ class Session:
         """The session in payloads of the feed."""
         return self._feed.name
 
-    def announce(self, payloads: Sequence[str]) -> None:
-        """Send other hosts a wake-up for these payloads, which a transaction of this session has added."""
-        self._feed.announce(payloads)
+    def announce(self, payloads: Sequence[str], xid: int) -> None:
+        """Send other hosts a wake-up for these payloads, which this transaction of the session has added."""
+        self._feed.announce(payloads, xid)
 
     # -- nodes without a name ----------------------------------------------------------------------------------
 

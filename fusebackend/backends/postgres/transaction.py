@@ -522,8 +522,8 @@ class Transaction:
         self._freed.clear()
         self._pending_bytes = 0
 
-    def commit(self, notify: Callable[[Sequence[Change]], list[Statement]]) -> None:
-        """Write everything, notify other hosts and commit.
+    def commit(self, notify: Callable[[Sequence[Change]], list[Statement]]) -> Rows:
+        """Write everything, notify other hosts and commit. Returns the rows that the statements of `notify` return.
 
         Raises:
             psycopg.Error: nothing has been changed; or the connection was lost, and the outcome is unknown.
@@ -535,15 +535,23 @@ class Transaction:
                 raise self._failure
             raise oserror(errno.EIO)
         writing = self._writing()
-        writing += notify(self._changes)
+        notifying = notify(self._changes)
+        answers: Rows = []
         try:
             ends = [COMMIT, WAIT_FOR_DISK] if self.durable else [COMMIT]
-            self._send([(statement, None) for statement in [*writing, *ends]])
+            self._send(
+                [
+                    *((statement, None) for statement in writing),
+                    *((statement, answers.extend) for statement in notifying),
+                    *((statement, None) for statement in ends),
+                ]
+            )
         except psycopg.OperationalError as error:
             if self.connection.closed:
                 words = "PostgreSQL: the connection was lost while a change was being committed"
                 raise OSError(errno_of(error), words) from error
             raise
+        return answers
 
     def rollback(self) -> None:
         """End it with nothing done."""
