@@ -247,6 +247,60 @@ def test_a_single_host_sends_no_wake_up_and_a_second_one_is_sent_all(here: Host,
     there.close()
 
 
+@pytest.fixture
+def third(there: Host, postgres_dsn: str) -> Iterator[Host]:
+    host = Host(postgres_dsn)
+    eventually(lambda: there._feed._joined == int(host.session), LIMIT_S)
+    yield host
+    host.close()
+
+
+def test_of_three_hosts_one_wakes_the_others_for_all(
+    here: Host, there: Host, third: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "LOOK_S", 1000.0)  # no host looks by itself
+    monkeypatch.setattr(feed, "IDLE_S", 1000.0)
+    monkeypatch.setattr(there._feed, "_tell", lambda ask: pytest.fail("it was spoken for"))
+    there._feed._told_at = time.monotonic() + 1000
+    node = there.make(b"spoken for")
+    assert there._feed._pending
+    here.make(b"speaks")
+    for host in (here, third):
+        host.wait(Change(node, ROOT_NODE, b"spoken for"))
+    eventually(lambda: not there._feed._pending, LIMIT_S)
+
+
+def test_a_wake_up_speaks_for_what_its_sender_has_seen() -> None:
+    """A transaction that was not over for the sender, and one of which the number is not known, have their own."""
+    volume_feed = feed.VolumeFeed(1)
+    volume_feed.session = 1
+    for payload, xid in (("+1 1//", 12), ("+1 2//", 12), ("+1 3//", 15), ("+1 4//", 25), ("+1 5//", feed.NO_XID)):
+        volume_feed.announce([payload], xid)
+    volume_feed.announce(["+1 2//"], 30)  # the same again
+    volume_feed.heard("wake 2")
+    assert set(volume_feed._pending) == {"+1 1//", "+1 2//", "+1 3//", "+1 4//", "+1 5//"}
+    volume_feed.heard("wake 2 10:26:15,25")
+    assert set(volume_feed._pending) == {"+1 2//", "+1 3//", "+1 4//", "+1 5//"}
+    volume_feed.heard("wake 2 30:30:")
+    assert set(volume_feed._pending) == {"+1 2//", "+1 5//"}
+    volume_feed.heard("wake 1 40:40:")
+    assert set(volume_feed._pending) == {"+1 2//", "+1 5//"}, "its own"
+
+
+def test_beside_older_code_each_host_speaks_for_itself(here: Host, there: Host, third: Host, postgres_dsn: str) -> None:
+    """Older code takes payloads, which only the host that made the change has."""
+    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        connection.execute(f"LISTEN {feed.wake_channel(here.id)}")
+
+        def wake_up(name: bytes) -> list[str]:
+            here.make(name)
+            return next(connection.notifies(timeout=LIMIT_S)).payload.split(" ")
+
+        assert len(wake_up(b"a")) == 3
+        connection.execute("DELETE FROM fusebackend.change_reader WHERE session = %s", [third.session])
+        assert wake_up(b"b") == ["wake", here.session]
+
+
 def test_more_changes_than_can_be_read_are_everything(
     here: Host, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
