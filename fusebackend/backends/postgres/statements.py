@@ -365,18 +365,19 @@ def cut(volume: int, node: int, first: int) -> Statement:
     return "DELETE FROM fusebackend.chunk WHERE volume = %s AND node = %s AND idx >= %s", (volume, node, first)
 
 
-def put_chunks(volume: int, chunks: Mapping[tuple[int, int], Chunk]) -> Statement:
-    return (
-        "INSERT INTO fusebackend.chunk (volume, node, idx, data)"
-        " SELECT %s, * FROM unnest(%s::int8[], %s::int8[], %s::bytea[])"
-        " ON CONFLICT (volume, node, idx) DO UPDATE SET data = EXCLUDED.data",
-        (
-            volume,
-            [node for node, _ in chunks],
-            [index for _, index in chunks],
-            [bytes(chunk.data) for chunk in chunks.values()],
-        ),
+def put_chunks(volume: int, chunks: Mapping[tuple[int, int], Chunk]) -> list[Statement]:
+    put = "INSERT INTO fusebackend.chunk (volume, node, idx, data)"
+    replaces = "ON CONFLICT (volume, node, idx) DO UPDATE SET data = EXCLUDED.data"
+    if len(chunks) <= FEW:
+        query = f"{put} VALUES (%s, %s, %s, %s) {replaces}"
+        return [(query, (volume, *place, bytes(chunk.data))) for place, chunk in chunks.items()]
+    values = (
+        volume,
+        [node for node, _ in chunks],
+        [index for _, index in chunks],
+        [bytes(chunk.data) for chunk in chunks.values()],
     )
+    return [(f"{put} SELECT %s, * FROM unnest(%s::int8[], %s::int8[], %s::bytea[]) {replaces}", values)]
 
 
 def put_xattrs(volume: int, node: int, values: Mapping[bytes, bytes]) -> list[Statement]:

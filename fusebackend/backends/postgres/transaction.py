@@ -582,7 +582,7 @@ class Transaction:
         if updated:
             batch += statements.update_inodes(volume, updated)
         if self._set_chunks:
-            batch.append(statements.put_chunks(volume, self._set_chunks))
+            batch += statements.put_chunks(volume, self._set_chunks)
         for inode in self._set_xattrs.values():
             batch += statements.put_xattrs(volume, inode.node, inode.xattrs or {})
         if self._nameless:
