@@ -6,8 +6,8 @@ in favour of another one is repeated as well. A commit without an answer is neve
 (`backends/postgres/transaction.py`).
 
 A pool opens connections when they are needed, and closes them when they have been idle for as long as they were in use,
-`IDLE_S` at most: a server takes 100 from all hosts together, unless it is configured otherwise. Where it takes no more, operations wait for `BUSY_S` for a
-connection of their own pool, or for one of another host.
+`IDLE_S` at most: a server takes 100 from all hosts together, unless it is configured otherwise. Where it takes no more,
+operations wait for `BUSY_S` for a connection of their own pool, or for one of another host.
 """
 
 from __future__ import annotations

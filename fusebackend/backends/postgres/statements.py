@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fusebackend.backends.postgres.schema import CHANGE_LOCK, RENAME_LOCK
+from fusebackend.backends.postgres.schema import CHANGE_LOCK, RENAME_LOCK, TURN_LOCK
 from fusebackend.databases.pipeline import Statement
-from fusebackend.protocol import Link
+from fusebackend.protocol import ROOT_NODE, Link
 from fusebackend.volumes.chunks import Chunk
 from fusebackend.volumes.storage import Inode
 
@@ -70,6 +70,10 @@ class StoredInode(Inode):
         self.ctime_before_ns, self.mtime_before_ns = self.ctime_ns, self.mtime_ns
 
 
+FEW = 4
+"""Rows that are written by a statement each, which takes less than to put them into arrays; paths that wait for their
+turn."""
+
 _I = columns_of("i")
 _UNIT_BLOCKS = "((length(data) + 4095) / 4096 * 8)"
 """`allocated_blocks` of a chunk."""
@@ -93,6 +97,19 @@ def _dentry_of(parent: str, name: str) -> str:
         "(SELECT parent, name, node FROM fusebackend.dentry"
         f" WHERE volume = %s AND parent = {parent} AND name = {name} OFFSET 0)"
     )
+
+
+def _turn(turns: bool) -> str:
+    """The join that waits for `TURN_LOCK` of a node `k`, before its row is locked; its parameter is the volume.
+
+    Of those who wait for a row, each commit wakes all: the row has a new version then, and they wait for that one. For
+    an advisory lock they stand in line, and a commit wakes the first.
+    """
+    if not turns:
+        return ""
+    # Nodes of all volumes have numbers of their own, but for the root.
+    key = f"CASE k.node WHEN {ROOT_NODE} THEN -%s::int ELSE (k.node & 2147483647)::int END"
+    return f"CROSS JOIN LATERAL (SELECT pg_advisory_xact_lock({TURN_LOCK}, {key}) OFFSET 0) turn"
 
 
 def _in_order(nodes: str) -> str:
@@ -124,26 +141,33 @@ def lock_renames(volume: int, keys: Sequence[tuple[int, bytes]]) -> Statement:
     )
 
 
-def inodes(volume: int, nodes: Sequence[int], lock: bool) -> Statement:
-    """In the order of their numbers: two that lock the same can't wait for each other."""
-    if len(nodes) == 1:
+def inodes(volume: int, nodes: Sequence[int], lock: bool, *, turns: bool = False) -> Statement:
+    """In the order of their numbers: two that lock the same can't wait for each other.
+
+    Args:
+        turns: `TURN_LOCK` of each is taken before its row.
+    """
+    if len(nodes) == 1 and not turns:
         query, parameters = inode(volume, nodes[0])
         return query + _locking(lock), parameters
     return (
-        f"SELECT {_I} FROM {_in_order('SELECT unnest(%s::int8[])')} CROSS JOIN LATERAL {_inode_of('k.node', lock)} i",
-        (list(nodes), volume),
+        f"SELECT {_I} FROM {_in_order('SELECT unnest(%s::int8[])')}"
+        f" {_turn(turns)} CROSS JOIN LATERAL {_inode_of('k.node', lock)} i",
+        (list(nodes), *[volume] * turns, volume),
     )
 
 
-def lock_with_entries(volume: int, nodes: Sequence[int], keys: Sequence[tuple[int, bytes]]) -> Statement:
+def lock_with_entries(
+    volume: int, nodes: Sequence[int], keys: Sequence[tuple[int, bytes]], *, turns: bool = False
+) -> Statement:
     """Lock inodes, together with those under these names, in the order of all their numbers."""
     wanted = (
         "SELECT unnest(%s::int8[]) UNION SELECT d.node FROM unnest(%s::int8[], %s::bytea[]) AS k (parent, name)"
         f" CROSS JOIN LATERAL {_dentry_of('k.parent', 'k.name')} d"
     )
     return (
-        f"SELECT {_I} FROM {_in_order(wanted)} CROSS JOIN LATERAL {_inode_of('k.node', True)} i",
-        (list(nodes), [parent for parent, _ in keys], [name for _, name in keys], volume, volume),
+        f"SELECT {_I} FROM {_in_order(wanted)} {_turn(turns)} CROSS JOIN LATERAL {_inode_of('k.node', True)} i",
+        (list(nodes), [parent for parent, _ in keys], [name for _, name in keys], volume, *[volume] * turns, volume),
     )
 
 
@@ -188,10 +212,11 @@ def lock_walks(volume: int, top: int, ways: Sequence[tuple[Sequence[bytes], int]
     parameters: list[object] = []
     for names, _ in ways:
         parameters += [top, volume, list(names)]
+    turns = len(ways) <= FEW
     return (
-        f"WITH RECURSIVE {walks} SELECT i.node FROM {_in_order(ends)} CROSS JOIN LATERAL"
+        f"WITH RECURSIVE {walks} SELECT i.node FROM {_in_order(ends)} {_turn(turns)} CROSS JOIN LATERAL"
         " (SELECT node FROM fusebackend.inode WHERE volume = %s AND node = k.node FOR UPDATE) i",
-        (*parameters, *(len(names) + 1 - count for names, count in ways), volume),
+        (*parameters, *(len(names) + 1 - count for names, count in ways), *[volume] * turns, volume),
     )
 
 
@@ -322,9 +347,6 @@ def put_names(volume: int, rows: Sequence[tuple[int, bytes, int]]) -> Statement:
 _ARRAYS = ", ".join("%s::int8[]" for _ in FIELDS)
 _ASSIGNMENTS = ", ".join(f"{field} = k.{field}" for field in FIELDS if field not in ("node", "rdev"))
 
-
-FEW = 4
-"""Rows that are written by a statement each, which takes less than to put them into arrays."""
 
 _ADD_ONE = f"INSERT INTO fusebackend.inode (volume, {COLUMNS}) VALUES (%s, {', '.join('%s' for _ in FIELDS)})"
 _UPDATED = tuple(field for field in FIELDS if field not in ("node", "rdev"))

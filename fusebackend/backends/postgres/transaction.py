@@ -8,7 +8,8 @@ Locks. A change takes `CHANGE_LOCK` shared, and locks the rows of the inodes it 
 for its names, that of a file for its chunks and attributes. `RENAME_LOCK` stands for the names of directories: the
 rename of one takes it alone, so that two of them on two hosts can't make a ring, and a change that walks paths takes it
 shared, so that they stay what they are. Rows are locked in the order of their numbers, so single operations never
-deadlock. An `exclusive` change has `CHANGE_LOCK` for itself and locks no rows: no other change is under way.
+deadlock; those that wait for one stand in line (`TURN_LOCK`). An `exclusive` change has `CHANGE_LOCK` for itself and
+locks no rows: no other change is under way.
 
 What a change of several operations has read without a lock, on its way down a path, is compared when its row is locked.
 If it has changed meanwhile, the whole change is repeated (`overtaken`), as after a deadlock.
@@ -183,11 +184,13 @@ class Transaction:
         nodes -= self._locked if lock else self._inodes.keys()
         taken, guessed = lock and wanted.taken, [entry for entry in entries if entry in self._unsure]
         before = [self._names[entry] for entry in guessed]
+        turns = lock and not self._several
         if nodes and entries and taken:
-            batch.append((statements.lock_with_entries(volume, sorted(nodes), entries), self._take_locked))
+            statement = statements.lock_with_entries(volume, sorted(nodes), entries, turns=turns)
+            batch.append((statement, self._take_locked))
         elif nodes:
             take = self._take_locked if lock else self._take_inodes
-            batch.append((statements.inodes(volume, sorted(nodes), lock), take))
+            batch.append((statements.inodes(volume, sorted(nodes), lock, turns=turns), take))
         if entries:
             self._names.update(dict.fromkeys(entries))
             batch.append(
