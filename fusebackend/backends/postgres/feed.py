@@ -68,8 +68,12 @@ PAUSE_S = 0.003
 """Between two wake-ups by this host, and between two reads that wake-ups ask for."""
 
 SHARE_S = 0.006
-"""The same for each session of the volume from the third on, if that is longer: 180 reads a second of all hosts
-together. A read takes 1 ms of a core, of the server and the host."""
+SHARES_S: Final = 0.1
+"""The same for each session of the volume from the third on, and for all of them at most: up to 16 hosts read 180 times
+a second together. A read takes 1 ms of a core, of the server and the host."""
+
+CROWD_S: Final = 0.0005
+"""The same for each session, if that is longer: 2,000 reads a second of all hosts together."""
 
 SPREAD: Final = 0.5
 """A host that has heard a wake-up waits for up to this part of the pause longer, so that few send the next at once."""
@@ -393,7 +397,7 @@ class VolumeFeed:
 
     @property
     def _pause_s(self) -> float:
-        return max(PAUSE_S, SHARE_S * (self._others - 1))
+        return max(PAUSE_S, min(SHARE_S * (self._others - 1), SHARES_S), CROWD_S * self._others)
 
     @property
     def _tell_at(self) -> float:
