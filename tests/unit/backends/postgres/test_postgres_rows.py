@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import random
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import psycopg
 import pytest
 from eventually import eventually
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from profiles import examples
+from profiles import amount, examples
 from services.postgres import Server, running
 
 from fusebackend.backends.postgres import feed
@@ -268,6 +270,52 @@ def test_of_three_hosts_one_wakes_the_others_for_all(
     for host in (here, third):
         host.wait(Change(node, ROOT_NODE, b"spoken for"))
     eventually(lambda: not there._feed._pending, LIMIT_S)
+
+
+@pytest.mark.slow
+def test_five_busy_hosts_hear_of_every_change_by_wake_ups(
+    here: Host, there: Host, third: Host, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "LOOK_S", 1000.0)  # no host looks by itself
+    monkeypatch.setattr(feed, "IDLE_S", 1000.0)
+    changes = amount("FEED_CHANGES", dev=60, ci=200, soak=3_000)
+    with contextlib.closing(Host(postgres_dsn)) as fourth, contextlib.closing(Host(postgres_dsn)) as fifth:
+        hosts = [here, there, third, fourth, fifth]
+        for host in hosts:
+            host.read_rows()
+            host._feed._others = len(hosts) - 1
+        made: dict[int, set[int]] = {}
+        sent = [0]
+        monkeypatch.setattr(feed.VolumeFeed, "_tell", counted(feed.VolumeFeed._tell, sent))
+
+        def work(number: int) -> None:
+            chance = random.Random(number)
+            made[number] = set()
+            for turn in range(changes):
+                made[number].add(hosts[number].make(b"%d-%d" % (number, turn)))
+                time.sleep(chance.choice((0, 0, 0.001, 0.01)))
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(len(hosts))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for number, host in enumerate(hosts):
+            missing = set().union(*(nodes for other, nodes in made.items() if other != number))
+            deadline = time.monotonic() + LIMIT_S
+            while missing:
+                change = host.told.get(timeout=max(0.0, deadline - time.monotonic()))
+                assert change != Change(), "it is everything that may have changed"
+                missing.discard(change.node or 0)
+        assert sent[0] < len(hosts) * changes / 2, "they speak for each other"
+
+
+def counted(method: Any, count: list[int]) -> Any:
+    def call(*arguments: Any) -> Any:
+        count[0] += 1
+        return method(*arguments)
+
+    return call
 
 
 def test_a_wake_up_speaks_for_what_its_sender_has_seen() -> None:
