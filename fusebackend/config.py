@@ -23,7 +23,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 
@@ -79,6 +79,7 @@ class ConfigFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
     deadline: float | str | None = None
     trees: str | None = None
     trees_name: str | None = None
+    snapshots: str | None = None
     options: list[str] = []
     execute: ExecuteTable = ExecuteTable()
 
@@ -100,6 +101,7 @@ class MountPlan:
     log: str | None = None
     execute: ShellOptions = field(default_factory=ShellOptions)
     trees: TreesOptions = field(default_factory=TreesOptions)
+    takes_snapshots: bool = True
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> MountPlan:
@@ -290,6 +292,20 @@ def trees_options(shown: str | None, name: str | None) -> TreesOptions:
         raise ConfigError(str(error)) from None
 
 
+SnapshotsWord = Literal["auto", "manual"]
+
+
+def takes_snapshots(word: str) -> bool:
+    """Return True if the mount takes snapshots by itself.
+
+    Raises:
+        ConfigError: another word than `auto` and `manual`.
+    """
+    if word not in get_args(SnapshotsWord):
+        raise ConfigError(f"snapshots={word!r}: give one of {', '.join(get_args(SnapshotsWord))}")
+    return word == "auto"
+
+
 T = TypeVar("T")
 
 
@@ -323,6 +339,7 @@ LIBFUSE_WORDS = (
 OWN_WORDS = (
     "ro", "rw", "allow_other", "ttl=TIME", "deadline=TIME", "idle=poll", "idle=sleep",
     "trees=hidden", "trees=visible", "trees=off", "trees_name=NAME",
+    "snapshots=auto", "snapshots=manual",
 )  # fmt: skip
 
 
@@ -338,6 +355,7 @@ class Words:
     libfuse: tuple[str, ...] = ()
     trees: str | None = None
     trees_name: str | None = None
+    snapshots: str | None = None
 
 
 def parse_words(options: list[str]) -> Words:
@@ -346,7 +364,7 @@ def parse_words(options: list[str]) -> Words:
     Raises:
         ConfigError: a word is unknown, or its value is invalid.
     """
-    read_only = allow_other = ttl_s = most_s = trees = trees_name = None
+    read_only = allow_other = ttl_s = most_s = trees = trees_name = snapshots = None
     may_keep_awake = False
     libfuse: list[str] = []
     for word in (word.strip() for option in options for word in option.split(",")):
@@ -364,11 +382,14 @@ def parse_words(options: list[str]) -> Words:
             trees = trees_options(word.removeprefix("trees="), None).shown
         elif word.startswith("trees_name="):
             trees_name = trees_options(None, word.removeprefix("trees_name=")).name
+        elif word.startswith("snapshots="):
+            snapshots = word.removeprefix("snapshots=")
+            takes_snapshots(snapshots)
         elif word in LIBFUSE_WORDS:
             libfuse.append(word)
         elif word:
             raise ConfigError(f"unknown option '-o {word}'; known: {', '.join((*OWN_WORDS, *LIBFUSE_WORDS))}")
-    return Words(read_only, allow_other, ttl_s, most_s, may_keep_awake, tuple(libfuse), trees, trees_name)
+    return Words(read_only, allow_other, ttl_s, most_s, may_keep_awake, tuple(libfuse), trees, trees_name, snapshots)
 
 
 # --------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,11 @@
 """`InMemoryBackend`: a whole POSIX volume in dicts, and the reference for every other one.
 
 Nothing outlives the process; `fsync` promises nothing beyond that (`Features.durable` is False).
+
+Snapshots: taking one copies nothing. A node's inode, names and chunks are each kept (`History`) when they are first
+touched afterwards; until then a snapshot reads those of the live volume. The bytes of a chunk are shared until one
+side is written to. A directory with a million names takes 0.3 s to keep, once for each snapshot that it is changed
+after.
 """
 
 from __future__ import annotations
@@ -10,17 +15,82 @@ import errno
 import itertools
 import os
 import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Generic, TypeVar, cast
 
 from fusebackend.base.errors import oserror
-from fusebackend.base.stamps import now_ns
-from fusebackend.protocol import ROOT_NODE, Features, OnExists, StatFs
+from fusebackend.base.stamps import CLOCK, now_ns
+from fusebackend.protocol import ROOT_NODE, Attr, Features, OnExists, Snapshot, SnapshotVolume, StatFs
 from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.chunks import Chunk, allocated_blocks
+from fusebackend.volumes.frozen import FrozenTree
 from fusebackend.volumes.posix import DIRECTORY_BYTES, TreeVolume
 from fusebackend.volumes.storage import Inode
 
+T = TypeVar("T")
 
-class InMemoryVolume(TreeVolume):
+Names = list[tuple[bytes, int]]
+"""The names in a directory, in order, with their nodes."""
+
+Bytes = dict[int, bytes]
+"""The chunks of a file by their index, each an object that never changes."""
+
+
+class History(Generic[T]):
+    """Earlier values of a table: one for each node and snapshot, where the table has another one by now.
+
+    A value that is kept after a snapshot serves the earlier ones too, back to the last one with a value of its own.
+
+    Attributes:
+        done: nodes of which nothing need be kept for the newest snapshot any more, new ones among them.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[int, list[tuple[int, T]]] = {}  # by node: number of a snapshot, value; ascending
+        self._nodes: dict[int, set[int]] = {}  # by number of a snapshot
+        self._newest = 0
+        self.done: set[int] = set()
+
+    def begin(self, number: int) -> None:
+        """A snapshot with a higher number is taken."""
+        self._newest = number
+        self.done = self._nodes[number] = set()
+
+    def keep(self, node: int, value: T) -> None:
+        """Keep the value that a node has had since the newest snapshot."""
+        self._values.setdefault(node, []).append((self._newest, value))
+        self.done.add(node)
+
+    def values(self) -> Iterator[tuple[int, T]]:
+        """Every value that is kept, with the number of the newest snapshot that has it."""
+        return itertools.chain.from_iterable(self._values.values())
+
+    def at(self, node: int, number: int) -> T | None:
+        """Return the value of a node at a snapshot; None if it is still what it was."""
+        values = self._values.get(node, ())
+        place = bisect.bisect_left(values, number, key=lambda kept: kept[0])
+        return values[place][1] if place < len(values) else None
+
+    def drop(self, number: int, before: int) -> None:
+        """Drop a snapshot. The one before it, if that is not 0, takes over the values that it has none for."""
+        for node in self._nodes.pop(number):
+            values = self._values.get(node, [])
+            place = bisect.bisect_left(values, number, key=lambda kept: kept[0])
+            has_value = place < len(values) and values[place][0] == number
+            if before and node not in self._nodes[before]:
+                self._nodes[before].add(node)
+                if has_value:
+                    values[place] = (before, values[place][1])
+            elif has_value:
+                del values[place]
+                if not values:
+                    del self._values[node]
+        if number == self._newest:
+            self._newest, self.done = before, self._nodes[before] if before else set()
+
+
+class InMemoryVolume(TreeVolume, SnapshotVolume):
     """The kernel face of `InMemoryBackend`."""
 
     features = Features(durable=False)
@@ -32,6 +102,13 @@ class InMemoryVolume(TreeVolume):
         self._names: dict[int, dict[bytes, int]] = {}
         self._sorted: dict[int, list[bytes]] = {}  # names in order, made when a listing asks, dropped when one changes
         self._chunks: dict[int, dict[int, Chunk]] = {}
+        self._snapshots: dict[str, InMemorySnapshot] = {}  # in the order of their numbers
+        self._taken = 0  # snapshots, ever
+        self._newest_ns = 0  # the time of the newest
+        self._unsnapped = True  # something has changed since
+        self._old_inodes: History[Inode] = History()
+        self._old_names: History[Names] = History()
+        self._old_chunks: History[Bytes] = History()
         root = self._new_inode(stat.S_IFDIR | 0o755, ROOT_NODE)
         root.nlink, root.size, root.blocks = 2, DIRECTORY_BYTES, allocated_blocks(DIRECTORY_BYTES)
         root.uid, root.gid = os.geteuid(), os.getegid()
@@ -46,21 +123,32 @@ class InMemoryVolume(TreeVolume):
 
     def _inode(self, node: int) -> Inode:
         try:
-            return self._inodes[node]
+            inode = self._inodes[node]
         except KeyError:
             raise oserror(errno.ESTALE) from None
+        if self._snapshots and node not in self._old_inodes.done:
+            self._old_inodes.keep(node, _copy(inode))
+        return inode
 
     def _new_inode(self, mode: int, parent: int) -> Inode:
         node = next(self._numbers)
         inode = self._inodes[node] = Inode(node, mode, parent=parent)
         if stat.S_ISDIR(mode):
             self._names[node] = {}
+        if self._snapshots:
+            for history in (self._old_inodes, self._old_names, self._old_chunks):
+                history.done.add(node)
         return inode
 
     def _changed(self, inode: Inode) -> None:
         """Inodes are changed where they are kept."""
+        if not self._unsnapped:
+            self._unsnapped = inode.ctime_ns >= self._newest_ns
 
     def _drop(self, inode: Inode) -> None:
+        if self._snapshots:
+            self._keep_names(inode.node)
+            self._keep_chunks(inode.node)
         for table in (self._inodes, self._names, self._sorted, self._chunks):
             table.pop(inode.node, None)
 
@@ -69,6 +157,9 @@ class InMemoryVolume(TreeVolume):
         return None if names is None else names.get(name)
 
     def _set_child(self, parent: int, name: bytes, node: int | None) -> None:
+        if self._snapshots:
+            self._keep_names(parent)
+            self._unsnapped = True
         names = self._names[parent]
         in_order = self._sorted.get(parent)
         if node is None:
@@ -92,6 +183,8 @@ class InMemoryVolume(TreeVolume):
         return [(name, names[name]) for name in in_order[start : start + limit]]
 
     def _chunk(self, node: int, index: int) -> Chunk | None:
+        if self._snapshots:
+            self._keep_chunks(node)
         chunks = self._chunks.get(node)
         return None if chunks is None else chunks.get(index)
 
@@ -100,6 +193,8 @@ class InMemoryVolume(TreeVolume):
         return index if index in chunks else min((other for other in chunks if other > index), default=None)
 
     def _new_chunk(self, node: int, index: int) -> Chunk:
+        if self._snapshots:
+            self._keep_chunks(node)
         chunk = self._chunks.setdefault(node, {})[index] = Chunk()
         return chunk
 
@@ -107,6 +202,8 @@ class InMemoryVolume(TreeVolume):
         """Chunks are changed where they are kept."""
 
     def _drop_chunks(self, node: int, first: int) -> int:
+        if self._snapshots:
+            self._keep_chunks(node)
         chunks = self._chunks.get(node, {})
         gone = [index for index in chunks if index >= first]
         return sum(allocated_blocks(len(chunks.pop(index).data)) for index in gone)
@@ -118,6 +215,145 @@ class InMemoryVolume(TreeVolume):
 
     def _xattrs_changed(self, inode: Inode) -> None:
         """Extended attributes are changed where they are kept."""
+
+    # -- snapshots ---------------------------------------------------------------------------------------------
+
+    @property
+    def is_changed(self) -> bool:
+        return self._unsnapped
+
+    def snapshot_bytes(self) -> int:
+        with self.lock:
+            kept = {id(data): len(data) for _, chunks in self._old_chunks.values() for data in chunks.values()}
+            live = (id(chunk.data) for chunks in self._chunks.values() for chunk in chunks.values())
+            return sum(kept.values()) - sum(kept.get(each, 0) for each in live)
+
+    def snapshots(self) -> Sequence[Snapshot]:
+        with self.lock:
+            return [tree.taken for tree in self._snapshots.values()]
+
+    def take_snapshot(self, name: str) -> Snapshot:
+        with self.lock:
+            if name in self._snapshots:
+                raise oserror(errno.EEXIST, name)
+            self._taken += 1
+            for history in (self._old_inodes, self._old_names, self._old_chunks):
+                history.begin(self._taken)
+            CLOCK.saw_all()  # so that this is later than all changes in it, by their own clock
+            self._newest_ns = now_ns()
+            CLOCK.saw(self._newest_ns)
+            self._unsnapped = False
+            taken = Snapshot(name, self._taken, self._newest_ns)
+            self._snapshots[name] = InMemorySnapshot(self, taken, next(self._numbers))
+            return taken
+
+    def delete_snapshot(self, name: str) -> None:
+        with self.lock:
+            gone = self.snapshot(name)
+            gone.deleted = True
+            before = max((each.number for each in self.snapshots() if each.number < gone.taken.number), default=0)
+            del self._snapshots[name]
+            for history in (self._old_inodes, self._old_names, self._old_chunks):
+                history.drop(gone.taken.number, before)
+
+    def snapshot(self, name: str) -> InMemorySnapshot:
+        try:
+            return self._snapshots[name]
+        except KeyError:
+            raise oserror(errno.ENOENT, name) from None
+
+    def _keep_names(self, node: int) -> None:
+        if node not in self._old_names.done:
+            self._old_names.keep(node, sorted(self._names.get(node, {}).items()))
+
+    def _keep_chunks(self, node: int) -> None:
+        """From now on, `Chunk.put` copies the bytes of these chunks: they are no bytearray any more."""
+        if node in self._old_chunks.done:
+            return
+        chunks = self._chunks.get(node, {})
+        for chunk in chunks.values():
+            if isinstance(chunk.data, bytearray):
+                chunk.data = cast("bytes", memoryview(chunk.data))
+        self._old_chunks.keep(node, {index: cast("bytes", chunk.data) for index, chunk in chunks.items()})
+
+
+def _copy(inode: Inode) -> Inode:
+    copy = Inode(inode.node, inode.mode, parent=inode.parent)
+    for field in Attr.__slots__:
+        setattr(copy, field, getattr(inode, field))
+    copy.xattrs = dict(inode.xattrs or {})
+    return copy
+
+
+class InMemorySnapshot(FrozenTree):
+    """A snapshot of an `InMemoryVolume`.
+
+    Args:
+        live: the volume.
+        taken: its name and number.
+        first_new: the first node that the volume had not made yet.
+    """
+
+    features = replace(InMemoryVolume.features, read_only=True)
+
+    def __init__(self, live: InMemoryVolume, taken: Snapshot, first_new: int) -> None:
+        super().__init__()
+        self.lock = live.lock
+        self.taken = taken
+        self.deleted = False
+        self._live = live
+        self._first_new = first_new
+
+    def statfs(self) -> StatFs:
+        with self.lock:
+            self._inode(ROOT_NODE)
+            return self._live.statfs()
+
+    def _check(self, node: int) -> None:
+        """Raise ESTALE for a node that the volume had not made then, and for all of a deleted snapshot."""
+        if self.deleted or node >= self._first_new:
+            raise oserror(errno.ESTALE)
+
+    def _inode(self, node: int) -> Inode:
+        self._check(node)
+        inode = self._live._old_inodes.at(node, self.taken.number) or self._live._inodes.get(node)
+        if inode is None:
+            raise oserror(errno.ESTALE)
+        return inode
+
+    def _old_names(self, parent: int) -> Names | None:
+        return self._live._old_names.at(parent, self.taken.number)
+
+    def _child(self, parent: int, name: bytes) -> int | None:
+        self._check(parent)
+        names = self._old_names(parent)
+        if names is None:
+            return self._live._child(parent, name)
+        place = bisect.bisect_left(names, (name,))
+        return names[place][1] if place < len(names) and names[place][0] == name else None
+
+    def _children(self, parent: int, after: bytes, limit: int) -> Names:
+        self._directory(parent)
+        names = self._old_names(parent)
+        if names is None:
+            return self._live._children(parent, after, limit)
+        start = bisect.bisect_left(names, (after + b"\0",))
+        return names[start : start + limit]
+
+    def _chunk(self, node: int, index: int) -> Chunk | None:
+        old = self._live._old_chunks.at(node, self.taken.number)
+        if old is None:
+            return self._live._chunks.get(node, {}).get(index)
+        return Chunk(old[index]) if index in old else None
+
+    def _next_chunk(self, node: int, index: int) -> int | None:
+        old = self._live._old_chunks.at(node, self.taken.number)
+        if old is None:
+            return self._live._next_chunk(node, index)
+        return min((other for other in old if other >= index), default=None)
+
+    def _xattrs(self, inode: Inode) -> dict[bytes, bytes]:
+        return inode.xattrs or {}
 
 
 class InMemoryBackend(VolumeBackend):

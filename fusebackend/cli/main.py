@@ -28,6 +28,7 @@ _SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "status": ("status:status", "Show mounts and their routes."),
         "backends": ("backends:backends", "List the URLs that can be mounted."),
         "check": ("check:check", "Check the file of a volume, and mend it."),
+        "snapshot": ("snapshot:snapshot", "Keep the present state of a mount, and list and delete such states."),
     },
     "Files of a mount, as an agent works on them": {
         "ls": ("ls:ls", "List directories."),

@@ -111,6 +111,7 @@ def _plan(
         deadline_s = config.meant("deadline", config.deadline_s, file.deadline)
         execute = config.shell_options(file.execute)
         in_file = config.trees_options(file.trees, file.trees_name)
+        takes_snapshots = config.takes_snapshots(file.snapshots or "auto")
     said = {prefix: table for prefix, table in from_file.items() if prefix not in given}
     texts: dict[str, str] = {
         **{prefix: urls.parse(config.url_of(table), base=base).text for prefix, table in said.items()},
@@ -139,6 +140,7 @@ def _plan(
         log=config.log_file(path),
         execute=execute,
         trees=config.trees_options(words.trees or in_file.shown, words.trees_name or in_file.name),
+        takes_snapshots=config.takes_snapshots(words.snapshots) if words.snapshots else takes_snapshots,
     )
 
 

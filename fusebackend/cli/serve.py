@@ -68,6 +68,7 @@ def serve(plan: MountPlan, on_ready: Callable[[Sequence[str]], None], *, log_fil
             limits=plan.limits,
             shell=plan.execute,
             trees=plan.trees,
+            takes_snapshots=plan.takes_snapshots,
         )
         live.run(lambda: on_ready(live.warnings))
     log.info("unmounted %s, everything is stored", plan.mountpoint)

@@ -64,12 +64,13 @@ def _print(states: list[MountState]) -> None:
             continue
         for line in _details(state):
             console.print(Text(f"  {line}"), soft_wrap=True)
-        routes = Table("route", "backend", "cached", "cannot", box=None, padding=(0, 1, 0, 1))
+        routes = Table("route", "backend", "cached", "undo", "cannot", box=None, padding=(0, 1, 0, 1))
         for route in state.status.get("routes", []):
             routes.add_row(
                 Text(str(route.get("prefix")), overflow="fold"),
                 Text(str(route.get("url") or route.get("volume")), overflow="fold"),
                 Text(_caching(route)),
+                Text(str(route.get("undo") or "–")),
                 Text(cannot(route.get("features") or {}) or "–"),
             )
         console.print(routes)

@@ -31,6 +31,7 @@ from fusebackend.protocol import (
     FileDownloadResponse,
     FileUploadResponse,
     SandboxBackendProtocol,
+    SnapshotInfo,
     StatResult,
     StatsResult,
 )
@@ -120,6 +121,18 @@ class ServedMount(SandboxBackendProtocol):
         """Something behind `path` has been changed by others. PathError, OSError."""
 
     @abc.abstractmethod
+    def snapshots(self) -> list[SnapshotInfo]:
+        """Return the snapshots of the mount, the oldest first."""
+
+    @abc.abstractmethod
+    def create_snapshot(self, name: str | None = None) -> SnapshotInfo:
+        """Take a snapshot of every route that keeps any. ValueError, OSError."""
+
+    @abc.abstractmethod
+    def delete_snapshots(self, *names: str) -> None:
+        """Delete snapshots: all of these, or none if one is not there. OSError."""
+
+    @abc.abstractmethod
     def watch(self, path: str = "/") -> Watch:
         """The changes at and below a path, from now on. PathError."""
 
@@ -197,6 +210,10 @@ class OfScope(Params):
     path: str = "/"
 
 
+class OfNames(Params):
+    names: Annotated[list[str], msgspec.Meta(max_length=MAX_ITEMS)]
+
+
 class OfSubscription(Params):
     subscription: str
 
@@ -234,7 +251,9 @@ class SocketVerb:
     stays: bool = False
 
 
-def _same(name: str, *, streams: bool = False, long: bool = False, works: bool = True) -> SocketVerb:
+def _same(
+    name: str, *, streams: bool = False, long: bool = False, works: bool = True, changes: bool = False
+) -> SocketVerb:
     """Return the verb of the socket for a method of `ServedMount`, with the method's own parameters.
 
     With `streams` it has the parameter `stream` too, and then sends its matches as notifications.
@@ -255,7 +274,7 @@ def _same(name: str, *, streams: bool = False, long: bool = False, works: bool =
         result = getattr(call.backend, name)(*(getattr(asked, given) for given in names[False]), **options)
         return _streamed(call, f"{name}.matches", result) if streams and asked.stream else result
 
-    changes = name in protocol.VERBS and protocol.VERBS[name].changes
+    changes = changes or (name in protocol.VERBS and protocol.VERBS[name].changes)
     return SocketVerb(params, run, long=long, works=works, changes=changes)
 
 
@@ -439,6 +458,11 @@ VERBS: dict[str, SocketVerb] = {
     "stats": _same("stats", long=True),
     "status": _same("status", works=False),
     "invalidate": _same("invalidate", works=False),
+    "snapshots": _same("snapshots"),
+    "create_snapshot": _same("create_snapshot", long=True, changes=True),
+    "delete_snapshots": SocketVerb(
+        OfNames, lambda call, asked: call.backend.delete_snapshots(*asked.names), long=True, changes=True
+    ),
     "subscribe": SocketVerb(OfScope, lambda call, asked: call.subscribe(asked.path), works=False, stays=True),
     "unsubscribe": SocketVerb(OfSubscription, lambda call, asked: call.unsubscribe(asked.subscription), works=False),
     "cancel": SocketVerb(OfCancel, lambda call, asked: call.cancel(asked.call), works=False),

@@ -163,6 +163,7 @@ class Session:
                 "timeouts": route.executor.timeouts,
                 "health": route.executor.describe(),
                 "unstored": route.volume.unstored,
+                "undo": "snapshots" if self.filesystem.keeps_snapshots(route) else "none",
             }
             for route in self.filesystem.tree.routes
         ]

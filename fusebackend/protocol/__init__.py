@@ -6,6 +6,7 @@ records.py       its records
 verbs.py         its verbs as a table: the record, errors and kind of each
 volume.py        the kernel face, `Volume`: nodes and names in, values out, `OSError` with an errno
 observable.py    volumes that report changes of their agent face
+snapshots.py     volumes that keep earlier states of themselves
 remote.py        files behind an API, `Remote`: list, head, read, put, delete, copy
 events.py        changes, for caches and watchers
 scheme.py        URL schemes of backends
@@ -20,5 +21,6 @@ from fusebackend.protocol.agent import *  # noqa: F403
 from fusebackend.protocol.events import *  # noqa: F403
 from fusebackend.protocol.observable import *  # noqa: F403
 from fusebackend.protocol.records import *  # noqa: F403
+from fusebackend.protocol.snapshots import *  # noqa: F403
 from fusebackend.protocol.verbs import *  # noqa: F403
 from fusebackend.protocol.volume import *  # noqa: F403

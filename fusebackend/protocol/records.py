@@ -26,6 +26,7 @@ __all__ = [
     "LsResult",
     "MoveResult",
     "ReadResult",
+    "SnapshotInfo",
     "StatResult",
     "StatsResult",
     "WriteResult",
@@ -285,3 +286,13 @@ class StatsResult:
 
     error: str | None = None
     entries: list[StatResult] | None = None
+
+
+@dataclass
+class SnapshotInfo:
+    """A snapshot of a mount: its name, when it was taken (nanoseconds since 1970), and the prefixes of the routes that
+    are in it."""
+
+    name: str
+    time_ns: int
+    routes: list[str]

@@ -25,6 +25,7 @@ from fusebackend.server.mounted import MountedBackend
 
 if TYPE_CHECKING:
     from fusebackend.composite.backend import CompositeBackend
+    from fusebackend.config import SnapshotsWord
     from fusebackend.shell import ShellOptions
     from fusebackend.vfs.calls.route_limits import RouteLimits
     from fusebackend.vfs.trees_options import Shown, TreesOptions
@@ -52,6 +53,7 @@ def mount(
     shell: ShellOptions | None = None,
     trees: Shown | None = None,
     trees_name: str | None = None,
+    snapshots: SnapshotsWord | None = None,
 ) -> Mount:
     """Mount a backend of this process on an empty directory.
 
@@ -73,6 +75,8 @@ def mount(
         trees: how the mount has its own directory `/.fusebackend`: `"hidden"` (the default), `"visible"` in listings of
             the root, or `"off"`.
         trees_name: another name of that directory.
+        snapshots: `"auto"` has the mount take snapshots by itself, every 10 s while there are changes, and delete old
+            ones; `"manual"` (the default) takes those that are asked for.
 
     Raises:
         MountError: the directory can't be mounted on, this process has a mount already, or the name of the mount's own
@@ -80,7 +84,7 @@ def mount(
         ValueError: an option is unknown, or its value is invalid.
         TypeError: `backend` is a factory and there is no `runtime`, or it is no backend at all.
     """
-    from fusebackend.config import parse_words, trees_options
+    from fusebackend.config import parse_words, takes_snapshots, trees_options
 
     words = parse_words(list(options))
     return Mount(
@@ -95,6 +99,7 @@ def mount(
         words=words.libfuse,
         shell=shell,
         trees=trees_options(words.trees or trees, words.trees_name or trees_name),
+        takes_snapshots=takes_snapshots(words.snapshots or snapshots or "manual"),
     )
 
 
@@ -146,6 +151,7 @@ class Mount(MountedBackend):
         words: tuple[str, ...],
         shell: ShellOptions | None,
         trees: TreesOptions,
+        takes_snapshots: bool,
     ) -> None:
         self._claim()
         try:
@@ -164,8 +170,12 @@ class Mount(MountedBackend):
                 limits=limits,
                 shell=shell,
                 trees=trees,
+                takes_snapshots=takes_snapshots,
             )
-            super().__init__(backend, self._live.filesystem, self.mountpoint, self._live.shell, self._live.status)
+            live = self._live
+            super().__init__(
+                backend, live.filesystem, self.mountpoint, live.shell, live.status, live.snapshots, live.automatic
+            )
             self._wakeup = threading.Event()
             self._ready = False
             self._error: BaseException | None = None

@@ -14,8 +14,9 @@ from fusebackend.control.server.control_server import ControlServer
 from fusebackend.dialects.agent_face import AgentFace
 from fusebackend.mount.session import MountOptions, Session
 from fusebackend.server.mounted import MountedBackend
-from fusebackend.server.trees import fill, refuse_taken_by_file, refuse_taken_by_route
+from fusebackend.server.trees import attach_snapshots, fill, refuse_taken_by_file, refuse_taken_by_route
 from fusebackend.shell import Shell, ShellOptions
+from fusebackend.trees.automatic import AutomaticSnapshots
 from fusebackend.vfs import switches
 from fusebackend.vfs.mounted_tree import FileSystem
 
@@ -46,6 +47,7 @@ class LiveMount:
         options: how to mount.
         ttl_s, deadline_s, limits, trees: as for `FileSystem`.
         shell: how `execute` runs commands in the mount.
+        takes_snapshots: the mount takes snapshots by itself (`AutomaticSnapshots`), unless it is read-only.
 
     Attributes:
         warnings: messages for the user of the mount, a line each, once it answers.
@@ -66,6 +68,7 @@ class LiveMount:
         limits: Mapping[AgentPath, RouteLimits] | None = None,
         shell: ShellOptions | None = None,
         trees: TreesOptions | None = None,
+        takes_snapshots: bool = False,
     ) -> None:
         self.filesystem = FileSystem.of(
             backend,
@@ -82,6 +85,7 @@ class LiveMount:
         self._session = Session(self.filesystem, mountpoint, options, describe=self._describe, before_end=self._end)
         self.status = self._session.status
         fill(self.filesystem, self.status)
+        self.snapshots = attach_snapshots(self.filesystem)
         refuse_taken_by_route(self.filesystem)
         self._runs_commands = runs_commands(backend.mounts()[ROOT])
         self._default = options.description.get("urls", {}).get(ROOT) or type(backend.mounts()[ROOT]).__name__
@@ -89,7 +93,12 @@ class LiveMount:
             refuse_taken_by_file(self.filesystem, self._default)
         self.warnings: list[str] = []
         self.shell = self._executor(mountpoint, options, shell or ShellOptions())
-        mounted = MountedBackend(backend, self.filesystem, mountpoint, self.shell, self.status)
+        self.automatic: AutomaticSnapshots | None = None
+        if takes_snapshots and self.snapshots is not None and not options.read_only:
+            self.automatic = AutomaticSnapshots(self.snapshots)
+        mounted = MountedBackend(
+            backend, self.filesystem, mountpoint, self.shell, self.status, self.snapshots, self.automatic
+        )
         self._control = ControlServer(mounted, read_only=options.read_only)
 
     def _executor(self, mountpoint: str, options: MountOptions, shell: ShellOptions) -> Shell | Guest:
@@ -117,6 +126,8 @@ class LiveMount:
                 refuse_taken_by_file(self.filesystem, self._default)
             for line in self.warnings:
                 log.warning("%s", line)
+            if self.automatic is not None:
+                self.automatic.start()
             if on_ready is not None:
                 on_ready()
 
@@ -144,6 +155,8 @@ class LiveMount:
         """Commands first: they have files of the mount open, and no verb may start another one."""
         self._control.close()
         self.shell.close()
+        if self.automatic is not None:
+            self.automatic.stop()
 
     def _describe(self) -> dict[str, Any]:
         control = {"socket": self._control.address, **self._control.counts()}

@@ -7,6 +7,7 @@ where the default backend runs commands, else in a sandbox of the mount (`live.p
 
 from __future__ import annotations
 
+import errno
 import os
 import stat as stat_module
 from collections.abc import Callable
@@ -31,11 +32,14 @@ from fusebackend.protocol import (
     LsResult,
     MoveResult,
     ReadResult,
+    SnapshotInfo,
     StatResult,
     StatsResult,
     WriteResult,
 )
 from fusebackend.server.trees import TreesFace
+from fusebackend.trees.automatic import AutomaticSnapshots
+from fusebackend.trees.snapshots import Snapshots
 from fusebackend.vfs.watch.async_watch import AsyncWatch, ThreadedWatch
 from fusebackend.volumes.walk import resolve
 
@@ -74,6 +78,8 @@ class MountedBackend(ServedMount):
         mountpoint: where, as an absolute path.
         shell: runs the commands of the mount.
         status: gives what `fusebackend status --json` shows of the mount.
+        snapshots: of the mount; None if it keeps none.
+        automatic: takes snapshots before calls that may change something; None if nothing does.
     """
 
     def __init__(
@@ -83,18 +89,28 @@ class MountedBackend(ServedMount):
         mountpoint: str,
         shell: Executor,
         status: Callable[[], dict[str, Any]],
+        snapshots: Snapshots | None = None,
+        automatic: AutomaticSnapshots | None = None,
     ) -> None:
         self.backend = backend
         self.filesystem = filesystem
         self.mountpoint = mountpoint
         self.shell = shell
         self._status = status
+        self._snapshots = snapshots
+        self._automatic = automatic
         self._for = TreesFace(backend, filesystem).of
 
     def _where(self) -> str:
         return f"{self.backend!r} on {self.mountpoint!r}"
 
     # -- the agent face ----------------------------------------------------------------------------------------
+
+    def _to_change(self, *named: str) -> CompositeBackend:
+        """The backend for a call that may change what is at these paths."""
+        if self._automatic is not None:
+            self._automatic.before_call()
+        return self._for(*named)
 
     def ls(self, path: str) -> LsResult:
         return self._for(path).ls(path)
@@ -103,10 +119,10 @@ class MountedBackend(ServedMount):
         return self._for(file_path).read(file_path, offset, limit)
 
     def write(self, file_path: str, content: str) -> WriteResult:
-        return self._for(file_path).write(file_path, content)
+        return self._to_change(file_path).write(file_path, content)
 
     def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
-        return self._for(file_path).edit(file_path, old_string, new_string, replace_all)
+        return self._to_change(file_path).edit(file_path, old_string, new_string, replace_all)
 
     def grep(
         self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
@@ -117,20 +133,20 @@ class MountedBackend(ServedMount):
         return self._for(path, pattern).glob(pattern, path)
 
     def delete(self, file_path: str) -> DeleteResult:
-        return self._for(file_path).delete(file_path)
+        return self._to_change(file_path).delete(file_path)
 
     def move(self, source: str, destination: str) -> MoveResult:
-        return self._for(source, destination).move(source, destination)
+        return self._to_change(source, destination).move(source, destination)
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        return self._for(*(path for path, _ in files)).upload_files(files)
+        return self._to_change(*(path for path, _ in files)).upload_files(files)
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
         return self._for(*paths).download_files(paths)
 
     def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
         """`upload_files` of one file, from an open file; see `CompositeBackend.upload_from`."""
-        return self._for(path).upload_from(path, file)
+        return self._to_change(path).upload_from(path, file)
 
     def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
         """`download_files` of one file into another, see `CompositeBackend.download_to`."""
@@ -148,6 +164,8 @@ class MountedBackend(ServedMount):
         return self.run(command, timeout=timeout)
 
     def run_command(self, command: Command) -> ExecuteResponse:
+        if self._automatic is not None:
+            self._automatic.before_call()
         return self.shell.execute(command)
 
     # -- the mount ---------------------------------------------------------------------------------------------
@@ -236,6 +254,39 @@ class MountedBackend(ServedMount):
                     failure = OSError(error.errno, f"{route.executor.name}: {error.strerror}")
         if failure is not None:
             raise failure
+
+    def snapshots(self) -> list[SnapshotInfo]:
+        """Return the snapshots of the mount, the oldest first. Each is a tree in `/.fusebackend/snapshots`."""
+        return [] if self._snapshots is None else [each.info for each in self._snapshots.all()]
+
+    def create_snapshot(self, name: str | None = None) -> SnapshotInfo:
+        """Take a snapshot of every route that keeps any: of all of them or, after an error, of none.
+
+        Args:
+            name: of the snapshot, as that of a file; the time in UTC, as `20261123T061530Z`, when None.
+
+        Raises:
+            ValueError: the name can't be that of a snapshot.
+            OSError: EEXIST, there is one of that name; ENOTSUP, the mount keeps none; or a volume's error.
+        """
+        return self._kept().create(name)
+
+    def delete_snapshots(self, *names: str) -> None:
+        """Delete snapshots.
+
+        Raises:
+            OSError: ENOENT, one of them is not there, and none was deleted; or a volume's error.
+        """
+        self._kept().delete(names)
+
+    def _kept(self) -> Snapshots:
+        if self._snapshots is not None:
+            return self._snapshots
+        if self.filesystem.tree.trees_path is None:
+            why = "this mount has no directory for snapshots: mount without '-o trees=off'"
+        else:
+            why = "no route of this mount keeps snapshots: 'memory:' does"
+        raise OSError(errno.ENOTSUP, why)
 
     def watch(self, path: str = "/") -> Watch:
         """The changes at and below a path, from now on, whichever face makes them. Close it when done.

@@ -1,7 +1,8 @@
-"""The trees directory of a running mount: its files, the check that its name is free, and its agent face.
+"""The trees directory of a running mount: its files and trees, the check that its name is free, and its agent face.
 
-The kernel's side is `MountTree` in `vfs/junctions.py`. Here a mount adds its computed files, and refuses a default
-volume or a route that has the name already: either would be hidden. Agents get the same files as processes.
+The kernel's side is `MountTree` in `vfs/junctions.py`. Here a mount adds its computed files and its snapshots, and
+refuses a default volume or a route that has the name already: either would be hidden. Agents get the same files as
+processes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from fusebackend.base.version import __version__
 from fusebackend.composite.backend import CompositeBackend
 from fusebackend.linux.mount_table import MountError
 from fusebackend.protocol import ROOT_NODE, Volume
+from fusebackend.trees.snapshot_trees import SnapshotTrees
+from fusebackend.trees.snapshots import Snapshots
 from fusebackend.vfs.mounted_tree import FileSystem
 from fusebackend.vfs.xattrs import SOCKET_XATTR
 from fusebackend.volumes.agent_face import VolumeBackend
@@ -31,6 +34,9 @@ STATUS_FILE = "status.json"
 VERSION_FILE = "version"
 """The version of the server, a line."""
 
+SNAPSHOTS = "snapshots"
+"""The directory of the snapshots."""
+
 
 def fill(filesystem: FileSystem, status: Callable[[], Mapping[str, Any]]) -> None:
     """Add the files of every mount. `status` is called by any thread, the mount's loop included."""
@@ -38,6 +44,17 @@ def fill(filesystem: FileSystem, status: Callable[[], Mapping[str, Any]]) -> Non
         return
     filesystem.tree.files.add(STATUS_FILE, lambda: json.dumps(status(), indent=2).encode() + b"\n")
     filesystem.tree.files.add(VERSION_FILE, lambda: __version__.encode() + b"\n")
+
+
+def attach_snapshots(filesystem: FileSystem) -> Snapshots | None:
+    """Return the snapshots of a mount, which from now on are in its trees directory. None if it has none, or without a
+    route that keeps snapshots. Before the mount."""
+    volumes = {route.prefix: route.volume for route in filesystem.tree.routes}
+    snapshots = Snapshots(volumes)
+    if filesystem.tree.trees_path is None or not snapshots.volumes:
+        return None
+    filesystem.add_route(SNAPSHOTS, SnapshotTrees(snapshots, volumes))
+    return snapshots
 
 
 def refuse_taken_by_route(filesystem: FileSystem) -> None:
@@ -108,7 +125,9 @@ class TreesFace:
         self._plain = self._both = backend
         self._name: str | None = None
         if tree.trees_path is not None:
-            self._both = CompositeBackend(backend, {tree.trees_path: VolumeBackend(tree.files)})
+            own = {tree.trees_path: tree.files, **tree.beside}
+            faces = {str(path): VolumeBackend(volume) for path, volume in own.items()}
+            self._both = CompositeBackend(backend, faces)
             self._name = to_text(tree.servers.name)
             if tree.servers.is_listed:
                 self._plain = self._both

@@ -88,6 +88,10 @@ class InodeTable:
         root = self._known[ROOT_INODE] = KnownInode(True, parent=ROOT_INODE)
         root.lookups = 1
 
+    def count_beside_from(self, index: int) -> None:
+        """Count in `beside` from this route on. Before the kernel knows any inode."""
+        self._first_beside = index << NODE_BITS
+
     def by_inode(self, record: Record) -> Record:
         """Remove the entries of a feature's set or dict by inode, from now on, when the kernel forgets the inode."""
         if isinstance(record, set):

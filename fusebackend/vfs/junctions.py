@@ -6,8 +6,9 @@ way exists even where the backend underneath has no directory of that name; it t
 when something is first created in it. A `Pinned` one is the server's own: never real, and never changed.
 
 The trees directory, `/.fusebackend` in the root of the main tree, is the server's. One place makes it: `MountTree`, by
-`TreesOptions`. A feature adds what it shows there: a computed file (`MountTree.files`), or a directory of its own
-(`MountTree.add_directory`), with the trees in it. In the other trees its name does not exist.
+`TreesOptions`. A feature adds what it shows there: a computed file (`MountTree.files`), a directory of its own
+(`MountTree.add_directory`), with the trees in it, or a volume (`MountTree.add_route`). In the other trees its name does
+not exist.
 
 A mount has its main tree, and others beside it (`FileSystem.add_tree`). Each tree has a root, and routes and junctions
 of its own: for the kernel gives a directory one dentry, and moves it where the directory is found in two places
@@ -35,13 +36,14 @@ import trio
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath, is_below, join, split, to_name, to_text
 from fusebackend.composite.route_table import RouteTable
-from fusebackend.protocol import ROOT_NODE, Attr, Caller, Features, Volume, Writable
+from fusebackend.protocol import DEFAULT_TTL_S, ROOT_NODE, Attr, Caller, Features, Volume, Writable
 from fusebackend.vfs.calls.executor import RouteExecutor
 from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S, DEFAULT_MAX_CALLS, RouteLimits
 from fusebackend.vfs.coherence.timeouts import ENDLESS_TIMEOUT_S, CachePolicy
 from fusebackend.vfs.inodes import SYNTHETIC_INDEX, inode_number, node_of, route_index
 from fusebackend.vfs.pseudo_files import PseudoFiles
 from fusebackend.vfs.trees_options import TreesOptions
+from fusebackend.volumes.native import NativeVolume
 
 PRIVATE_NAME = b"private"
 """The directory of trees for the server's own use, such as the root of commands, below the trees directory: not listed,
@@ -332,6 +334,8 @@ class MountTree:
         own = _own_route(len(self.routes), join(ROOT, to_text(self._servers_name)), self.files)
         self.attached = [*self.routes, own]
         """Those of all trees, by their index."""
+        self.beside: dict[AgentPath, NativeVolume] = {}
+        """Volumes in the trees directory by their prefix, see `add_route`."""
         self._synthetic = 0
         self._junctions: dict[int, Junction] = {}
         self.ways: list[Junction] = []
@@ -395,6 +399,31 @@ class MountTree:
         self.servers.children = {**self.servers.children, name: made}
         return made
 
+    def add_route(self, name: bytes, volume: NativeVolume, deadline_s: float) -> Route:
+        """Attach a volume in the trees directory, until the mount ends. Before it begins, and before other trees.
+
+        Args:
+            name: of its root, in the trees directory.
+            volume: reports every change to `subscribe`.
+            deadline_s: as for `FileSystem`.
+
+        Raises:
+            ValueError: there is a directory of that name.
+        """
+        if name in self.servers.children:
+            raise ValueError(f"there is a directory '{to_text(name)}' already")
+        prefix = join(self.servers.path, to_text(name))
+        blocking = volume.features.blocking
+        executor = RouteExecutor(blocking, deadline_s, name=f"'{prefix}/'", volume=volume)
+        policy_of = partial(_policy, True, DEFAULT_TTL_S)
+        route = Route(len(self.attached), prefix, volume, policy_of, executor)
+        root = Junction(inode_number(route.index, ROOT_NODE), name, self.servers, route)
+        self.attached = [*self.attached, route]
+        self.beside = {**self.beside, prefix: volume}
+        self.add({root.inode: root})
+        self.servers.children = {**self.servers.children, name: root}
+        return route
+
     def add(self, junctions: dict[int, Junction]) -> None:
         """More junctions, for good."""
         ways = [each for each in junctions.values() if each.route is None and not isinstance(each, Pinned)]
@@ -411,9 +440,11 @@ class MountTree:
         return twin
 
     def route_of(self, path: AgentPath) -> Route:
-        """The route of the main tree that has a path, that of the trees directory included."""
+        """The route of the main tree that has a path, those of the trees directory included."""
         if self.trees_path is not None and is_below(path, self.trees_path):
-            return self.attached[len(self.routes)]
+            first = len(self.routes)
+            there = self.attached[first + 1 : first + 1 + len(self.beside)]
+            return next((route for route in there if is_below(path, route.prefix)), self.attached[first])
         return self._by_prefix[self.table.route(path)[0] or ROOT]
 
     def volumes(self) -> list[tuple[Volume, list[Route]]]:

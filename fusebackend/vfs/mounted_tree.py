@@ -19,7 +19,17 @@ from typing import Any
 
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath, join, to_name
-from fusebackend.protocol import DEFAULT_TTL_S, Attr, AttrChanges, Caller, ObservableVolume, Routed, StatFs, Volume
+from fusebackend.protocol import (
+    DEFAULT_TTL_S,
+    Attr,
+    AttrChanges,
+    Caller,
+    ObservableVolume,
+    Routed,
+    SnapshotVolume,
+    StatFs,
+    Volume,
+)
 from fusebackend.vfs import switches as switching
 from fusebackend.vfs.calls.request import current, on_behalf_of
 from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S, RouteLimits
@@ -52,6 +62,7 @@ from fusebackend.vfs.trees_options import TreesOptions
 from fusebackend.vfs.watch.feed import ChangeFeed
 from fusebackend.vfs.watch.node_paths import NodePaths
 from fusebackend.vfs.xattrs import ExtendedAttributes
+from fusebackend.volumes.native import NativeVolume
 
 log = logging.getLogger(__name__)
 
@@ -132,6 +143,7 @@ class FileSystem:
         self.listxattr, self.removexattr = self.xattrs.list, self.xattrs.remove
         self.listing = Listing(self.resolver, self.cached_readdir, self.lookup)
         self.feed = ChangeFeed(self.tree, self.names)
+        self._deadline_s = deadline_s
         self._growing = threading.Lock()
         self._unguard: list[Callable[[], None]] = []
 
@@ -455,6 +467,27 @@ class FileSystem:
         self.cached_readdir.closed(self.directories.remove(number))
 
     # -- trees -------------------------------------------------------------------------------------------------
+
+    def add_route(self, name: str, volume: NativeVolume) -> AgentPath:
+        """Attach a volume in the trees directory, until the mount ends. Before the mount, and before `add_tree`.
+
+        Args:
+            name: of its root.
+            volume: reports every change to `subscribe`.
+
+        Returns:
+            The path of its root, below the mount point.
+
+        Raises:
+            ValueError: there is a directory of that name.
+        """
+        route = self.tree.add_route(to_name(name), volume, self._deadline_s)
+        self.inodes.count_beside_from(len(self.tree.attached))
+        return route.prefix
+
+    def keeps_snapshots(self, route: Route) -> bool:
+        """Return True for a route of which snapshots can be taken, in a mount that shows them."""
+        return self.tree.trees_path is not None and isinstance(route.volume, SnapshotVolume)
 
     def add_tree(self, name: str, pinned: Iterable[bytes] = ()) -> AgentPath:
         """Add a tree of the live files for the server's own use (`MountTree.private`), until the mount ends.

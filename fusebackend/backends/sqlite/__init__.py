@@ -3,7 +3,9 @@
 backend.py       `SqliteBackend`, and its volume
 schema.py        the tables of the file, and how it is opened
 stored_tree.py   the dirty buffer, the caches, and reading from the file
-flusher.py       the thread that writes changes to the file
+old_rows.py      the rows that snapshots need: kept, read, freed
+snapshots.py     snapshots, each a read-only volume
+flusher.py       the thread that writes changes to the file, and has the background work done
 index.py         the trigram index for `grep`
 check.py         finds problems in a file
 repair.py        repairs them

@@ -13,19 +13,23 @@ thread, moves the WAL into the file (checkpoint) and brings the index up to date
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import logging
 import os
 import time
+from collections.abc import Sequence
 
 from fusebackend.backends.sqlite import schema
 from fusebackend.backends.sqlite.flusher import Flusher
 from fusebackend.backends.sqlite.index import Indexer, IndexWalk
+from fusebackend.backends.sqlite.old_rows import Pruner
+from fusebackend.backends.sqlite.snapshots import Snapshots
 from fusebackend.backends.sqlite.stored_tree import StoredTree, sqlite_errors
 from fusebackend.base.errors import oserror
 from fusebackend.databases.sqlite import transaction
-from fusebackend.protocol import Features, GrepResult, OnExists, StatFs
+from fusebackend.protocol import Features, GrepResult, OnExists, Snapshot, SnapshotVolume, StatFs, Volume
 from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.search import grep_files
 
@@ -48,7 +52,7 @@ FULL_RETRY_S = 0.2
 """After a failed flush, how long writes are refused before the next one tries again."""
 
 
-class SqliteVolume(StoredTree):
+class SqliteVolume(StoredTree, SnapshotVolume):
     """The kernel face of `SqliteBackend`."""
 
     features = Features()
@@ -68,9 +72,13 @@ class SqliteVolume(StoredTree):
         self._wal_fd = -1
         self._gone_since = 0.0
         self._closed = False
+        self._unsnapped = True
+        """Whether the file has changes since the newest snapshot; not known when it is opened."""
         try:
             super().__init__(db, name)
-            self._flusher = Flusher(self.path, self.lock, self.write_back, self._wal_bytes, Indexer(self.path))
+            self._snapshots = Snapshots(db, name)
+            workers = Pruner(), Indexer(name)
+            self._flusher = Flusher(name, self.lock, self.write_back, self._wal_bytes, workers)
             self._free_orphans()
         except OSError as error:
             db.close()
@@ -105,13 +113,19 @@ class SqliteVolume(StoredTree):
         if self._dirty.bytes + size <= self._room_bytes:
             return
         self.write_back()
+        self._measure_all_room()
+        while size > self._room_bytes and self._give_up_snapshot():
+            self._measure_all_room()
+        if size > self._room_bytes:
+            raise oserror(errno.ENOSPC)
+
+    def _measure_all_room(self) -> None:
+        """With an empty WAL and an empty dirty buffer."""
         self._checkpoint("TRUNCATE")
         free_pages = self._scalar("PRAGMA freelist_count") * schema.PAGE_BYTES
         # Free pages take data that only the WAL needs room for, and only until the next of these checkpoints.
         passing = self._spare(os.fstatvfs(self._claim.fd), RESERVE_BYTES // 2)
         self._room_bytes = max(self._room(), min(free_pages, passing) * 4 // 5)
-        if size > self._room_bytes:
-            raise oserror(errno.ENOSPC)
 
     def _room(self) -> int:
         """Bytes of data the disk can take: each is written twice, to the WAL and to the file, in pages a fifth empty.
@@ -176,7 +190,8 @@ class SqliteVolume(StoredTree):
     def _write_dirty(self) -> None:
         """One transaction, all or nothing."""
         with transaction(self._db):
-            self._dirty.write(self._db, self._rows.__next__)
+            self._unsnapped = self._unsnapped or self._dirty.is_change(self._snapshots.newest_ns)
+            self._dirty.write(self._db, self._new_row, self._snapshots.newest)
             if self._next_node != self._stored_next_node:
                 self._db.execute("UPDATE meta SET value = ? WHERE key = 'next_node'", (self._next_node,))
 
@@ -217,6 +232,7 @@ class SqliteVolume(StoredTree):
                     with sqlite_errors():
                         self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             finally:
+                self._snapshots.close()
                 self._db.close()
                 if self._wal_fd >= 0:
                     os.close(self._wal_fd)
@@ -238,6 +254,53 @@ class SqliteVolume(StoredTree):
             orphans = "SELECT node FROM inode WHERE nlink = 0 AND node NOT IN (SELECT node FROM dentry)"
             self._dirty.dead = {node for (node,) in self._db.execute(orphans)}
         self.write_back()
+
+    # -- snapshots ---------------------------------------------------------------------------------------------
+
+    @property
+    def is_changed(self) -> bool:
+        return self._unsnapped or self._dirty.is_change(self._snapshots.newest_ns)
+
+    def snapshot_bytes(self) -> int:
+        return self._snapshots.kept_bytes()
+
+    def snapshots(self) -> Sequence[Snapshot]:
+        with self.lock:
+            return list(self._snapshots)
+
+    def take_snapshot(self, name: str) -> Snapshot:
+        with self.lock:
+            self.write_back()
+            with sqlite_errors():
+                taken = self._snapshots.take(name, self._next_node, self._next_row)
+            self._unsnapped = False
+        self.fsync(0)
+        return taken
+
+    def delete_snapshot(self, name: str) -> None:
+        with self.lock:
+            with contextlib.suppress(OSError):  # a full disk can't take what came before, and needs what this frees
+                self.write_back()
+            with sqlite_errors():
+                self._snapshots.delete(name)
+        self._flusher.wake()
+
+    def snapshot(self, name: str) -> Volume:
+        with self.lock:
+            return self._snapshots.view(name)
+
+    def _give_up_snapshot(self) -> bool:
+        """Delete the oldest snapshot that may go, and free at once what it alone needs. False if there is none."""
+        name = next((each.name for each in self._snapshots if self.may_go is not None and self.may_go(each.name)), None)
+        if name is None:
+            return False
+        log.warning("the disk under %s is full: snapshot '%s' goes", self.path, name)
+        with sqlite_errors():
+            self._snapshots.delete(name)
+            pruner = Pruner()
+            while pruner.work(self._db) is not None:
+                pass
+        return True
 
 
 class SqliteBackend(VolumeBackend):

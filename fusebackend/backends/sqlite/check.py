@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from fusebackend.backends.sqlite import schema
 from fusebackend.backends.sqlite.index import text_of
+from fusebackend.backends.sqlite.old_rows import is_needed
 from fusebackend.databases.sqlite import open_file
 from fusebackend.protocol import BLOCK_BYTES, NAME_MAX_BYTES, ROOT_NODE
 from fusebackend.volumes import trigram
@@ -49,6 +50,15 @@ INVALID_NAME = f"""(typeof(name) != 'blob' OR length(name) NOT BETWEEN 1 AND {NA
 _NAMES = "SELECT node AS named, count(*) AS names FROM dentry GROUP BY node"
 _MAX_ID = (1 << 32) - 1
 LAST_CHUNK = MAX_FILE_BYTES >> CHUNK_SHIFT
+BYTES = "place JOIN chunk ON chunk.id = place.chunk"
+PLACED = "(SELECT chunk FROM place UNION ALL SELECT chunk FROM old_place WHERE chunk IS NOT NULL)"
+"""Rows of `chunk` that a file has, or had at the time of a snapshot."""
+BROKEN_SNAPSHOT = f"""(number < 1 OR {INVALID_NAME} OR typeof(time_ns) != 'integer'
+    OR typeof(next_node) != 'integer' OR next_node NOT BETWEEN 2 AND (SELECT value FROM meta WHERE key = 'next_node')
+    OR typeof(next_chunk) != 'integer' OR next_chunk < 1)"""
+LOST_NAMES = f"""node IS NOT NULL AND NOT EXISTS (SELECT 1 FROM inode WHERE inode.node = old_dentry.node)
+    AND NOT EXISTS (SELECT 1 FROM old_inode WHERE old_inode.node = old_dentry.node AND until >= old_dentry.until)
+    AND {is_needed("old_dentry", ("parent", "name"), "old_dentry")}"""
 
 
 class Rule(NamedTuple):
@@ -132,22 +142,31 @@ RULES = (
     ),
     Rule(
         "chunk {} of inode {} belongs to no file and no link",
-        f"SELECT idx, node FROM chunk WHERE node NOT IN (SELECT node FROM inode WHERE {FILE} OR {LINK})",
+        f"SELECT idx, node FROM place WHERE node NOT IN (SELECT node FROM inode WHERE {FILE} OR {LINK})",
+    ),
+    Rule(
+        "chunk {} of inode {} has no bytes",
+        "SELECT idx, node FROM place WHERE chunk NOT IN (SELECT id FROM chunk)",
     ),
     Rule(
         "chunk {} of inode {} holds {} bytes",
-        f"""SELECT idx, node, length(data) FROM chunk
-            WHERE typeof(data) != 'blob' OR length(data) > {CHUNK_BYTES} OR idx NOT BETWEEN 0 AND {LAST_CHUNK}""",
+        f"""SELECT place.idx, place.node, length(data) FROM {BYTES}
+            WHERE typeof(data) != 'blob' OR length(data) > {CHUNK_BYTES} OR place.idx NOT BETWEEN 0 AND {LAST_CHUNK}""",
     ),
     Rule(
         "chunk {} of inode {} holds {} bytes, beyond the end of the file at {}",
-        f"""SELECT idx, chunk.node, length(data), size FROM chunk JOIN inode ON inode.node = chunk.node
-            WHERE (idx << {CHUNK_SHIFT}) + length(data) > size""",
+        f"""SELECT place.idx, place.node, length(data), size FROM {BYTES} JOIN inode ON inode.node = place.node
+            WHERE (place.idx << {CHUNK_SHIFT}) + length(data) > size""",
+    ),
+    Rule("the bytes in row {} of chunk are no file's", f"SELECT id FROM chunk WHERE id NOT IN {PLACED}"),
+    Rule(
+        "the bytes in row {} of chunk are in {} places",
+        f"SELECT chunk, count(*) AS places FROM {PLACED} GROUP BY chunk HAVING places > 1",
     ),
     Rule(
         "inode {} says it has {} blocks and its chunks have {}",
         f"""SELECT inode.node, blocks, coalesce(sum({CHUNK_BLOCKS}), 0) AS allocated
-            FROM inode LEFT JOIN chunk ON chunk.node = inode.node
+            FROM inode LEFT JOIN place ON place.node = inode.node LEFT JOIN chunk ON chunk.id = place.chunk
             WHERE NOT {DIRECTORY} GROUP BY inode.node HAVING blocks != allocated""",
     ),
     Rule(
@@ -158,13 +177,13 @@ RULES = (
     Rule(
         "link inode {} has a target of {} bytes, and {} of them are there",
         f"""SELECT inode.node, size, coalesce(length(data), 0) FROM inode
-            LEFT JOIN chunk ON chunk.node = inode.node AND idx = 0
+            LEFT JOIN place ON place.node = inode.node AND place.idx = 0 LEFT JOIN chunk ON chunk.id = place.chunk
             WHERE {LINK} AND size != coalesce(length(data), 0)""",
     ),
     Rule(
         "link inode {} has no target",
         f"""SELECT node FROM inode WHERE {LINK} AND nlink != 0
-            AND node NOT IN (SELECT node FROM chunk WHERE length(data) > 0)""",
+            AND node NOT IN (SELECT place.node FROM {BYTES} WHERE length(data) > 0)""",
     ),
     Rule(
         "extended attribute {!r} of inode {}, which does not exist",
@@ -177,6 +196,28 @@ RULES = (
     Rule(
         "inode {} waits to be indexed, and does not exist",
         "SELECT node FROM unindexed WHERE node NOT IN (SELECT node FROM inode)",
+    ),
+    Rule(
+        "snapshot {} has a field that can't be",
+        f"SELECT number FROM snapshot WHERE {BROKEN_SNAPSHOT}",
+    ),
+    Rule(
+        "snapshot {} was taken after {}, which should be the newest",
+        """SELECT number, coalesce((SELECT value FROM meta WHERE key = 'snapshot'), 'nothing') AS newest FROM snapshot
+           WHERE NOT coalesce(number <= newest, 0)""",
+    ),
+    Rule(
+        "inode {} has a field that is not a number, in snapshots up to {}",
+        "SELECT node, until FROM old_inode WHERE "
+        + " OR ".join(f"typeof({field}) != 'integer'" for field in INODE_NUMBERS),
+    ),
+    Rule(
+        "name {!r} in inode {} leads to inode {}, which does not exist, in snapshots up to {}",
+        f"SELECT name, parent, node, until FROM old_dentry WHERE {LOST_NAMES}",
+    ),
+    Rule(
+        "chunk {} of inode {} has no bytes, in snapshots up to {}",
+        "SELECT idx, node, until FROM old_place WHERE chunk IS NOT NULL AND chunk NOT IN (SELECT id FROM chunk)",
     ),
     Rule(
         "the next inode would be {}, and there is an inode {}",
@@ -227,7 +268,8 @@ def _require_volume(connection: sqlite3.Connection, name: str) -> None:
     if identity != schema.APPLICATION_ID:
         raise schema.VolumeFileError(errno.EINVAL, f"'{name}' is not a fusebackend volume")
     if version != schema.VERSION:
-        message = f"'{name}' has schema version {version}, this fusebackend checks {schema.VERSION}"
+        remedy = "upgrade it" if version > schema.VERSION else "open or mount the file once, which changes it"
+        message = f"'{name}' has schema version {version}, this fusebackend checks {schema.VERSION}; {remedy}"
         raise schema.VolumeFileError(errno.EINVAL, message)
 
 

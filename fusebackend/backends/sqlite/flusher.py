@@ -1,9 +1,10 @@
-"""`Flusher`: the thread of an SQLite volume that writes changes to the file, checkpoints the WAL, and indexes.
+"""`Flusher`: the thread of an SQLite volume that writes changes to the file, checkpoints the WAL, and has workers.
 
 It flushes half a second after a change, so a killed server loses at most that of changes that were not synced. It
-checkpoints on a connection of its own, and takes the volume's lock only for the end of that. On the same connection it
-brings the index up to date, in portions with pauses between. While the other threads of the process are busy, which
-mostly means with answers to the kernel, a portion is due only every `BUSY_PAUSE_S`: each takes Python's lock from them.
+checkpoints on a connection of its own, and takes the volume's lock only for the end of that. On the same connection its
+workers bring the index up to date and free old rows, in portions with pauses between. While the other threads of the
+process are busy, which mostly means with answers to the kernel, a portion is due only every `BUSY_PAUSE_S`: each takes
+Python's lock from them.
 """
 
 from __future__ import annotations
@@ -12,12 +13,11 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Protocol
 
 from fusebackend.backends.sqlite import schema
-from fusebackend.backends.sqlite.index import Indexer
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +39,18 @@ BUSY_PAUSE_S = 0.5
 BUSY_LOOK_S = 0.05
 """While other threads keep this share of a processor busy, portions are so far apart; how often that is measured."""
 
-INDEX_RETRY_S = 10.0
-"""The pause in indexing after a failure."""
+RETRY_S = 10.0
+"""The pause of a worker after a failure."""
+
+
+class Worker(Protocol):
+    """Work in the background of a volume."""
+
+    failure: str
+    """What the log says of the file when it fails."""
+
+    def work(self, db: sqlite3.Connection) -> float | None:
+        """Do a portion, in transactions of a few ms; gives the seconds to the next, None when nothing is left."""
 
 
 class OtherThreads:
@@ -71,13 +81,13 @@ class Flusher:
         lock: AbstractContextManager[Any],
         flush: Callable[[], None],
         wal_bytes: Callable[[], int],
-        indexer: Indexer,
+        workers: Sequence[Worker],
     ) -> None:
         self._path = path
         self._lock = lock
         self._flush = flush
         self._wal_bytes = wal_bytes
-        self._indexer = indexer
+        self._workers = workers
         self._failing = False
         self._connection: sqlite3.Connection | None = None
         self._changes_waiting = threading.Event()
@@ -104,26 +114,26 @@ class Flusher:
 
     def _run(self) -> None:
         flush_at: float | None = None
-        index_at: float | None = time.monotonic() + FLUSH_AFTER_S
-        index_by = 0.0
+        work_at: float | None = time.monotonic() + FLUSH_AFTER_S
+        work_by = 0.0
         others = OtherThreads()
         try:
             while not self._stopping.is_set():
                 if flush_at is None:
-                    if self._changes_waiting.wait(_until(index_at)):
+                    if self._changes_waiting.wait(_until(work_at)):
                         flush_at = time.monotonic() + FLUSH_AFTER_S
                 else:
-                    self._stopping.wait(_until(min(flush_at, index_at or flush_at)))
+                    self._stopping.wait(_until(min(flush_at, work_at or flush_at)))
                 if flush_at is not None and time.monotonic() >= flush_at:
                     self._write_on()
                     flush_at = None
-                    index_at = index_at or time.monotonic()
-                if index_at is not None and time.monotonic() >= index_at:
-                    if others.share() > BUSY_SHARE and time.monotonic() < index_by:
-                        index_at = time.monotonic() + BUSY_LOOK_S
+                    work_at = work_at or time.monotonic()
+                if work_at is not None and time.monotonic() >= work_at:
+                    if others.share() > BUSY_SHARE and time.monotonic() < work_by:
+                        work_at = time.monotonic() + BUSY_LOOK_S
                     else:
-                        index_at = self._index()
-                        index_by = time.monotonic() + BUSY_PAUSE_S
+                        work_at = self._work()
+                        work_by = time.monotonic() + BUSY_PAUSE_S
         finally:
             if self._connection is not None:
                 self._connection.close()
@@ -153,17 +163,21 @@ class Flusher:
         else:
             self._failing = False
 
-    def _index(self) -> float | None:
-        """Index a portion; gives when the next one is due."""
+    def _work(self) -> float | None:
+        """Have each worker do a portion; gives when the next ones are due."""
+        moments = [moment for worker in self._workers if (moment := self._portion(worker)) is not None]
+        return min(moments, default=None)
+
+    def _portion(self, worker: Worker) -> float | None:
         start = time.monotonic()
         try:
-            pause_s = self._indexer.work(self._connected())
+            pause_s = worker.work(self._connected())
             self._keep_short()
-        except Exception as error:  # changes must still be flushed, and searches read them without an index
+        except Exception as error:  # changes must still be flushed, and neither face needs what the workers do
             if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
                 return time.monotonic() + FLUSH_AFTER_S / 10
-            log.error("the index of %s can't be brought up to date: %s", self._path, error)
-            return time.monotonic() + INDEX_RETRY_S
+            log.error("%s %s: %s", self._path, worker.failure, error)
+            return time.monotonic() + RETRY_S
         if pause_s is None:
             return None
         spent_s = time.monotonic() - start

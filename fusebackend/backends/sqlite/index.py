@@ -71,6 +71,8 @@ REBUILD_ENTRIES = 10_000
 _INDEXABLE = f"""SELECT size FROM inode
     WHERE node = ? AND (mode & {stat.S_IFMT(0o177777)}) = {stat.S_IFREG} AND size BETWEEN 1 AND {INDEXED_BYTES}"""
 
+_DATA = """SELECT CAST(data AS BLOB) FROM place JOIN chunk ON id = chunk WHERE place.node = ? ORDER BY place.idx"""
+
 
 class Piece(NamedTuple):
     """Work that can't be divided: a slice of a file's entry."""
@@ -83,6 +85,8 @@ class Piece(NamedTuple):
 
 class Indexer:
     """Indexes the files of a volume. Used by one thread. `path` is the volume file."""
+
+    failure = "can't have its index brought up to date"
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -202,7 +206,7 @@ def text_of(db: sqlite3.Connection, node: int) -> bytes | None:
     row = db.execute(_INDEXABLE, (node,)).fetchone()
     if row is None:
         return None
-    rows = db.execute("SELECT CAST(data AS BLOB) FROM chunk WHERE node = ? ORDER BY idx", (node,)).fetchall()
+    rows = db.execute(_DATA, (node,)).fetchall()
     data = rows[0][0] if len(rows) == 1 else b"".join(piece for (piece,) in rows)
     if len(data) != row[0] or b"\0" in data:  # missing chunks are zeros
         return None
@@ -225,7 +229,7 @@ _ALL = f"SELECT node FROM inode WHERE size BETWEEN 1 AND {INDEXED_BYTES}"
 _NAMES = f"""
     SELECT dentry.parent, dentry.name, dentry.node
     FROM ({{candidates}}) AS candidate CROSS JOIN inode ON inode.node = candidate.node
-    LEFT JOIN chunk ON chunk.node = inode.node AND chunk.idx = 0
+    LEFT JOIN place ON place.node = inode.node AND place.idx = 0 LEFT JOIN chunk ON chunk.id = place.chunk
     CROSS JOIN dentry ON dentry.node = inode.node
     WHERE {_FILE} AND size <= {INDEXED_BYTES} AND (size > {CHUNK_BYTES} OR instr(chunk.data, :needle))
     UNION ALL

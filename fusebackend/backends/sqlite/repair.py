@@ -20,6 +20,8 @@ from typing import NamedTuple
 
 from fusebackend.backends.sqlite import schema
 from fusebackend.backends.sqlite.check import (
+    BROKEN_SNAPSHOT,
+    BYTES,
     CHUNK_BLOCKS,
     DIRECTORY,
     FILE,
@@ -28,6 +30,8 @@ from fusebackend.backends.sqlite.check import (
     KNOWN_TYPES,
     LAST_CHUNK,
     LINK,
+    LOST_NAMES,
+    PLACED,
     REACHED,
     TYPE,
     below_themselves,
@@ -45,7 +49,7 @@ from fusebackend.volumes.storage import MAX_FILE_BYTES
 LOST_AND_FOUND = b"lost+found"
 
 _PARENTS = "(SELECT parent FROM dentry)"
-_HOLDERS = "(SELECT node FROM chunk)"
+_HOLDERS = "(SELECT node FROM place)"
 _INODES = "(SELECT node FROM inode)"
 _LOST = f"nlink != 0 AND node NOT IN (SELECT node FROM ({REACHED} SELECT node FROM reached))"
 
@@ -120,7 +124,7 @@ def _mend(db: sqlite3.Connection, index_is_readable: bool) -> tuple[list[str], i
 
 
 _NUMBERED = (
-    ("inode", "node"), ("dentry", "node"), ("dentry", "parent"), ("chunk", "node"), ("xattr", "node"),
+    ("inode", "node"), ("dentry", "node"), ("dentry", "parent"), ("place", "node"), ("xattr", "node"),
     ("unindexed", "node"),
 )  # fmt: skip
 """Columns with numbers of nodes. Not `inode.parent`: that follows from the names."""
@@ -138,11 +142,24 @@ def _renumber(db: sqlite3.Connection) -> None:
             db.execute(f"UPDATE OR REPLACE {table} SET {column} = ? WHERE {column} = ?", (number, node))
 
 
+def _own_bytes(db: sqlite3.Connection) -> None:
+    """Give each place bytes of its own: two with the same would change together."""
+    seen: set[int] = set()
+    for table, key in (("place", "node, idx"), ("old_place", "node, idx, until")):
+        for chunk, *place in db.execute(f"SELECT chunk, {key} FROM {table} WHERE chunk IS NOT NULL").fetchall():
+            if chunk in seen:
+                copy = "INSERT INTO chunk (node, idx, data) SELECT node, idx, data FROM chunk WHERE id = ?"
+                chunk = db.execute(copy, (chunk,)).lastrowid
+                marks = ", ".join("?" * len(place))
+                db.execute(f"UPDATE {table} SET chunk = ? WHERE ({key}) = ({marks})", (chunk, *place))
+            seen.add(chunk)
+
+
 def _root(db: sqlite3.Connection) -> None:
     """Make the root a directory; data in it becomes a file of its own."""
     db.execute(f"INSERT OR IGNORE INTO inode VALUES ({ROOT_NODE}, {stat.S_IFDIR | 0o755}, 2, {_me()})", _now())
-    if db.execute("SELECT 1 FROM chunk WHERE node = ?", (ROOT_NODE,)).fetchone():
-        db.execute("UPDATE chunk SET node = ? WHERE node = ?", (_next_node(db), ROOT_NODE))
+    if db.execute("SELECT 1 FROM place WHERE node = ?", (ROOT_NODE,)).fetchone():
+        db.execute("UPDATE place SET node = ? WHERE node = ?", (_next_node(db), ROOT_NODE))
     db.execute(
         f"UPDATE inode SET mode = {stat.S_IFDIR | 0o755} WHERE node = {ROOT_NODE} AND NOT {DIRECTORY}",
     )
@@ -152,7 +169,7 @@ def _missing_inodes(db: sqlite3.Connection) -> None:
     """A missing inode with names below it was a directory, one with data a file."""
     for query, mode in (
         (f"SELECT DISTINCT parent FROM dentry WHERE parent NOT IN {_INODES}", stat.S_IFDIR | 0o700),
-        (f"SELECT DISTINCT node FROM chunk WHERE node NOT IN {_INODES}", stat.S_IFREG | 0o600),
+        (f"SELECT DISTINCT node FROM place WHERE node NOT IN {_INODES}", stat.S_IFREG | 0o600),
     ):
         for (node,) in db.execute(query).fetchall():
             db.execute(f"INSERT INTO inode VALUES ({node}, {mode}, 1, {_me()})", _now())
@@ -173,15 +190,20 @@ _Step = str | Callable[[sqlite3.Connection], None]
 
 _STEPS: tuple[_Step, ...] = (
     *(f"DELETE FROM {table} WHERE typeof({column}) != 'integer'"
-      for table, column in (("dentry", "parent"), ("dentry", "node"), ("chunk", "node"), ("chunk", "idx"),
-                            ("xattr", "node"), ("unindexed", "node"))),
+      for table, column in (("dentry", "parent"), ("dentry", "node"), ("place", "node"), ("place", "idx"),
+                            ("place", "chunk"), ("xattr", "node"), ("unindexed", "node"))),
+    "DELETE FROM place WHERE chunk NOT IN (SELECT id FROM chunk)",
+    "UPDATE old_place SET chunk = NULL WHERE chunk NOT IN (SELECT id FROM chunk)",
+    f"""INSERT OR IGNORE INTO place SELECT node, idx, id FROM chunk
+        WHERE id NOT IN {PLACED} AND typeof(node) = 'integer' AND typeof(idx) = 'integer'""",
+    _own_bytes,
     *(f"UPDATE inode SET {field} = CAST({field} AS INTEGER) WHERE typeof({field}) != 'integer'"
       for field in INODE_NUMBERS),
     *(f"UPDATE inode SET {field} = 0 WHERE {field} NOT BETWEEN 0 AND 4294967295" for field in ("uid", "gid", "rdev")),
     "UPDATE inode SET mode = mode & 65535 WHERE mode NOT BETWEEN 0 AND 65535",
     "UPDATE chunk SET data = CAST(data AS BLOB) WHERE typeof(data) != 'blob'",
     f"UPDATE chunk SET data = substr(data, 1, {CHUNK_BYTES}) WHERE length(data) > {CHUNK_BYTES}",
-    f"DELETE FROM chunk WHERE idx NOT BETWEEN 0 AND {LAST_CHUNK}",
+    f"DELETE FROM place WHERE idx NOT BETWEEN 0 AND {LAST_CHUNK}",
     _renumber,
     _root,
     # Names first: a name in a missing directory would otherwise have that made.
@@ -196,9 +218,9 @@ _STEPS: tuple[_Step, ...] = (
         WHERE NOT {FILE} AND NOT {LINK} AND node IN {_HOLDERS} AND node NOT IN {_PARENTS}""",
     f"""UPDATE inode SET mode = {stat.S_IFDIR} | (mode & 4095)
         WHERE NOT {DIRECTORY} AND node IN {_PARENTS} AND node NOT IN {_HOLDERS}""",
-    f"DELETE FROM chunk WHERE idx != 0 AND node IN (SELECT node FROM inode WHERE {LINK})",
-    f"DELETE FROM inode WHERE {LINK} AND node NOT IN (SELECT node FROM chunk WHERE length(data) > 0)",
-    f"DELETE FROM chunk WHERE node NOT IN (SELECT node FROM inode WHERE {FILE} OR {LINK})",
+    f"DELETE FROM place WHERE idx != 0 AND node IN (SELECT node FROM inode WHERE {LINK})",
+    f"DELETE FROM inode WHERE {LINK} AND node NOT IN (SELECT place.node FROM {BYTES} WHERE length(data) > 0)",
+    f"DELETE FROM place WHERE node NOT IN (SELECT node FROM inode WHERE {FILE} OR {LINK})",
     f"DELETE FROM dentry WHERE node NOT IN {_INODES}",
     f"DELETE FROM dentry WHERE parent NOT IN (SELECT node FROM inode WHERE {DIRECTORY})",
     _one_name_each,
@@ -285,6 +307,19 @@ def _names(node: int) -> Iterator[bytes]:
 
 # -- values that follow -------------------------------------------------------------------------------------------
 
+_SNAPSHOTS = (
+    f"DELETE FROM snapshot WHERE {BROKEN_SNAPSHOT}",
+    "DELETE FROM old_inode WHERE " + " OR ".join(f"typeof({field}) != 'integer'" for field in INODE_NUMBERS),
+    f"UPDATE old_dentry SET node = NULL WHERE {LOST_NAMES}",
+    "INSERT OR REPLACE INTO meta SELECT 'snapshot', coalesce(max(number), 0) FROM ("
+    "SELECT number FROM snapshot UNION ALL SELECT until FROM old_inode UNION ALL SELECT until FROM old_dentry"
+    " UNION ALL SELECT until FROM old_place UNION ALL SELECT value FROM meta"
+    " WHERE key = 'snapshot' AND typeof(value) = 'integer')",
+    # What a snapshot had that is lost now is freed.
+    "INSERT OR REPLACE INTO pruning SELECT 1, value FROM meta WHERE key = 'snapshot'",
+)
+"""The rows of snapshots: what is lost there is missing in them, and the rest stays."""
+
 _COUNTS = (
     f"UPDATE inode SET parent = 0 WHERE NOT {DIRECTORY} AND parent != 0",
     f"""UPDATE inode SET parent = coalesce((SELECT parent FROM dentry WHERE dentry.node = inode.node), {ROOT_NODE})
@@ -295,16 +330,18 @@ _COUNTS = (
             AND child.node IN (SELECT node FROM dentry))
         WHERE {DIRECTORY} AND (nlink != 0 OR node = {ROOT_NODE})""",
     f"""UPDATE inode SET size = max(size, coalesce((
-            SELECT max((idx << {CHUNK_SHIFT}) + length(data)) FROM chunk WHERE chunk.node = inode.node), 0))
+            SELECT max((place.idx << {CHUNK_SHIFT}) + length(data)) FROM {BYTES} WHERE place.node = inode.node), 0))
         WHERE {FILE}""",
     f"UPDATE inode SET size = min(size, {MAX_FILE_BYTES}) WHERE {FILE}",
-    f"""UPDATE inode SET size = (SELECT length(data) FROM chunk WHERE chunk.node = inode.node AND idx = 0)
+    f"""UPDATE inode SET size = (SELECT length(data) FROM {BYTES} WHERE place.node = inode.node AND place.idx = 0)
         WHERE {LINK}""",
     f"""UPDATE inode SET blocks = coalesce((
-            SELECT sum({CHUNK_BLOCKS}) FROM chunk WHERE chunk.node = inode.node), 0) WHERE NOT {DIRECTORY}""",
+            SELECT sum({CHUNK_BLOCKS}) FROM {BYTES} WHERE place.node = inode.node), 0) WHERE NOT {DIRECTORY}""",
     f"""UPDATE inode SET size = {DIRECTORY_BYTES}, blocks = {allocated_blocks(DIRECTORY_BYTES)} WHERE {DIRECTORY}""",
     "DELETE FROM unindexed WHERE node NOT IN (SELECT node FROM inode)",
     "INSERT OR REPLACE INTO meta SELECT 'next_node', max(node) + 1 FROM inode",
+    *_SNAPSHOTS,
+    f"DELETE FROM chunk WHERE id NOT IN {PLACED}",
 )
 
 
@@ -330,7 +367,7 @@ def _index(db: sqlite3.Connection) -> None:
 def _empty_index(db: sqlite3.Connection) -> None:
     """Fill the index's tables as those of a new one: a broken index can't be opened or dropped, but its tables can."""
     new = open_file("new", "mode=memory")
-    for statement in (schema.TABLES + schema.INDEX_TABLES).split(";\n"):
+    for statement in schema.ALL_TABLES:
         new.execute(statement)
     for table in ("trigram_data", "trigram_idx", "trigram_config", "common_word"):
         db.execute(f"DELETE FROM {table}")

@@ -3,7 +3,7 @@
     sqlite3 FILE "SELECT * FROM tree"        lists every path with type, size and times
     sqlite3 FILE "SELECT * FROM inode"       is the volume as `stat` sees it
 
-Schema, version 2 (`PRAGMA user_version`; `application_id` is 0x66626b64, "fbkd"):
+Schema, version 3 (`PRAGMA user_version`; `application_id` is 0x66626b64, "fbkd"):
 
 | table         | one row for                | columns                                                              |
 |---------------|----------------------------|----------------------------------------------------------------------|
@@ -11,17 +11,30 @@ Schema, version 2 (`PRAGMA user_version`; `application_id` is 0x66626b64, "fbkd"
 |               |                            | blocks (of 512 bytes), atime_ns, mtime_ns, ctime_ns, parent (of a     |
 |               |                            | directory; 0 elsewhere)                                              |
 | `dentry`      | a name                     | parent (node), name (bytes), node                                    |
-| `chunk`       | up to 64 KiB of a file     | id, node, idx (offset / 65536), data; what is missing reads as zeros |
+| `place`       | up to 64 KiB of a file     | node, idx (offset / 65536), chunk; what is missing reads as zeros    |
+| `chunk`       | their bytes                | id, data; node and idx, for which they were written (for a repair)   |
 | `xattr`       | an extended attribute      | node, name (bytes), value (bytes)                                    |
-| `meta`        | a fact about the volume    | key, value: `next_node`; `indexed`, the entries made in `trigram`     |
+| `meta`        | a fact about the volume    | key, value: `next_node`; `indexed`, the entries made in `trigram`;    |
+|               |                            | `snapshot`, the number of the newest one that there ever was         |
 | `unindexed`   | a node whose contents have | node, changed_ns (when that was flushed, since the epoch; 0: before  |
 |               | changed since its entry    | there was an index)                                                  |
 | `trigram`     | the trigrams of a file's   | FTS5 without contents: rowid is the node, words are mapped by         |
 |               | words (`trigram.py`)       | `trigram.shown`. Old entries of a node stay and do no harm           |
 | `common_word` | a word too common for that | word (bytes)                                                         |
+| `snapshot`    | a snapshot                 | number, name (bytes), time_ns; next_node and next_chunk: what has    |
+|               |                            | lower numbers may be in it                                           |
+| `old_inode`,  | what was replaced since    | as without `old_`, and `until`: the last snapshot that has it so. A   |
+| `old_dentry`, | a snapshot (`old_rows.py`) | name or place that was not there has NULL as its node or chunk.      |
+| `old_place`,  |                            | `old_xattr` goes with the row of `old_inode`; `old_place` has the    |
+| `old_xattr`   |                            | size of its chunk in bytes                                           |
+| `pruning`     | deleted snapshots of which | first, last (numbers)                                                |
+|               | rows are still to be freed |                                                                      |
 
-The target of a symbolic link is its chunk 0. A node with `nlink = 0` was open when the server ended; it is freed at
-the next opening. Version 1 had no index (the last three tables); its files get one when they are opened.
+The target of a symbolic link is its place 0. A node with `nlink = 0` was open when the server ended; it is freed at
+the next opening.
+
+Files of earlier versions are changed when they are opened, in one transaction. Version 1 had no index. Version 2 had no
+snapshots, and an index of `chunk` instead of `place`: a million chunks, 60 GB, take some seconds.
 
 The file is in WAL mode and may be read with other tools while it is mounted. An exclusive `flock` keeps a second
 `SqliteBackend` from opening it.
@@ -42,7 +55,7 @@ from fusebackend.databases.sqlite import open_file, transaction
 from fusebackend.protocol import MAX_NODE, ROOT_NODE
 
 APPLICATION_ID = 0x66626B64
-VERSION = 2
+VERSION = 3
 PAGE_BYTES = 16384
 """Measured: writing 256 MiB takes half as long as with 4 KiB, and a small commit no longer."""
 
@@ -68,7 +81,12 @@ twice as often; a search in 60 segments takes half a millisecond."""
 
 _MAGIC = b"SQLite format 3\0"
 
-TABLES = """
+_PLACE_TABLE = """\
+CREATE TABLE place (
+    node INTEGER NOT NULL, idx INTEGER NOT NULL, chunk INTEGER NOT NULL, PRIMARY KEY (node, idx)
+) WITHOUT ROWID"""
+
+_TABLES = f"""
 CREATE TABLE inode (
     node INTEGER PRIMARY KEY, mode INTEGER NOT NULL, nlink INTEGER NOT NULL, uid INTEGER NOT NULL,
     gid INTEGER NOT NULL, rdev INTEGER NOT NULL, size INTEGER NOT NULL, blocks INTEGER NOT NULL,
@@ -79,7 +97,7 @@ CREATE TABLE dentry (
     parent INTEGER NOT NULL, name BLOB NOT NULL, node INTEGER NOT NULL, PRIMARY KEY (parent, name)
 ) WITHOUT ROWID;
 CREATE TABLE chunk (id INTEGER PRIMARY KEY, node INTEGER NOT NULL, idx INTEGER NOT NULL, data BLOB NOT NULL);
-CREATE UNIQUE INDEX chunk_place ON chunk (node, idx);
+{_PLACE_TABLE};
 CREATE TABLE xattr (
     node INTEGER NOT NULL, name BLOB NOT NULL, value BLOB NOT NULL, PRIMARY KEY (node, name)
 ) WITHOUT ROWID;
@@ -100,7 +118,7 @@ CREATE VIEW tree AS
 
 TRIGRAMS = "USING fts5(words, content='', detail=none, columnsize=0, tokenize='trigram case_sensitive 1')"
 
-INDEX_TABLES = f"""
+_INDEX_TABLES = f"""
 CREATE INDEX dentry_node ON dentry (node);
 CREATE INDEX inode_large ON inode (node) WHERE size > {INDEXED_BYTES};
 CREATE TABLE unindexed (node INTEGER PRIMARY KEY, changed_ns INTEGER NOT NULL);
@@ -110,6 +128,38 @@ INSERT INTO trigram (trigram, rank) VALUES ('hashsize', {HASH_BYTES});
 INSERT INTO trigram (trigram, rank) VALUES ('automerge', {MERGED_SEGMENTS});
 INSERT INTO meta VALUES ('indexed', 0)
 """
+
+_SNAPSHOT_TABLES = """
+CREATE TABLE snapshot (
+    number INTEGER PRIMARY KEY, name BLOB NOT NULL UNIQUE, time_ns INTEGER NOT NULL,
+    next_node INTEGER NOT NULL, next_chunk INTEGER NOT NULL
+);
+CREATE TABLE old_inode (
+    node INTEGER NOT NULL, until INTEGER NOT NULL, mode INTEGER NOT NULL, nlink INTEGER NOT NULL, uid INTEGER NOT NULL,
+    gid INTEGER NOT NULL, rdev INTEGER NOT NULL, size INTEGER NOT NULL, blocks INTEGER NOT NULL,
+    atime_ns INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, ctime_ns INTEGER NOT NULL, parent INTEGER NOT NULL,
+    PRIMARY KEY (node, until)
+) WITHOUT ROWID;
+CREATE TABLE old_dentry (
+    parent INTEGER NOT NULL, name BLOB NOT NULL, until INTEGER NOT NULL, node INTEGER, PRIMARY KEY (parent, name, until)
+) WITHOUT ROWID;
+CREATE TABLE old_place (
+    node INTEGER NOT NULL, idx INTEGER NOT NULL, until INTEGER NOT NULL, chunk INTEGER, bytes INTEGER NOT NULL,
+    PRIMARY KEY (node, idx, until)
+) WITHOUT ROWID;
+CREATE TABLE old_xattr (
+    node INTEGER NOT NULL, until INTEGER NOT NULL, name BLOB NOT NULL, value BLOB NOT NULL,
+    PRIMARY KEY (node, until, name)
+) WITHOUT ROWID;
+CREATE INDEX old_inode_until ON old_inode (until);
+CREATE INDEX old_dentry_until ON old_dentry (until);
+CREATE INDEX old_place_until ON old_place (until);
+CREATE TABLE pruning (first INTEGER PRIMARY KEY, last INTEGER NOT NULL);
+INSERT INTO meta VALUES ('snapshot', 0)
+"""
+
+ALL_TABLES = [*_TABLES.split(";\n"), *_INDEX_TABLES.split(";\n"), *_SNAPSHOT_TABLES.split(";\n")]
+"""The statements that make an empty volume's tables."""
 
 
 class VolumeFileError(OSError):
@@ -219,8 +269,12 @@ def _prepare(connection: sqlite3.Connection, path: str) -> None:
             os.close(descriptor)
     else:
         _require_root(connection, path)
-        if version < VERSION:
-            _add_index(connection)
+        with transaction(connection):
+            if version < 2:
+                _add_index(connection)
+            if version < 3:
+                _add_snapshots(connection)
+            connection.execute(f"PRAGMA user_version = {VERSION}")
 
 
 def _require_root(connection: sqlite3.Connection, path: str) -> None:
@@ -235,7 +289,7 @@ def _require_root(connection: sqlite3.Connection, path: str) -> None:
 def _create(connection: sqlite3.Connection) -> None:
     now = now_ns()
     with transaction(connection):
-        for statement in (TABLES + INDEX_TABLES).split(";\n"):
+        for statement in ALL_TABLES:
             connection.execute(statement)
         connection.execute(
             "INSERT INTO inode VALUES (?, ?, 2, ?, ?, 0, 4096, 8, ?, ?, ?, ?)",
@@ -248,8 +302,15 @@ def _create(connection: sqlite3.Connection) -> None:
 
 def _add_index(connection: sqlite3.Connection) -> None:
     """Version 1 becomes 2: all files are yet to be indexed."""
-    with transaction(connection):
-        for statement in INDEX_TABLES.split(";\n"):
-            connection.execute(statement)
-        connection.execute("INSERT INTO unindexed SELECT node, 0 FROM inode WHERE size > 0")
-        connection.execute(f"PRAGMA user_version = {VERSION}")
+    for statement in _INDEX_TABLES.split(";\n"):
+        connection.execute(statement)
+    connection.execute("INSERT INTO unindexed SELECT node, 0 FROM inode WHERE size > 0")
+
+
+def _add_snapshots(connection: sqlite3.Connection) -> None:
+    """Version 2 becomes 3: the places are in an index of `chunk`, from which they are read without the bytes."""
+    connection.execute(_PLACE_TABLE)
+    connection.execute("INSERT INTO place SELECT node, idx, id FROM chunk ORDER BY node, idx")
+    connection.execute("DROP INDEX chunk_place")
+    for statement in _SNAPSHOT_TABLES.split(";\n"):
+        connection.execute(statement)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import abc
 import contextlib
 import errno
-import itertools
 import logging
 import sqlite3
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 
+from fusebackend.backends.sqlite.old_rows import INODE_COLUMNS, Newest, keep
 from fusebackend.backends.sqlite.schema import LAST_NODE
 from fusebackend.base import heap
 from fusebackend.base.errors import oserror
@@ -35,7 +35,8 @@ CACHE_BYTES = 16 << 20
 MAX_ROW = (1 << 63) - (1 << 40)
 """Rows of `chunk` are numbered up to this, and a little further: SQLite has 2^63."""
 
-_INODE_FIELDS = "node, mode, nlink, uid, gid, rdev, size, blocks, atime_ns, mtime_ns, ctime_ns, parent"
+_CHUNK = "SELECT id, data FROM place JOIN chunk ON id = chunk WHERE place.node = ? AND place.idx = ?"
+_LENGTHS = "SELECT place.idx, length(data) FROM place JOIN chunk ON id = chunk WHERE place.node = ? AND place.idx >= ?"
 
 
 @contextlib.contextmanager
@@ -66,12 +67,32 @@ class DirtyBuffer:
     def __bool__(self) -> bool:
         return bool(self.inodes or self.names or self.chunks or self.cuts or self.xattrs or self.dead)
 
-    def write(self, db: sqlite3.Connection, new_row: Callable[[], int]) -> None:
-        """Write everything, inside the caller's transaction. Deletions come first."""
-        for table in ("inode", "chunk", "xattr", "unindexed") if self.dead else ():
+    def is_change(self, since_ns: int) -> bool:
+        """Return True if there is more here than access times: reading a file is none for `SnapshotVolume`."""
+        if self.names or self.chunks or self.cuts or self.xattrs or self.dead:
+            return True
+        return any(inode.ctime_ns >= since_ns for inode in self.inodes.values())
+
+    def write(self, db: sqlite3.Connection, new_row: Callable[[], int], newest: Newest) -> None:
+        """Write everything, inside the caller's transaction, and keep what a snapshot has. Deletions come first.
+
+        Args:
+            new_row: gives an unused number for a row of `chunk`.
+            newest: which rows may be in a snapshot.
+        """
+        if newest.until:
+            cuts = [*self.cuts.items(), *((node, 0) for node in self.dead)]
+            keep(db, newest, {*self.inodes, *self.xattrs, *self.dead}, self.names, self.chunks, cuts)
+        # Chunks that a snapshot may have stay, without a place.
+        gone = "DELETE FROM chunk WHERE id IN (SELECT chunk FROM place WHERE chunk >= ? AND node = ?)"
+        if self.dead:
+            db.executemany(gone, [(newest.chunk, node) for node in self.dead])
+        for table in ("inode", "place", "xattr", "unindexed") if self.dead else ():
             db.executemany(f"DELETE FROM {table} WHERE node = ?", [(node,) for node in self.dead])
         if self.cuts:
-            db.executemany("DELETE FROM chunk WHERE node = ? AND idx >= ?", list(self.cuts.items()))
+            cut = f"{gone[:-1]} AND idx >= ?)"
+            db.executemany(cut, [(newest.chunk, node, first) for node, first in self.cuts.items()])
+            db.executemany("DELETE FROM place WHERE node = ? AND idx >= ?", list(self.cuts.items()))
         if self.names:
             self._write_names(db)
         if self.inodes:
@@ -80,7 +101,7 @@ class DirtyBuffer:
                 [_row_of(inode) for inode in self.inodes.values()],
             )
         if self.chunks:
-            self._write_chunks(db, new_row)
+            self._write_chunks(db, new_row, newest.chunk)
         if self.contents:
             now = time.time_ns()
             db.executemany("INSERT OR REPLACE INTO unindexed VALUES (?, ?)", [(node, now) for node in self.contents])
@@ -100,11 +121,16 @@ class DirtyBuffer:
         db.executemany("DELETE FROM dentry WHERE parent = ? AND name = ?", gone)
         db.executemany("INSERT OR REPLACE INTO dentry VALUES (?, ?, ?)", here)
 
-    def _write_chunks(self, db: sqlite3.Connection, new_row: Callable[[], int]) -> None:
-        """Small changes of stored chunks are written in place; the rest as whole rows."""
+    def _write_chunks(self, db: sqlite3.Connection, new_row: Callable[[], int], first_own: int) -> None:
+        """Small changes of stored chunks are written in place; the rest as whole rows.
+
+        A row below `first_own` may be a snapshot's: the chunk gets another one.
+        """
         whole: list[tuple[int, int, int, bytes | bytearray]] = []
         for (node, index), chunk in self.chunks.items():
             size = len(chunk.data)
+            if chunk.row < first_own:
+                chunk.row, chunk.stored_bytes = 0, -1
             if chunk.row and size == chunk.stored_bytes and chunk.high - chunk.low <= size // 2:
                 with db.blobopen("chunk", "data", chunk.row) as blob:
                     blob.seek(chunk.low)
@@ -115,6 +141,8 @@ class DirtyBuffer:
                 chunk.row = new_row()
             whole.append((chunk.row, node, index, chunk.data))
         db.executemany("INSERT OR REPLACE INTO chunk VALUES (?, ?, ?, ?)", whole)
+        places = ((node, index, row) for row, node, index, _ in whole)
+        db.executemany("INSERT OR REPLACE INTO place VALUES (?, ?, ?)", places)
 
 
 def _row_of(inode: Inode) -> tuple[int, ...]:
@@ -149,8 +177,9 @@ class StoredTree(TreeVolume):
         self._stored_next_node = self._scalar("SELECT value FROM meta WHERE key = 'next_node'")
         highest = max(self._stored_next_node - 1, self._scalar("SELECT max(node) FROM inode"))
         self._next_node = highest + 1 if highest < LAST_NODE else self._after_gap("inode", "node", LAST_NODE)
-        last = self._scalar("SELECT max(id) FROM chunk")
-        self._rows = itertools.count(last + 1 if last < MAX_ROW else self._after_gap("chunk", "id", MAX_ROW))
+        # A snapshot has the numbers below its own, also of rows that have gone.
+        last = max(self._scalar("SELECT max(id) FROM chunk"), self._scalar("SELECT max(next_chunk) - 1 FROM snapshot"))
+        self._next_row = last + 1 if last < MAX_ROW else self._after_gap("chunk", "id", MAX_ROW)
 
     @abc.abstractmethod
     def _note(self, items: int, size: int) -> None:
@@ -168,17 +197,18 @@ class StoredTree(TreeVolume):
             self._inodes.move_to_end(node)  # `_shrink_inodes` drops none that an operation uses
         else:
             with sqlite_errors():
-                row = self._db.execute(f"SELECT {_INODE_FIELDS} FROM inode WHERE node = ?", (node,)).fetchone()
+                row = self._db.execute(f"SELECT node, {INODE_COLUMNS} FROM inode WHERE node = ?", (node,)).fetchone()
             if row is None or node in self._dirty.dead:
                 raise oserror(errno.ESTALE)
-            if not is_sound(row):
-                self._damage.tell(f"inode {node} has {row[1:]!r}")
-                raise oserror(errno.EIO)
-            inode = self._inodes[node] = _inode_from(row)
+            inode = self._inodes[node] = inode_of(self._damage, row)
             self._renewed(inode)  # the file has no versions: it may have changed since it was dropped
             if len(self._inodes) > CACHE_INODES:
                 self._shrink_inodes()
         return inode
+
+    def _new_row(self) -> int:
+        self._next_row += 1
+        return self._next_row - 1
 
     def _new_inode(self, mode: int, parent: int) -> Inode:
         node = self._next_node
@@ -317,13 +347,10 @@ class StoredTree(TreeVolume):
         if (cut is not None and index >= cut) or node in self._unstored:
             return None
         with sqlite_errors():
-            row = self._db.execute("SELECT id, data FROM chunk WHERE node = ? AND idx = ?", key).fetchone()
+            row = self._db.execute(_CHUNK, key).fetchone()
         if row is None:
             return None
-        if type(row[1]) is not bytes or len(row[1]) > CHUNK_BYTES:
-            self._damage.tell(f"chunk {index} of inode {node} is not up to {CHUNK_BYTES} bytes")
-            raise oserror(errno.EIO)
-        chunk = Chunk(row[1], row[0])
+        chunk = chunk_of(self._damage, node, index, row)
         self._chunks.put(key, chunk)
         return chunk
 
@@ -333,7 +360,7 @@ class StoredTree(TreeVolume):
         found = [other for holder, other in self._dirty.chunks if holder == node and other >= index]
         if node not in self._unstored:
             with sqlite_errors():
-                query = "SELECT min(idx) FROM chunk WHERE node = ? AND idx >= ?"
+                query = "SELECT min(idx) FROM place WHERE node = ? AND idx >= ?"
                 stored = self._db.execute(query, (node, index)).fetchone()[0]
             if stored is not None and stored < self._dirty.cuts.get(node, stored + 1):
                 found.append(stored)
@@ -365,9 +392,7 @@ class StoredTree(TreeVolume):
         if node not in self._unstored:
             cut = self._dirty.cuts.get(node)
             with sqlite_errors():
-                rows = self._db.execute(
-                    "SELECT idx, length(data) FROM chunk WHERE node = ? AND idx >= ?", (node, first)
-                )
+                rows = self._db.execute(_LENGTHS, (node, first))
                 freed += sum(
                     allocated_blocks(size)
                     for index, size in rows
@@ -398,9 +423,7 @@ class StoredTree(TreeVolume):
         if inode.xattrs is None:
             with sqlite_errors():
                 rows = self._db.execute("SELECT name, value FROM xattr WHERE node = ?", (inode.node,)).fetchall()
-            inode.xattrs = {name: value for name, value in rows if type(name) is type(value) is bytes}
-            if len(inode.xattrs) < len(rows):
-                self._damage.tell(f"an extended attribute of inode {inode.node} is not kept as bytes")
+            inode.xattrs = xattrs_of(self._damage, inode.node, rows)
         return inode.xattrs
 
     def _xattrs_changed(self, inode: Inode) -> None:
@@ -454,10 +477,30 @@ class StoredTree(TreeVolume):
             ORDER BY following - {column} DESC LIMIT 1""")
 
 
-def _inode_from(row: tuple[int, ...]) -> Inode:
+def inode_of(damage: Damage, row: tuple[int, ...]) -> Inode:
+    """Return the inode of a row; EIO for a damaged one."""
+    if not is_sound(row):
+        damage.tell(f"inode {row[0]} has {row[1:]!r}")
+        raise oserror(errno.EIO)
     inode = Inode(row[0], row[1], parent=row[11])
     (
         inode.nlink, inode.uid, inode.gid, inode.rdev, inode.size, inode.blocks,
         inode.atime_ns, inode.mtime_ns, inode.ctime_ns,
     ) = row[2:11]  # fmt: skip
     return inode
+
+
+def chunk_of(damage: Damage, node: int, index: int, row: tuple[int, bytes]) -> Chunk:
+    """Return the chunk of a row with its id and data; EIO for a damaged one."""
+    if type(row[1]) is not bytes or len(row[1]) > CHUNK_BYTES:
+        damage.tell(f"chunk {index} of inode {node} is not up to {CHUNK_BYTES} bytes")
+        raise oserror(errno.EIO)
+    return Chunk(row[1], row[0])
+
+
+def xattrs_of(damage: Damage, node: int, rows: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """Return the extended attributes of rows, but those that are damaged."""
+    found = {name: value for name, value in rows if type(name) is type(value) is bytes}
+    if len(found) < len(rows):
+        damage.tell(f"an extended attribute of inode {node} is not kept as bytes")
+    return found

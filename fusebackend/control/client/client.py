@@ -51,6 +51,7 @@ from fusebackend.protocol import (
     GrepResult,
     ReadResult,
     SandboxBackendProtocol,
+    SnapshotInfo,
     StatResult,
     StatsResult,
     Verb,
@@ -325,10 +326,33 @@ class Client(SandboxBackendProtocol):
         Raises:
             ValueError: the path is malformed.
         """
-        try:
-            finished(self._now._call(type(None), "invalidate", {"path": path}))
-        except Refused as error:
-            raise error.as_exception() from None
+        self._done(type(None), "invalidate", {"path": path})
+
+    def snapshots(self) -> list[SnapshotInfo]:
+        """Return the snapshots of the mount, the oldest first. Each is a tree in `/.fusebackend/snapshots`."""
+        return self._done(list[SnapshotInfo], "snapshots", {})
+
+    def create_snapshot(self, name: str | None = None) -> SnapshotInfo:
+        """Take a snapshot of every route that keeps any: of all of them or, after an error, of none.
+
+        Args:
+            name: of the snapshot, as that of a file; the time in UTC, as `20261123T061530Z`, when None.
+
+        Raises:
+            ValueError: the name can't be that of a snapshot.
+            OSError: EEXIST, there is one of that name; ENOTSUP, the mount keeps none; EROFS, it is read-only; or a
+                volume's error.
+        """
+        return self._done(SnapshotInfo, "create_snapshot", {"name": name})
+
+    def delete_snapshots(self, *names: str) -> None:
+        """Delete snapshots.
+
+        Raises:
+            OSError: ENOENT, one of them is not there, and none was deleted; EROFS, the mount is read-only; or a
+                volume's error.
+        """
+        self._done(type(None), "delete_snapshots", {"names": list(names)})
 
     def watch(self, path: str = "/") -> RemoteWatch:
         """The changes at and below a path, from now on, whichever face makes them. Close it when done.
@@ -358,6 +382,13 @@ class Client(SandboxBackendProtocol):
             return RemoteWatch(await self._subscribe(path))
 
         return AsyncWatch(begin)
+
+    def _done(self, kind: type[T], verb: str, params: Mapping[str, Any]) -> T:
+        """Call a verb of the mount; it raises what the same call raises in the server's own process."""
+        try:
+            return finished(self._now._call(kind, verb, params))
+        except Refused as error:
+            raise error.as_exception() from None
 
     async def _subscribe(self, path: str) -> Connection:
         try:

@@ -25,20 +25,24 @@ SIZES = (0, 1, 100, 4096, 5000, 20_000, 65_536, 100_000)
 
 
 class Step(NamedTuple):
-    """`verb` is a call of the volume, or `fsync` or `reopen`; `tree` holds the expected files after it."""
+    """`verb` is a call of the volume, or `fsync` or `reopen`; then the expected files after it, and those of each
+    snapshot."""
 
     verb: str
     arguments: tuple[Any, ...]
     tree: Tree
+    snapshots: dict[str, Tree]
 
 
 def steps(seed: int, count: int) -> Iterator[Step]:
     chance = random.Random(seed)
     tree: Tree = {}
+    snapshots: dict[str, Tree] = {}
     for number in range(count):
         files = sorted(name for name in tree if not name.endswith("/"))
         verb = chance.choices(
-            ("create", "write", "truncate", "unlink", "rename", "mkdir", "fsync", "reopen"), (6, 12, 2, 2, 3, 1, 4, 0.3)
+            ("create", "write", "truncate", "unlink", "rename", "mkdir", "fsync", "snapshot", "forget", "reopen"),
+            (6, 12, 2, 2, 3, 1, 4, 1, 0.5, 0.3),
         )[0]
         arguments: tuple[Any, ...] = ()
         tree = dict(tree)
@@ -70,7 +74,13 @@ def steps(seed: int, count: int) -> Iterator[Step]:
             tree[target] = tree[name]
             if target != name:
                 del tree[name]
-        yield Step(verb, arguments, tree)
+        elif verb == "snapshot" or (verb == "forget" and not snapshots):
+            verb, arguments = "snapshot", (f"s{number}",)
+            snapshots = {**snapshots, f"s{number}": tree}
+        elif verb == "forget":
+            arguments = (chance.choice(sorted(snapshots)),)
+            snapshots = {name: kept for name, kept in snapshots.items() if name != arguments[0]}
+        yield Step(verb, arguments, tree, snapshots)
 
 
 def main(file: str, log: str, seed: str, count: str) -> None:
@@ -108,6 +118,11 @@ def main(file: str, log: str, seed: str, count: str) -> None:
             volume.unlink(ROOT_NODE, name.encode())
         elif step.verb == "rename":
             volume.rename(ROOT_NODE, name.encode(), ROOT_NODE, rest[0].encode())
+        elif step.verb == "snapshot":
+            volume.take_snapshot(name)
+            mark(b"P", number)
+        elif step.verb == "forget":
+            volume.delete_snapshot(name)
         elif step.verb == "fsync":
             volume.fsync(ROOT_NODE)
             mark(b"P", number)

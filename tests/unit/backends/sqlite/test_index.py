@@ -15,6 +15,7 @@ import hypothesis
 import pytest
 from agentface import node_at, put
 from hypothesis.stateful import rule
+from older_files import as_version_1
 from profiles import examples
 from search_machine import SearchMachine, scan
 
@@ -438,24 +439,12 @@ def test_the_budget_ends_a_search_in_the_database(backend: SqliteBackend, monkey
 # -- older files ---------------------------------------------------------------------------------------------------
 
 
-def older(path: Path) -> None:
-    """Make a file of schema version 1 of a closed volume."""
-    db = sqlite3.connect(path, isolation_level=None)
-    for name in ("trigram", "common_word", "unindexed"):
-        db.execute(f"DROP TABLE {name}")
-    for name in ("dentry_node", "inode_large"):
-        db.execute(f"DROP INDEX {name}")
-    db.execute("DELETE FROM meta WHERE key = 'indexed'")
-    db.execute("PRAGMA user_version = 1")
-    db.close()
-
-
 def test_a_file_of_version_1_gets_an_index(path: Path) -> None:
     with SqliteBackend(path) as backend:
         for number in range(50):
             put(backend, f"/dir/{number}.txt", b"number%d\n" % number)
         backend.volume.symlink(ROOT_NODE, b"link", b"dir", ME)
-    older(path)
+    as_version_1(path)
     with SqliteBackend(path) as backend:
         assert len(backend.grep("number1").matches or []) == 11, "found before anything is indexed"
         assert check(path) == []
@@ -471,10 +460,10 @@ def test_a_file_that_can_not_be_brought_up_to_date_is_refused_as_it_was(
 ) -> None:
     with SqliteBackend(path) as backend:
         put(backend, "/file.txt", b"needle\n")
-    older(path)
+    as_version_1(path)
     before = path.read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr(schema, "INDEX_TABLES", schema.INDEX_TABLES + ";\nINSERT INTO lost VALUES (1)")
+        patch.setattr(schema, "_INDEX_TABLES", schema._INDEX_TABLES + ";\nINSERT INTO lost VALUES (1)")
         with pytest.raises(schema.VolumeFileError, match="no such table: lost"):
             SqliteBackend(path)
     db = sqlite3.connect(path)

@@ -1,4 +1,4 @@
-"""The power goes at any moment: the volume opens, is sound, and holds what was promised.
+"""The power goes at any moment: the volume opens, is sound, and holds what was promised, in its snapshots as well.
 
 A program works on a volume while a library loaded before it (`power/recorder.c`) writes down every write and sync of
 the volume's files. Any number of power losses are then played from that: at each record, with what was not synced
@@ -26,7 +26,7 @@ from profiles import amount
 
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.backends.sqlite.check import check
-from fusebackend.protocol import ROOT_NODE
+from fusebackend.protocol import ROOT_NODE, Volume
 
 HOME = Path(__file__).parents[3] / "support"
 STEPS = 150
@@ -53,7 +53,7 @@ def test_the_power_goes(recorder: Path, tmp_path: Path, run: int) -> None:
     log = _record(recorder, tmp_path, seed)
     everything = list(records(log))
     assert {record.kind for record in everything} == set("CUWTBESP"), "the recorder has missed some kind of call"
-    states = [_digest({}), *(_digest(step.tree) for step in steps(seed, STEPS))]
+    states = [_digest({}, {}), *(_digest(step.tree, step.snapshots) for step in steps(seed, STEPS))]
     chance = random.Random(seed)
     points = sorted(chance.sample(range(len(everything)), min(POINTS - run * POINTS_PER_RUN, POINTS_PER_RUN)))
     disk, promised, begun = Disk(), 0, 0
@@ -100,14 +100,15 @@ def _judge(path: Path, allowed: list[bytes], new: bool, where: str) -> None:
         assert check(path) == [], where
     volume = SqliteVolume(path)
     try:
-        found = _digest(_tree(volume))
+        kept = {taken.name: _tree(volume.snapshot(taken.name)) for taken in volume.snapshots()}
+        found = _digest(_tree(volume), kept)
     finally:
         volume.close()
     assert found in allowed, f"{where}: what is there is none of what was there"
     assert check(path) == [], where
 
 
-def _tree(volume: SqliteVolume) -> Tree:
+def _tree(volume: Volume) -> Tree:
     tree: Tree = {}
     for name, attr in list(volume.readdir(ROOT_NODE, b"", 1 << 20)):
         if stat.S_ISDIR(attr.mode):
@@ -119,9 +120,11 @@ def _tree(volume: SqliteVolume) -> Tree:
     return tree
 
 
-def _digest(tree: Tree) -> bytes:
+def _digest(tree: Tree, snapshots: dict[str, Tree]) -> bytes:
     digest = hashlib.sha256()
-    for name in sorted(tree):
-        digest.update(f"{name} {len(tree[name])}\n".encode())
-        digest.update(tree[name])
+    for of, files in [("", tree), *sorted(snapshots.items())]:
+        digest.update(f"{of}: {len(files)}\n".encode())
+        for name in sorted(files):
+            digest.update(f"{name} {len(files[name])}\n".encode())
+            digest.update(files[name])
     return digest.digest()

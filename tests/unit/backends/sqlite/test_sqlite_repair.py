@@ -77,7 +77,7 @@ def test_a_cycle_of_directories_is_cut(volume_file: Path) -> None:
     "script",
     [
         "UPDATE dentry SET parent = 7 WHERE node = 7",
-        "UPDATE chunk SET node = 7 WHERE node = 6; UPDATE dentry SET parent = 7 WHERE node = 7",
+        "UPDATE place SET node = 7 WHERE node = 6; UPDATE dentry SET parent = 7 WHERE node = 7",
         f"UPDATE dentry SET parent = {BELOW} WHERE node = {DIRECTORY}",
         f"UPDATE dentry SET parent = {EMPTY} WHERE node = {DIRECTORY};"
         f"UPDATE dentry SET parent = {BELOW} WHERE node = {EMPTY}",
@@ -100,7 +100,7 @@ def test_numbers_at_the_limits_become_others(volume_file: Path) -> None:
     """With the last number taken, two that are out of range would both have become the one after it."""
     for table in ("inode", "dentry"):
         damage(volume_file, f"UPDATE {table} SET node = {schema.LAST_NODE} WHERE node = 6")
-    for table in ("inode", "chunk", "xattr", "dentry", "unindexed"):
+    for table in ("inode", "place", "xattr", "dentry", "unindexed"):
         damage(volume_file, f"UPDATE {table} SET node = 9223372036854775807 WHERE node = {FILE}")
         damage(volume_file, f"UPDATE {table} SET node = -1 WHERE node = {LINK}")
     damage(volume_file, "UPDATE meta SET value = 9223372036854775807")
@@ -176,7 +176,9 @@ FIELDS = st.sampled_from(
     ["mode", "nlink", "uid", "gid", "rdev", "size", "blocks", "atime_ns", "mtime_ns", "ctime_ns", "parent"]
 )
 DATA = st.sampled_from(["x''", "x'00'", "'text'", "zeroblob(65536)", "zeroblob(65537)"])
-TABLES = st.sampled_from(["inode", "dentry", "chunk", "xattr", "unindexed"])
+TABLES = st.sampled_from(
+    ["inode", "dentry", "chunk", "place", "xattr", "unindexed", "old_inode", "old_dentry", "old_place"]
+)
 STATEMENTS = st.one_of(
     st.builds("UPDATE OR IGNORE inode SET {} = {} WHERE node = {}".format, FIELDS, NUMBERS, NODES),
     st.builds("UPDATE OR IGNORE inode SET node = {} WHERE node = {}".format, NODES, NODES),
@@ -187,7 +189,13 @@ STATEMENTS = st.one_of(
     st.builds("UPDATE OR IGNORE dentry SET node = {} WHERE node = {}".format, NODES, NODES),
     st.builds("UPDATE OR IGNORE dentry SET name = {} WHERE node = {}".format, NAMES, NODES),
     st.builds("INSERT OR IGNORE INTO chunk VALUES (NULL, {}, {}, {})".format, NODES, NUMBERS, DATA),
-    st.builds("UPDATE OR IGNORE chunk SET node = {} WHERE node = {}".format, NODES, NODES),
+    st.builds("UPDATE OR IGNORE old_dentry SET node = {} WHERE parent = {}".format, NODES, NODES),
+    st.builds("UPDATE OR IGNORE old_place SET chunk = {} WHERE node = {}".format, NODES, NODES),
+    st.builds("UPDATE OR IGNORE old_inode SET {} = {} WHERE node = {}".format, FIELDS, NUMBERS, NODES),
+    st.builds("UPDATE OR IGNORE snapshot SET next_node = {}, time_ns = {}".format, NUMBERS, DATA),
+    st.sampled_from(["UPDATE snapshot SET next_chunk = 'text'", "UPDATE OR IGNORE snapshot SET number = 99"]),
+    st.builds("UPDATE OR IGNORE place SET node = {} WHERE node = {}".format, NODES, NODES),
+    st.builds("INSERT OR IGNORE INTO place VALUES ({}, {}, {})".format, NODES, NUMBERS, NODES),
     st.builds("INSERT OR REPLACE INTO xattr VALUES ({}, {}, {})".format, NODES, NAMES, DATA),
     st.builds("UPDATE OR IGNORE xattr SET node = {} WHERE node = {}".format, NODES, NODES),
     st.builds("INSERT OR REPLACE INTO unindexed VALUES ({}, 0)".format, NODES),
@@ -211,6 +219,11 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     volume.symlink(ROOT_NODE, b"link", b"d/file", ME)
     volume.mknod(ROOT_NODE, b"fifo", stat.S_IFIFO | 0o600, 0, ME)
     volume.mkdir(ROOT_NODE, b"empty", 0o755, ME)
+    volume.take_snapshot("before")
+    volume.write(file, 0, b"SOME WORDS " * 10_000)
+    volume.rename(ROOT_NODE, b"hard", directory, b"moved")
+    volume.write_back()
+    volume.rename(directory, b"moved", ROOT_NODE, b"hard")
     volume.release(file, os.O_RDWR)
     volume.close()
     return path
@@ -241,10 +254,12 @@ def bytes_held(path: Path) -> Counter[bytes]:
     connection = sqlite3.connect(path)
     rows = connection.execute(
         """SELECT data FROM chunk WHERE typeof(data) = 'blob' AND length(data) BETWEEN 10 AND 65536
-           AND hex(data) NOT GLOB '00*' AND typeof(node) = 'integer' AND typeof(idx) = 'integer' AND idx BETWEEN 0 AND 9
-           AND node BETWEEN 1 AND 1000 AND NOT EXISTS (
-               SELECT 1 FROM inode WHERE inode.node = chunk.node AND ((mode & 61440) = 40960 OR nlink = 0))
-           AND NOT EXISTS (SELECT 1 FROM dentry WHERE dentry.parent = chunk.node)"""
+           AND hex(data) NOT GLOB '00*' AND id IN (
+               SELECT chunk FROM place WHERE typeof(node) = 'integer' AND typeof(idx) = 'integer'
+               AND idx BETWEEN 0 AND 9 AND node BETWEEN 1 AND 1000
+               AND NOT EXISTS (
+                   SELECT 1 FROM inode WHERE inode.node = place.node AND ((mode & 61440) = 40960 OR nlink = 0))
+               AND NOT EXISTS (SELECT 1 FROM dentry WHERE dentry.parent = place.node))"""
     )
     held = Counter(bytes(data) for (data,) in rows)
     connection.close()

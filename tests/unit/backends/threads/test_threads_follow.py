@@ -308,9 +308,7 @@ def test_a_database_that_cannot_be_read_is_said_once(
 
 
 @pytest.fixture
-def database(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[SqliteDatabase, sqlite3.Connection]]:
+def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[SqliteDatabase, sqlite3.Connection]]:
     monkeypatch.setattr(sqlite_module, "COUNTING_SHARE", 1e9)  # rows are counted at each look, however slow it was
     path = str(tmp_path / "threads.db")
     with agents.sqlite_saver(path) as saver:

@@ -1,0 +1,219 @@
+"""The snapshots of an SQLite volume: the list of them, and each as a read-only volume.
+
+`old_rows.py` says how they are kept. A snapshot is read on a connection of its own, which all snapshots of a volume
+share: neither face of the volume itself waits for it.
+"""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any
+
+from fusebackend.backends.sqlite import old_rows, schema
+from fusebackend.backends.sqlite.old_rows import Newest
+from fusebackend.backends.sqlite.stored_tree import chunk_of, inode_of, sqlite_errors, xattrs_of
+from fusebackend.base.errors import oserror
+from fusebackend.base.paths import to_name, to_text
+from fusebackend.base.stamps import CLOCK, now_ns
+from fusebackend.databases.sqlite import transaction
+from fusebackend.protocol import Snapshot, StatFs
+from fusebackend.volumes.chunks import Chunk, ChunkCache
+from fusebackend.volumes.damage import Damage
+from fusebackend.volumes.frozen import FrozenTree
+from fusebackend.volumes.storage import Inode
+
+CACHE_INODES = 4096
+CACHE_BYTES = 4 << 20
+"""Bounds of the caches of one snapshot: some 2 MiB of inodes, and 4 MiB of chunks."""
+
+
+class Reader:
+    """The connection that all snapshots of a volume are read on, made when it is first needed, and its lock."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.lock = threading.RLock()
+        self._connection: sqlite3.Connection | None = None
+
+    def ask(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
+        """The rows of a query, which sees one state of the file."""
+        with self.lock, sqlite_errors():
+            if self._connection is None:
+                self._connection = schema.connect_again(self.path)
+                self._connection.execute("PRAGMA query_only = ON")
+            return self._connection.execute(statement, values).fetchall()
+
+    def close(self) -> None:
+        with self.lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+
+class SqliteSnapshot(FrozenTree):
+    """A snapshot of a volume file. ESTALE once it is deleted."""
+
+    def __init__(self, snapshot: Snapshot, reader: Reader) -> None:
+        super().__init__()
+        self.lock = reader.lock
+        self.taken = snapshot
+        self.is_deleted = False
+        self._reader = reader
+        self._damage = Damage(f"snapshot '{snapshot.name}' of the volume file {reader.path}")
+        self._inodes: OrderedDict[int, Inode] = OrderedDict()
+        self._chunks = ChunkCache(CACHE_BYTES)
+
+    def _ask(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
+        found = self._reader.ask(statement, until=self.taken.number, **values)
+        self._require()  # deleted meanwhile, its rows may be gone
+        return found
+
+    def _require(self) -> None:
+        if self.is_deleted:
+            raise oserror(errno.ESTALE)
+
+    def _inode(self, node: int) -> Inode:
+        self._require()
+        inode = self._inodes.get(node)
+        if inode is not None:
+            self._inodes.move_to_end(node)
+            return inode
+        rows = self._ask(old_rows.INODE, node=node)
+        if not rows:
+            raise oserror(errno.ESTALE)
+        inode = self._inodes[node] = inode_of(self._damage, rows[0])
+        if len(self._inodes) > CACHE_INODES:
+            self._inodes.popitem(last=False)
+        return inode
+
+    def _let_go(self, node: int) -> None:
+        self._inodes.pop(node, None)
+
+    def _child(self, parent: int, name: bytes) -> int | None:
+        rows = self._ask(old_rows.CHILD, node=parent, name=name)
+        if not rows or rows[0][0] is None:
+            return None
+        node: int = rows[0][0]
+        self._damage.require_entry(parent, name, self._inode(node))
+        return node
+
+    def _children(self, parent: int, after: bytes, limit: int) -> list[tuple[bytes, int]]:
+        self._directory(parent)
+        start = after + b"\0" if after else b""  # the next name there can be
+        return self._ask(old_rows.CHILDREN, node=parent, start=start, limit=limit)
+
+    def _entries(self, directory: int, children: list[tuple[bytes, int]]) -> list[tuple[bytes, Inode]]:
+        return self._damage.entries(directory, children, self._inode)
+
+    def _chunk(self, node: int, index: int) -> Chunk | None:
+        self._require()
+        chunk = self._chunks.get((node, index))
+        if chunk is None:
+            rows = self._ask(old_rows.CHUNK, node=node, idx=index)
+            if not rows:
+                return None
+            chunk = chunk_of(self._damage, node, index, rows[0])
+            self._chunks.put((node, index), chunk)
+        return chunk
+
+    def _next_chunk(self, node: int, index: int) -> int | None:
+        rows = self._ask(old_rows.PLACES, node=node, start=index, limit=1)
+        return rows[0][0] if rows else None
+
+    def _xattrs(self, inode: Inode) -> dict[bytes, bytes]:
+        if inode.xattrs is None:
+            rows = self._ask(old_rows.XATTRS, node=inode.node)
+            inode.xattrs = xattrs_of(self._damage, inode.node, rows)
+        return inode.xattrs
+
+    def statfs(self) -> StatFs:
+        self._require()
+        return StatFs(schema.PAGE_BYTES, 0, 0, 0, 0)
+
+
+class Snapshots:
+    """The list of a volume's snapshots. Called with the volume's lock held.
+
+    Args:
+        db: the volume's connection.
+        path: its file.
+    """
+
+    def __init__(self, db: sqlite3.Connection, path: str) -> None:
+        self._db = db
+        self._reader = Reader(path)
+        self._views: dict[str, SqliteSnapshot] = {}
+        with sqlite_errors():
+            rows = db.execute("SELECT name, number, time_ns FROM snapshot ORDER BY number").fetchall()
+            self.newest = Newest.of(db)
+        self._all = {to_text(name): Snapshot(to_text(name), number, time_ns) for name, number, time_ns in rows}
+
+    @property
+    def newest_ns(self) -> int:
+        """When the newest one was taken."""
+        return next((snapshot.time_ns for snapshot in reversed(self._all.values())), 0)
+
+    def kept_bytes(self) -> int:
+        """Bytes of chunks that no file has any more. On the snapshots' connection, so without the volume's lock."""
+        return int(self._reader.ask("SELECT coalesce(sum(bytes), 0) FROM old_place")[0][0])
+
+    def __iter__(self) -> Iterator[Snapshot]:
+        return iter(self._all.values())
+
+    def take(self, name: str, next_node: int, next_chunk: int) -> Snapshot:
+        """Make a snapshot of what is in the file.
+
+        Args:
+            next_node, next_chunk: the numbers that the volume gives next.
+        """
+        if name in self._all:
+            raise FileExistsError(errno.EEXIST, f"there is a snapshot '{name}' already")
+        with transaction(self._db):
+            last = self._db.execute("SELECT value FROM meta WHERE key = 'snapshot'").fetchone()
+            number = max(self.newest.until, last[0] if last is not None else 0) + 1
+            CLOCK.saw_all()  # so that this is later than all changes in it, by their own clock
+            snapshot = Snapshot(name, number, now_ns())
+            CLOCK.saw(snapshot.time_ns)
+            row = (number, to_name(name), snapshot.time_ns, next_node, next_chunk)
+            self._db.execute("INSERT INTO snapshot VALUES (?, ?, ?, ?, ?)", row)
+            self._db.execute("INSERT OR REPLACE INTO meta VALUES ('snapshot', ?)", (number,))
+        self._all[name] = snapshot
+        self.newest = Newest(number, next_node, next_chunk)
+        return snapshot
+
+    def delete(self, name: str) -> None:
+        """Forget a snapshot. Its rows are freed by a `Pruner`."""
+        number = self._find(name).number
+        with transaction(self._db):
+            following = "SELECT min(number) - 1 FROM snapshot WHERE number > ?1"
+            last = f"coalesce(({following}), (SELECT value FROM meta WHERE key = 'snapshot'), ?1)"
+            self._db.execute(f"INSERT OR REPLACE INTO pruning VALUES (?1, {last})", (number,))
+            self._db.execute("DELETE FROM snapshot WHERE number = ?", (number,))
+        del self._all[name]
+        self.newest = Newest.of(self._db)
+        view = self._views.pop(name, None)
+        if view is not None:
+            view.is_deleted = True
+
+    def view(self, name: str) -> SqliteSnapshot:
+        """A snapshot as a volume."""
+        snapshot = self._find(name)
+        view = self._views.get(name)
+        if view is None:
+            view = self._views[name] = SqliteSnapshot(snapshot, self._reader)
+        return view
+
+    def _find(self, name: str) -> Snapshot:
+        try:
+            return self._all[name]
+        except KeyError:
+            raise FileNotFoundError(errno.ENOENT, f"there is no snapshot '{name}'") from None
+
+    def close(self) -> None:
+        for view in self._views.values():
+            view.is_deleted = True
+        self._reader.close()

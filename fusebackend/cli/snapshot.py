@@ -1,0 +1,122 @@
+"""`fusebackend snapshot`: keep the present state of a mount, and list and delete such states."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from fusebackend.base.paths import TREES_NAME
+from fusebackend.cli import target
+from fusebackend.cli.show import Failed, Output, json_option
+from fusebackend.cli.target import mount_option
+
+if TYPE_CHECKING:
+    from fusebackend.control.client.client import Client
+    from fusebackend.protocol import SnapshotInfo
+
+
+@click.group()
+def snapshot() -> None:
+    """Keep the present state of a mount, and list and delete such states.
+
+    A snapshot is a directory, /mnt/agent/.fusebackend/snapshots/NAME, in which nothing can be changed: ls, diff and
+    'cp -a' work on it. It holds every route for which 'status' says 'snapshots'.
+
+    The mount is the one that the current directory lies in, or else the only one there is, or that of --mount DIR.
+    """
+
+
+def complete_name(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the name of a snapshot."""
+    with contextlib.suppress(Failed, OSError, ValueError, RuntimeError):
+        found = target.here(context.params.get("mount")).files.snapshots()
+        return [CompletionItem(each.name) for each in found if each.name.startswith(incomplete)]
+    return []
+
+
+@snapshot.command()
+@click.argument("name", required=False)
+@json_option("{name, time_ns, routes, path}; `routes` are those it holds.")
+@mount_option
+def create(name: str | None, as_json: bool, mount: str | None) -> None:
+    """Take a snapshot, and print its directory.
+
+    Without a NAME, it is the time in UTC: 20261123T061530Z. The files are neither read nor copied.
+    """
+    output, files = Output(), target.here(mount).files
+    with _in_a_line():
+        taken = files.create_snapshot(name)
+        directory = _directory(files)
+    if as_json:
+        output.document(_as_object(taken, directory))
+    else:
+        output.line(output.name(f"{directory}/{taken.name}"))
+
+
+@snapshot.command("list")
+@json_option("an array of {name, time_ns, routes, path}.")
+@mount_option
+def list_snapshots(as_json: bool, mount: str | None) -> None:
+    """List the snapshots, the oldest first: name, time, and the routes that are in it."""
+    output, files = Output(), target.here(mount).files
+    with _in_a_line():
+        found = files.snapshots()
+        directory = _directory(files)
+    if as_json:
+        output.document([_as_object(each, directory) for each in found])
+        return
+    names = [output.name(each.name) for each in found]
+    width = max(map(len, names), default=0)
+    for name, each in zip(names, found, strict=True):
+        taken_at = datetime.fromtimestamp(each.time_ns // 10**9).strftime("%Y-%m-%d %H:%M:%S")
+        output.line(f"{name:<{width}}  {taken_at}  {' '.join(map(output.name, each.routes))}")
+
+
+@snapshot.command()
+@click.argument("names", nargs=-1, required=True, shell_complete=complete_name, metavar="NAME...")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@mount_option
+def delete(names: Sequence[str], yes: bool, mount: str | None) -> None:
+    """Delete snapshots. Those can't be had back, so on a terminal it asks first; elsewhere it needs --yes."""
+    files = target.here(mount).files
+    with _in_a_line():
+        known = {each.name for each in files.snapshots()}
+        for name in names:
+            if name not in known:
+                raise Failed(f"there is no snapshot '{name}', and nothing was deleted; 'snapshot list' shows them")
+        if not yes:
+            _ask(names)
+        files.delete_snapshots(*names)
+
+
+def _ask(names: Sequence[str]) -> None:
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise Failed("a deleted snapshot can't be had back, and there is no terminal to ask on: add --yes")
+    output = Output()
+    which = ", ".join(f"'{output.name(name)}'" for name in names)
+    click.confirm(f"Delete {'snapshots' if len(names) > 1 else 'snapshot'} {which}?", abort=True, err=True)
+
+
+@contextlib.contextmanager
+def _in_a_line() -> Iterator[None]:
+    """Show an error of the server as those of the system are."""
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        raise Failed(str(error)) from None
+
+
+def _directory(files: Client) -> str:
+    trees = files.status().get("trees") or f"/{TREES_NAME}"
+    return f"{files.mountpoint.rstrip('/')}{trees}/snapshots"
+
+
+def _as_object(taken: SnapshotInfo, directory: str) -> dict[str, Any]:
+    return {**asdict(taken), "path": f"{directory}/{taken.name}"}

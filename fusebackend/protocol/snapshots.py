@@ -1,0 +1,75 @@
+"""`SnapshotVolume`: a volume that keeps earlier states of itself, each a read-only volume."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from fusebackend.protocol.volume import Volume
+
+__all__ = ["Snapshot", "SnapshotVolume"]
+
+
+class Snapshot(NamedTuple):
+    """A state that a volume keeps."""
+
+    name: str
+    """Unique in the volume while the snapshot exists; a name as of a file, in UTF-8 with surrogateescape."""
+    number: int
+    """Higher than those of all earlier snapshots of the volume, and never used again."""
+    time_ns: int
+    """When it was taken, since the epoch."""
+
+
+class SnapshotVolume(Volume):
+    """A volume with snapshots.
+
+    Taking one costs the same for ten files and for a million: no bytes are copied. What is in it is what a reader
+    through either face would have found at that moment, with all attributes, extended attributes, links and holes.
+    """
+
+    may_go: Callable[[str], bool] | None = None
+    """Called with the name of a snapshot, says that the volume may delete it rather than answer ENOSPC. The oldest goes
+    first. Called with the volume's lock held."""
+
+    @property
+    @abc.abstractmethod
+    def is_changed(self) -> bool:
+        """True if something but access times has changed since the newest snapshot was taken. May be true too often."""
+
+    @abc.abstractmethod
+    def snapshot_bytes(self) -> int:
+        """Return the bytes of files that are kept for snapshots alone. It takes milliseconds."""
+
+    @abc.abstractmethod
+    def snapshots(self) -> Sequence[Snapshot]:
+        """Return the snapshots, in the order of their numbers."""
+
+    @abc.abstractmethod
+    def take_snapshot(self, name: str) -> Snapshot:
+        """Keep the present state under a name. It is durable when this returns.
+
+        Raises:
+            FileExistsError: there is a snapshot of that name.
+            OSError: ENOSPC, EIO, EROFS, as of a write.
+        """
+
+    @abc.abstractmethod
+    def delete_snapshot(self, name: str) -> None:
+        """Forget a snapshot. What nobody else needs is freed later, in the background.
+
+        Raises:
+            FileNotFoundError: there is none of that name.
+        """
+
+    @abc.abstractmethod
+    def snapshot(self, name: str) -> Volume:
+        """Return a snapshot as a read-only volume; the same one for the same snapshot.
+
+        Its nodes are the nodes that the volume had then. Every change is EROFS, reads move no access times. After
+        `delete_snapshot` each call is ESTALE. It ends with the volume: `close` is not to be called.
+
+        Raises:
+            FileNotFoundError: there is none of that name.
+        """

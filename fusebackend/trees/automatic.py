@@ -1,0 +1,172 @@
+"""`AutomaticSnapshots`: snapshots that a mount takes by itself while its files change, and deletes when they are old.
+
+Whatever was there for `EVERY_S` seconds is in one of them, whoever deletes or overwrites it, with whatever program. A
+snapshot is taken before a call of an agent that may change something, and every `EVERY_S` while there are changes; none
+while there are none. Before a volume answers ENOSPC it deletes the oldest of them (`SnapshotVolume.may_go`).
+
+Their names are times in UTC, `@20261123T061530.123Z`; no other snapshot's name begins with `@`. Snapshots with other
+names are never deleted here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+from fusebackend.protocol import SnapshotVolume
+from fusebackend.trees.snapshots import AUTOMATIC, Snapshots
+
+log = logging.getLogger(__name__)
+
+EVERY_S: Final = 10.0
+"""Between two snapshots, at least."""
+
+HOUR_S: Final = 3600
+ALL_S: Final = HOUR_S
+HOURLY_S: Final = 24 * HOUR_S
+DAILY_S: Final = 7 * 24 * HOUR_S
+"""All are kept for this long, then the first of each hour, then the first of each day (UTC), then none."""
+
+MAX_BYTES: Final = 10 << 30
+MAX_SHARE: Final = 0.10
+"""Bytes of files that only snapshots have, at most: so many, and this share of the disk. Beyond, the oldest go."""
+
+FREE_SHARE: Final = 0.05
+"""With less of the disk free, the oldest go as well."""
+
+GONE_AT_ONCE: Final = 0.25
+"""The share of the automatic snapshots that goes at one look when the bytes are too many: what that frees is known only
+later."""
+
+
+_FORMAT: Final = "%Y%m%dT%H%M%S"
+
+
+def name_at(time_ns: int) -> str:
+    """The name of an automatic snapshot of this time."""
+    moment = datetime.fromtimestamp(time_ns // 10**9, UTC)
+    return f"{AUTOMATIC}{moment:{_FORMAT}}.{time_ns // 10**6 % 1000:03}Z"
+
+
+def time_of(name: str) -> int | None:
+    """The time of an automatic snapshot by its name, in ns since the epoch; None for another name."""
+    try:
+        return int(datetime.strptime(name, f"{AUTOMATIC}{_FORMAT}.%fZ").replace(tzinfo=UTC).timestamp() * 1000) * 10**6
+    except ValueError:
+        return None
+
+
+def expired(taken: Sequence[tuple[str, int]], now_ns: int) -> list[str]:
+    """Return the names of those that are kept no longer, of automatic snapshots by name and time (ns since the epoch),
+    the oldest first."""
+    gone: list[str] = []
+    periods: set[tuple[int, int]] = set()
+    for name, time_ns in taken:
+        time_s = time_ns // 10**9
+        age_s = now_ns // 10**9 - time_s
+        if age_s < ALL_S:
+            continue
+        length_s = HOUR_S if age_s < HOURLY_S else 24 * HOUR_S
+        period = (length_s, time_s // length_s)
+        if age_s >= DAILY_S or period in periods:
+            gone.append(name)
+        periods.add(period)
+    return gone
+
+
+def _is_automatic(name: str) -> bool:
+    return time_of(name) is not None
+
+
+class AutomaticSnapshots:
+    """See the module's docstring. `start` begins it, in a thread of its own; `stop` ends it.
+
+    Args:
+        snapshots: of the mount.
+        monotonic_s, time_ns: the clocks.
+    """
+
+    def __init__(
+        self,
+        snapshots: Snapshots,
+        monotonic_s: Callable[[], float] = time.monotonic,
+        time_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._snapshots = snapshots
+        self._monotonic_s = monotonic_s
+        self._time_ns = time_ns
+        self._taking = threading.Lock()
+        self._due_s = 0.0  # by the monotonic clock
+        self._ending = threading.Event()
+        self._failing = False
+        self._thread = threading.Thread(target=self._run, name="fusebackend-snapshots", daemon=True)
+
+    def start(self) -> None:
+        for volume in self._volumes():
+            volume.may_go = _is_automatic
+        self._thread.start()
+
+    def stop(self) -> None:
+        for volume in self._volumes():
+            volume.may_go = None
+        self._ending.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def before_call(self) -> None:
+        """Take a snapshot if one is due: the caller is about to change something."""
+        if self._monotonic_s() >= self._due_s:
+            self.take_if_changed()
+
+    def take_if_changed(self) -> None:
+        """Take a snapshot unless nothing has changed since the newest one. A failure is logged, once in a row."""
+        with self._taking:
+            if self._monotonic_s() < self._due_s or not any(volume.is_changed for volume in self._volumes()):
+                return
+            self._due_s = self._monotonic_s() + EVERY_S
+            try:
+                self._snapshots.take(name_at(self._time_ns()))
+            except OSError as error:
+                if not self._failing:
+                    log.warning("no automatic snapshot: %s", error.strerror or error)
+                self._failing = True
+            else:
+                self._failing = False
+
+    def _run(self) -> None:
+        while not self._ending.wait(EVERY_S):
+            try:
+                self.take_if_changed()
+                self.clean()
+            except Exception:  # the next one may work
+                log.exception("automatic snapshots can't be kept up")
+
+    def clean(self) -> None:
+        """Delete those that are kept no longer, and the oldest where they take too much of the disk."""
+        taken = sorted(
+            (time_ns, each.name) for each in self._snapshots.all() if (time_ns := time_of(each.name)) is not None
+        )
+        gone = expired([(name, time_ns) for time_ns, name in taken], self._time_ns())
+        if not gone and taken and any(_is_too_much(volume) for volume in self._volumes()):
+            gone = [name for _, name in taken[: max(1, int(len(taken) * GONE_AT_ONCE))]]
+            log.info("the disk is full, or %d snapshots take much of it: the oldest %d go", len(taken), len(gone))
+        if gone:
+            with contextlib.suppress(FileNotFoundError):  # somebody else has deleted one just now
+                self._snapshots.delete(gone)
+
+    def _volumes(self) -> Sequence[SnapshotVolume]:
+        return list({id(volume): volume for volume in self._snapshots.volumes.values()}.values())
+
+
+def _is_too_much(volume: SnapshotVolume) -> bool:
+    kept = volume.snapshot_bytes()
+    if not kept:
+        return False
+    disk = volume.statfs()
+    disk_bytes = disk.blocks * disk.block_bytes
+    return kept > min(MAX_BYTES, MAX_SHARE * disk_bytes) or disk.blocks_free < FREE_SHARE * disk.blocks

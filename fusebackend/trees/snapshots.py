@@ -1,0 +1,240 @@
+"""`Snapshots`: the snapshots of a mount. Each is one of every route that keeps any (`SnapshotVolume`), under one name.
+
+It owns nothing: the volumes have the snapshots, and may have some that this mount has not taken. Called by any thread
+but the mount's loop, for listeners notify the kernel. One change at a time; taking one holds the locks of all its
+volumes that do not block, so that what an agent has done to one route before another is in neither or in both, or in
+the first alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from fusebackend.base.paths import ROOT, AgentPath, to_name
+from fusebackend.protocol import NAME_MAX_BYTES, Snapshot, SnapshotInfo, SnapshotVolume, Volume
+
+log = logging.getLogger(__name__)
+
+AUTOMATIC = "@"
+"""The names of those that a mount takes by itself begin with it."""
+
+_GIVEN_NAME = "%Y%m%dT%H%M%SZ"
+_GIVEN = re.compile(r"\d{8}T\d{6}Z(-\d+)?")
+"""Names that are given by default: the time in UTC, and a number for a second one of that time."""
+
+_TIME = re.compile(r"\d+ ?[smhdw]|\d{1,2}:\d{2}(:\d{2})?|now|today|yesterday", re.IGNORECASE)
+_CALL = re.compile(r"c\d+")
+
+
+def check_name(name: str) -> bytes:
+    """Return the name of a snapshot as that of a directory.
+
+    Raises:
+        ValueError: it can't be one, or means something else where a snapshot is named: a time, a call, a range.
+    """
+    why = _why_no_name(name)
+    if why is not None:
+        raise ValueError(f"snapshot name {name!r} {why}; give another one, such as 'before-upgrade'")
+    return to_name(name)
+
+
+def _why_no_name(name: str) -> str | None:
+    if not name or name in (".", ".."):
+        return "is no name of a directory"
+    if "/" in name or "\0" in name:
+        return "holds a slash" if "/" in name else "holds a NUL"
+    try:
+        size = len(to_name(name))
+    except UnicodeEncodeError:
+        return "is no text"
+    if size > NAME_MAX_BYTES:
+        return f"has {size} bytes, and at most {NAME_MAX_BYTES} fit"
+    if name.startswith("-"):
+        return "begins with '-', as an option does"
+    if name.startswith(AUTOMATIC):
+        return f"begins with '{AUTOMATIC}', as those that the mount takes by itself do"
+    if ".." in name:
+        return "holds '..', as a range does"
+    if name == "main":
+        return "means the present state"
+    if _CALL.fullmatch(name):
+        return "means a call"
+    if _TIME.fullmatch(name) or (_is_iso(name) and not _GIVEN.fullmatch(name)):
+        return "means a time"
+    return None
+
+
+def _is_iso(name: str) -> bool:
+    try:
+        datetime.fromisoformat(name)
+    except ValueError:
+        return False
+    return True
+
+
+class Parts(NamedTuple):
+    """A snapshot of the mount: those of its routes."""
+
+    name: str
+    parts: Mapping[AgentPath, Snapshot]
+    """Prefix → the snapshot of that route. Those of one volume are the same."""
+
+    @property
+    def info(self) -> SnapshotInfo:
+        routes = [prefix if prefix == ROOT else prefix + "/" for prefix in sorted(self.parts)]
+        return SnapshotInfo(self.name, min(part.time_ns for part in self.parts.values()), routes)
+
+
+class Snapshots:
+    """See the module's docstring.
+
+    Args:
+        volumes: prefix → volume, of all routes of a mount.
+    """
+
+    def __init__(self, volumes: Mapping[AgentPath, Volume]) -> None:
+        self.volumes = {prefix: volume for prefix, volume in volumes.items() if isinstance(volume, SnapshotVolume)}
+        """Those that keep snapshots."""
+        self._guard = threading.Lock()
+        self._listeners: list[Callable[[str], None]] = []
+
+    def listen(self, callback: Callable[[str], None]) -> None:
+        """Have `callback` called with the name of each snapshot that was taken or deleted, with no lock held."""
+        self._listeners.append(callback)
+
+    def all(self) -> list[Parts]:
+        """Return all snapshots, the oldest first."""
+        found: dict[str, dict[AgentPath, Snapshot]] = {}
+        for prefix, volume in self.volumes.items():
+            for part in volume.snapshots():
+                found.setdefault(part.name, {})[prefix] = part
+        taken = [Parts(name, parts) for name, parts in found.items()]
+        return sorted(taken, key=lambda each: (each.info.time_ns, each.name))
+
+    def find(self, name: str) -> Parts | None:
+        """Return the snapshot of a name."""
+        parts = {}
+        for prefix, volume in self.volumes.items():
+            part = next((part for part in volume.snapshots() if part.name == name), None)
+            if part is not None:
+                parts[prefix] = part
+        return Parts(name, parts) if parts else None
+
+    def create(self, name: str | None = None) -> SnapshotInfo:
+        """Take a snapshot of every route that keeps any: of all of them or, after an error, of none.
+
+        Args:
+            name: of the snapshot; the time in UTC, as `20261123T061530Z`, when None.
+
+        Raises:
+            ValueError: the name can't be that of a snapshot.
+            OSError: EEXIST, there is one of that name; or a volume's error.
+        """
+        if name is not None:
+            check_name(name)
+        return self.take(name)
+
+    def take(self, name: str | None) -> SnapshotInfo:
+        """Do what `create` does, for a name that need not be checked."""
+        with self._guard:
+            if name is None:
+                name = self._given_name()
+            elif self.find(name) is not None:
+                raise OSError(
+                    errno.EEXIST, f"there is a snapshot '{name}' already; choose another name, or delete that one"
+                )
+            self._take(name)
+            taken = self.find(name)
+        self._tell(name)
+        assert taken is not None, "it has just been taken"
+        return taken.info
+
+    def _given_name(self) -> str:
+        name = datetime.fromtimestamp(time.time(), UTC).strftime(_GIVEN_NAME)
+        names = {each.name for each in self.all()}
+        number, free = 1, name
+        while free in names:
+            number += 1
+            free = f"{name}-{number}"
+        return free
+
+    def _take(self, name: str) -> None:
+        done: list[SnapshotVolume] = []
+        with contextlib.ExitStack() as locks:
+            for volume in self._distinct():
+                if not volume.features.blocking:
+                    locks.enter_context(volume.lock)
+            for prefix, volume in self.volumes.items():
+                if volume in done:
+                    continue
+                try:
+                    volume.take_snapshot(name)
+                except BaseException as error:
+                    _take_back(name, done)
+                    if isinstance(error, OSError):
+                        raise OSError(error.errno, f"{_words(prefix)} took no snapshot: {error.strerror}") from error
+                    raise
+                done.append(volume)
+
+    def _distinct(self) -> Iterable[SnapshotVolume]:
+        return {id(volume): volume for volume in self.volumes.values()}.values()
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Delete snapshots, each in every route that has it.
+
+        Raises:
+            OSError: ENOENT, one of them is not there, and none was deleted; or a volume's error.
+        """
+        touched: list[str] = []
+        try:
+            with self._guard:
+                there = {each.name: each.parts for each in self.all()}
+                for name in names:
+                    if name not in there:
+                        known = ", ".join(there) or "none at all"
+                        text = f"there is no snapshot '{name}', and nothing was deleted; there are: {known}"
+                        raise OSError(errno.ENOENT, text)
+                for name in dict.fromkeys(names):
+                    touched.append(name)
+                    self._delete(name, there[name])
+        finally:
+            for name in touched:
+                self._tell(name)
+
+    def _delete(self, name: str, parts: Mapping[AgentPath, Snapshot]) -> None:
+        done: list[SnapshotVolume] = []
+        for prefix in parts:
+            volume = self.volumes[prefix]
+            if volume in done:
+                continue
+            try:
+                volume.delete_snapshot(name)
+            except FileNotFoundError:
+                pass  # somebody else has deleted it just now
+            except OSError as error:
+                raise OSError(error.errno, f"{_words(prefix)} still has '{name}': {error.strerror}") from error
+            done.append(volume)
+
+    def _tell(self, name: str) -> None:
+        for listener in tuple(self._listeners):
+            listener(name)
+
+
+def _take_back(name: str, volumes: Iterable[SnapshotVolume]) -> None:
+    for volume in volumes:
+        try:
+            volume.delete_snapshot(name)
+        except OSError:
+            log.exception("a part of snapshot '%s', which was not taken, is left", name)
+
+
+def _words(prefix: AgentPath) -> str:
+    return "the default backend" if prefix == ROOT else f"route '{prefix}/'"

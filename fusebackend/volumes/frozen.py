@@ -1,0 +1,55 @@
+"""`FrozenTree`: a state of a native volume that never changes again, such as a snapshot.
+
+A subclass answers the reading methods of `TreeStorage`. Its nodes need no account of who has them open: none of them
+goes before the whole tree does.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable
+from typing import Any
+
+from fusebackend.base.errors import oserror
+from fusebackend.protocol import Attr, Features, Volume
+from fusebackend.volumes.posix import TreeVolume
+from fusebackend.volumes.storage import Inode
+
+
+def _refuse(*_: object) -> Any:
+    raise oserror(errno.EROFS)
+
+
+_REFUSED: Any = _refuse
+
+
+class FrozenTree(TreeVolume):
+    """A read-only tree. Every change is EROFS, and reads move no access times."""
+
+    features = Features(read_only=True)
+
+    # What a `Volume` does that can't be changed: EROFS.
+    mknod, mkdir, symlink, link = Volume.mknod, Volume.mkdir, Volume.symlink, Volume.link
+    unlink, rmdir, rename = Volume.unlink, Volume.rmdir, Volume.rename
+    setattr, setxattr, removexattr, write = Volume.setattr, Volume.setxattr, Volume.removexattr, Volume.write
+    access_due = Volume.access_due
+
+    _new_inode = _changed = _drop = _set_child = _REFUSED
+    _new_chunk = _chunk_changed = _drop_chunks = _xattrs_changed = _REFUSED
+
+    def _accessed(self, inode: Inode) -> None:
+        """Reads change nothing."""
+
+    def open(self, node: int, flags: int) -> Attr | None:
+        return self.getattr(node)
+
+    def release(self, node: int, flags: int) -> None:
+        """Nothing to count."""
+
+    def hold(self, node: int) -> None:
+        """Every node is there as long as the tree is."""
+
+    def forget(self, nodes: Iterable[int]) -> None:
+        with self.lock:
+            for node in nodes:
+                self._let_go(node)

@@ -1,0 +1,68 @@
+"""Snapshots of the memory volume, and what they cost."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import hypothesis
+import pytest
+from profiles import examples
+
+from fusebackend.backends.memory import InMemoryVolume
+from fusebackend.protocol import ROOT_NODE, Caller
+from fusebackend.testing.snapshots import SnapshotCases, SnapshotMachine
+
+ME = Caller(0, 0)
+
+
+class TestMemory(SnapshotCases):
+    @pytest.fixture
+    def volume(self) -> InMemoryVolume:
+        return InMemoryVolume()
+
+
+class MemoryMachine(SnapshotMachine):
+    def make_volume(self) -> InMemoryVolume:
+        return InMemoryVolume()
+
+
+TestMemoryMachine = MemoryMachine.TestCase
+TestMemoryMachine.settings = hypothesis.settings(max_examples=examples(60), stateful_step_count=50, deadline=None)
+
+
+def file_of(volume: InMemoryVolume, size: int, name: bytes = b"file") -> int:
+    node = volume.create(ROOT_NODE, name, 0o644, 0, ME).node
+    for offset in range(0, size, 1 << 20):
+        volume.write(node, offset, bytes(1 << 20))
+    return node
+
+
+def test_a_snapshot_copies_no_bytes() -> None:
+    volume = InMemoryVolume()
+    node = file_of(volume, 64 << 20)
+    tracemalloc.start()
+    try:
+        for number in range(10):
+            volume.take_snapshot(str(number))
+            volume.read(node, 0, 1 << 20)
+            assert len(volume.snapshot("0").read(node, 0, 64 << 20)) == 64 << 20
+        assert tracemalloc.get_traced_memory()[0] < 4 << 20
+        volume.write(node, 0, b"x")
+        assert tracemalloc.get_traced_memory()[0] < 5 << 20, "one chunk is copied for all ten"
+    finally:
+        tracemalloc.stop()
+
+
+def test_nothing_is_left_of_deleted_snapshots() -> None:
+    volume = InMemoryVolume()
+    node, seldom = file_of(volume, 1 << 20), file_of(volume, 1 << 20, b"seldom")
+    for number in range(20):
+        volume.take_snapshot(str(number))
+        volume.write(node, number << 10, b"x")
+        if number % 5 == 4:
+            volume.write(seldom, 0, b"x")
+        volume.mkdir(ROOT_NODE, b"%d" % number, 0o755, ME)
+    for number in (*range(0, 20, 2), *range(19, 0, -2)):
+        volume.delete_snapshot(str(number))
+    for history in (volume._old_inodes, volume._old_names, volume._old_chunks):
+        assert (history._values, history._nodes, history.done) == ({}, {}, set())
