@@ -11,9 +11,9 @@ is sent after the commit by the session's connection, which does not wait for th
 later ones `PAUSE_S` apart. Where a host dies between the two, its rows are found within `LOOK_S` by one of the
 `WATCHERS`, which sends the wake-up.
 
-Of three hosts or more, one speaks for all: a wake-up has the snapshot of its sender. A host drops its own wake-up when
-that snapshot sees its transactions, for who reads the rows after it finds theirs as well; the sender itself reads them,
-too. Otherwise 16 busy hosts wake each other 5,000 times a second, which halves what they get done.
+Among three hosts or more, one wake-up serves several commits: it carries the snapshot of its sender. A host drops its
+own wake-up when that snapshot sees its transactions, for each read that follows finds their rows; the sender reads the
+rows, too. Otherwise 16 busy hosts wake each other 5,000 times a second, which halves their writes.
 
 The volume says whether there is a feed (`Features.change_feed`): while there is one, each change of another session
 arrives within milliseconds, and caches above need not expire. When the connection is lost, the volume says so and
@@ -76,7 +76,7 @@ CROWD_S: Final = 0.0005
 """The same for each session, if that is longer: 2,000 reads a second of all hosts together."""
 
 SPREAD: Final = 0.5
-"""A host that has heard a wake-up waits for up to this part of the pause longer, so that few send the next at once."""
+"""A host that has heard a wake-up waits for up to this part of the pause longer, so that few send the next one at once."""
 
 LOOK_S = 1.0
 """How often the first `WATCHERS` sessions read the rows without a wake-up; they wake the others if they find any."""

@@ -1,9 +1,9 @@
 """The SQL of a volume's reads and changes, one function a statement; and `StoredInode`, an inode as a row has it.
 
-A statement reads the rows that it names, whatever the planner believes of the tables. Rows of several keys are looked
-up in a `LATERAL` subquery, which `OFFSET 0` or `FOR UPDATE` keeps apart: a join instead may read all names or inodes of
-the volume. PostgreSQL prefers that as long as its statistics are those of a small volume, and a prepared statement
-keeps its plan: a path of two names in a volume of 1,200 took 12 ms.
+Each statement reads the rows that it names and no others, under any statistics. Rows of several keys are looked up in a
+`LATERAL` subquery, which `OFFSET 0` or `FOR UPDATE` keeps apart: a join instead may read all names or inodes of the
+volume. PostgreSQL prefers that as long as its statistics are those of a small volume, and a prepared statement keeps
+its plan: a path of two names in a volume of 1,200 took 12 ms.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ def _dentry_of(parent: str, name: str) -> str:
 def _turn(turns: bool) -> str:
     """The join that waits for `TURN_LOCK` of a node `k`, before its row is locked; its parameter is the volume.
 
-    Of those who wait for a row, each commit wakes all: the row has a new version then, and they wait for that one. For
-    an advisory lock they stand in line, and a commit wakes the first.
+    A commit wakes all transactions that wait for a row, and they wait again, for its next version. For an advisory lock
+    they form a queue, and a commit wakes the first.
     """
     if not turns:
         return ""
