@@ -42,7 +42,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
@@ -76,7 +76,7 @@ CROWD_S: Final = 0.0005
 """The same for each session, if that is longer: 2,000 reads a second of all hosts together."""
 
 SPREAD: Final = 0.5
-"""A host that has heard a wake-up waits for up to this part of the pause longer, so that few send the next one at once."""
+"""A host that has heard a wake-up waits for up to this part of the pause longer, so that few send the next."""
 
 LOOK_S = 1.0
 """How often the first `WATCHERS` sessions read the rows without a wake-up; they wake the others if they find any."""
@@ -221,13 +221,16 @@ def encode(session: str, changes: Sequence[Change]) -> list[str]:
     return payloads
 
 
-def decode(payload: str) -> tuple[str, list[Change]]:
-    """The session and the changes of a payload. A payload that is not from `encode` is anything, of no session."""
-    session, *words = payload.split(" ")
+def decode(payloads: Iterable[str]) -> list[Change]:
+    """The changes of payloads, in their order and without repetitions. One that is not from `encode` is anything."""
+    words: dict[str, None] = {}
+    for payload in payloads:
+        _, *found = payload.split(" ")
+        words.update(dict.fromkeys(found or ["//"]))
     try:
-        return session, [_change(word) for word in words] or [Change()]
+        return [_change(word) for word in words]
     except ValueError:
-        return "", [Change()]
+        return [Change()]
 
 
 def _word(change: Change) -> str:
@@ -236,6 +239,8 @@ def _word(change: Change) -> str:
 
 
 def _change(word: str) -> Change:
+    if len(word) > 2 and word.endswith("//"):  # most are a node
+        return Change(int(word[:-2]))
     node, parent, name = word.split("/")
     return Change(
         node=int(node) if node else None,
@@ -361,7 +366,7 @@ class VolumeFeed:
                     self._spoken_for(Snapshot.parse(seen))
         elif not word.startswith("+"):
             self._others = max(1, self._others)
-            self._publish(decode(payload)[1])
+            self._publish(decode([payload]))
 
     def _spoken_for(self, seen: Snapshot) -> None:
         """Another session has sent all sessions a wake-up, for all transactions that this snapshot sees."""
@@ -450,7 +455,7 @@ class VolumeFeed:
         if len(payloads) > MAX_ROWS:
             self._publish([Change()])
         elif payloads:
-            self._publish(list(dict.fromkeys(change for payload in payloads for change in decode(payload)[1])))
+            self._publish(decode(payloads))
         if payloads and not called and self._watches:
             self.announce(payloads)
 
