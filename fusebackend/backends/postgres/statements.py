@@ -99,6 +99,10 @@ def _dentry_of(parent: str, name: str) -> str:
     )
 
 
+TURN_MASK = (1 << 31) - 1
+"""A lock has a number of 32 bits. Nodes that share one wait for each other, too."""
+
+
 def _turn(turns: bool) -> str:
     """The join that waits for `TURN_LOCK` of a node `k`, before its row is locked; its parameter is the volume.
 
@@ -108,7 +112,7 @@ def _turn(turns: bool) -> str:
     if not turns:
         return ""
     # Nodes of all volumes have numbers of their own, but for the root.
-    key = f"CASE k.node WHEN {ROOT_NODE} THEN -%s::int ELSE (k.node & 2147483647)::int END"
+    key = f"CASE k.node WHEN {ROOT_NODE} THEN -%s::int ELSE (k.node & {TURN_MASK})::int END"
     return f"CROSS JOIN LATERAL (SELECT pg_advisory_xact_lock({TURN_LOCK}, {key}) OFFSET 0) turn"
 
 
@@ -117,9 +121,17 @@ def _in_order(nodes: str) -> str:
     return f"(SELECT node FROM ({nodes}) nodes (node) ORDER BY node) k"
 
 
-def lock_changes(volume: int, exclusive: bool) -> Statement:
+def lock_changes(volume: int, exclusive: bool, turns: Sequence[int] = ()) -> Statement:
+    """The lock of changes, and then `TURN_LOCK` of nodes whose rows are about to be locked (`_turn`)."""
     shared = "" if exclusive else "_shared"
-    return f"SELECT pg_advisory_xact_lock{shared}(%s::int, %s::int)", (CHANGE_LOCK, volume)
+    keys: list[int] = []
+    for node in turns:
+        keys += [TURN_LOCK, -volume if node == ROOT_NODE else node & TURN_MASK]
+    return (
+        f"SELECT pg_advisory_xact_lock{shared}(%s::int, %s::int)"
+        + ", pg_advisory_xact_lock(%s::int, %s::int)" * len(turns),
+        (CHANGE_LOCK, volume, *keys),
+    )
 
 
 def lock_paths(volume: int, exclusive: bool) -> Statement:
@@ -141,33 +153,26 @@ def lock_renames(volume: int, keys: Sequence[tuple[int, bytes]]) -> Statement:
     )
 
 
-def inodes(volume: int, nodes: Sequence[int], lock: bool, *, turns: bool = False) -> Statement:
-    """In the order of their numbers: two that lock the same can't wait for each other.
-
-    Args:
-        turns: `TURN_LOCK` of each is taken before its row.
-    """
-    if len(nodes) == 1 and not turns:
+def inodes(volume: int, nodes: Sequence[int], lock: bool) -> Statement:
+    """In the order of their numbers: two that lock the same can't wait for each other."""
+    if len(nodes) == 1:
         query, parameters = inode(volume, nodes[0])
         return query + _locking(lock), parameters
     return (
-        f"SELECT {_I} FROM {_in_order('SELECT unnest(%s::int8[])')}"
-        f" {_turn(turns)} CROSS JOIN LATERAL {_inode_of('k.node', lock)} i",
-        (list(nodes), *[volume] * turns, volume),
+        f"SELECT {_I} FROM {_in_order('SELECT unnest(%s::int8[])')} CROSS JOIN LATERAL {_inode_of('k.node', lock)} i",
+        (list(nodes), volume),
     )
 
 
-def lock_with_entries(
-    volume: int, nodes: Sequence[int], keys: Sequence[tuple[int, bytes]], *, turns: bool = False
-) -> Statement:
+def lock_with_entries(volume: int, nodes: Sequence[int], keys: Sequence[tuple[int, bytes]]) -> Statement:
     """Lock inodes, together with those under these names, in the order of all their numbers."""
     wanted = (
         "SELECT unnest(%s::int8[]) UNION SELECT d.node FROM unnest(%s::int8[], %s::bytea[]) AS k (parent, name)"
         f" CROSS JOIN LATERAL {_dentry_of('k.parent', 'k.name')} d"
     )
     return (
-        f"SELECT {_I} FROM {_in_order(wanted)} {_turn(turns)} CROSS JOIN LATERAL {_inode_of('k.node', True)} i",
-        (list(nodes), [parent for parent, _ in keys], [name for _, name in keys], volume, *[volume] * turns, volume),
+        f"SELECT {_I} FROM {_in_order(wanted)} CROSS JOIN LATERAL {_inode_of('k.node', True)} i",
+        (list(nodes), [parent for parent, _ in keys], [name for _, name in keys], volume, volume),
     )
 
 

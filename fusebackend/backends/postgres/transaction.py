@@ -173,7 +173,10 @@ class Transaction:
     def fetch(self, wanted: Wanted, *, lock: bool = True) -> None:
         """Lock and fetch all of it in one round trip; without locks where it is only to find the way."""
         volume, lock = self._volume, lock and not self._exclusive
-        batch = self._beginning(wanted.walks)
+        turns: set[int] = set()
+        if lock and not wanted.rename:  # `RENAME_LOCK` comes first: a change that walks has it when it takes its turn
+            turns = {*wanted.nodes, *(parent for parent, _ in wanted.entries)}
+        batch = self._beginning(wanted.walks, sorted(turns))
         if wanted.rename and lock and not self._several:
             batch.append((statements.lock_renames(volume, wanted.entries), self._take_renames))
         self._names.update({entry: None for entry in wanted.entries if entry[0] in self._empty})
@@ -184,13 +187,11 @@ class Transaction:
         nodes -= self._locked if lock else self._inodes.keys()
         taken, guessed = lock and wanted.taken, [entry for entry in entries if entry in self._unsure]
         before = [self._names[entry] for entry in guessed]
-        turns = lock and not self._several
         if nodes and entries and taken:
-            statement = statements.lock_with_entries(volume, sorted(nodes), entries, turns=turns)
-            batch.append((statement, self._take_locked))
+            batch.append((statements.lock_with_entries(volume, sorted(nodes), entries), self._take_locked))
         elif nodes:
             take = self._take_locked if lock else self._take_inodes
-            batch.append((statements.inodes(volume, sorted(nodes), lock, turns=turns), take))
+            batch.append((statements.inodes(volume, sorted(nodes), lock), take))
         if entries:
             self._names.update(dict.fromkeys(entries))
             batch.append(
@@ -217,8 +218,10 @@ class Transaction:
             self.wants_renames = True
             self._fail(overtaken())
 
-    def _beginning(self, walks: Sequence[Walk]) -> list[tuple[Statement, Callable[[Rows], None] | None]]:
-        """What a transaction begins with, if it has not begun."""
+    def _beginning(
+        self, walks: Sequence[Walk], turns: Sequence[int]
+    ) -> list[tuple[Statement, Callable[[Rows], None] | None]]:
+        """What a transaction begins with, if it has not begun. `turns` are the nodes that it locks first."""
         batch: list[tuple[Statement, Callable[[Rows], None] | None]] = []
         volume = self._volume
         if not self._begun:
@@ -229,7 +232,7 @@ class Transaction:
             if self._several and not self._exclusive:
                 batch.append((statements.lock_paths(volume, self._renames), None))
             else:
-                batch.append((statements.lock_changes(volume, self._exclusive), None))
+                batch.append((statements.lock_changes(volume, self._exclusive, turns), None))
         if walks and not self._exclusive:
             ways = [(walk.names, 2 if walk.removes else 1) for walk in walks]
             batch.append((statements.lock_walks(volume, ROOT_NODE, ways), self._take_walked))
