@@ -16,6 +16,7 @@ cli/                        the command, one file for each subcommand
 server/ integrations/       a running mount; bridges to other packages
 control/                    the control socket: wire format, verbs, client, server
 mount/ shell/               pyfuse3; the sandbox of commands
+trees/                      trees of a mount beside the main one, and their differences
 vfs/                        the mounted tree
 urls/ composite/            URLs of backends; one tree of several backends
 config.py                   the TOML file of a mount

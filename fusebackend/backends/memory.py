@@ -3,7 +3,7 @@
 Nothing outlives the process; `fsync` promises nothing beyond that (`Features.durable` is False).
 
 Snapshots: taking one copies nothing. A node's inode, names and chunks are each kept (`History`) when they are first
-touched afterwards; until then a snapshot reads those of the live volume. The bytes of a chunk are shared until one
+changed afterwards; until then a snapshot reads those of the live volume. The bytes of a chunk are shared until one
 side is written to. A directory with a million names takes 0.3 s to keep, once for each snapshot that it is changed
 after.
 """
@@ -41,9 +41,12 @@ class History(Generic[T]):
     """Earlier values of a table: one for each node and snapshot, where the table has another one by now.
 
     A value that is kept after a snapshot serves the earlier ones too, back to the last one with a value of its own.
+    Rules change a value where it is, and say so afterwards. So it is copied when it is first touched after a snapshot,
+    and the copy is kept once it is known to differ; what was only read leaves nothing behind at the next snapshot.
 
     Attributes:
         done: nodes of which nothing need be kept for the newest snapshot any more, new ones among them.
+        touched: copies of values that are still what they were.
     """
 
     def __init__(self) -> None:
@@ -51,11 +54,19 @@ class History(Generic[T]):
         self._nodes: dict[int, set[int]] = {}  # by number of a snapshot
         self._newest = 0
         self.done: set[int] = set()
+        self.touched: dict[int, T] = {}
 
     def begin(self, number: int) -> None:
         """A snapshot with a higher number is taken."""
         self._newest = number
         self.done = self._nodes[number] = set()
+        self.touched = {}
+
+    def changed(self, node: int) -> None:
+        """Keep the copy of a value that has changed, if there is one."""
+        value = self.touched.pop(node, None)
+        if value is not None:
+            self.keep(node, value)
 
     def keep(self, node: int, value: T) -> None:
         """Keep the value that a node has had since the newest snapshot."""
@@ -87,6 +98,7 @@ class History(Generic[T]):
                 if not values:
                     del self._values[node]
         if number == self._newest:
+            self.touched = {}
             self._newest, self.done = before, self._nodes[before] if before else set()
 
 
@@ -126,8 +138,10 @@ class InMemoryVolume(TreeVolume, SnapshotVolume):
             inode = self._inodes[node]
         except KeyError:
             raise oserror(errno.ESTALE) from None
-        if self._snapshots and node not in self._old_inodes.done:
-            self._old_inodes.keep(node, _copy(inode))
+        if self._snapshots:
+            old = self._old_inodes
+            if node not in old.done and node not in old.touched:
+                old.touched[node] = _copy(inode)
         return inode
 
     def _new_inode(self, mode: int, parent: int) -> Inode:
@@ -142,6 +156,8 @@ class InMemoryVolume(TreeVolume, SnapshotVolume):
 
     def _changed(self, inode: Inode) -> None:
         """Inodes are changed where they are kept."""
+        if self._snapshots:
+            self._old_inodes.changed(inode.node)
         if not self._unsnapped:
             self._unsnapped = inode.ctime_ns >= self._newest_ns
 
@@ -149,6 +165,8 @@ class InMemoryVolume(TreeVolume, SnapshotVolume):
         if self._snapshots:
             self._keep_names(inode.node)
             self._keep_chunks(inode.node)
+            self._old_chunks.changed(inode.node)
+            self._old_inodes.changed(inode.node)
         for table in (self._inodes, self._names, self._sorted, self._chunks):
             table.pop(inode.node, None)
 
@@ -195,15 +213,19 @@ class InMemoryVolume(TreeVolume, SnapshotVolume):
     def _new_chunk(self, node: int, index: int) -> Chunk:
         if self._snapshots:
             self._keep_chunks(node)
+            self._old_chunks.changed(node)
         chunk = self._chunks.setdefault(node, {})[index] = Chunk()
         return chunk
 
     def _chunk_changed(self, node: int, index: int, chunk: Chunk) -> None:
         """Chunks are changed where they are kept."""
+        if self._snapshots:
+            self._old_chunks.changed(node)
 
     def _drop_chunks(self, node: int, first: int) -> int:
         if self._snapshots:
             self._keep_chunks(node)
+            self._old_chunks.changed(node)
         chunks = self._chunks.get(node, {})
         gone = [index for index in chunks if index >= first]
         return sum(allocated_blocks(len(chunks.pop(index).data)) for index in gone)
@@ -268,13 +290,13 @@ class InMemoryVolume(TreeVolume, SnapshotVolume):
 
     def _keep_chunks(self, node: int) -> None:
         """From now on, `Chunk.put` copies the bytes of these chunks: they are no bytearray any more."""
-        if node in self._old_chunks.done:
+        if node in self._old_chunks.done or node in self._old_chunks.touched:
             return
         chunks = self._chunks.get(node, {})
         for chunk in chunks.values():
             if isinstance(chunk.data, bytearray):
                 chunk.data = cast("bytes", memoryview(chunk.data))
-        self._old_chunks.keep(node, {index: cast("bytes", chunk.data) for index, chunk in chunks.items()})
+        self._old_chunks.touched[node] = {index: cast("bytes", chunk.data) for index, chunk in chunks.items()}
 
 
 def _copy(inode: Inode) -> Inode:

@@ -5,6 +5,7 @@ globs.py         glob patterns
 asked.py         the glob that a search over several backends was asked for
 errors.py        errno to error code and back
 json_text.py     any value as pretty JSON
+git_patch.py     the difference of two files, as `git apply` takes it
 xdg.py           the user's directories for data, state and caches
 extras.py        which extra brings which module
 budget.py        how long a call may go on, and whether it was cancelled

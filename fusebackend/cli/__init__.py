@@ -6,5 +6,6 @@ status.py backends.py check.py                  the state of mounts, the kinds o
 ls.py stat.py read.py search.py watch.py        reading; `search.py` has `grep` and `glob`
 write.py edit.py mv.py rm.py                    changing
 upload.py download.py execute.py                copies, and commands in the mount
+snapshot.py diff.py restore.py states.py        earlier states of a mount; `states.py`: as directories
 target.py show.py attributes.py progress.py     shared: mount and path of an argument, output, attributes, progress
 """

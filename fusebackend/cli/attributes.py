@@ -6,16 +6,9 @@ import datetime
 import functools
 import stat
 
-_TYPES = {
-    "file": stat.S_IFREG,
-    "directory": stat.S_IFDIR,
-    "symlink": stat.S_IFLNK,
-    "fifo": stat.S_IFIFO,
-    "socket": stat.S_IFSOCK,
-    "character device": stat.S_IFCHR,
-    "block device": stat.S_IFBLK,
-}
-"""The words of `StatResult.type` as bits of st_mode."""
+from fusebackend.protocol.records import FILE_TYPES
+
+_TYPES = {word: bits for bits, word in FILE_TYPES.items()}
 
 
 def mode_string(kind: str | None, mode: int | None) -> str:

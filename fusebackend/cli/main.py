@@ -29,6 +29,8 @@ _SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "backends": ("backends:backends", "List the URLs that can be mounted."),
         "check": ("check:check", "Check the file of a volume, and mend it."),
         "snapshot": ("snapshot:snapshot", "Keep the present state of a mount, and list and delete such states."),
+        "diff": ("diff:diff", "Show what differs between two states of a mount, as a git patch."),
+        "restore": ("restore:restore", "Put files back as they were in a snapshot."),
     },
     "Files of a mount, as an agent works on them": {
         "ls": ("ls:ls", "List directories."),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from fusebackend.base.paths import TREES_NAME
 from fusebackend.cli import target
 from fusebackend.cli.show import Failed, Output, json_option
+from fusebackend.cli.states import in_a_line, snapshots_directory
 from fusebackend.cli.target import mount_option
 
 if TYPE_CHECKING:
-    from fusebackend.control.client.client import Client
     from fusebackend.protocol import SnapshotInfo
 
 
@@ -29,7 +28,7 @@ def snapshot() -> None:
     A snapshot is a directory, /mnt/agent/.fusebackend/snapshots/NAME, in which nothing can be changed: ls, diff and
     'cp -a' work on it. It holds every route for which 'status' says 'snapshots'.
 
-    The mount is the one that the current directory lies in, or else the only one there is, or that of --mount DIR.
+    They work on the mount of --mount DIR; else on that of the current directory; else on the only mount there is.
     """
 
 
@@ -51,9 +50,9 @@ def create(name: str | None, as_json: bool, mount: str | None) -> None:
     Without a NAME, it is the time in UTC: 20261123T061530Z. The files are neither read nor copied.
     """
     output, files = Output(), target.here(mount).files
-    with _in_a_line():
+    with in_a_line():
         taken = files.create_snapshot(name)
-        directory = _directory(files)
+        directory = snapshots_directory(files)
     if as_json:
         output.document(_as_object(taken, directory))
     else:
@@ -61,14 +60,17 @@ def create(name: str | None, as_json: bool, mount: str | None) -> None:
 
 
 @snapshot.command("list")
+@click.option("--all", "with_automatic", is_flag=True, help="Also those that the mount has taken by itself.")
 @json_option("an array of {name, time_ns, routes, path}.")
 @mount_option
-def list_snapshots(as_json: bool, mount: str | None) -> None:
+def list_snapshots(with_automatic: bool, as_json: bool, mount: str | None) -> None:
     """List the snapshots, the oldest first: name, time, and the routes that are in it."""
+    from fusebackend.trees.snapshots import AUTOMATIC
+
     output, files = Output(), target.here(mount).files
-    with _in_a_line():
-        found = files.snapshots()
-        directory = _directory(files)
+    with in_a_line():
+        found = [each for each in files.snapshots() if with_automatic or not each.name.startswith(AUTOMATIC)]
+        directory = snapshots_directory(files)
     if as_json:
         output.document([_as_object(each, directory) for each in found])
         return
@@ -86,7 +88,7 @@ def list_snapshots(as_json: bool, mount: str | None) -> None:
 def delete(names: Sequence[str], yes: bool, mount: str | None) -> None:
     """Delete snapshots. Those can't be had back, so on a terminal it asks first; elsewhere it needs --yes."""
     files = target.here(mount).files
-    with _in_a_line():
+    with in_a_line():
         known = {each.name for each in files.snapshots()}
         for name in names:
             if name not in known:
@@ -102,20 +104,6 @@ def _ask(names: Sequence[str]) -> None:
     output = Output()
     which = ", ".join(f"'{output.name(name)}'" for name in names)
     click.confirm(f"Delete {'snapshots' if len(names) > 1 else 'snapshot'} {which}?", abort=True, err=True)
-
-
-@contextlib.contextmanager
-def _in_a_line() -> Iterator[None]:
-    """Show an error of the server as those of the system are."""
-    try:
-        yield
-    except (ValueError, RuntimeError) as error:
-        raise Failed(str(error)) from None
-
-
-def _directory(files: Client) -> str:
-    trees = files.status().get("trees") or f"/{TREES_NAME}"
-    return f"{files.mountpoint.rstrip('/')}{trees}/snapshots"
 
 
 def _as_object(taken: SnapshotInfo, directory: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Names and attributes follow deepagents 0.7. The last ones are answers that only 
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, NotRequired, TypeAlias, TypedDict
@@ -253,6 +254,18 @@ class ExecuteResponse:
     output: str
     exit_code: int | None = None
     truncated: bool = False
+
+
+FILE_TYPES = {
+    stat.S_IFREG: "file",
+    stat.S_IFDIR: "directory",
+    stat.S_IFLNK: "symlink",
+    stat.S_IFIFO: "fifo",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFCHR: "character device",
+    stat.S_IFBLK: "block device",
+}
+"""The words of `StatResult.type`, by the type bits of st_mode."""
 
 
 @dataclass

@@ -37,6 +37,7 @@ from fusebackend.protocol import (
     StatsResult,
     WriteResult,
 )
+from fusebackend.protocol.records import FILE_TYPES
 from fusebackend.server.trees import TreesFace
 from fusebackend.trees.automatic import AutomaticSnapshots
 from fusebackend.trees.snapshots import Snapshots
@@ -51,16 +52,6 @@ if TYPE_CHECKING:
 
 STAT_BYTES = 2048
 """Memory of a `StatResult`, with its part of an answer."""
-
-_TYPES = {
-    stat_module.S_IFREG: "file",
-    stat_module.S_IFDIR: "directory",
-    stat_module.S_IFLNK: "symlink",
-    stat_module.S_IFIFO: "fifo",
-    stat_module.S_IFSOCK: "socket",
-    stat_module.S_IFCHR: "character device",
-    stat_module.S_IFBLK: "block device",
-}
 
 
 class Executor(Protocol):
@@ -191,7 +182,7 @@ class MountedBackend(ServedMount):
             return StatResult(path=outer, type="directory", size=0, mode=0o755, route=prefix)
         return StatResult(
             path=outer,
-            type=_TYPES.get(stat_module.S_IFMT(attr.mode), "file"),
+            type=FILE_TYPES.get(stat_module.S_IFMT(attr.mode), "file"),
             size=attr.size,
             mode=stat_module.S_IMODE(attr.mode),
             nlink=attr.nlink,
@@ -285,7 +276,7 @@ class MountedBackend(ServedMount):
         if self.filesystem.tree.trees_path is None:
             why = "this mount has no directory for snapshots: mount without '-o trees=off'"
         else:
-            why = "no route of this mount keeps snapshots: 'memory:' does"
+            why = "no route of this mount keeps snapshots: 'sqlite:' and 'memory:' do"
         raise OSError(errno.ENOTSUP, why)
 
     def watch(self, path: str = "/") -> Watch:

@@ -304,6 +304,17 @@ class SnapshotTrees(NativeVolume):
         if node == ROOT_NODE:
             return self._listed(after, limit)
         at = self._at(node)
+        found = self._page(at, after, limit)
+        # A page that is not full ends a listing that the kernel keeps (`vfs/coherence/cached_readdir.py`).
+        while at.place is not None and 0 < len(found) < limit:
+            more = self._page(at, found[-1][0], limit - len(found))
+            if not more:
+                break
+            found += more
+        return found
+
+    def _page(self, at: _At, after: bytes, limit: int) -> list[tuple[bytes, Attr]]:
+        """Return some entries after a name: those of the route, and the ways to other routes among them."""
         places = at.place.children if at.place is not None else {}
         found: list[tuple[bytes, Attr]] = []
         last = None

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from fusebackend.base.paths import ROOT, AgentPath, to_name
 from fusebackend.protocol import NAME_MAX_BYTES, Snapshot, SnapshotInfo, SnapshotVolume, Volume
+from fusebackend.trees.refs import Refs
 
 log = logging.getLogger(__name__)
 
@@ -27,10 +28,8 @@ AUTOMATIC = "@"
 """The names of those that a mount takes by itself begin with it."""
 
 _GIVEN_NAME = "%Y%m%dT%H%M%SZ"
-_GIVEN = re.compile(r"\d{8}T\d{6}Z(-\d+)?")
-"""Names that are given by default: the time in UTC, and a number for a second one of that time."""
+"""The name that is given by default: the time in UTC. A second one of that time has a number at its end."""
 
-_TIME = re.compile(r"\d+ ?[smhdw]|\d{1,2}:\d{2}(:\d{2})?|now|today|yesterday", re.IGNORECASE)
 _CALL = re.compile(r"c\d+")
 
 
@@ -63,21 +62,12 @@ def _why_no_name(name: str) -> str | None:
         return f"begins with '{AUTOMATIC}', as those that the mount takes by itself do"
     if ".." in name:
         return "holds '..', as a range does"
-    if name == "main":
-        return "means the present state"
     if _CALL.fullmatch(name):
         return "means a call"
-    if _TIME.fullmatch(name) or (_is_iso(name) and not _GIVEN.fullmatch(name)):
-        return "means a time"
+    refs = Refs(())
+    if refs.is_ref(name):
+        return "means the present state" if refs.is_present(name) else "means a time"
     return None
-
-
-def _is_iso(name: str) -> bool:
-    try:
-        datetime.fromisoformat(name)
-    except ValueError:
-        return False
-    return True
 
 
 class Parts(NamedTuple):

@@ -11,6 +11,7 @@ import json
 import mmap
 import os
 import re
+import shutil
 import sqlite3
 import stat
 import subprocess
@@ -24,6 +25,7 @@ from pathlib import Path
 import anyio
 import mounts
 import pytest
+from eventually import eventually
 from mounts import Serve
 from services.docker import DockerEngine
 from services.s3 import Bucket
@@ -733,6 +735,79 @@ def test_a_mount_has_several_trees_of_the_same_files(native: Path) -> None:
     assert refused.value.errno == errno.EXDEV
     (tree / "d/file").rename(tree / "d/other")
     assert os.listdir(native / "d") == ["other"] and not (native / "d/file").exists()
+
+
+@pytest.mark.parametrize("kind", ["sqlite:{tmp}/volume.db", "memory:"])
+def test_a_snapshot_keeps_what_was_there(kind: str, tmp_path: Path, serve: Serve) -> None:
+    (tmp_path / "files").mkdir()
+    routes = {"/notes": "memory:", "/a/b": f"dir:{tmp_path}/files"}
+    mounted = serve(kind.format(tmp=tmp_path), routes=routes, options=["snapshots=manual"]).path
+    snapshots = mounted / ".fusebackend/snapshots"
+    script = (
+        "mkdir d; echo one > d/file; ln d/file linked; ln -s d/file link; mkfifo fifo; chmod 4750 linked;"
+        " setfattr -n user.x -v y linked; truncate -s 1M sparse; echo note > notes/note; touch -d @1 link -h"
+    )
+    subprocess.run(["bash", "-euc", script], cwd=mounted, check=True)
+    (mounted / "a/b/live").write_text("live")
+    subprocess.run(["cp", "-a", mounted, tmp_path / "copy"], check=True)
+    with fusebackend.connect(mounted) as client, (mounted / "d/file").open("r+") as opened:
+        assert not (snapshots / "one").exists()
+        taken = client.create_snapshot("one")
+        assert taken.routes == ["/", "/notes/"]
+        opened.write("ONE AND MORE")
+        opened.flush()
+        subprocess.run(
+            ["bash", "-euc", "rm -r d link fifo sparse notes/note; chmod 600 linked"], cwd=mounted, check=True
+        )
+        one = snapshots / "one"
+        shutil.rmtree(tmp_path / "copy/a/b")
+        (tmp_path / "copy/a/b").mkdir()
+        words = ["diff", "-r", "--no-dereference", "-x", "fifo", one, tmp_path / "copy"]
+        subprocess.run(words, check=True)
+        for path in ("d", "d/file", "linked", "link", "fifo", "sparse", "notes", "notes/note"):
+            now, then = (one / path).lstat(), (tmp_path / "copy" / path).lstat()
+            for name in ("st_mode", "st_uid", "st_gid", "st_mtime_ns", "st_size") if path[0] != "n" else ("st_mode",):
+                assert getattr(now, name) == getattr(then, name) or stat.S_ISDIR(now.st_mode), (path, name)
+        assert (one / "linked").stat().st_ino == (one / "d/file").stat().st_ino != (mounted / "linked").stat().st_ino
+        assert os.getxattr(one / "linked", "user.x") == b"y"
+        assert os.listdir(one / "a/b") == [] and stat.S_IMODE((one / "a/b").stat().st_mode) == 0o555
+        with pytest.raises(OSError) as refused:
+            (one / "new").touch()
+        assert refused.value.errno == errno.EROFS
+        assert client.write("/.fusebackend/snapshots/one/new", "x").error
+        with pytest.raises(FileExistsError):
+            client.create_snapshot("one")
+        for name in ("main", "-x", "10m", "c42", "a..b", "a/b", "@x"):
+            with pytest.raises(ValueError):
+                client.create_snapshot(name)
+        with pytest.raises(FileNotFoundError):
+            client.delete_snapshots("one", "two")
+        directory = os.open(one / "d", os.O_RDONLY)
+        client.delete_snapshots("one")
+        assert os.listdir(snapshots) == [] and not one.exists()
+        with pytest.raises(OSError) as stale:
+            os.open("file", os.O_RDONLY, dir_fd=directory)
+        assert stale.value.errno in (errno.ESTALE, errno.ENOENT)
+        os.close(directory)
+
+
+@pytest.mark.parametrize("kind", ["sqlite:{tmp}/volume.db", "memory:"])
+def test_what_was_there_for_ten_seconds_can_be_had_back(kind: str, tmp_path: Path, serve: Serve) -> None:
+    mounted = serve(kind.format(tmp=tmp_path)).path
+    snapshots = mounted / ".fusebackend/snapshots"
+    (mounted / "work").mkdir()
+    (mounted / "work/file").write_text("precious\n")
+
+    def with_file() -> list[str]:
+        return sorted(each.parts[-3] for each in snapshots.glob("@*/work/file") if each.read_text() == "precious\n")
+
+    eventually(with_file, 60)
+    for loss in ("rm -r work", ": > work/file", "echo other > work/file", "echo x > x; mv x work/file"):
+        subprocess.run(["bash", "-euc", loss], cwd=mounted, check=True)
+        words = ["-m", "fusebackend", "restore", "work", "--from", with_file()[-1]]
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+        subprocess.run([sys.executable, *words], cwd=mounted, check=True, env=environment)
+        assert (mounted / "work/file").read_text() == "precious\n"
 
 
 def test_a_default_that_runs_commands_runs_them_itself(tmp_path: Path, serve: Serve) -> None:

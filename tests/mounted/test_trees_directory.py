@@ -119,7 +119,7 @@ def test_tools_get_all_of_it(mounted: Mounted, tmp_path: Path) -> None:
 def test_attributes(mounted: Mounted) -> None:
     own = mounted.path / OWN
     assert stat.S_IMODE(own.stat().st_mode) == 0o555
-    assert sorted(os.listdir(own)) == ["status.json", "version"]
+    assert sorted(os.listdir(own)) == ["snapshots", "status.json", "version"]
     for name in ("status.json", "version"):
         found = (own / name).stat()
         assert (stat.S_IMODE(found.st_mode), found.st_uid, found.st_nlink) == (0o444, os.geteuid(), 1)
@@ -127,8 +127,10 @@ def test_attributes(mounted: Mounted) -> None:
     assert (own / "version").stat().st_mtime_ns == (own / "version").stat().st_mtime_ns
     assert (own / "status.json").stat().st_mtime_ns < (own / "status.json").stat().st_mtime_ns
     listing = sh(f"ls -la {OWN}", mounted.path).splitlines()
-    assert [line.split()[0] for line in listing[1:]] == ["dr-xr-xr-x", "drwxr-xr-x", "-r--r--r--", "-r--r--r--"]
-    assert sh(f"find {OWN} | sort", mounted.path).split() == [OWN, f"{OWN}/status.json", f"{OWN}/version"]
+    modes = ["dr-xr-xr-x", "drwxr-xr-x", "dr-xr-xr-x", "-r--r--r--", "-r--r--r--"]
+    assert [line.split()[0] for line in listing[1:]] == modes
+    names = [f"{OWN}/{name}" for name in ("snapshots", "status.json", "version")]
+    assert sh(f"find {OWN} | sort", mounted.path).split() == [OWN, *names]
 
 
 def test_readers_at_odd_sizes_never_see_two_contents(mounted: Mounted) -> None:
@@ -192,7 +194,8 @@ def test_listings_of_the_root(mounted: Mounted, shown: str, tmp_path: Path) -> N
     names = {"d", "memories"} | ({OWN} if shown == "visible" else set())
     assert set(os.listdir(mounted.path)) == set(os.listdir(mounted.path)) == names
     found = set(sh("find . -mindepth 1", mounted.path).split())
-    below = {f"./{OWN}", f"./{OWN}/status.json", f"./{OWN}/version"} if shown == "visible" else set()
+    own = {f"./{OWN}", *(f"./{OWN}/{name}" for name in ("snapshots", "status.json", "version"))}
+    below = own if shown == "visible" else set()
     assert found == {"./d", "./d/file", "./memories"} | below, "and no private tree, where all is found again"
     sh(f"cp -a {mounted.path} {tmp_path}/copy", tmp_path)
     assert (tmp_path / "copy/d/file").read_text() == "x\n"
@@ -370,7 +373,7 @@ def test_other_users_read_what_the_attribute_says(serve: Serve) -> None:
     )
     words = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "sh", "-c", script]
     done = subprocess.run(words, cwd=server.path, capture_output=True, text=True, check=False)
-    assert done.stdout == "status.json\nversion\nread\n", done.stderr
+    assert done.stdout == "snapshots\nstatus.json\nversion\nread\n", done.stderr
 
 
 def test_secrets_are_masked(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,7 +391,7 @@ def test_agents_reach_it_by_name(mounted: Mounted, shown: str, tmp_path: Path) -
         listed = [entry["path"] for entry in client.ls("/").entries or ()]
         assert listed == ([f"/{OWN}/"] if shown == "visible" else []) + ["/file", "/memories/"]
         own = [entry["path"] for entry in client.ls(f"/{OWN}").entries or ()]
-        assert own == [f"/{OWN}/status.json", f"/{OWN}/version"]
+        assert own == [f"/{OWN}/snapshots/", f"/{OWN}/status.json", f"/{OWN}/version"]
         assert str(client.read(f"/{OWN}/version")).split()[-1] == fusebackend.__version__
         data = client.read(f"/{OWN}/status.json").file_data
         assert data is not None
@@ -421,5 +424,5 @@ def test_agents_reach_it_by_name(mounted: Mounted, shown: str, tmp_path: Path) -
         names = sorted(entry["path"] for entry in client.ls("/memories").entries or ())
         assert names == []
     assert json.loads(command("read", mounted.path / OWN / "status.json").stdout)["pid"] == mounted.pid
-    assert command("ls", mounted.path / OWN).stdout.split() == ["status.json", "version"]
+    assert command("ls", mounted.path / OWN).stdout.split() == ["snapshots/", "status.json", "version"]
     assert set(os.listdir(mounted.path)) - {OWN} == {"file", "memories"}

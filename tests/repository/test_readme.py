@@ -63,7 +63,7 @@ STATE = f"{sys.executable} {ROOT}/tests/support/readme_state.py"
 DEMO = f"{sys.executable} {ROOT}/examples/demo.py /mnt/agent demo"
 
 BEFORE = {
-    "cd /mnt/agent\n": [PROJECT, f"ln -s {ROOT} fusebackend", AGENT],
+    "cd /mnt/agent\n": [PROJECT, f"ln -s {ROOT} fusebackend", AGENT, MEMORIES],
     "import fusebackend\n": [AGENT],
     "import threading": [AGENT, MEMORIES],
     "fusebackend exec": [AGENT, MEMORIES],
@@ -72,6 +72,8 @@ BEFORE = {
     "cd /mnt/agent/threads": [DEMO],
     "fusebackend mount /mnt/agent  ": ["mkdir /srv/project", "grep -v postgres: agent.toml.all > agent.toml"],
     "cat /mnt/agent/.fusebackend": [AGENT],
+    "fusebackend snapshot create": [AGENT, MEMORIES, "echo plan > /mnt/agent/plan.md"],
+    "from fusebackend import connect": [AGENT],
     "date |": [PROJECT, AGENT, MEMORIES],
 }
 """What is there before a snippet that begins so."""
@@ -85,6 +87,7 @@ SAYS = {
     "import threading": ["created /memories/new.md mount"],
     "from deepagents": [],
     "import os\nimport fusebackend\n\n\nclass Notes": ["['copy.md'] monday: done"],
+    "from fusebackend import connect": ["File '/.fusebackend/snapshots/before/report.txt' not found"],
     "import pytest": [],
     "import errno": ["world", " [{'path': '/hello', 'line': 1, 'text': 'world'}]"],
 }  # fmt: skip
@@ -162,7 +165,7 @@ def test_a_shell_snippet(snippet: Snippet, home: Path) -> None:
     before = [line for first, lines in BEFORE.items() if snippet.code.startswith(first) for line in lines]
     (home / "snippet.sh").write_text(snippet.code)
     said = run(home, before, f"bash -eu -o pipefail {home}/snippet.sh")
-    if "diff -r" in snippet.code:
+    if "diff -r @previous @latest" in snippet.code:
         assert ">     assert not may_try(4)" in said and '>   "next": [],' in said, said
 
 

@@ -180,6 +180,18 @@ def test_ways_that_no_route_has_are_synthesised() -> None:
             trees.getxattr(node, b"user.x")
 
 
+def test_a_page_that_is_not_full_ends_the_listing() -> None:
+    """The kernel kept a listing without the ways whose names come after all of the route's."""
+    volumes, snapshots, trees = made("/m", "/x/y")
+    for name in ("a", "m", "s"):
+        write(volumes[ROOT], f"/{name}/file")
+    snapshots.create("one")
+    node = at(trees, "one").node
+    assert [name for name, _ in trees.readdir(node, b"", 100)] == [b"a", b"m", b"s", b"x"]
+    assert [name for name, _ in trees.readdir(node, b"", 3)] == [b"a", b"m", b"s"]
+    assert [name for name, _ in trees.readdir(node, b"a", 2)] == [b"m", b"s"]
+
+
 def test_a_route_without_the_snapshot_is_an_empty_directory(tmp_path: Any) -> None:
     (tmp_path / "live").write_text("live")
     default, late = InMemoryVolume(), InMemoryVolume()

@@ -88,12 +88,14 @@ def test_good_names(name: str) -> None:
         ("-x", "begins with '-', as an option does"),
         ("a..b", "holds '..', as a range does"),
         ("main", "means the present state"),
+        ("now", "means the present state"),
+        ("@x", "begins with '@', as those that the mount takes by itself do"),
         ("c42", "means a call"),
         *(
             (time, "means a time")
             for time in (
-                *("10m", "2h", "3d", "30s", "1w", "14:05", "9:30", "14:05:10", "yesterday", "Yesterday", "now"),
-                *("2026-11-23", "2026-11-23T06:15", "2026-11-23 06:15:30", "20261123", "20261123T0615", "2026-W47-1"),
+                *("10m", "2h", "3d", "30s", "1w", "14:05", "9:30", "14:05:10", "yesterday", "Yesterday", "14:05:59"),
+                *("2026-11-23", "2026-11-23T06:15", "2026-11-23 06:15:30", "2026-11-23T06:15Z", "Today", "1 w"),
             )
         ),
     ],

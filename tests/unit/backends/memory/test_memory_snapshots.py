@@ -53,6 +53,21 @@ def test_a_snapshot_copies_no_bytes() -> None:
         tracemalloc.stop()
 
 
+def test_reading_between_snapshots_leaves_nothing_behind() -> None:
+    """Else a search every ten seconds would fill the memory."""
+    volume = InMemoryVolume()
+    nodes = [file_of(volume, 4096, b"%d" % number) for number in range(50)]
+    for number in range(20):
+        volume.take_snapshot(str(number))
+        for node in nodes:
+            volume.read(node, 0, 4096)
+            volume.getattr(node)
+    volume.take_snapshot("last")
+    kept = [len(list(history.values())) for history in (volume._old_inodes, volume._old_names, volume._old_chunks)]
+    assert kept == [50, 0, 0], "the access time of each, which moved once"
+    assert volume.snapshot_bytes() == 0
+
+
 def test_nothing_is_left_of_deleted_snapshots() -> None:
     volume = InMemoryVolume()
     node, seldom = file_of(volume, 1 << 20), file_of(volume, 1 << 20, b"seldom")

@@ -1,101 +1,8 @@
-"""`patch.py`, by what git itself makes of its patches."""
+"""`patch.py`: the header of a conversation's patch. `test_git_patch.py` has the patches of files."""
 
 from __future__ import annotations
 
-import subprocess
-import time
-from pathlib import Path
-
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from profiles import examples
-
-from fusebackend.backends.threads import patch as patches
 from fusebackend.backends.threads.patch import Header, patch
-
-HEADER = Header("1f1e6a34", "agent <planner@thread>", "Sun Nov 22 09:14:31 2026 +0000", "12 · tools: edit_file")
-
-NAMES = st.sampled_from([b"a.txt", b"dir/b.txt", b"sp ace", "ü".encode(), b'quo"te', b"tab\tnewline\n", b"-dash"])
-CONTENTS = st.one_of(
-    st.lists(
-        st.sampled_from(["one", "two", "three", "", "+x", "-y", "\\ No newline", "@@ -1 +1 @@", "\r", "\f"]),
-        max_size=12,
-    )
-    .map("\n".join)
-    .map(str.encode),
-    st.binary(max_size=200),
-)
-TREES = st.dictionaries(NAMES, CONTENTS, max_size=4)
-
-
-def fill(directory: Path, files: dict[bytes, bytes]) -> None:
-    for name, data in files.items():
-        path = directory / name.decode()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-
-
-def read(directory: Path) -> dict[bytes, bytes]:
-    return {
-        str(path.relative_to(directory)).encode(): path.read_bytes() for path in directory.rglob("*") if path.is_file()
-    }
-
-
-def apply(directory: Path, text: bytes, *options: str) -> None:
-    run = subprocess.run(
-        ["git", "apply", "--whitespace=nowarn", *options], cwd=directory, input=text, capture_output=True, check=False
-    )
-    assert run.returncode == 0, (run.stderr.decode(), text.decode("utf-8", "replace"))
-
-
-@settings(max_examples=examples(60), deadline=None)
-@given(before=TREES, after=TREES)
-def test_git_applies_and_reverts_it(
-    tmp_path_factory: pytest.TempPathFactory, before: dict[bytes, bytes], after: dict[bytes, bytes]
-) -> None:
-    directory = tmp_path_factory.mktemp("tree")
-    fill(directory, before)
-    made = patch(HEADER, before, after)
-    assert bool(made) == (before != after)
-    if made:
-        apply(directory, made)
-        assert read(directory) == after
-        apply(directory, made, "--reverse")
-    assert read(directory) == before
-
-
-def test_a_text_that_is_too_large_to_compare_is_replaced_as_a_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(patches, "MAX_EDITS", 1)
-    before, after = {b"f": b"1\n2\n3\n4\n"}, {b"f": b"1\n2\n3\n5\n"}
-    fill(tmp_path, before)
-    made = patch(HEADER, before, after)
-    assert b"-1\n-2\n-3\n-4\n+1\n" in made
-    apply(tmp_path, made)
-    assert read(tmp_path) == after
-
-
-@pytest.mark.parametrize("words", [1, 2, 50])
-def test_lines_that_repeat_take_no_longer(tmp_path: Path, words: int) -> None:
-    """1,000 equal lines took difflib 18 s."""
-    lines = [f"line {number % words}" for number in range(20_000)]
-    before, after = "\n".join(["first", *lines, "last"]), "\n".join(["1st", *lines[:7000], "new", *lines[7001:]])
-    start = time.monotonic()
-    made = patch(HEADER, {b"f": before.encode()}, {b"f": after.encode()})
-    assert time.monotonic() - start < 5
-    assert len(made) < 1000
-    fill(tmp_path, {b"f": before.encode()})
-    apply(tmp_path, made)
-    assert read(tmp_path) == {b"f": after.encode()}
-
-
-def test_a_change_has_its_context_and_neighbours_share_it(tmp_path: Path) -> None:
-    lines = [f"{number}\n" for number in range(40)]
-    changed = [*lines[:5], "five\n", *lines[6:12], "new\n", *lines[12:20], *lines[21:]]
-    made = patch(HEADER, {b"f": "".join(lines).encode()}, {b"f": "".join(changed).encode()}).decode()
-    assert [line for line in made.splitlines() if line.startswith("@@")] == ["@@ -3,13 +3,14 @@", "@@ -18,7 +19,6 @@"]
 
 
 def test_it_reads_like_a_log_and_its_header_has_a_line_for_each_field() -> None:
@@ -106,7 +13,16 @@ def test_it_reads_like_a_log_and_its_header_has_a_line_for_each_field() -> None:
     assert "\x1b" not in made
 
 
-def test_hunks_have_three_lines_of_context() -> None:
-    before = b"".join(b"%d\n" % number for number in range(20))
-    made = patch(HEADER, {b"f": before}, {b"f": before.replace(b"9\n", b"nine\n", 1)}).decode()
-    assert "@@ -7,7 +7,7 @@\n 6\n 7\n 8\n-9\n+nine\n 10\n 11\n 12\n" in made
+def test_equal_sets_have_no_patch() -> None:
+    assert patch(Header("1", "a", "d", "s"), {b"f": b"x"}, {b"f": b"x"}) == b""
+
+
+def test_files_are_in_order_of_their_names() -> None:
+    made = patch(
+        Header("1", "a", "d", "s"), {b"b": b"1\n", b"same": b""}, {b"c": b"2\n", b"a": b"", b"same": b""}
+    ).decode()
+    assert [line for line in made.splitlines() if line.startswith("diff ")] == [
+        "diff --git a/a b/a",
+        "diff --git a/b b/b",
+        "diff --git a/c b/c",
+    ]

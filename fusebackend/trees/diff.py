@@ -1,0 +1,294 @@
+"""The differences of two trees: names, types, bytes and attributes of `before` and `after`.
+
+Two regular files with the same size, mtime and ctime are taken for equal without a read: trees of one volume keep the
+ctime, and every change of a file moves it. That holds for a ctime that is `RACY_NS` older than the older tree: a file
+written both before and after a snapshot in one tick of the clock (1 to 10 ms) has one ctime in both, as git's index
+knows it ("racily clean"). All others are compared byte by byte. A file that is gone and one that is
+new are a rename if their bytes are equal, as `git diff -M100%` has it. Empty files are never renamed.
+
+Times are no difference, as in git: a file that was only touched is the same. Type, bytes, the target of
+a link, the number of a device, permission bits, owner and group, and extended attributes are compared.
+
+A directory on which another file system is mounted is left out, for it shows nothing of the tree.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from fusebackend.protocol.records import FILE_TYPES
+from fusebackend.trees.tree import Tree, join, pieces, same_bytes, split
+
+Change: TypeAlias = Literal["created", "deleted", "modified", "renamed", "retyped"]
+Field: TypeAlias = Literal["bytes", "mode", "owner", "xattrs"]
+
+
+FOREIGN = "another file system is mounted there"
+"""The reason in `Differences.skipped` that is no error."""
+
+RACY_NS = 2 * 10**9
+"""Above a tick of the clock, and above the difference between the clocks of two hosts of a volume."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One path that differs.
+
+    Attributes:
+        change: `retyped` is a file that became a directory or a link, and the like.
+        path: after the change; of a deleted file, before it.
+        before, after: attributes as of lstat(2); None where there is nothing.
+        old_path: the path before, of a renamed file.
+        fields: the parts that differ, of a file with the same type before and after. The bytes of a link are its
+            target, those of a device its number.
+    """
+
+    change: Change
+    path: bytes
+    before: os.stat_result | None
+    after: os.stat_result | None
+    old_path: bytes | None = None
+    fields: tuple[Field, ...] = ()
+
+    @property
+    def path_before(self) -> bytes:
+        return self.path if self.old_path is None else self.old_path
+
+
+@dataclass
+class Differences:
+    """The differences of two trees, sorted by path.
+
+    Attributes:
+        found: the differences.
+        emptied: directories that are in both trees and have lost all their names.
+        skipped: paths that were not compared, each with the reason.
+    """
+
+    before: Tree
+    after: Tree
+    found: list[Difference] = field(default_factory=list)
+    emptied: list[bytes] = field(default_factory=list)
+    skipped: list[tuple[bytes, str]] = field(default_factory=list)
+
+
+def type_of(entry: os.stat_result) -> str:
+    """Return the type of a file in the words of `StatResult`."""
+    return FILE_TYPES.get(stat.S_IFMT(entry.st_mode), "file")
+
+
+def differences(
+    before: Tree,
+    after: Tree,
+    paths: Iterable[bytes] = (b"",),
+    *,
+    left_out: Collection[bytes] = (),
+    ways: Collection[bytes] = (),
+    older_ns: int | None = None,
+) -> Differences:
+    """Compare two trees.
+
+    Args:
+        paths: the paths that are compared, with all below them.
+        left_out: paths that are not compared, such as the trees directory in a mount's root.
+        ways: directories on the way to routes, whose own attributes are not compared: some are synthesised.
+        older_ns: when the older one of two trees of one mount was taken. Without it every file is read.
+
+    Raises:
+        FileNotFoundError: a path is in neither tree.
+        PermissionError: a directory on the way to a path can't be entered. Errors below it become `skipped`.
+    """
+    walk = _Walk(before, after, frozenset(left_out), frozenset(ways), trusted(older_ns))
+    for path in sorted(set(paths)):
+        walk.compare(path)
+    result = walk.result
+    unique = {(each.path, each.change): each for each in result.found}
+    result.found = sorted(_with_renames(before, after, list(unique.values())), key=lambda each: each.path)
+    result.emptied = sorted(set(result.emptied))
+    result.skipped = sorted(set(result.skipped))
+    return result
+
+
+def trusted(older_ns: int | None) -> int:
+    """Return the time before which a ctime tells two states of a file apart, for `fields`."""
+    return 0 if older_ns is None else older_ns - RACY_NS
+
+
+class _Walk:
+    """One comparison, directory by directory."""
+
+    def __init__(
+        self, before: Tree, after: Tree, left_out: frozenset[bytes], ways: frozenset[bytes], trusted_ns: int
+    ) -> None:
+        self.result = Differences(before, after)
+        self._left_out = left_out
+        self._ways = ways
+        self._trusted_ns = trusted_ns
+        self._devices = (before.device, after.device)
+
+    def compare(self, path: bytes) -> None:
+        """Compare one path and all below it."""
+        before, after = self.result.before.entry(path), self.result.after.entry(path)
+        if before is None and after is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fsdecode(path))
+        left = [(path, before, after)]
+        while left:
+            path, before, after = left.pop()
+            if path in self._left_out or self._is_foreign(path, before, after):
+                continue
+            try:
+                left += self._compared(path, before, after)
+            except OSError as error:
+                self.result.skipped.append((path, error.strerror or str(error)))
+
+    def _is_foreign(self, path: bytes, before: os.stat_result | None, after: os.stat_result | None) -> bool:
+        """Note a path at which another file system is mounted."""
+        for entry, device in zip((before, after), self._devices, strict=True):
+            if entry is not None and entry.st_dev != device:
+                self.result.skipped.append((path, FOREIGN))
+                return True
+        return False
+
+    def _compared(
+        self, path: bytes, before: os.stat_result | None, after: os.stat_result | None
+    ) -> list[tuple[bytes, os.stat_result | None, os.stat_result | None]]:
+        """Compare a path, and return the names below it that are to be compared next."""
+        found = self.result.found
+        if path in self._ways:
+            pass  # its names alone
+        elif before is None or after is None or stat.S_IFMT(before.st_mode) != stat.S_IFMT(after.st_mode):
+            change: Change = "created" if before is None else "deleted" if after is None else "retyped"
+            found.append(Difference(change, path, before, after))
+        else:
+            trees = (self.result.before, self.result.after)
+            differing = tuple(fields(*trees, path, path, before, after, trusted_ns=self._trusted_ns))
+            if differing:
+                found.append(Difference("modified", path, before, after, fields=differing))
+        ours = _names(self.result.before, path, before)
+        theirs = _names(self.result.after, path, after)
+        if ours and after is not None and stat.S_ISDIR(after.st_mode) and not theirs:
+            self.result.emptied.append(path)
+        return [(join(path, name), ours.get(name), theirs.get(name)) for name in ours.keys() | theirs.keys()]
+
+
+def fields(
+    one: Tree,
+    other: Tree,
+    path: bytes,
+    other_path: bytes,
+    before: os.stat_result,
+    after: os.stat_result,
+    *,
+    trusted_ns: int = 0,
+) -> Iterator[Field]:
+    """Compare two files of the same type, and return the fields in which they differ.
+
+    Args:
+        trusted_ns: a ctime before this is in both trees only if the file is the same.
+    """
+    same_ctime = before.st_ctime_ns == after.st_ctime_ns < trusted_ns
+    same_times = same_ctime and (before.st_mtime_ns, before.st_size) == (after.st_mtime_ns, after.st_size)
+    if not same_times and not _same_contents(one, other, path, other_path, before, after):
+        yield "bytes"
+    yield from _attributes(before, after)
+    if not same_ctime and one.xattrs(path) != other.xattrs(other_path):
+        yield "xattrs"
+
+
+def _attributes(before: os.stat_result, after: os.stat_result) -> Iterator[Field]:
+    """The attributes in which two files of the same type differ, without extended ones."""
+    if stat.S_IMODE(before.st_mode) != stat.S_IMODE(after.st_mode) and not stat.S_ISLNK(after.st_mode):
+        yield "mode"
+    if (before.st_uid, before.st_gid) != (after.st_uid, after.st_gid):
+        yield "owner"
+
+
+def _names(tree: Tree, path: bytes, entry: os.stat_result | None) -> dict[bytes, os.stat_result]:
+    """Return the names in a directory; none for anything else."""
+    return tree.entries(path) if entry is not None and stat.S_ISDIR(entry.st_mode) else {}
+
+
+def _same_contents(
+    one: Tree, other: Tree, path: bytes, other_path: bytes, before: os.stat_result, after: os.stat_result
+) -> bool:
+    """Compare the bytes of two files of the same type, the targets of links, the numbers of devices."""
+    kind = stat.S_IFMT(before.st_mode)
+    if kind == stat.S_IFLNK:
+        return one.target(path) == other.target(other_path)
+    if kind in (stat.S_IFCHR, stat.S_IFBLK):
+        return before.st_rdev == after.st_rdev
+    if kind != stat.S_IFREG:
+        return True
+    if before.st_size != after.st_size:
+        return False
+    with one.reading(path) as mine, other.reading(other_path) as theirs:
+        return same_bytes(mine, theirs, before.st_size)
+
+
+# -- renames -----------------------------------------------------------------------------------------------------
+
+
+def _with_renames(before: Tree, after: Tree, found: list[Difference]) -> list[Difference]:
+    """Make a rename of each pair of a deleted and a created file with the same bytes.
+
+    Of several, those with the same last name belong together, and then the first in order of their names. Only files
+    are read of which there is one of the same size on the other side.
+    """
+    gone = [each for each in found if each.change == "deleted" and _may_be_renamed(each.before)]
+    new = [each for each in found if each.change == "created" and _may_be_renamed(each.after)]
+    old_sizes = {each.before.st_size for each in gone if each.before is not None}
+    new = [each for each in new if each.after is not None and each.after.st_size in old_sizes]
+    new_sizes = {each.after.st_size for each in new if each.after is not None}
+    gone = [each for each in gone if each.before is not None and each.before.st_size in new_sizes]
+
+    sources: dict[bytes, list[Difference]] = defaultdict(list)
+    for each in sorted(gone, key=lambda each: each.path):
+        if digest := _digest(before, each.path):
+            sources[digest].append(each)
+    pairs: dict[bytes, Difference] = {}
+    left: list[tuple[Difference, list[Difference]]] = []
+    for each in sorted(new, key=lambda each: each.path):
+        candidates = sources.get(_digest(after, each.path) or b"", [])
+        source = next((other for other in candidates if split(other.path)[1] == split(each.path)[1]), None)
+        if source is None:
+            left.append((each, candidates))
+        else:
+            candidates.remove(source)
+            pairs[each.path] = source
+    for each, candidates in left:
+        if candidates:
+            pairs[each.path] = candidates.pop(0)
+    renamed = {source.path for source in pairs.values()}
+    kept = [each for each in found if each.change != "deleted" or each.path not in renamed]
+    return [_renamed(before, after, pairs[each.path], each) if each.path in pairs else each for each in kept]
+
+
+def _may_be_renamed(entry: os.stat_result | None) -> bool:
+    return entry is not None and stat.S_ISREG(entry.st_mode) and entry.st_size > 0
+
+
+def _digest(tree: Tree, path: bytes) -> bytes | None:
+    """Return the digest of a file's bytes, or None where they can't be read: then the file is no part of a rename."""
+    digest = hashlib.blake2b(digest_size=20)
+    try:
+        with tree.reading(path) as fd:
+            for piece in pieces(fd):
+                digest.update(piece)
+    except OSError:
+        return None
+    return digest.digest()
+
+
+def _renamed(before: Tree, after: Tree, old: Difference, new: Difference) -> Difference:
+    assert old.before is not None and new.after is not None, "a rename has both sides"
+    differing = list(_attributes(old.before, new.after))
+    if before.xattrs(old.path) != after.xattrs(new.path):
+        differing.append("xattrs")
+    return Difference("renamed", new.path, old.before, new.after, old.path, tuple(differing))

@@ -1,0 +1,163 @@
+"""REF, the name of a state of the mount: a snapshot, a time, or `main` for the present state.
+
+A time names the newest snapshot that was taken at it or before:
+
+    10m  2h  3d  1w         so long ago (s, m, h, d, w)
+    14:05  14:05:30         today at that time; yesterday, if it is yet to come
+    yesterday  2026-11-22   the end of that day; `today` is the newest snapshot
+    2026-11-22T14:05        that moment, in the local zone; also with a space, seconds, `Z` or an offset such as +02:00
+
+A snapshot's name is looked for first. `now` is `main`. `A..B` is a pair; a side that is left out is `main`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from typing import Final, NamedTuple
+
+MAIN: Final = "main"
+_PRESENT = (MAIN, "now")
+LIST_HINT: Final = "fusebackend snapshot list"
+LONG_AGO: Final = datetime(1970, 1, 1, tzinfo=UTC)
+NAMES_IN_ERROR: Final = 10
+"""An error lists at most so many names, the newest ones."""
+
+_AGO = re.compile(r"(\d{1,9}) ?([smhdw])", re.ASCII)
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_CLOCK = re.compile(r"\d{1,2}:\d{2}(?::\d{2})?", re.ASCII)
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
+
+
+class RefError(ValueError):
+    """A REF that names nothing; its text is one line for the user."""
+
+
+class Taken(NamedTuple):
+    """A snapshot of a mount: its name, and when it was taken."""
+
+    name: str
+    time_ns: int
+
+
+class Ref(NamedTuple):
+    """A state of the mount.
+
+    Attributes:
+        name: the snapshot's, or `main`.
+        time_ns: when it was taken; None for `main`.
+    """
+
+    name: str
+    time_ns: int | None
+
+    @property
+    def is_main(self) -> bool:
+        return self.time_ns is None
+
+
+MAIN_REF: Final = Ref(MAIN, None)
+
+
+class Refs:
+    """The states that a mount has.
+
+    Args:
+        snapshots: all of them, in any order.
+        now: the time of the question, with its zone; None for the present.
+        zone: the zone of times without one; None for the local zone.
+    """
+
+    def __init__(self, snapshots: Sequence[Taken], *, now: datetime | None = None, zone: tzinfo | None = None) -> None:
+        self._snapshots = sorted(snapshots, key=lambda each: each.time_ns)
+        self._by_name = {each.name: each for each in self._snapshots}
+        self._now = (datetime.now().astimezone() if now is None else now).astimezone(zone)
+        self._zone = zone
+
+    def is_ref(self, text: str) -> bool:
+        """Return True for a name that is there, for a time, and for a pair of these; not for the path `..`."""
+        sides = text.split("..", 1)
+        return any(sides) and all(
+            not each or each in _PRESENT or each in self._by_name or self._moment(each) is not None for each in sides
+        )
+
+    def is_present(self, text: str) -> bool:
+        """Return True for a name of the present state."""
+        return text in _PRESENT and text not in self._by_name
+
+    def newest(self) -> Ref:
+        """Return the newest snapshot. Raises `RefError` if there is none."""
+        if not self._snapshots:
+            raise RefError("there is no snapshot to compare with (fusebackend snapshot create)")
+        return Ref(*self._snapshots[-1])
+
+    def one(self, text: str) -> Ref:
+        """Return the state that a REF names. Raises `RefError`."""
+        if text in self._by_name:
+            return Ref(*self._by_name[text])
+        if self.is_present(text):
+            return MAIN_REF
+        moment = self._moment(text)
+        if moment is None:
+            raise RefError(f"no snapshot '{text}'; {self._those()}")
+        limit_ns = (moment - LONG_AGO) // timedelta(microseconds=1) * 1000
+        earlier = [each for each in self._snapshots if each.time_ns <= limit_ns]
+        if not earlier:
+            raise RefError(f"no snapshot is as old as '{text}'; {self._oldest()}")
+        return Ref(*earlier[-1])
+
+    def pair(self, text: str) -> tuple[Ref, Ref]:
+        """Return both states of `A..B`; of a REF alone, that state and `main`. Raises `RefError`."""
+        if text in self._by_name or ".." not in text or text == "..":
+            return self.one(text), MAIN_REF
+        before, _, after = text.partition("..")
+        return self.one(before or MAIN), self.one(after or MAIN)
+
+    def _moment(self, text: str) -> datetime | None:
+        """Return the time that a text names, or None if it names none."""
+        if found := _AGO.fullmatch(text.lower()):
+            try:
+                return self._now - timedelta(**{_UNITS[found[2]]: int(found[1])})
+            except OverflowError:
+                return LONG_AGO
+        if text.lower() in ("yesterday", "today"):
+            return self._end_of((self._now - timedelta(days=int(text.lower() == "yesterday"))).date())
+        try:
+            if _CLOCK.fullmatch(text):
+                clock, today = time.fromisoformat(text.zfill(len(text) + (text[1] == ":"))), self._now.date()
+                moment = self._at(today, clock)
+                return moment if moment <= self._now else self._at(today - timedelta(days=1), clock)
+            if _DAY.fullmatch(text):
+                return self._end_of(date.fromisoformat(text))
+            if _DAY.fullmatch(text[:10]) and text[10:11] in ("T", " "):
+                moment = datetime.fromisoformat(text)
+                return moment if moment.tzinfo is not None else self._local(moment)
+        except (ValueError, OverflowError):
+            return None
+        return None
+
+    def _end_of(self, day: date) -> datetime:
+        return self._at(day + timedelta(days=1), time()) - timedelta(microseconds=1)
+
+    def _at(self, day: date, clock: time) -> datetime:
+        return self._local(datetime.combine(day, clock))
+
+    def _local(self, moment: datetime) -> datetime:
+        """Return a moment of the calendar with its offset, which depends on the moment: summer time."""
+        return moment.astimezone() if self._zone is None else moment.replace(tzinfo=self._zone)
+
+    def _those(self) -> str:
+        """The names that are there, for an error."""
+        if not self._snapshots:
+            return "there are none (fusebackend snapshot create)"
+        names = [each.name for each in self._snapshots[-NAMES_IN_ERROR:]]
+        more = "…, " if len(self._snapshots) > NAMES_IN_ERROR else ""
+        return f"there are: {more}{', '.join(names)} ({LIST_HINT})"
+
+    def _oldest(self) -> str:
+        if not self._snapshots:
+            return self._those()
+        oldest = self._snapshots[0]
+        moment = datetime.fromtimestamp(oldest.time_ns / 10**9, self._zone).strftime("%Y-%m-%d %H:%M:%S")
+        return f"the oldest is {oldest.name} of {moment} ({LIST_HINT})"

@@ -1,0 +1,250 @@
+"""`fusebackend diff` and `restore` on real mounts, by the snapshots that they keep."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import random_trees
+from hypothesis import HealthCheck, given, settings
+from mounts import Mounted, Serve
+from profiles import examples
+from random_trees import make
+from trees import snapshot as attributes_of
+
+import fusebackend
+
+pytestmark = pytest.mark.mounted
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 60
+KINDS = ["memory:", "sqlite:{tmp}/volume.db"]
+
+
+@pytest.fixture(params=KINDS)
+def mounted(serve: Serve, request: pytest.FixtureRequest, tmp_path: Path) -> Mounted:
+    (tmp_path / "live").mkdir()
+    (tmp_path / "live/file").write_text("1")
+    routes = {"/notes": "memory:", "/way/live": f"dir:{tmp_path}/live"}
+    return serve(str(request.param).format(tmp=tmp_path), routes=routes, options=["snapshots=manual"])
+
+
+def run(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "fusebackend", *map(str, words)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S, cwd=cwd, check=False,
+    )  # fmt: skip
+
+
+def ok(*words: object, cwd: Path) -> str:
+    done = run(*words, cwd=cwd)
+    assert done.returncode == 0, done
+    return done.stdout
+
+
+def refused(*words: object, cwd: Path, status: int = 1) -> str:
+    done = run(*words, cwd=cwd)
+    assert (done.returncode, done.stdout) == (status, ""), done
+    return done.stderr
+
+
+def take(mounted: Mounted, name: str) -> Path:
+    with fusebackend.connect(str(mounted.path)) as files:
+        files.create_snapshot(name)
+    return mounted.path / ".fusebackend/snapshots" / name
+
+
+def sh(script: str, cwd: Path) -> str:
+    done = subprocess.run(["bash", "-euc", script], cwd=cwd, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+SCENE = r"""
+umask 022
+mkdir -p src/deep docs
+printf '1\n2\n3\n' > src/text; printf 'to be moved\n' > docs/here; head -c 5000 /dev/urandom > src/deep/bytes
+ln src/text src/linked; ln -s ../src/text docs/link; mkfifo docs/pipe
+truncate -s 5M src/sparse; printf end >> src/sparse; setfattr -n user.tag -v value src/sparse
+chmod 4755 src/deep/bytes; touch -d '2001-02-03 04:05:06.789' src/text; touch -d '2001-01-01' docs
+printf note > notes/one
+"""
+WORK = r"""
+sed -i s/2/two/ src/text; rm -rf src/deep; mv docs/here docs/there; chmod 700 docs; setfattr -x user.tag src/sparse
+printf more >> src/sparse; mkdir src/deep new; printf other > src/deep/other; printf n > new/n; rm docs/link
+printf changed > notes/one; printf 2 > way/live/file; rm -f docs/pipe; mkdir docs/pipe
+"""
+
+
+def test_what_bash_did_is_shown_and_taken_back(mounted: Mounted, tmp_path: Path) -> None:
+    path = mounted.path
+    sh(SCENE, path)
+    kept = take(mounted, "before")
+    wanted = {name: each for name, each in attributes_of(kept).items() if not name.startswith(b"way")}
+    assert ok("diff", cwd=path) == ""
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-a", kept, copy], check=True)
+    sh(WORK, path)
+
+    assert ok("diff", "before", "--name-status", cwd=path).splitlines() == [
+        "M\tdocs/",
+        "D\tdocs/link",
+        "T\tdocs/pipe/",
+        "R100\tdocs/here\tdocs/there",
+        "A\tnew/n",
+        "M\tnotes/one",
+        "D\tsrc/deep/bytes",
+        "A\tsrc/deep/other",
+        "M\tsrc/sparse",
+        "M\tsrc/text",
+    ]
+    patch = run("diff", cwd=path)
+    assert "route '/way/live/' was not compared" in patch.stderr
+    subprocess.run(["git", "apply", "--whitespace=nowarn"], cwd=copy, input=patch.stdout, text=True, check=True)
+    for name in ("src/text", "docs/there", "src/deep/other", "notes/one", "new/n", "src/sparse"):
+        assert (copy / name).read_bytes() == (path / name).read_bytes()
+    assert "# docs/: mode 0755 -> 0700\n" in patch.stdout
+    assert "# src/sparse: xattrs user.tag\n" in patch.stdout
+
+    planned = ok("restore", path, "--from", "before", "-n", cwd=Path("/"))
+    assert "replace    /docs/pipe\n" in planned
+    assert (path / "new/n").exists()
+    done = run("restore", path, "--from", "before", cwd=Path("/"))
+    assert done.returncode == 0, done
+    assert "route '/way/live/' is left as it is" in done.stderr
+    now = {name: each for name, each in attributes_of(path).items() if not name.startswith(b"way")}
+    assert now == wanted
+    assert (path / "src/sparse").stat().st_blocks * 512 < 1 << 20
+    assert (path / "way/live/file").read_text() == "2"
+    assert ok("diff", cwd=path) == ""
+    assert "everything was as it is to be" in run("restore", ".", "--from", "before", cwd=path).stderr
+
+
+def test_one_file_that_is_gone_with_its_directory(mounted: Mounted) -> None:
+    path = mounted.path
+    sh(SCENE, path)
+    kept = take(mounted, "before")
+    sh("rm -rf src docs", path)
+    ok("restore", "src/deep/bytes", "docs/link", "--from", "before", cwd=path)
+    assert attributes_of(path / "src/deep") == attributes_of(kept / "src/deep")
+    assert os.listdir(path / "src") == ["deep"]
+    assert os.readlink(path / "docs/link") == "../src/text"
+    ok("restore", "--mount", path, "/src/text", "--from", "before", "--to", "/copy", cwd=Path("/"))
+    assert (path / "copy").read_text() == "1\n2\n3\n"
+    ok("restore", "src/text", "docs/here", "--from", "before", "--to", "notes/", cwd=path)
+    assert sorted(os.listdir(path / "notes")) == ["here", "one", "text"]
+
+
+def test_files_that_are_open_for_writing(mounted: Mounted) -> None:
+    path = mounted.path
+    (path / "log").write_text("old\n")
+    (path / "other").write_text("old\n")
+    take(mounted, "before")
+    (path / "other").write_text("new\n")
+    with (path / "log").open("a") as log, (path / "other").open():
+        log.write("new\n")
+        log.flush()
+        error = refused("restore", ".", "--from", "before", cwd=path)
+        assert f"Error: '/log' is open for writing by {Path('/proc/self/comm').read_text().strip()} " in error
+        assert f"(process {os.getpid()})" in error
+        assert "'/other'" not in error
+        assert (path / "other").read_text() == "new\n"
+        ok("restore", ".", "--from", "before", "--force", cwd=path)
+        log.write("after\n")
+    assert (path / "log").read_text() == "old\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["diff", "gone"], "Error: no snapshot 'gone'; there are: before (fusebackend snapshot list)"),
+        (["diff", "before", "--", "gone"], "Error: '/gone' is neither in 'before' nor in 'main'\n"),
+        (["diff", "10d"], "Error: no snapshot is as old as '10d'; the oldest is before of "),
+        (["diff", "before", "--", "way/live"], "Error: '/way/live' lies in a route of which 'before' holds nothing: "),
+        (["diff", "before", "--", ".fusebackend/snapshots"], "lies in the trees directory"),
+        (["restore", "gone", "--from", "before"], "Error: '/gone' is not in 'before'\n"),
+        (["restore", "f", "--from", "after"], "Error: no snapshot 'after'; there are: before"),
+        (["restore", "f", "--from", "main"], "Error: everything is as in 'main' already"),
+        (["restore", "f", "--from", "before", "--to", "no/where"], "Error: No such file or directory"),
+        (["restore", "f", "f2", "--from", "before", "--to", "f"], "Error: 'f' is not a directory\n"),
+        (["restore", "f", "d/f", "--from", "before", "--to", "d"], "would both become '/d/f'"),
+        (["restore", "d/f", "--from", "before"], ""),
+        (["restore", "/tmp", "--from", "before"], "Error: '/tmp' lies in no mount of fusebackend"),
+    ],
+)  # fmt: skip
+def test_errors_are_one_line(serve: Serve, tmp_path: Path, words: list[str], error: str) -> None:
+    (tmp_path / "live").mkdir()
+    mounted = serve("memory:", routes={"/way/live": f"dir:{tmp_path}/live"}, options=["snapshots=manual"])
+    sh("mkdir d; touch f f2 d/f", mounted.path)
+    take(mounted, "before")
+    sh("rm -r d", mounted.path) if error == "" else None
+    done = run(*words, cwd=mounted.path)
+    assert (done.returncode, len(done.stderr.splitlines())) == (int(error != ""), int(error != "")), done
+    assert error in done.stderr
+
+
+def test_states_in_time_and_json(mounted: Mounted) -> None:
+    path = mounted.path
+    (path / "f").write_text("1")
+    take(mounted, "one")
+    (path / "f").write_text("12")
+    take(mounted, "two")
+    (path / "f").write_text("123")
+    (found,) = (json.loads(line) for line in ok("diff", "one..two", "--json", cwd=path).splitlines())
+    assert (found["change"], found["path"], found["fields"]) == ("modified", "f", ["bytes"])
+    assert (found["before"]["size"], found["after"]["size"]) == (1, 2)
+    assert ok("diff", "0s..one", "--stat", cwd=path) == " f | 2 +-\n 1 file changed, 1 insertion(+), 1 deletion(-)\n"
+    assert ok("diff", "two..", "--name-status", "f", cwd=path) == "M\tf\n"
+    assert ok("diff", "--name-status", "--mount", path, cwd=Path("/")) == "M\tf\n"
+
+
+def test_names_do_not_steer_a_terminal(mounted: Mounted) -> None:
+    path = mounted.path
+    take(mounted, "before")
+    (path / "odd\x1b[2J\nname").write_text("text \x1b]0;title\x07\n")
+    controller, terminal = pty.openpty()
+    with os.fdopen(controller, "rb", buffering=0) as shown:
+        done = subprocess.run(
+            [sys.executable, "-m", "fusebackend", "diff"],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"},
+            stdin=subprocess.DEVNULL, stdout=terminal, cwd=path, timeout=LIMIT_S, check=False,
+        )  # fmt: skip
+        os.close(terminal)
+        text = b""
+        try:
+            while piece := shown.read(4096):
+                text += piece
+        except OSError:  # EIO: the last writer has closed it
+            pass
+    assert done.returncode == 0
+    assert b"\x1b[32m" in text
+    assert b"\x1b[2J" not in text and b"\x1b]" not in text and b"\x07" not in text
+    assert b'"b/odd\\033[2J\\nname"' in text
+
+
+@settings(max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(before=random_trees.trees(special=True), after=random_trees.trees(special=True))
+def test_any_tree_comes_back(mounted: Mounted, before: random_trees.Tree, after: random_trees.Tree) -> None:
+    inner = mounted.path / "tree"
+    inner.mkdir()
+    make(inner, before, 1_000)
+    wanted = attributes_of(inner)
+    with fusebackend.connect(str(mounted.path)) as files:
+        files.create_snapshot("before")
+        try:
+            shutil.rmtree(inner)
+            inner.mkdir()
+            make(inner, after, 2_000)
+            ok("restore", "tree", "--from", "before", cwd=mounted.path)
+            assert attributes_of(inner) == wanted
+            assert ok("diff", "before", "--", "tree", cwd=mounted.path) == ""
+        finally:
+            files.delete_snapshots("before")
+            shutil.rmtree(inner)

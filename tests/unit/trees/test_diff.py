@@ -1,0 +1,268 @@
+"""`diff.py` and the other forms of `diff_output.py`, over two plain directories."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from random_trees import Fifo, File, Link, make
+
+from fusebackend.trees import diff_output
+from fusebackend.trees import tree as tree_module
+from fusebackend.trees.diff import FOREIGN, RACY_NS, Differences, differences
+from fusebackend.trees.diff_output import as_objects, name_status, stat_lines, stat_rows
+from fusebackend.trees.tree import Tree, data_ranges, same_bytes
+
+
+@pytest.fixture
+def sides(tmp_path: Path) -> tuple[Path, Path]:
+    before, after = tmp_path / "before", tmp_path / "after"
+    before.mkdir()
+    after.mkdir()
+    return before, after
+
+
+def compare(sides: tuple[Path, Path], *paths: bytes, **options: Any) -> Differences:
+    return differences(Tree(str(sides[0])), Tree(str(sides[1])), paths or (b"",), **options)
+
+
+def lines(result: Differences) -> list[str]:
+    return list(name_status(result))
+
+
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Record the files that are opened from now on."""
+    opened: list[bytes] = []
+    reading = Tree.reading
+
+    def recorded(tree: Tree, path: bytes) -> Any:
+        opened.append(path)
+        return reading(tree, path)
+
+    monkeypatch.setattr(Tree, "reading", recorded)
+    return opened
+
+
+def test_files_with_the_same_times_are_not_read(sides: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two hard links stand for a file in a snapshot and in the main tree: its ctime is the same in both."""
+    before, after = sides
+    make(before, {b"f": File(b"1")}, 1_000)
+    os.link(before / "f", after / "f")
+    ctime_ns = (after / "f").stat().st_ctime_ns
+    opened = reads(monkeypatch)
+    assert compare(sides, older_ns=ctime_ns + RACY_NS + 1).found == []
+    assert opened == []
+    assert compare(sides, older_ns=ctime_ns + RACY_NS).found == []
+    assert opened == [b"f", b"f"], "written in the tick of the snapshot, it may differ with the same times"
+    assert compare(sides).found == []
+    assert opened == [b"f"] * 4
+
+
+def test_files_of_different_sizes_are_not_read(sides: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    make(sides[0], {b"f": File(b"1"), b"g": File(b"2")}, 1_000)
+    make(sides[1], {b"f": File(b"12"), b"h": File(b"33")}, 2_000)
+    opened = reads(monkeypatch)
+    assert lines(compare(sides)) == ["M\tf", "D\tg", "A\th"]
+    assert opened == []
+
+
+def test_a_touched_file_is_the_same(sides: tuple[Path, Path]) -> None:
+    make(sides[0], {b"f": File(b"1"), b"d": {}}, 1_000)
+    make(sides[1], {b"f": File(b"1"), b"d": {}}, 2_000)
+    assert compare(sides).found == []
+
+
+def test_names_and_letters(sides: tuple[Path, Path]) -> None:
+    make(
+        sides[0],
+        {b"d": {b"f": File(b"1")}, b"file": File(b"2"), b"l": Link(b"a"), b"empty": {}, b"mode": File(b"3"),
+         b"from": File(b"moved"), b"quote\n": File(b"4")},
+        1_000,
+    )  # fmt: skip
+    make(
+        sides[1],
+        {b"new": {b"deep": {b"f": File(b"x")}}, b"file": {}, b"l": Link(b"b"), b"mode": File(b"3", 0o600),
+         b"to": File(b"moved"), b"pipe": Fifo()},
+        2_000,
+    )  # fmt: skip
+    assert lines(compare(sides)) == [
+        "D\td/f",
+        "D\tempty/",
+        "T\tfile/",
+        "M\tl",
+        "M\tmode",
+        "A\tnew/deep/f",
+        "A\tpipe",
+        'D\t"quote\\n"',
+        "R100\tfrom\tto",
+    ]
+
+
+def test_renames_pair_equal_names_first(sides: tuple[Path, Path]) -> None:
+    make(sides[0], {b"a": {b"one": File(b"same"), b"two": File(b"same")}, b"e": File(b"")}, 1_000)
+    make(sides[1], {b"b": {b"two": File(b"same"), b"zzz": File(b"same"), b"e2": File(b"")}}, 2_000)
+    assert lines(compare(sides)) == ["A\tb/e2", "R100\ta/two\tb/two", "R100\ta/one\tb/zzz", "D\te"]
+
+
+def test_paths(sides: tuple[Path, Path]) -> None:
+    make(sides[0], {b"a": {b"x": File(b"1")}, b"b": File(b"2"), b"c": File(b"3")}, 1_000)
+    make(sides[1], {b"a": {}, b"b": File(b"22"), b"c": File(b"33")}, 2_000)
+    assert lines(compare(sides, b"a", b"c", b"a/x")) == ["D\ta/x", "M\tc"]
+    with pytest.raises(FileNotFoundError) as missing:
+        compare(sides, b"a", b"a/y/z")
+    assert missing.value.filename == "a/y/z"
+
+
+def test_paths_that_are_left_out_and_ways(sides: tuple[Path, Path]) -> None:
+    make(sides[0], {b"way": {b"route": {}}, b".fusebackend": {}}, 1_000)
+    make(sides[1], {b"way": {b"route": {b"live": File(b"1")}, b"other": File(b"2")}}, 2_000)
+    (sides[1] / "way").chmod(0o500)
+    assert lines(compare(sides, left_out=(b"way/route", b".fusebackend"), ways=(b"way",))) == ["A\tway/other"]
+
+
+def test_another_file_system_is_not_entered(sides: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    make(sides[0], {b"f": File(b"1")}, 1_000)
+    monkeypatch.setattr(Tree, "device", property(lambda tree: os.stat(tree.path).st_dev + (tree.path == str(sides[0]))))
+    result = compare(sides)
+    assert (result.found, result.skipped) == ([], [(b"", FOREIGN)])
+
+
+def test_a_link_on_the_way_is_not_followed(sides: tuple[Path, Path], tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    make(sides[0], {b"d": {b"f": File(b"1")}}, 1_000)
+    outside.mkdir()
+    make(outside, {b"f": File(b"secret")}, 1_000)
+    (sides[1] / "d").symlink_to(outside)
+    assert lines(compare(sides, b"d/f")) == ["D\td/f"]
+    tree = Tree(str(sides[1]))
+    with pytest.raises(NotADirectoryError), tree.reading(b"d/f"):
+        pass
+    with pytest.raises(OSError) as loop, tree.reading(b"d"):
+        pass
+    assert (loop.value.errno, loop.value.filename) == (errno.ELOOP, str(sides[1] / "d"))
+
+
+def test_a_file_that_became_a_fifo_does_not_block(sides: tuple[Path, Path]) -> None:
+    make(sides[0], {b"f": Fifo()}, 1_000)
+    with pytest.raises(OSError) as wrong, Tree(str(sides[0])).reading(b"f"):
+        pass
+    assert wrong.value.errno == errno.EINVAL
+
+
+def test_what_can_not_be_read_is_skipped(sides: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    make(sides[0], {b"d": {b"f": File(b"1")}, b"g": File(b"2")}, 1_000)
+    make(sides[1], {b"d": {b"f": File(b"3")}, b"g": File(b"4")}, 2_000)
+    entries = Tree.entries
+
+    def refused(tree: Tree, path: bytes) -> Any:
+        if path == b"d":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return entries(tree, path)
+
+    monkeypatch.setattr(Tree, "entries", refused)
+    result = compare(sides)
+    assert (lines(result), result.skipped) == (["M\tg"], [(b"d", "Permission denied")])
+    assert b"# d: not compared: Permission denied\n" in b"".join(diff_output.patch(result))
+
+
+def test_a_file_that_goes_while_the_patch_is_made(sides: tuple[Path, Path]) -> None:
+    make(sides[1], {b"f": File(b"1"), b"g": File(b"2")}, 1_000)
+    result = compare(sides)
+    (sides[1] / "f").unlink()
+    made = b"".join(diff_output.patch(result))
+    assert b"diff --git a/g b/g\n" in made
+    assert b"# f: could not be read: No such file or directory\n" in made
+    assert [row.text for row in stat_rows(result)] == ["could not be read: No such file or directory", "1"]
+
+
+def test_a_deep_tree_needs_few_descriptors(sides: tuple[Path, Path]) -> None:
+    deep = 1500
+    for side in sides:
+        fd = os.open(side, os.O_RDONLY)
+        for _ in range(deep):
+            os.mkdir("d", dir_fd=fd)
+            below = os.open("d", os.O_RDONLY, dir_fd=fd)
+            os.close(fd)
+            fd = below
+        with os.fdopen(os.open("f", os.O_CREAT | os.O_WRONLY, dir_fd=fd), "w") as file:
+            file.write(side.name)
+        os.close(fd)
+    open_before = len(os.listdir("/proc/self/fd"))
+    result = compare(sides)
+    assert [each.path for each in result.found] == [b"d/" * deep + b"f"]
+    assert len(os.listdir("/proc/self/fd")) <= open_before + 2 * (tree_module.CACHED_DIRECTORIES + 1)
+
+
+def test_stat(sides: tuple[Path, Path]) -> None:
+    make(sides[0], {b"text": File(b"1\n2\n3\n"), b"bin": File(b"\0" * 10), b"old": File(b"moved")}, 1_000)
+    make(
+        sides[1],
+        {b"text": File(b"1\n3\n4\n5\n"), b"bin": File(b"\0"), b"new": File(b"moved"), b"many": File(b"x\n" * 500)},
+        2_000,
+    )
+    (sides[1] / "empty").mkdir()
+    assert list(stat_lines(list(stat_rows(compare(sides))), 60)) == [
+        " bin        | Bin 10 -> 1 bytes",
+        " empty/     | directory",
+        " many       | 500 +++++++++++++++++++++++++++++++++++++++++",
+        " old => new |   0",
+        " text       |   3 +-",
+        " 5 files changed, 502 insertions(+), 1 deletion(-)",
+    ]
+    assert list(stat_lines([])) == []
+
+
+def test_json(sides: tuple[Path, Path]) -> None:
+    make(sides[0], {b"f": File(b"1"), b"old": File(b"moved")}, 1_000)
+    make(sides[1], {b"f": File(b"22", 0o600), b"new\xff": File(b"moved")}, 2_000)
+    found = [json.loads(json.dumps(each)) for each in as_objects(compare(sides))]
+    uid, gid = os.geteuid(), os.getegid()
+    attributes = {"type": "file", "uid": uid, "gid": gid}
+    assert found == [
+        {
+            "change": "modified",
+            "path": "f",
+            "fields": ["bytes", "mode"],
+            "before": {**attributes, "size": 1, "mode": 0o644, "mtime_ns": 1_000},
+            "after": {**attributes, "size": 2, "mode": 0o600, "mtime_ns": 2_000},
+        },
+        {
+            "change": "renamed",
+            "path": "new\udcff",
+            "old_path": "old",
+            "fields": [],
+            "before": {**attributes, "size": 5, "mode": 0o644, "mtime_ns": 1_000},
+            "after": {**attributes, "size": 5, "mode": 0o644, "mtime_ns": 2_000},
+        },
+    ]
+
+
+@pytest.mark.parametrize("knows_holes", [True, False])
+def test_holes(sides: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, knows_holes: bool) -> None:
+    size = 8 << 20
+    for side in sides:
+        with (side / "f").open("wb") as file:
+            file.truncate(size)
+            file.seek(5 << 20)
+            file.write(b"data")
+    with (sides[1] / "g").open("wb") as file:
+        file.truncate(size)
+    if not knows_holes:
+        seek = os.lseek
+
+        def unknowing(fd: int, offset: int, whence: int) -> int:
+            if whence in (os.SEEK_DATA, os.SEEK_HOLE):
+                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+            return seek(fd, offset, whence)
+
+        monkeypatch.setattr(os, "lseek", unknowing)
+    with (sides[0] / "f").open("rb") as one, (sides[1] / "f").open("rb") as same, (sides[1] / "g").open("rb") as other:
+        assert same_bytes(one.fileno(), same.fileno(), size)
+        assert not same_bytes(one.fileno(), other.fileno(), size)
+        ((start, end),) = data_ranges(one.fileno(), size)
+        assert (start, end) == ((5 << 20, (5 << 20) + 4096) if knows_holes else (0, size))
+        assert list(data_ranges(other.fileno(), size)) == ([] if knows_holes else [(0, size)])
