@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from psycopg import Connection
+    from psycopg.pq.abc import PGconn
 
 Statement: TypeAlias = tuple[str, Sequence[object]]
 Rows: TypeAlias = list[tuple[Any, ...]]
@@ -92,7 +93,8 @@ def _exchange(connection: Connection[Any], transformer: Any, statements: Sequenc
 
     pgconn = connection.pgconn
     pgconn.enter_pipeline_mode()
-    wanted = [_start(connection, transformer, statement) for statement in statements]
+    known = _prepared.setdefault(connection, {})
+    wanted = [_start(pgconn, known, transformer, statement) for statement in statements]
     pgconn.pipeline_sync()
     answers: list[Rows] = []
     failure = None
@@ -112,32 +114,36 @@ def _exchange(connection: Connection[Any], transformer: Any, statements: Sequenc
             failure = error_from_result(result, encoding="utf-8")
     pgconn.exit_pipeline_mode()
     if failure is not None:
-        known = _prepared.get(connection)
         if known is not None:
             known.clear()  # statements after the failed one were not prepared
         raise failure
     return answers
 
 
-def _start(connection: Connection[Any], transformer: Any, statement: Statement) -> tuple[bool, ...]:
+def _start(
+    pgconn: PGconn, known: dict[tuple[bytes, tuple[int, ...]], bytes] | None, transformer: Any, statement: Statement
+) -> tuple[bool, ...]:
     """Queue a statement. Returns for each result that will come whether it is that of the statement itself."""
     from psycopg.adapt import PyFormat
 
     query, parameters = statement
-    pgconn = connection.pgconn
-    values = transformer.dump_sequence(parameters, [PyFormat.BINARY] * len(parameters))
-    known = _prepared.setdefault(connection, {})
-    key = (_numbered(query), transformer.types or ())
+    values: Sequence[Any] = ()
+    types: tuple[int, ...] = ()
+    formats: Sequence[Any] = ()
+    if parameters:
+        values = transformer.dump_sequence(parameters, [PyFormat.BINARY] * len(parameters))
+        types, formats = transformer.types or (), transformer.formats
+    key = (_numbered(query), types)
     name = None if known is None else known.get(key)
     if name is not None:
-        pgconn.send_query_prepared(name, values, transformer.formats, result_format=1)
+        pgconn.send_query_prepared(name, values, formats, result_format=1)
         return (True,)
     if known is None or len(known) >= MAX_PREPARED:
-        pgconn.send_query_params(key[0], values, key[1], transformer.formats, result_format=1)
+        pgconn.send_query_params(key[0], values, types, formats, result_format=1)
         return (True,)
     name = known[key] = b"fusebackend_%d" % next(_numbers)
-    pgconn.send_prepare(name, key[0], key[1])
-    pgconn.send_query_prepared(name, values, transformer.formats, result_format=1)
+    pgconn.send_prepare(name, key[0], types)
+    pgconn.send_query_prepared(name, values, formats, result_format=1)
     return False, True
 
 

@@ -5,9 +5,9 @@ on a new one, for `PATIENCE_S` at most, where nothing of it can have happened. A
 in favour of another one is repeated as well. A commit without an answer is never repeated: its sender reports it
 (`backends/postgres/transaction.py`).
 
-A pool opens connections when they are needed, and closes them when they have been idle for `IDLE_S`: a server takes 100
-from all hosts together, unless it is configured otherwise. Where it takes no more, operations wait for `BUSY_S` for a
-connection of their own pool, or for one of another host.
+A pool opens connections when they are needed, and closes them when they have been idle for as long as they were in use,
+`IDLE_S` at most: a server takes 100 from all hosts together, unless it is configured otherwise. Where it takes no more,
+operations wait for `BUSY_S` for a connection of their own pool, or for one of another host.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import math
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -40,6 +41,10 @@ BUSY_S = 25
 
 IDLE_S = 20.0
 """How long a connection stays open without use. To open one takes some 5 ms."""
+
+BRIEF_S = 2.0
+"""The same for one that was opened only just before its last use, as for a mount that nobody uses yet: 64 mounts that
+began within a minute had 80 connections."""
 
 FULL_S = 60.0
 """How long a server that had no free connection is told of in `status`."""
@@ -237,13 +242,15 @@ class Connections:
         self._places = threading.BoundedSemaphore(size)
         self._broken: tuple[type[Exception], ...] = (psycopg.OperationalError, psycopg.InterfaceError)
         self._changed = threading.Condition()  # guards all below
-        self._idle: list[tuple[float, Connection[Any]]] = []  # since when; the last used is the last
+        self._idle: list[tuple[float, Connection[Any]]] = []  # until when; the last used is the last
+        self._opened: weakref.WeakKeyDictionary[Connection[Any], float] = weakref.WeakKeyDictionary()  # when
         self._closed = False
         self._rest = threading.Event()  # set when closed
         self._closing_idle = False  # there is a thread that does
         self._full: tuple[float, float, str] | None = None  # since when, until when at least, and its words
         with translate_errors():
-            self._idle.append((time.monotonic(), when_free(self._open)))
+            connection = when_free(self._open)
+            self._idle.append((self._idle_until(connection), connection))
         self._close_later()
 
     @property
@@ -342,13 +349,19 @@ class Connections:
             attempts += 1
 
     def _open(self, **options: Any) -> Connection[Any]:
-        return connect(self.conninfo, self._set_up, **{**self._options, **options})
+        connection = connect(self.conninfo, self._set_up, **{**self._options, **options})
+        self._opened[connection] = time.monotonic()
+        return connection
+
+    def _idle_until(self, connection: Connection[Any]) -> float:
+        now = time.monotonic()
+        return now + min(IDLE_S, max(BRIEF_S, now - self._opened[connection]))
 
     def _give_back(self, connection: Connection[Any]) -> None:
         rollback(connection)
         with self._changed:
             if not connection.closed and not self._closed:
-                self._idle.append((time.monotonic(), connection))
+                self._idle.append((self._idle_until(connection), connection))
                 self._changed.notify()
                 if not self._closing_idle:
                     self._close_later()
@@ -360,20 +373,20 @@ class Connections:
         threading.Thread(target=self._close_idle, name="fusebackend-idle", daemon=True).start()
 
     def _close_idle(self) -> None:
-        """Close what has been idle for `IDLE_S`, until nothing is."""
+        """Close what has been idle for long enough, until nothing is."""
         while True:
             with self._changed:
                 if not self._idle or self._closed:
                     self._closing_idle = False
                     return
-                since, connection = self._idle[0]
-                left_s = since + IDLE_S - time.monotonic()
+                until, connection = first = min(self._idle, key=lambda idle: idle[0])
+                left_s = until - time.monotonic()
                 if left_s <= 0:
-                    del self._idle[0]
+                    self._idle.remove(first)
             if left_s <= 0:
                 connection.close()
             else:
-                self._rest.wait(left_s)
+                self._rest.wait(min(left_s, BRIEF_S))  # another may be due before it
 
     def close(self) -> None:
         """Close the idle connections, and those in use when they are given back."""

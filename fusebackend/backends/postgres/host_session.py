@@ -47,6 +47,8 @@ SETTINGS = {
     # a lock of the whole server until its commit.
     "synchronous_commit": "off",
     "jit": "off",
+    # A table that was small when a statement was prepared is not read to its end when it has grown.
+    "enable_seqscan": "off",
     "lock_timeout": f"{LOCK_S}s",
     "idle_in_transaction_session_timeout": f"{IDLE_S}s",
     "client_encoding": "UTF8",
@@ -85,7 +87,7 @@ FROM fusebackend.nameless u WHERE u.volume = n.volume AND u.node = n.node AND u.
 T = TypeVar("T")
 
 
-LOCAL_SETTINGS = ("synchronous_commit", "jit", "lock_timeout", "idle_in_transaction_session_timeout")
+LOCAL_SETTINGS = ("synchronous_commit", "jit", "enable_seqscan", "lock_timeout", "idle_in_transaction_session_timeout")
 """Those of `SETTINGS` that each transaction sets for itself behind a pooler."""
 
 
@@ -174,9 +176,9 @@ class Session:
         """The session in payloads of the feed."""
         return self._feed.name
 
-    def announce(self, payloads: Sequence[str]) -> None:
-        """Send other hosts a wake-up for these payloads, which a transaction of this session has added."""
-        self._feed.announce(payloads)
+    def announce(self, payloads: Sequence[str], xid: int) -> None:
+        """Send other hosts a wake-up for these payloads, which this transaction of the session has added."""
+        self._feed.announce(payloads, xid)
 
     # -- nodes without a name ----------------------------------------------------------------------------------
 

@@ -67,7 +67,9 @@ CHANGE_LOCK: Final = 0x66620001
 RENAME_LOCK: Final = 0x66620002
 SESSION_LOCK: Final = 0x66620003
 REAP_LOCK: Final = 0x66620004
-"""The first keys of our advisory locks; the second is a volume's id, or a session's for `SESSION_LOCK`."""
+TURN_LOCK: Final = 0x66620005
+"""The first keys of our advisory locks; the second is a volume's id, a session's for `SESSION_LOCK`, or one of a node
+for `TURN_LOCK` (`statements.py`)."""
 
 NODES_AT_ONCE = 256
 """Node numbers that a session takes at a time."""

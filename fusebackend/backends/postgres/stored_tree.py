@@ -150,10 +150,12 @@ class StoredTree(TreeVolume):
             for node, contents, emptied in scope.written:
                 self._uses.wrote(node, transaction.version, contents, emptied)
             payloads: list[str] = []
+            xid = feed.NO_XID
             try:
-                transaction.commit(lambda changes: self._notices(changes, payloads))
+                rows = transaction.commit(lambda changes: self._notices(changes, payloads))
+                xid = int(rows[0][0]) if rows else xid
             finally:  # it may have happened without an answer
-                self._session.announce(payloads)
+                self._session.announce(payloads, xid)
             self._unsynced.committed(
                 transaction.incarnation,
                 transaction.before,

@@ -8,7 +8,8 @@ Locks. A change takes `CHANGE_LOCK` shared, and locks the rows of the inodes it 
 for its names, that of a file for its chunks and attributes. `RENAME_LOCK` stands for the names of directories: the
 rename of one takes it alone, so that two of them on two hosts can't make a ring, and a change that walks paths takes it
 shared, so that they stay what they are. Rows are locked in the order of their numbers, so single operations never
-deadlock. An `exclusive` change has `CHANGE_LOCK` for itself and locks no rows: no other change is under way.
+deadlock; those that wait for one stand in line (`TURN_LOCK`). An `exclusive` change has `CHANGE_LOCK` for itself and
+locks no rows: no other change is under way.
 
 What a change of several operations has read without a lock, on its way down a path, is compared when its row is locked.
 If it has changed meanwhile, the whole change is repeated (`overtaken`), as after a deadlock.
@@ -172,7 +173,10 @@ class Transaction:
     def fetch(self, wanted: Wanted, *, lock: bool = True) -> None:
         """Lock and fetch all of it in one round trip; without locks where it is only to find the way."""
         volume, lock = self._volume, lock and not self._exclusive
-        batch = self._beginning(wanted.walks)
+        turns: set[int] = set()
+        if lock and not wanted.rename:  # `RENAME_LOCK` comes first: a change that walks has it when it takes its turn
+            turns = {*wanted.nodes, *(parent for parent, _ in wanted.entries)}
+        batch = self._beginning(wanted.walks, sorted(turns))
         if wanted.rename and lock and not self._several:
             batch.append((statements.lock_renames(volume, wanted.entries), self._take_renames))
         self._names.update({entry: None for entry in wanted.entries if entry[0] in self._empty})
@@ -214,8 +218,10 @@ class Transaction:
             self.wants_renames = True
             self._fail(overtaken())
 
-    def _beginning(self, walks: Sequence[Walk]) -> list[tuple[Statement, Callable[[Rows], None] | None]]:
-        """What a transaction begins with, if it has not begun."""
+    def _beginning(
+        self, walks: Sequence[Walk], turns: Sequence[int]
+    ) -> list[tuple[Statement, Callable[[Rows], None] | None]]:
+        """What a transaction begins with, if it has not begun. `turns` are the nodes that it locks first."""
         batch: list[tuple[Statement, Callable[[Rows], None] | None]] = []
         volume = self._volume
         if not self._begun:
@@ -226,7 +232,7 @@ class Transaction:
             if self._several and not self._exclusive:
                 batch.append((statements.lock_paths(volume, self._renames), None))
             else:
-                batch.append((statements.lock_changes(volume, self._exclusive), None))
+                batch.append((statements.lock_changes(volume, self._exclusive, turns), None))
         if walks and not self._exclusive:
             ways = [(walk.names, 2 if walk.removes else 1) for walk in walks]
             batch.append((statements.lock_walks(volume, ROOT_NODE, ways), self._take_walked))
@@ -522,8 +528,8 @@ class Transaction:
         self._freed.clear()
         self._pending_bytes = 0
 
-    def commit(self, notify: Callable[[Sequence[Change]], list[Statement]]) -> None:
-        """Write everything, notify other hosts and commit.
+    def commit(self, notify: Callable[[Sequence[Change]], list[Statement]]) -> Rows:
+        """Write everything, notify other hosts and commit. Returns the rows that the statements of `notify` return.
 
         Raises:
             psycopg.Error: nothing has been changed; or the connection was lost, and the outcome is unknown.
@@ -535,15 +541,23 @@ class Transaction:
                 raise self._failure
             raise oserror(errno.EIO)
         writing = self._writing()
-        writing += notify(self._changes)
+        notifying = notify(self._changes)
+        answers: Rows = []
         try:
             ends = [COMMIT, WAIT_FOR_DISK] if self.durable else [COMMIT]
-            self._send([(statement, None) for statement in [*writing, *ends]])
+            self._send(
+                [
+                    *((statement, None) for statement in writing),
+                    *((statement, answers.extend) for statement in notifying),
+                    *((statement, None) for statement in ends),
+                ]
+            )
         except psycopg.OperationalError as error:
             if self.connection.closed:
                 words = "PostgreSQL: the connection was lost while a change was being committed"
                 raise OSError(errno_of(error), words) from error
             raise
+        return answers
 
     def rollback(self) -> None:
         """End it with nothing done."""
@@ -574,7 +588,7 @@ class Transaction:
         if updated:
             batch += statements.update_inodes(volume, updated)
         if self._set_chunks:
-            batch.append(statements.put_chunks(volume, self._set_chunks))
+            batch += statements.put_chunks(volume, self._set_chunks)
         for inode in self._set_xattrs.values():
             batch += statements.put_xattrs(volume, inode.node, inode.xattrs or {})
         if self._nameless:

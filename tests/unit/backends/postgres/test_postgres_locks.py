@@ -16,6 +16,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from eventually import eventually
 from postgres_check import check
 from profiles import amount
 from services.postgres import Postgres
@@ -23,6 +24,7 @@ from together import together
 
 from fusebackend.backends import PostgresBackend
 from fusebackend.backends.postgres import stored_tree, transaction
+from fusebackend.backends.postgres.schema import TURN_LOCK
 from fusebackend.backends.postgres.transaction import Transaction, Wanted, overtaken
 from fusebackend.databases import pipeline
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Caller, Change, Changes
@@ -143,6 +145,42 @@ def test_a_name_in_one_directory_is_made_by_one_after_another(hosts: Hosts) -> N
     with paused:
         waits(lambda: two.write("/a/new", "second"), paused)
     assert (two.write("/a/new", "third").error or "").startswith("Cannot write to /a/new because it already exists")
+
+
+def test_those_who_wait_for_a_directory_stand_in_line(hosts: Hosts, database: str) -> None:
+    """A commit wakes one of them. All that wait for a row are woken by each, for its next version."""
+    ok(hosts[0].write("/a/first", "x"))
+    volume = hosts[3].volume
+    directory = volume.lookup(ROOT_NODE, b"a").node
+    calls: list[Callable[[], object]] = [
+        lambda: ok(hosts[1].write("/a/second", "x")),
+        lambda: ok(hosts[2].delete("/a/first")),
+        lambda: volume.mknod(directory, b"third", 0o100644, 0, ME),
+    ]
+    threads = [threading.Thread(target=call) for call in calls]
+    with psycopg.connect(database, autocommit=True) as connection:
+
+        def waiting() -> list[tuple[str, int]]:
+            query = (
+                "SELECT locktype, classid::int FROM pg_locks WHERE NOT granted AND pid IN (SELECT pid FROM"
+                " pg_stat_activity WHERE datname = current_database())"
+            )
+            return connection.execute(query).fetchall()
+
+        with Paused(hosts[0], lambda: ok(hosts[0].write("/a/zero", "x")), "/a/zero"):
+            for thread in threads:
+                thread.start()
+            eventually(lambda: len(waiting()) == len(threads), LIMIT_S)
+            assert waiting() == [("advisory", TURN_LOCK)] * len(threads)
+        for thread in threads:
+            thread.join(LIMIT_S)
+    assert {entry["path"] for entry in hosts[0].ls("/a").entries or []} == {"/a/second", "/a/third", "/a/zero"}
+
+
+def test_roots_of_volumes_have_lines_of_their_own(hosts: Hosts, database: str) -> None:
+    with PostgresBackend(database, "another") as another, Paused(hosts[0], lambda: hosts[0].write("/f", "x"), "/f"):
+        ok(another.write("/g", "x"))
+        another.volume.mknod(ROOT_NODE, b"h", 0o100644, 0, ME)
 
 
 def test_a_frozen_volume_lets_nothing_change(hosts: Hosts) -> None:

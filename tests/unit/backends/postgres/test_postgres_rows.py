@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import random
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import psycopg
 import pytest
 from eventually import eventually
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from profiles import examples
+from profiles import amount, examples
 from services.postgres import Server, running
 
 from fusebackend.backends.postgres import feed
@@ -245,6 +247,106 @@ def test_a_single_host_sends_no_wake_up_and_a_second_one_is_sent_all(here: Host,
     there.wait(Change(node, ROOT_NODE, b"b"), limit_s=feed.LOOK_S * 5)
     assert here._feed._others == 1
     there.close()
+
+
+@pytest.fixture
+def third(there: Host, postgres_dsn: str) -> Iterator[Host]:
+    host = Host(postgres_dsn)
+    eventually(lambda: there._feed._joined == int(host.session), LIMIT_S)
+    yield host
+    host.close()
+
+
+def test_of_three_hosts_one_wakes_the_others_for_all(
+    here: Host, there: Host, third: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "LOOK_S", 1000.0)  # no host looks by itself
+    monkeypatch.setattr(feed, "IDLE_S", 1000.0)
+    monkeypatch.setattr(there._feed, "_tell", lambda ask: pytest.fail("it was spoken for"))
+    there._feed._told_at = time.monotonic() + 1000
+    node = there.make(b"spoken for")
+    assert there._feed._pending
+    here.make(b"speaks")
+    for host in (here, third):
+        host.wait(Change(node, ROOT_NODE, b"spoken for"))
+    eventually(lambda: not there._feed._pending, LIMIT_S)
+
+
+@pytest.mark.slow
+def test_five_busy_hosts_hear_of_every_change_by_wake_ups(
+    here: Host, there: Host, third: Host, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "LOOK_S", 1000.0)  # no host looks by itself
+    monkeypatch.setattr(feed, "IDLE_S", 1000.0)
+    changes = amount("FEED_CHANGES", dev=60, ci=200, soak=3_000)
+    with contextlib.closing(Host(postgres_dsn)) as fourth, contextlib.closing(Host(postgres_dsn)) as fifth:
+        hosts = [here, there, third, fourth, fifth]
+        for host in hosts:
+            host.read_rows()
+            host._feed._others = len(hosts) - 1
+        made: dict[int, set[int]] = {}
+        sent = [0]
+        monkeypatch.setattr(feed.VolumeFeed, "_tell", counted(feed.VolumeFeed._tell, sent))
+
+        def work(number: int) -> None:
+            chance = random.Random(number)
+            made[number] = set()
+            for turn in range(changes):
+                made[number].add(hosts[number].make(b"%d-%d" % (number, turn)))
+                time.sleep(chance.choice((0, 0, 0.001, 0.01)))
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(len(hosts))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for number, host in enumerate(hosts):
+            missing = set().union(*(nodes for other, nodes in made.items() if other != number))
+            deadline = time.monotonic() + LIMIT_S
+            while missing:
+                change = host.told.get(timeout=max(0.0, deadline - time.monotonic()))
+                assert change != Change(), "it is everything that may have changed"
+                missing.discard(change.node or 0)
+        assert sent[0] < len(hosts) * changes / 2, "they speak for each other"
+
+
+def counted(method: Any, count: list[int]) -> Any:
+    def call(*arguments: Any) -> Any:
+        count[0] += 1
+        return method(*arguments)
+
+    return call
+
+
+def test_a_wake_up_speaks_for_what_its_sender_has_seen() -> None:
+    """A transaction that was not over for the sender, and one of which the number is not known, have their own."""
+    volume_feed = feed.VolumeFeed(1)
+    volume_feed.session = 1
+    for payload, xid in (("+1 1//", 12), ("+1 2//", 12), ("+1 3//", 15), ("+1 4//", 25), ("+1 5//", feed.NO_XID)):
+        volume_feed.announce([payload], xid)
+    volume_feed.announce(["+1 2//"], 30)  # the same again
+    volume_feed.heard("wake 2")
+    assert set(volume_feed._pending) == {"+1 1//", "+1 2//", "+1 3//", "+1 4//", "+1 5//"}
+    volume_feed.heard("wake 2 10:26:15,25")
+    assert set(volume_feed._pending) == {"+1 2//", "+1 3//", "+1 4//", "+1 5//"}
+    volume_feed.heard("wake 2 30:30:")
+    assert set(volume_feed._pending) == {"+1 2//", "+1 5//"}
+    volume_feed.heard("wake 1 40:40:")
+    assert set(volume_feed._pending) == {"+1 2//", "+1 5//"}, "its own"
+
+
+def test_beside_older_code_each_host_speaks_for_itself(here: Host, there: Host, third: Host, postgres_dsn: str) -> None:
+    """Older code takes payloads, which only the host that made the change has."""
+    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        connection.execute(f"LISTEN {feed.wake_channel(here.id)}")
+
+        def wake_up(name: bytes) -> list[str]:
+            here.make(name)
+            return next(connection.notifies(timeout=LIMIT_S)).payload.split(" ")
+
+        assert len(wake_up(b"a")) == 3
+        connection.execute("DELETE FROM fusebackend.change_reader WHERE session = %s", [third.session])
+        assert wake_up(b"b") == ["wake", here.session]
 
 
 def test_more_changes_than_can_be_read_are_everything(
