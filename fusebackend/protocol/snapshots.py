@@ -48,7 +48,7 @@ class SnapshotVolume(Volume):
 
     @abc.abstractmethod
     def take_snapshot(self, name: str) -> Snapshot:
-        """Keep the present state under a name. It is durable when this returns.
+        """Keep the present state under a name. It is durable after the next `sync`.
 
         Raises:
             FileExistsError: there is a snapshot of that name.

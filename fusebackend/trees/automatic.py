@@ -130,7 +130,7 @@ class AutomaticSnapshots:
                 return
             self._due_s = self._monotonic_s() + EVERY_S
             try:
-                self._snapshots.take(name_at(self._time_ns()))
+                self._snapshots.take(name_at(self._time_ns()), durably=False)
             except OSError as error:
                 if not self._failing:
                     log.warning("no automatic snapshot: %s", error.strerror or error)

@@ -130,10 +130,14 @@ class Snapshots:
         """
         if name is not None:
             check_name(name)
-        return self.take(name)
+        return self.take(name, durably=True)
 
-    def take(self, name: str | None) -> SnapshotInfo:
-        """Do what `create` does, for a name that need not be checked."""
+    def take(self, name: str | None, *, durably: bool) -> SnapshotInfo:
+        """Do what `create` does, for a name that need not be checked.
+
+        Args:
+            durably: wait until the volumes have it on disk, with their locks free.
+        """
         with self._guard:
             if name is None:
                 name = self._given_name()
@@ -142,6 +146,8 @@ class Snapshots:
                     errno.EEXIST, f"there is a snapshot '{name}' already; choose another name, or delete that one"
                 )
             self._take(name)
+            if durably:
+                self._sync(name)
             taken = self.find(name)
         self._tell(name)
         assert taken is not None, "it has just been taken"
@@ -173,6 +179,14 @@ class Snapshots:
                         raise OSError(error.errno, f"{_words(prefix)} took no snapshot: {error.strerror}") from error
                     raise
                 done.append(volume)
+
+    def _sync(self, name: str) -> None:
+        for volume in self._distinct():
+            try:
+                volume.sync()
+            except OSError as error:
+                _take_back(name, self._distinct())
+                raise OSError(error.errno, f"the snapshot can't be made durable: {error.strerror}") from error
 
     def _distinct(self) -> Iterable[SnapshotVolume]:
         return {id(volume): volume for volume in self.volumes.values()}.values()

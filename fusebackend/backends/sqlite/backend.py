@@ -282,8 +282,7 @@ class SqliteVolume(StoredTree, SnapshotVolume):
                 taken = self._snapshots.take(name, self._next_node, self._next_row)
             self._commits += 1
             self._unsnapped = False
-        self.fsync(0)
-        return taken
+            return taken
 
     def delete_snapshot(self, name: str) -> None:
         with self.lock:

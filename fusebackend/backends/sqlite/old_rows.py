@@ -16,11 +16,14 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from fusebackend.backends.sqlite.schema import LAST_NODE
 from fusebackend.databases.sqlite import transaction
 
 PORTION_S: Final = 0.02
 PORTION_ROWS: Final = 500
 """Old rows are freed in transactions of so many at a time, and up to so long: others wait to write meanwhile."""
+
+LAST_CHUNK: Final = (1 << 63) - 1
 
 INODE_COLUMNS: Final = "mode, nlink, uid, gid, rdev, size, blocks, atime_ns, mtime_ns, ctime_ns, parent"
 
@@ -52,8 +55,13 @@ class Newest(NamedTuple):
     @classmethod
     def of(cls, db: sqlite3.Connection) -> Newest:
         """As the file has it."""
-        row = db.execute("""SELECT (SELECT value FROM meta WHERE key = 'snapshot'), next_node, next_chunk
-                            FROM snapshot ORDER BY number DESC LIMIT 1""").fetchone()
+        # What is no number is damage: then anything may be in it.
+        row = db.execute(f"""
+            SELECT max(number, CASE typeof(newest) WHEN 'integer' THEN newest ELSE 0 END),
+                CASE typeof(next_node) WHEN 'integer' THEN next_node ELSE {LAST_NODE} END,
+                CASE typeof(next_chunk) WHEN 'integer' THEN next_chunk ELSE {LAST_CHUNK} END
+            FROM (SELECT *, (SELECT value FROM meta WHERE key = 'snapshot') AS newest
+                  FROM snapshot ORDER BY number DESC LIMIT 1)""").fetchone()
         return cls() if row is None else cls(*row)
 
 

@@ -150,7 +150,10 @@ class Snapshots:
         with sqlite_errors():
             rows = db.execute("SELECT name, number, time_ns FROM snapshot ORDER BY number").fetchall()
             self.newest = Newest.of(db)
-        self._all = {to_text(name): Snapshot(to_text(name), number, time_ns) for name, number, time_ns in rows}
+        sound = [row for row in rows if tuple(map(type, row)) == (bytes, int, int)]
+        if len(sound) < len(rows):
+            Damage(f"the volume file {path}").tell("the table snapshot has a row that is no snapshot; it is not shown")
+        self._all = {to_text(name): Snapshot(to_text(name), number, time_ns) for name, number, time_ns in sound}
 
     @property
     def newest_ns(self) -> int:
@@ -173,8 +176,10 @@ class Snapshots:
         if name in self._all:
             raise FileExistsError(errno.EEXIST, f"there is a snapshot '{name}' already")
         with transaction(self._db):
-            last = self._db.execute("SELECT value FROM meta WHERE key = 'snapshot'").fetchone()
-            number = max(self.newest.until, last[0] if last is not None else 0) + 1
+            row = self._db.execute(
+                "SELECT value FROM meta WHERE key = 'snapshot' AND typeof(value) = 'integer'"
+            ).fetchone()
+            number = max(self.newest.until, row[0] if row is not None else 0) + 1
             CLOCK.saw_all()  # so that this is later than all changes in it, by their own clock
             snapshot = Snapshot(name, number, now_ns())
             CLOCK.saw(snapshot.time_ns)

@@ -120,6 +120,7 @@ def main(file: str, log: str, seed: str, count: str) -> None:
             volume.rename(ROOT_NODE, name.encode(), ROOT_NODE, rest[0].encode())
         elif step.verb == "snapshot":
             volume.take_snapshot(name)
+            volume.sync()
             mark(b"P", number)
         elif step.verb == "forget":
             volume.delete_snapshot(name)

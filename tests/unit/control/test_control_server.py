@@ -448,7 +448,8 @@ class TestRoom:
                 message = newcomer.ask("subscribe")
                 assert (message["id"], message["error"]["code"]) == (None, wire.BUSY)
             with Raw(server.address) as half, ClientOf(server) as client:
-                half.send(b'{"jsonrpc":"2.0",')
+                with contextlib.suppress(BrokenPipeError):  # on a busy machine it is nobody's already
+                    half.send(b'{"jsonrpc":"2.0",')
                 assert client.ping("me") == "me"
                 assert half.line()["error"]["code"] == wire.BUSY
 

@@ -171,6 +171,29 @@ def test_a_failure_takes_all_back(error: Exception) -> None:
     assert snapshots.create("one").routes == ["/", "/notes/"]
 
 
+def test_one_that_is_not_durable_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    good, bad = InMemoryVolume(), InMemoryVolume()
+    snapshots = Snapshots({ROOT: good, NOTES: bad})
+    unlocked = []
+
+    def look() -> None:
+        if good.lock.acquire(timeout=10):
+            unlocked.append(True)
+            good.lock.release()
+
+    def fail() -> None:
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(bad, "sync", fail)
+    with pytest.raises(OSError, match="the snapshot can't be made durable: Input/output error"):
+        snapshots.create("one")
+    assert unlocked == [True], "others go on while it waits for the disk"
+    assert not good.snapshots() and not bad.snapshots()
+
+
 def test_what_can_not_be_taken_back_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     first, second = Failing(), Failing()
     snapshots = Snapshots({ROOT: first, NOTES: second})
