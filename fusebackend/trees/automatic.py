@@ -65,17 +65,17 @@ def expired(taken: Sequence[tuple[str, int]], now_ns: int) -> list[str]:
     """Return the names of those that are kept no longer, of automatic snapshots by name and time (ns since the epoch),
     the oldest first."""
     gone: list[str] = []
-    periods: set[tuple[int, int]] = set()
+    hours: set[int] = set()
+    days: set[int] = set()
     for name, time_ns in taken:
         time_s = time_ns // 10**9
         age_s = now_ns // 10**9 - time_s
-        if age_s < ALL_S:
-            continue
-        length_s = HOUR_S if age_s < HOURLY_S else 24 * HOUR_S
-        period = (length_s, time_s // length_s)
-        if age_s >= DAILY_S or period in periods:
+        hour, day = time_s // HOUR_S, time_s // (24 * HOUR_S)
+        # By the same rule however often this is called: the first of a period stays the first.
+        if age_s >= DAILY_S or (age_s >= HOURLY_S and day in days) or (age_s >= ALL_S and hour in hours):
             gone.append(name)
-        periods.add(period)
+        hours.add(hour)
+        days.add(day)
     return gone
 
 

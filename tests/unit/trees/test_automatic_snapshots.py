@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fusebackend.backends.memory import InMemoryVolume
@@ -43,6 +43,7 @@ def test_the_first_of_each_day_is_kept_for_a_week() -> None:
     assert gone == [str(age) for age in (8 * DAY + HOUR, 8 * DAY, 7 * DAY + HOUR, 7 * DAY, 6 * DAY, 2 * DAY)]
 
 
+@example([83190, 81507], 3686)
 @given(st.lists(st.integers(0, 10 * DAY), unique=True), st.integers(0, 10 * DAY))
 def test_what_is_kept_does_not_depend_on_how_often_it_is_looked_at(ages: list[int], step: int) -> None:
     taken = aged(*ages)
