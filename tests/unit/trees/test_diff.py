@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -179,8 +181,15 @@ def test_a_file_that_goes_while_the_patch_is_made(sides: tuple[Path, Path]) -> N
     assert [row.text for row in stat_rows(result)] == ["could not be read: No such file or directory", "1"]
 
 
-def test_a_deep_tree_needs_few_descriptors(sides: tuple[Path, Path]) -> None:
-    deep = 1500
+@pytest.fixture
+def emptied(sides: tuple[Path, Path]) -> Iterator[tuple[Path, Path]]:
+    """Both sides, and nothing of them afterwards: pytest removes old directories by recursion, and fails at 1,000."""
+    yield sides
+    subprocess.run(["rm", "-rf", *sides], check=True)
+
+
+def test_a_deep_tree_needs_few_descriptors(emptied: tuple[Path, Path]) -> None:
+    deep, sides = 1500, emptied
     for side in sides:
         fd = os.open(side, os.O_RDONLY)
         for _ in range(deep):
