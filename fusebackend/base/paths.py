@@ -94,3 +94,17 @@ def normalise_prefix(prefix: str) -> AgentPath:
     if body.startswith("~") or "\0" in body:
         raise PathError(f"Route prefix '{prefix}' must be a plain path such as '/memories/'")
     return AgentPath("/" + body)
+
+
+def why_no_name(name: str) -> str | None:
+    """Return why a text can't name an entry of a directory, as the end of an error; None if it can. A name that is too
+    long is not found out."""
+    if name in ("", ".", ".."):
+        return "is no name of a directory"
+    if "/" in name or "\0" in name:
+        return "holds a slash" if "/" in name else "holds a NUL"
+    try:
+        to_name(name)
+    except UnicodeEncodeError:
+        return "is no text"
+    return None

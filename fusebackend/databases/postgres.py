@@ -43,8 +43,8 @@ IDLE_S = 20.0
 """How long a connection stays open without use. To open one takes some 5 ms."""
 
 BRIEF_S = 2.0
-"""The same for one that was opened only just before its last use, as for a mount that nobody uses yet: 64 mounts that
-began within a minute had 80 connections."""
+"""The same for a connection that was opened only just before its last use, as for a mount without users yet: 64 mounts
+that began within a minute had 80 connections."""
 
 FULL_S = 60.0
 """How long a server that had no free connection is told of in `status`."""

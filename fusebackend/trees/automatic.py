@@ -1,6 +1,6 @@
 """`AutomaticSnapshots`: snapshots that a mount takes by itself while its files change, and deletes when they are old.
 
-Whatever was there for `EVERY_S` seconds is in one of them, whoever deletes or overwrites it, with whatever program. A
+A file that was there for `EVERY_S` seconds is in one of them, by any program that deletes or overwrites it later. A
 snapshot is taken before a call of an agent that may change something, and every `EVERY_S` while there are changes; none
 while there are none. Before a volume answers ENOSPC it deletes the oldest of them (`SnapshotVolume.may_go`).
 
@@ -14,7 +14,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -40,8 +40,8 @@ FREE_SHARE: Final = 0.05
 """With less of the disk free, the oldest go as well."""
 
 GONE_AT_ONCE: Final = 0.25
-"""The share of the automatic snapshots that goes at one look when the bytes are too many: what that frees is known only
-later."""
+"""The share of the automatic snapshots that goes at one look when the bytes are too many: how many bytes that frees is
+known later."""
 
 
 _FORMAT: Final = "%Y%m%dT%H%M%S"
@@ -159,8 +159,8 @@ class AutomaticSnapshots:
             with contextlib.suppress(FileNotFoundError):  # somebody else has deleted one just now
                 self._snapshots.delete(gone)
 
-    def _volumes(self) -> Sequence[SnapshotVolume]:
-        return list({id(volume): volume for volume in self._snapshots.volumes.values()}.values())
+    def _volumes(self) -> Iterable[SnapshotVolume]:
+        return self._snapshots.distinct.values()
 
 
 def _is_too_much(volume: SnapshotVolume) -> bool:

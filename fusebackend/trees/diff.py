@@ -3,8 +3,8 @@
 Two regular files with the same size, mtime and ctime are taken for equal without a read: trees of one volume keep the
 ctime, and every change of a file moves it. That holds for a ctime that is `RACY_NS` older than the older tree: a file
 written both before and after a snapshot in one tick of the clock (1 to 10 ms) has one ctime in both, as git's index
-knows it ("racily clean"). All others are compared byte by byte. A file that is gone and one that is
-new are a rename if their bytes are equal, as `git diff -M100%` has it. Empty files are never renamed.
+knows it ("racily clean"). All others are compared byte by byte. A deleted and a
+created file are a rename if their bytes are equal, as `git diff -M100%` has it. Empty files are never renamed.
 
 Times are no difference, as in git: a file that was only touched is the same. Type, bytes, the target of
 a link, the number of a device, permission bits, owner and group, and extended attributes are compared.

@@ -98,7 +98,7 @@ class _Said:
     @staticmethod
     def _can_say(path: bytes, entry: os.stat_result | None) -> bool:
         """Return True for a file or link that can be in a patch, as far as that depends on itself."""
-        if entry is None or not (stat.S_ISREG(entry.st_mode) or stat.S_ISLNK(entry.st_mode)):
+        if entry is None or _is_special(entry):
             return False
         return entry.st_size <= MAX_PATCHED_BYTES and not git_refuses(path, is_link=stat.S_ISLNK(entry.st_mode))
 
@@ -350,7 +350,7 @@ def stat_rows(result: Differences) -> Iterator[Row]:
         entries = [entry for entry in (each.before, each.after) if entry is not None]
         if each.change == "modified" and "bytes" not in each.fields:
             yield Row(name, None, ", ".join(each.fields))
-        elif any(not (stat.S_ISREG(entry.st_mode) or stat.S_ISLNK(entry.st_mode)) for entry in entries):
+        elif any(map(_is_special, entries)):
             yield Row(name, None, " -> ".join(type_of(entry) for entry in entries))
         else:
             try:

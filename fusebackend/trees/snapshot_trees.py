@@ -189,8 +189,7 @@ class SnapshotTrees(NativeVolume):
         named = {to_name(parts.name): parts for parts in self._snapshots.all()}
         for name in sorted(name for name in named if name > after and _is_name(name)):
             with contextlib.suppress(FileNotFoundError):  # it was deleted just now
-                tree = self._tree(named[name])
-                found.append((name, self._attr(_At(tree, self._roots[0], self._under(tree, self._roots[0])))))
+                found.append((name, self._top(named[name])))
             if len(found) == limit:
                 break
         return found
@@ -252,6 +251,11 @@ class SnapshotTrees(NativeVolume):
             raise oserror(errno.ENOENT)
         return at.tree.views[under[0]], under[1]
 
+    def _top(self, parts: Parts) -> Attr:
+        """Return the attributes of a snapshot's root. ENOENT if it was deleted meanwhile."""
+        tree = self._tree(parts)
+        return self._attr(_At(tree, self._roots[0], self._under(tree, self._roots[0])))
+
     def _attr(self, at: _At) -> Attr:
         number = None if at.place is None else self._number(at.tree, at.place.route, at.place.node)
         if at.under is not None:
@@ -289,8 +293,7 @@ class SnapshotTrees(NativeVolume):
             parts = self._snapshots.find(to_text(name))
             if parts is None:
                 raise oserror(errno.ENOENT, name)
-            tree = self._tree(parts)
-            return self._attr(_At(tree, self._roots[0], self._under(tree, self._roots[0])))
+            return self._top(parts)
         at = self._at(parent)
         child = self._child(at, name)
         if child is not None:

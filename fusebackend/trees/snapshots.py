@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from fusebackend.base.paths import ROOT, AgentPath, to_name
+from fusebackend.base.paths import ROOT, AgentPath, to_name, why_no_name
 from fusebackend.protocol import NAME_MAX_BYTES, Snapshot, SnapshotInfo, SnapshotVolume, Volume
 from fusebackend.trees.refs import Refs
 
@@ -46,14 +46,10 @@ def check_name(name: str) -> bytes:
 
 
 def _why_no_name(name: str) -> str | None:
-    if not name or name in (".", ".."):
-        return "is no name of a directory"
-    if "/" in name or "\0" in name:
-        return "holds a slash" if "/" in name else "holds a NUL"
-    try:
-        size = len(to_name(name))
-    except UnicodeEncodeError:
-        return "is no text"
+    why = why_no_name(name)
+    if why is not None:
+        return why
+    size = len(to_name(name))
     if size > NAME_MAX_BYTES:
         return f"has {size} bytes, and at most {NAME_MAX_BYTES} fit"
     if name.startswith("-"):
@@ -93,6 +89,11 @@ class Snapshots:
     def __init__(self, volumes: Mapping[AgentPath, Volume]) -> None:
         self.volumes = {prefix: volume for prefix, volume in volumes.items() if isinstance(volume, SnapshotVolume)}
         """Those that keep snapshots."""
+        self.distinct: dict[AgentPath, SnapshotVolume] = {}
+        """Each of them once, by its first prefix."""
+        for prefix, volume in self.volumes.items():
+            if volume not in self.distinct.values():
+                self.distinct[prefix] = volume
         self._guard = threading.Lock()
         self._listeners: list[Callable[[str], None]] = []
 
@@ -165,12 +166,10 @@ class Snapshots:
     def _take(self, name: str) -> None:
         done: list[SnapshotVolume] = []
         with contextlib.ExitStack() as locks:
-            for volume in self._distinct():
+            for volume in self.distinct.values():
                 if not volume.features.blocking:
                     locks.enter_context(volume.lock)
-            for prefix, volume in self.volumes.items():
-                if volume in done:
-                    continue
+            for prefix, volume in self.distinct.items():
                 try:
                     volume.take_snapshot(name)
                 except BaseException as error:
@@ -181,15 +180,13 @@ class Snapshots:
                 done.append(volume)
 
     def _sync(self, name: str) -> None:
-        for volume in self._distinct():
+        volumes = self.distinct.values()
+        for volume in volumes:
             try:
                 volume.sync()
             except OSError as error:
-                _take_back(name, self._distinct())
+                _take_back(name, volumes)
                 raise OSError(error.errno, f"the snapshot can't be made durable: {error.strerror}") from error
-
-    def _distinct(self) -> Iterable[SnapshotVolume]:
-        return {id(volume): volume for volume in self.volumes.values()}.values()
 
     def delete(self, names: Sequence[str]) -> None:
         """Delete snapshots, each in every route that has it.
@@ -214,10 +211,8 @@ class Snapshots:
                 self._tell(name)
 
     def _delete(self, name: str, parts: Mapping[AgentPath, Snapshot]) -> None:
-        done: list[SnapshotVolume] = []
-        for prefix in parts:
-            volume = self.volumes[prefix]
-            if volume in done:
+        for prefix, volume in self.distinct.items():
+            if prefix not in parts:
                 continue
             try:
                 volume.delete_snapshot(name)
@@ -225,7 +220,6 @@ class Snapshots:
                 pass  # somebody else has deleted it just now
             except OSError as error:
                 raise OSError(error.errno, f"{_words(prefix)} still has '{name}': {error.strerror}") from error
-            done.append(volume)
 
     def _tell(self, name: str) -> None:
         for listener in tuple(self._listeners):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
-from fusebackend.base.paths import TREES_NAME, to_name
+from fusebackend.base.paths import TREES_NAME, to_name, why_no_name
 from fusebackend.protocol import NAME_MAX_BYTES
 
 Shown = Literal["hidden", "visible", "off"]
@@ -46,14 +46,9 @@ class TreesOptions:
 def _why_no_name(name: object) -> str | None:
     if not isinstance(name, str):
         return f"is {type(name).__name__} and not text"
-    if name in ("", ".", ".."):
-        return "is no name of a directory"
-    if "/" in name or "\0" in name:
-        return "holds a slash" if "/" in name else "holds a NUL"
+    why = why_no_name(name)
+    if why is not None:
+        return why
     if name.startswith("~"):
         return "begins with '~', which no path of an agent does"
-    try:
-        too_long = len(to_name(name)) > NAME_MAX_BYTES
-    except UnicodeEncodeError:
-        return "is no text"
-    return f"is longer than {NAME_MAX_BYTES} bytes" if too_long else None
+    return f"is longer than {NAME_MAX_BYTES} bytes" if len(to_name(name)) > NAME_MAX_BYTES else None

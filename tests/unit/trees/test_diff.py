@@ -20,14 +20,6 @@ from fusebackend.trees.diff_output import as_objects, name_status, stat_lines, s
 from fusebackend.trees.tree import Tree, data_ranges, same_bytes
 
 
-@pytest.fixture
-def sides(tmp_path: Path) -> tuple[Path, Path]:
-    before, after = tmp_path / "before", tmp_path / "after"
-    before.mkdir()
-    after.mkdir()
-    return before, after
-
-
 def compare(sides: tuple[Path, Path], *paths: bytes, **options: Any) -> Differences:
     return differences(Tree(str(sides[0])), Tree(str(sides[1])), paths or (b"",), **options)
 
@@ -251,7 +243,7 @@ def test_json(sides: tuple[Path, Path]) -> None:
 
 
 @pytest.mark.parametrize("knows_holes", [True, False])
-def test_holes(sides: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, knows_holes: bool) -> None:
+def test_holes(sides: tuple[Path, Path], request: pytest.FixtureRequest, knows_holes: bool) -> None:
     size = 8 << 20
     for side in sides:
         with (side / "f").open("wb") as file:
@@ -261,14 +253,7 @@ def test_holes(sides: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, knows_
     with (sides[1] / "g").open("wb") as file:
         file.truncate(size)
     if not knows_holes:
-        seek = os.lseek
-
-        def unknowing(fd: int, offset: int, whence: int) -> int:
-            if whence in (os.SEEK_DATA, os.SEEK_HOLE):
-                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-            return seek(fd, offset, whence)
-
-        monkeypatch.setattr(os, "lseek", unknowing)
+        request.getfixturevalue("without_holes")
     with (sides[0] / "f").open("rb") as one, (sides[1] / "f").open("rb") as same, (sides[1] / "g").open("rb") as other:
         assert same_bytes(one.fileno(), same.fileno(), size)
         assert not same_bytes(one.fileno(), other.fileno(), size)

@@ -20,14 +20,6 @@ from fusebackend.trees.diff_output import git_refuses, patch
 from fusebackend.trees.tree import Tree
 
 
-@pytest.fixture
-def sides(tmp_path: Path) -> tuple[Path, Path]:
-    before, after = tmp_path / "before", tmp_path / "after"
-    before.mkdir()
-    after.mkdir()
-    return before, after
-
-
 def patch_of(before: Path, after: Path) -> bytes:
     return b"".join(patch(differences(Tree(str(before)), Tree(str(after)))))
 
@@ -52,17 +44,25 @@ def as_git_has_it(node: File | Link | Fifo | None) -> object:
     return (node.data, bool(node.mode & 0o100)) if isinstance(node, File) else node
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(before=trees(), after=trees())
-def test_git_makes_one_tree_of_the_other(
+def patched(
     tmp_path_factory: pytest.TempPathFactory, before: random_trees.Tree, after: random_trees.Tree
-) -> None:
+) -> tuple[Path, bytes]:
+    """Make two trees, `a` and `b`, in a directory, and apply the patch of both to the first. Returns both."""
     directory = tmp_path_factory.mktemp("sides")
     for name, tree, mtime_ns in (("a", before, 1_000), ("b", after, 2_000)):
         (directory / name).mkdir()
         make(directory / name, tree, mtime_ns)
     made = patch_of(directory / "a", directory / "b")
     apply(directory / "a", made)
+    return directory, made
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(before=trees(), after=trees())
+def test_git_makes_one_tree_of_the_other(
+    tmp_path_factory: pytest.TempPathFactory, before: random_trees.Tree, after: random_trees.Tree
+) -> None:
+    directory, made = patched(tmp_path_factory, before, after)
     reached = {path: as_git_has_it(node) for path, node in random_trees.read(directory / "a").items()}
     assert reached == {path: as_git_has_it(node) for path, node in flat(after).items()}, made
     apply(directory / "a", made, "--reverse")
@@ -79,12 +79,7 @@ def test_git_makes_one_tree_of_the_other(
 def test_what_git_can_not_say_is_below_the_patch(
     tmp_path_factory: pytest.TempPathFactory, before: random_trees.Tree, after: random_trees.Tree
 ) -> None:
-    directory = tmp_path_factory.mktemp("sides")
-    for name, tree, mtime_ns in (("a", before, 1_000), ("b", after, 2_000)):
-        (directory / name).mkdir()
-        make(directory / name, tree, mtime_ns)
-    made = patch_of(directory / "a", directory / "b")
-    apply(directory / "a", made)
+    directory, made = patched(tmp_path_factory, before, after)
     noted = notes(made)
     reached, wanted = random_trees.read(directory / "a"), flat(after)
     for path in flat(before).keys() | wanted.keys():

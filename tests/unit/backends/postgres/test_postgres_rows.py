@@ -71,8 +71,13 @@ def here(postgres_dsn: str) -> Iterator[Host]:
 @pytest.fixture
 def there(here: Host, postgres_dsn: str) -> Iterator[Host]:
     """Another host, which `here` knows of."""
-    host = Host(postgres_dsn)
-    eventually(lambda: here._feed._joined == int(host.session), LIMIT_S)
+    yield from joined(here, postgres_dsn)
+
+
+def joined(known: Host, dsn: str) -> Iterator[Host]:
+    """One more host, once the other one knows of it."""
+    host = Host(dsn)
+    eventually(lambda: known._feed._joined == int(host.session), LIMIT_S)
     yield host
     host.close()
 
@@ -251,10 +256,7 @@ def test_a_single_host_sends_no_wake_up_and_a_second_one_is_sent_all(here: Host,
 
 @pytest.fixture
 def third(there: Host, postgres_dsn: str) -> Iterator[Host]:
-    host = Host(postgres_dsn)
-    eventually(lambda: there._feed._joined == int(host.session), LIMIT_S)
-    yield host
-    host.close()
+    yield from joined(there, postgres_dsn)
 
 
 def test_of_three_hosts_one_wakes_the_others_for_all(
