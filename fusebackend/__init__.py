@@ -17,6 +17,7 @@ server/ integrations/       a running mount; bridges to other packages
 control/                    the control socket: wire format, verbs, client, server
 mount/ shell/               pyfuse3; the sandbox of commands
 trees/                      trees of a mount beside the main one, and their differences
+history/                    who changed what in which call, and how to take it back
 vfs/                        the mounted tree
 urls/ composite/            URLs of backends; one tree of several backends
 config.py                   the TOML file of a mount
@@ -38,12 +39,14 @@ from fusebackend import mount as _mounting
 from fusebackend.base.version import __version__ as __version__
 
 __all__ = [
+    "Actor",
     "BackendProtocol",
     "Client",
     "CompositeBackend",
     "Mount",
     "MountError",
     "SandboxBackendProtocol",
+    "acting",
     "connect",
     "mount",
 ]
@@ -52,16 +55,18 @@ if TYPE_CHECKING:
     from fusebackend.composite.backend import CompositeBackend
     from fusebackend.control.client.client import Client, connect
     from fusebackend.linux.mount_table import MountError
-    from fusebackend.protocol import BackendProtocol, SandboxBackendProtocol
+    from fusebackend.protocol import Actor, BackendProtocol, SandboxBackendProtocol, acting
     from fusebackend.server.api import Mount, mount
 
 _MODULE_OF = {
+    "Actor": "fusebackend.protocol",
     "BackendProtocol": "fusebackend.protocol",
     "Client": "fusebackend.control.client.client",
     "CompositeBackend": "fusebackend.composite.backend",
     "Mount": "fusebackend.server.api",
     "MountError": "fusebackend.linux.mount_table",
     "SandboxBackendProtocol": "fusebackend.protocol",
+    "acting": "fusebackend.protocol",
     "connect": "fusebackend.control.client.client",
 }
 

@@ -80,6 +80,7 @@ class ConfigFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
     trees: str | None = None
     trees_name: str | None = None
     snapshots: str | None = None
+    history: str | None = None
     options: list[str] = []
     execute: ExecuteTable = ExecuteTable()
 
@@ -102,6 +103,8 @@ class MountPlan:
     execute: ShellOptions = field(default_factory=ShellOptions)
     trees: TreesOptions = field(default_factory=TreesOptions)
     takes_snapshots: bool = True
+    history: str | None = None
+    """The directory of the history of calls; None if none is kept."""
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> MountPlan:
@@ -306,6 +309,20 @@ def takes_snapshots(word: str) -> bool:
     return word == "auto"
 
 
+HistoryWord = Literal["on", "off"]
+
+
+def keeps_history(word: str) -> bool:
+    """Return True if the mount keeps a history of calls.
+
+    Raises:
+        ConfigError: another word than `on` and `off`.
+    """
+    if word not in get_args(HistoryWord):
+        raise ConfigError(f"history={word!r}: give one of {', '.join(get_args(HistoryWord))}")
+    return word == "on"
+
+
 T = TypeVar("T")
 
 
@@ -339,7 +356,7 @@ LIBFUSE_WORDS = (
 OWN_WORDS = (
     "ro", "rw", "allow_other", "ttl=TIME", "deadline=TIME", "idle=poll", "idle=sleep",
     "trees=hidden", "trees=visible", "trees=off", "trees_name=NAME",
-    "snapshots=auto", "snapshots=manual",
+    "snapshots=auto", "snapshots=manual", "history=on", "history=off",
 )  # fmt: skip
 
 
@@ -356,6 +373,7 @@ class Words:
     trees: str | None = None
     trees_name: str | None = None
     snapshots: str | None = None
+    history: str | None = None
 
 
 def parse_words(options: list[str]) -> Words:
@@ -364,7 +382,7 @@ def parse_words(options: list[str]) -> Words:
     Raises:
         ConfigError: a word is unknown, or its value is invalid.
     """
-    read_only = allow_other = ttl_s = most_s = trees = trees_name = snapshots = None
+    read_only = allow_other = ttl_s = most_s = trees = trees_name = snapshots = history = None
     may_keep_awake = False
     libfuse: list[str] = []
     for word in (word.strip() for option in options for word in option.split(",")):
@@ -385,11 +403,15 @@ def parse_words(options: list[str]) -> Words:
         elif word.startswith("snapshots="):
             snapshots = word.removeprefix("snapshots=")
             takes_snapshots(snapshots)
+        elif word.startswith("history="):
+            history = word.removeprefix("history=")
+            keeps_history(history)
         elif word in LIBFUSE_WORDS:
             libfuse.append(word)
         elif word:
             raise ConfigError(f"unknown option '-o {word}'; known: {', '.join((*OWN_WORDS, *LIBFUSE_WORDS))}")
-    return Words(read_only, allow_other, ttl_s, most_s, may_keep_awake, tuple(libfuse), trees, trees_name, snapshots)
+    known = tuple(libfuse)
+    return Words(read_only, allow_other, ttl_s, most_s, may_keep_awake, known, trees, trees_name, snapshots, history)
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -418,6 +440,16 @@ def data_file(mountpoint: str) -> str:
     return xdg.path("XDG_DATA_HOME", ".local/share", f"{escape_mountpoint(mountpoint)}.db")
 
 
+def branches_directory(mountpoint: str) -> str:
+    """Return the directory of a mount point's branches: `$XDG_DATA_HOME/fusebackend/<mount point>.branches`."""
+    return xdg.path("XDG_DATA_HOME", ".local/share", f"{escape_mountpoint(mountpoint)}.branches")
+
+
 def log_file(mountpoint: str) -> str:
     """Return the path of a mount point's server log: `$XDG_STATE_HOME/fusebackend/<mount point>.log`."""
     return xdg.path("XDG_STATE_HOME", ".local/state", f"{escape_mountpoint(mountpoint)}.log")
+
+
+def history_directory(mountpoint: str) -> str:
+    """Return the path of a mount point's history: `$XDG_STATE_HOME/fusebackend/<mount point>.history`."""
+    return xdg.path("XDG_STATE_HOME", ".local/state", f"{escape_mountpoint(mountpoint)}.history")

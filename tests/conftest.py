@@ -61,10 +61,11 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def cache_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Give tests and their servers a cache of their own, in place of the user's."""
+def users_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Give tests and their servers a cache, data and state of their own, in place of the user's."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        for name in ("cache", "data", "state"):
+            patch.setenv(f"XDG_{name.upper()}_HOME", str(tmp_path_factory.mktemp(name)))
         yield
 
 

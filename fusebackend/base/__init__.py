@@ -5,6 +5,7 @@ globs.py         glob patterns
 asked.py         the glob that a search over several backends was asked for
 errors.py        errno to error code and back
 json_text.py     any value as pretty JSON
+merge_lines.py   a three-way merge of text by lines
 git_patch.py     the difference of two files, as `git apply` takes it
 xdg.py           the user's directories for data, state and caches
 extras.py        which extra brings which module

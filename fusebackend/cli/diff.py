@@ -1,23 +1,31 @@
-"""`fusebackend diff`: the differences between two states of a mount."""
+"""`fusebackend diff`: what a call did, and the differences between two states of a mount."""
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 from click.shell_completion import CompletionItem
 
 from fusebackend.base.git_patch import quoted
 from fusebackend.cli import snapshot, states
+from fusebackend.cli.log import complete_call
 from fusebackend.cli.show import Failed, Output, note
 from fusebackend.cli.states import States
 from fusebackend.cli.target import complete_path, locate, mount_option
+from fusebackend.history.records import is_call_name
 from fusebackend.trees import diff_output
 from fusebackend.trees.diff import FOREIGN, Differences, differences
 from fusebackend.trees.refs import MAIN_REF, Ref, RefError
 from fusebackend.trees.tree import Tree
+
+if TYPE_CHECKING:
+    from fusebackend.control.client.client import Client
+    from fusebackend.control.verbs import DiffForm
 
 AFTER_DASHES = "fusebackend.after_dashes"
 """Where the click context keeps the words after `--`, which click itself drops."""
@@ -45,9 +53,11 @@ class _WithPaths(click.Command):
 
 
 def complete_word(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete a path, or the name of a snapshot."""
-    names = [] if "/" in incomplete else snapshot.complete_name(context, parameter, incomplete)
-    return [*names, *complete_path(context, parameter, incomplete)]
+    """Complete a path, or the name of a call or a snapshot."""
+    if "/" in incomplete:
+        return complete_path(context, parameter, incomplete)
+    names = snapshot.complete_name(context, parameter, incomplete)
+    return [*complete_call(context, parameter, incomplete), *names, *complete_path(context, parameter, incomplete)]
 
 
 @click.command(cls=_WithPaths)
@@ -63,18 +73,23 @@ def complete_word(context: click.Context, parameter: click.Parameter, incomplete
 )
 @mount_option
 def diff(words: Sequence[str], form: str | None, mount: str | None) -> None:
-    """Show what differs between a state of the mount and now, or between two states: A..B.
+    """Show what a call did, what differs between a state of the mount and now, or between two states: A..B.
 
-    REF is the name of a snapshot, a time (10m, 2h, 14:05, yesterday, 2026-11-22T14:05: the newest snapshot at it or
-    before), or main, which is now. Without REF it is the newest snapshot. A PATH need not exist any more; without one
-    it is the whole mount.
+    REF is a call of 'fusebackend log' (c42), the name of a snapshot or of a branch, a time (10m, 2h, 14:05, yesterday,
+    2026-11-22T14:05: the newest snapshot at it or before), or main, which is now. Without REF it is the last call. A
+    call alone is what it did, and nothing of what others did; in A..B it is the newest snapshot before it. A PATH need
+    not exist any more; without one it is the whole mount.
 
     Comment lines below a patch have what git can't say: owners, xattrs, empty directories, special files.
 
     The exit status is 0 whether there are differences or not, and 1 if some files could not be compared.
     """
     context = click.get_current_context()
-    known, before, after, paths = _chosen(words, context.meta.get(AFTER_DASHES), mount)
+    chosen = _chosen(words, context.meta.get(AFTER_DASHES), mount)
+    if isinstance(chosen, _OfCall):
+        _show_call(chosen, form or "patch")
+        return
+    known, before, after, paths = chosen
     scope = known.scope(paths, before, after)
     older_ns = None if before.is_main and after.is_main else known.older_ns(before, after)
     try:
@@ -95,9 +110,33 @@ def diff(words: Sequence[str], form: str | None, mount: str | None) -> None:
         context.exit(1)
 
 
+class _OfCall(NamedTuple):
+    """What a call did is asked for; at some paths, or everywhere where there are none."""
+
+    files: Client
+    call: str
+    paths: list[str]
+
+
+def _show_call(chosen: _OfCall, form: str) -> None:
+    output = Output()
+    columns = shutil.get_terminal_size().columns if output.terminal else diff_output.STAT_COLUMNS
+    coloured = output.terminal and form == "patch"
+    kinds: dict[str, DiffForm] = {"patch": "patch", "stat": "stat", "names": "names", "json": "json"}
+
+    def take(piece: bytes) -> None:
+        if coloured:
+            _print_coloured(output, piece)
+        else:
+            output.bytes(piece)
+
+    with states.in_a_line():
+        chosen.files.diff(chosen.call, paths=chosen.paths, form=kinds[form], columns=columns, on_text=take)
+
+
 def _chosen(
     words: Sequence[str], after_dashes: Sequence[str] | None, mount: str | None
-) -> tuple[States, Ref, Ref, list[bytes]]:
+) -> tuple[States, Ref, Ref, list[bytes]] | _OfCall:
     """Tell REF from PATH: as in git, the first word is a REF if it names one, and else a path that is there."""
     if after_dashes is not None and len(words) > 1:
         raise click.UsageError(f"one REF or A..B before '--', not {len(words)} words")
@@ -108,12 +147,26 @@ def _chosen(
     if first is not None and after_dashes is None and not known.refs.is_ref(first) and _is_there(first, mount):
         known, paths = states.states_of([first, *given], mount)
         first = None
+    call = _last_call(known) if first is None else first
+    if call is not None and is_call_name(call) and not known.is_snapshot(call):
+        return _OfCall(known.files, call, [f"/{os.fsdecode(path)}" for path in paths])
     try:
         before, after = (known.refs.newest(), MAIN_REF) if first is None else known.refs.pair(first)
     except RefError as error:
         hint = "; a PATH that is gone stands after '--'" if first is not None and after_dashes is None else ""
         raise Failed(f"{error}{hint}") from None
     return known, before, after, paths
+
+
+def _last_call(known: States) -> str | None:
+    """Return the newest call; None if the mount keeps no history, or it has none."""
+    try:
+        with states.in_a_line():
+            return next((each.call for each in known.files.log(limit=1)), None)
+    except OSError as error:
+        if error.errno == errno.ENOTSUP:
+            return None
+        raise
 
 
 def _is_there(word: str, mount: str | None) -> bool:

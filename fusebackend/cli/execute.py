@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from fusebackend.base.paths import ROOT
+from fusebackend.base.paths import ROOT, AgentPath, is_below
 from fusebackend.cli import target
+from fusebackend.cli.branch import branch_path, complete_name
 from fusebackend.cli.show import Failed, Output, escaped, note, write_all
 from fusebackend.cli.target import Target, complete_path, mount_option
 
@@ -34,6 +35,7 @@ Stream = Literal["stdout", "stderr"]
     help="End it after S seconds; without this, after the server's limit.",
 )
 @click.option("--cwd", shell_complete=complete_path, metavar="DIR", help="Start in this directory of the mount.")
+@click.option("--branch", shell_complete=complete_name, metavar="NAME", help="Let this branch be its root.")
 @click.option("-i", "--stdin", "with_stdin", is_flag=True, help="Give it standard input, which is read first.")
 @click.option(
     "--json",
@@ -46,6 +48,7 @@ def execute(
     command: Sequence[str],
     timeout_s: float | None,
     cwd: str | None,
+    branch: str | None,
     with_stdin: bool,
     as_json: bool,
     mount: str | None,
@@ -59,11 +62,16 @@ def execute(
     The exit status is that of the command: 124 if it took too long, 130 after Ctrl-C, which ends it.
     """
     place = _start(cwd, mount)
+    start = place.path
+    if branch is not None:
+        tree = branch_path(place.files, branch)
+        within = is_below(start, tree.split("/branches/")[0])  # in the trees directory, perhaps in this branch
+        start = AgentPath((start if is_below(start, tree) else tree) if within else tree + start)
     stdin = _input() if with_stdin else None
     line = command[0] if len(command) == 1 else shlex.join(command)
     printed = Printed(_json_lines(Output()) if as_json else _passed_on)
     try:  # after Ctrl-C the connection is closed, and the command ends with it
-        answer = place.files.run(line, timeout=timeout_s, stdin=stdin, cwd=place.path, on_output=printed.take)
+        answer = place.files.run(line, timeout=timeout_s, stdin=stdin, cwd=start, on_output=printed.take)
     except NotImplementedError as error:
         raise Failed(str(error)) from None
     except ValueError as error:

@@ -29,8 +29,19 @@ _SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "backends": ("backends:backends", "List the URLs that can be mounted."),
         "check": ("check:check", "Check the file of a volume, and mend it."),
         "snapshot": ("snapshot:snapshot", "Keep the present state of a mount, and list and delete such states."),
-        "diff": ("diff:diff", "Show what differs between two states of a mount, as a git patch."),
+        "df": ("space:df", "Show what a mount takes of the disk."),
+        "prune": ("space:prune", "Delete what is kept of the past."),
+    },
+    "Who did what, and how to have it back": {
+        "log": ("log:log", "Show the calls that changed files."),
+        "diff": ("diff:diff", "Show what a call did, or what differs between two states, as a git patch."),
+        "undo": ("undo:undo", "Take calls back, and nothing that others have done."),
         "restore": ("restore:restore", "Put files back as they were in a snapshot."),
+        "hook": ("hook:hook", "Have each tool call of a coding agent become a call of the log."),
+    },
+    "Branches": {
+        "branch": ("branch_merge:branch", "Make a branch of a mount, merge it, and list and delete branches."),
+        "shell": ("shell:shell", "Start a shell for which the mount point shows a branch."),
     },
     "Files of a mount, as an agent works on them": {
         "ls": ("ls:ls", "List directories."),

@@ -112,6 +112,7 @@ def _plan(
         execute = config.shell_options(file.execute)
         in_file = config.trees_options(file.trees, file.trees_name)
         takes_snapshots = config.takes_snapshots(file.snapshots or "auto")
+        keeps_history = config.keeps_history(file.history or "on")
     said = {prefix: table for prefix, table in from_file.items() if prefix not in given}
     texts: dict[str, str] = {
         **{prefix: urls.parse(config.url_of(table), base=base).text for prefix, table in said.items()},
@@ -126,11 +127,13 @@ def _plan(
         root = urls.for_path("sqlite", config.data_file(path))
     with _named(config_path):
         limits = {prefix: config.limits_of(prefix, table) for prefix, table in said.items()}
+    keeps_history = config.keeps_history(words.history) if words.history else keeps_history
+    is_read_only = read_only or (file.read_only if words.read_only is None else words.read_only)
     return MountPlan(
         mountpoint=path,
         default=root.text,
         routes=texts,
-        read_only=read_only or (file.read_only if words.read_only is None else words.read_only),
+        read_only=is_read_only,
         allow_other=bool(file.allow_other or words.allow_other),
         ttl_s=_first(words.ttl_s, ttl_s, DEFAULT_TTL_S),
         deadline_s=_first(words.deadline_s, deadline_s, DEFAULT_DEADLINE_S),
@@ -141,6 +144,7 @@ def _plan(
         execute=execute,
         trees=config.trees_options(words.trees or in_file.shown, words.trees_name or in_file.name),
         takes_snapshots=config.takes_snapshots(words.snapshots) if words.snapshots else takes_snapshots,
+        history=config.history_directory(path) if keeps_history and not is_read_only else None,
     )
 
 
@@ -175,8 +179,9 @@ def _keep_apart(plan: MountPlan) -> None:
     for url in map(urls.parse, plan.urls().values()):
         if url.path is not None:
             _keep_url_apart(url, url.path, plan.mountpoint)
-    if plan.log is not None and _is_inside(os.path.realpath(plan.log), plan.mountpoint):
-        raise ConfigError(f"the log would be inside the mount: '{plan.log}'; set XDG_STATE_HOME to another place")
+    for what, path in (("log", plan.log), ("history", plan.history)):
+        if path is not None and _is_inside(os.path.realpath(path), plan.mountpoint):
+            raise ConfigError(f"the {what} would be inside the mount: '{path}'; set XDG_STATE_HOME to another place")
 
 
 def _keep_url_apart(url: Url, path: str, mountpoint: str) -> None:

@@ -70,6 +70,7 @@ def serve(plan: MountPlan, on_ready: Callable[[Sequence[str]], None], *, log_fil
             shell=plan.execute,
             trees=plan.trees,
             takes_snapshots=plan.takes_snapshots,
+            history=plan.history,
         )
         heap.collect_less()
         live.run(lambda: on_ready(live.warnings))

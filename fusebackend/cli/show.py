@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import IO, Any, TypeVar
 
@@ -88,6 +88,23 @@ class Complaints:
         code = self.exit_code if self.count else otherwise
         if code:
             click.get_current_context().exit(code)
+
+
+def confirm_loss(one: str, several: str, names: Sequence[str]) -> None:
+    """Ask on the terminal before things are deleted that can't be had back.
+
+    Args:
+        one, several: the word for one of them, and for more.
+
+    Raises:
+        Failed: there is no terminal.
+        click.Abort: the answer is no.
+    """
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise Failed(f"a deleted {one} can't be had back, and there is no terminal to ask on: add --yes")
+    output = Output()
+    which = ", ".join(f"'{output.name(name)}'" for name in names)
+    click.confirm(f"Delete {several if len(names) > 1 else one} {which}?", abort=True, err=True)
 
 
 def note(message: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -13,7 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from fusebackend.cli import target
-from fusebackend.cli.show import Failed, Output, json_option
+from fusebackend.cli.show import Failed, Output, confirm_loss, json_option
 from fusebackend.cli.states import in_a_line, snapshots_directory
 from fusebackend.cli.target import mount_option
 
@@ -94,16 +93,8 @@ def delete(names: Sequence[str], yes: bool, mount: str | None) -> None:
             if name not in known:
                 raise Failed(f"there is no snapshot '{name}', and nothing was deleted; 'snapshot list' shows them")
         if not yes:
-            _ask(names)
+            confirm_loss("snapshot", "snapshots", names)
         files.delete_snapshots(*names)
-
-
-def _ask(names: Sequence[str]) -> None:
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise Failed("a deleted snapshot can't be had back, and there is no terminal to ask on: add --yes")
-    output = Output()
-    which = ", ".join(f"'{output.name(name)}'" for name in names)
-    click.confirm(f"Delete {'snapshots' if len(names) > 1 else 'snapshot'} {which}?", abort=True, err=True)
 
 
 def _as_object(taken: SnapshotInfo, directory: str) -> dict[str, Any]:

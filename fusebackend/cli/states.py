@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fusebackend.base.paths import TREES_NAME
 from fusebackend.cli import target
-from fusebackend.cli.show import Failed
+from fusebackend.cli.show import Failed, one_line
 from fusebackend.cli.target import Target
-from fusebackend.trees.refs import Ref, Refs, Taken
+from fusebackend.trees.refs import Ref, RefError, Refs, Taken
 from fusebackend.trees.tree import is_below, split
 
 if TYPE_CHECKING:
@@ -60,12 +60,28 @@ class States:
         self.files = files
         with in_a_line():
             status, found = files.status(), files.snapshots()
+            branches = [each for each in files.branches() if each.error is None]
         self._directory = snapshots_directory(files)
         self._trees = _relative(status.get("trees") or f"/{TREES_NAME}")
         self._routes = {_relative(str(route["prefix"])) for route in status.get("routes", [])} | {b""}
         self._ways = {way for route in self._routes for way in _above(route)}
         self._kept = {each.name: {_relative(prefix) for prefix in each.routes} for each in found}
-        self.refs = Refs([Taken(each.name, each.time_ns) for each in found])
+        self._kept.update((each.name, self._routes) for each in branches)
+        self.refs = Refs(
+            [Taken(each.name, each.time_ns) for each in found],
+            [Taken(each.name, each.time_ns) for each in branches],
+            began_ns=self._began_ns,
+        )
+
+    def _began_ns(self, call: str) -> int:
+        try:
+            return self.files.log([call])[0].began_ns
+        except (OSError, RuntimeError) as error:
+            raise RefError(one_line(error)) from None
+
+    def is_snapshot(self, name: str) -> bool:
+        """Return True for the name of a snapshot that is there."""
+        return name in self._kept
 
     def ref(self, text: str) -> Ref:
         """Return the state that a REF names. Raises `Failed`."""
@@ -74,6 +90,8 @@ class States:
 
     def root(self, ref: Ref) -> str:
         """Return the directory of a state."""
+        if ref.is_branch:
+            return f"{os.path.dirname(self._directory)}/branches/{ref.name}"
         return self.files.mountpoint if ref.is_main else f"{self._directory}/{ref.name}"
 
     def relative(self, place: Target) -> bytes:

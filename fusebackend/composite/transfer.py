@@ -28,9 +28,10 @@ from typing import Any, NamedTuple
 from fusebackend.base import budget, errors, paths
 from fusebackend.base.paths import AgentPath
 from fusebackend.dialects.agent_face import AgentFace
-from fusebackend.protocol import RENAME_NOREPLACE, Attr, AttrChanges, Caller, Change, Changes, ObservableVolume, Volume
+from fusebackend.protocol import RENAME_NOREPLACE, Attr, AttrChanges, Caller, Change, ObservableVolume, Volume
 from fusebackend.remote.volume import ForeignVolume, volume_of
-from fusebackend.volumes.contents import PIECE_BYTES, opened
+from fusebackend.volumes import placing
+from fusebackend.volumes.contents import PIECE_BYTES, data_pieces, opened
 from fusebackend.volumes.native import silently
 from fusebackend.volumes.walk import Place, entries, resolve
 
@@ -159,23 +160,6 @@ def _require_able(source: AgentFace, target: AgentFace, volume: Volume, into: Vo
             raise OSError(errno.ENOTSUP, f"{shown!r} is {kind}, which {target.name} can't hold")
 
 
-def _pieces(volume: Volume, node: int) -> Iterator[tuple[int, bytes]]:
-    """The bytes of a file, each piece with its offset; zeros may be left out, but the last piece ends where the file
-    does. ECANCELED when the caller is gone or has cancelled (`base/budget.py`): a file may be 4 TiB."""
-    left, offset = budget.current(), 0
-    with opened(volume, node, os.O_RDONLY) as node:
-        while (data := volume.next_data(node, offset)) is not None:
-            if left.spent:
-                raise OSError(errno.ECANCELED, "Cancelled; what was copied has been removed")
-            offset = max(offset, data - data % PIECE_BYTES)
-            piece = volume.read(node, offset, PIECE_BYTES)
-            if not piece:
-                return
-            yield offset, piece
-            offset += len(piece)
-        yield volume.getattr(node).size, b""
-
-
 class _Digest:
     """Of a file, whichever of its zeros are holes."""
 
@@ -199,7 +183,7 @@ class _Digest:
 
 def _digest(volume: Volume, node: int) -> bytes:
     digest = _Digest()
-    for offset, piece in _pieces(volume, node):
+    for offset, piece in data_pieces(volume, node):
         digest.add(offset, piece)
     return digest.value()
 
@@ -249,7 +233,7 @@ class _FileCopy(_Copy):
         if item.size > MAX_WHOLE_BYTES:
             raise errors.oserror(errno.EFBIG)
         data = bytearray()
-        for offset, piece in _pieces(source, item.node):
+        for offset, piece in data_pieces(source, item.node):
             data += bytes(offset - len(data)) + piece
         self.digests[item.names] = _digest_of(bytes(data))
         (answer,) = self._target.upload_files([(self._inner(item), bytes(data))])
@@ -323,7 +307,7 @@ class _NodeCopy(_Copy):
     def _fill(self, source: Volume, item: Item, node: int) -> bytes:
         digest = _Digest()
         with opened(self._volume, node, os.O_WRONLY):
-            for offset, piece in _pieces(source, item.node):
+            for offset, piece in data_pieces(source, item.node):
                 if digest.add(offset, piece):  # a hole stays one
                     self._volume.write(node, offset, piece)
             self._volume.setattr(node, AttrChanges(size=digest.size))
@@ -378,20 +362,13 @@ def _set_aside(volume: Volume, place: Place, items: list[Item]) -> bytes:
     name."""
     name = _hidden(place.name)
     top = items[0]
-    with volume.changing() if isinstance(volume, ObservableVolume) else _unheard(volume) as changes:
+    with placing.changing(volume) as changes:
         if [item.state for item in _tree(volume, volume.lookup(place.parent, place.name))] != [i.state for i in items]:
             raise OSError(errno.EBUSY, "It was changed while it was being moved")
         volume.rename(place.parent, place.name, place.parent, name, RENAME_NOREPLACE)
         path = place.path + "/" if top.is_dir else place.path
         changes += [Change(node=place.parent), Change(top.node, place.parent, place.name, "deleted", path)]
     return name
-
-
-@contextlib.contextmanager
-def _unheard(volume: Volume) -> Iterator[Changes]:
-    """Return changes that are reported nowhere."""
-    with volume.lock:
-        yield []
 
 
 def _require_unchanged(volume: ForeignVolume, place: Place, items: list[Item], digests: dict[Names, bytes]) -> None:

@@ -16,7 +16,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import IO, TYPE_CHECKING, Annotated, Any, Protocol, cast
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeAlias, cast
 
 import msgspec
 
@@ -27,13 +27,21 @@ from fusebackend.control import limits
 from fusebackend.control.limits import MAX_ITEMS, NoRoom
 from fusebackend.linux.command import Command, OnOutput
 from fusebackend.protocol import (
+    Actor,
+    BranchInfo,
+    CallInfo,
+    ChangeInfo,
     ExecuteResponse,
     FileDownloadResponse,
     FileUploadResponse,
+    MergeResult,
+    PruneResult,
     SandboxBackendProtocol,
     SnapshotInfo,
+    SpaceInfo,
     StatResult,
     StatsResult,
+    UndoResult,
 )
 
 if TYPE_CHECKING:
@@ -60,6 +68,20 @@ MAX_CONTENT_BYTES = 8 << 20
 
 MAX_INPUT_BYTES = 32 << 20
 """The longest input of a command: it is held in memory."""
+
+LOGGED_CALLS = 100
+"""Calls that one answer of `log` has, unless the client asks for another number."""
+
+LISTED_CHANGES = 1000
+"""Changes that one answer of `changes` has, likewise."""
+
+DiffForm: TypeAlias = Literal["patch", "stat", "names", "json"]
+
+STAT_COLUMNS = 80
+"""Width of `diff` with `form="stat"`, unless the client asks for another one."""
+
+MAX_ACTOR_CHARACTERS = 1000
+"""Of each word that a client has for itself. The history keeps it with every call."""
 
 SPOOLED_BYTES = 64 << 10
 """A file that is larger is copied to disk for the time of its download."""
@@ -133,6 +155,97 @@ class ServedMount(SandboxBackendProtocol):
         """Delete snapshots: all of these, or none if one is not there. OSError."""
 
     @abc.abstractmethod
+    def branches(self) -> list[BranchInfo]:
+        """Return the branches of the mount, by name."""
+
+    @abc.abstractmethod
+    def create_branch(self, name: str, ref: str | None = None) -> BranchInfo:
+        """Make a branch. ValueError, OSError."""
+
+    @abc.abstractmethod
+    def delete_branches(self, *names: str) -> None:
+        """Delete branches: all of these, or none if one is not there. OSError."""
+
+    @abc.abstractmethod
+    def merge_branch(
+        self,
+        name: str,
+        paths: list[str] | None = None,
+        keep: Literal["main", "branch"] | None = None,
+        merge_lines: bool = False,
+        dry_run: bool = False,
+    ) -> MergeResult:
+        """Merge a branch into the mount. ValueError, OSError."""
+
+    @abc.abstractmethod
+    def log(
+        self,
+        calls: tuple[str, ...] = (),
+        *,
+        by: str | None = None,
+        since_ns: int | None = None,
+        path: str | None = None,
+        before: str | None = None,
+        limit: int = LOGGED_CALLS,
+    ) -> list[CallInfo]:
+        """Return calls that changed something, the newest first. ValueError, OSError."""
+
+    @abc.abstractmethod
+    def changes(self, call: str, *, after: int = 0, limit: int = LISTED_CHANGES) -> list[ChangeInfo]:
+        """Return the changes of a call, in their order. ValueError, OSError."""
+
+    @abc.abstractmethod
+    def diff_pieces(
+        self, call: str, *, paths: tuple[str, ...] = (), form: DiffForm = "patch", columns: int = STAT_COLUMNS
+    ) -> Iterator[bytes]:
+        """`diff`, in pieces of whole lines. ValueError, OSError."""
+
+    def diff(
+        self, call: str, *, paths: tuple[str, ...] = (), form: DiffForm = "patch", columns: int = STAT_COLUMNS
+    ) -> str:
+        """Return what a call did, and nothing of what others did.
+
+        Args:
+            call: its name, `c42`.
+            paths: only what is at and below these.
+            form: `patch` as `git diff` has it, `stat`, `names` (`--name-status`), or `json`, an object a line.
+            columns: of `stat`.
+
+        Raises:
+            ValueError: it is no name of a call.
+            OSError: ENOENT, there is no such call, or it did not change one of the paths; ENOTSUP, the mount keeps no
+                history.
+        """
+        return b"".join(self.diff_pieces(call, paths=paths, form=form, columns=columns)).decode()
+
+    @abc.abstractmethod
+    def undo(
+        self,
+        *calls: str,
+        by: str | None = None,
+        keep_newer: bool = False,
+        merge_lines: bool = False,
+        dry_run: bool = False,
+    ) -> UndoResult:
+        """Take calls back: all of their changes, or none. ValueError, OSError."""
+
+    @abc.abstractmethod
+    def begin_call(self, title: str, *, pid: int | None = None, id: str = "", agent: str = "", thread: str = "") -> str:
+        """Have what a process and its descendants change belong to one call, until `end_call`. OSError."""
+
+    @abc.abstractmethod
+    def end_call(self, id: str) -> str | None:
+        """End a call of `begin_call`, by its id. OSError."""
+
+    @abc.abstractmethod
+    def df(self) -> SpaceInfo:
+        """Return what the mount takes of the disk."""
+
+    @abc.abstractmethod
+    def prune(self, *, dry_run: bool = False) -> PruneResult:
+        """Delete what is kept of the past, but for snapshots that were asked for. OSError."""
+
+    @abc.abstractmethod
     def watch(self, path: str = "/") -> Watch:
         """The changes at and below a path, from now on. PathError."""
 
@@ -153,6 +266,9 @@ class Call(Protocol):
 
     def hold(self, size: int) -> None:
         """So many bytes more are held for the call (`limits.py`)."""
+
+    def introduce(self, actor: Actor) -> None:
+        """Have further calls of this connection made by `actor`; user and process are those that the kernel names."""
 
     def cancel(self, call: int | str) -> bool: ...
     def subscribe(self, path: str) -> str: ...
@@ -214,6 +330,37 @@ class OfNames(Params):
     names: Annotated[list[str], msgspec.Meta(max_length=MAX_ITEMS)]
 
 
+class OfDiff(Params):
+    call: str
+    paths: Annotated[list[str], msgspec.Meta(max_length=MAX_ITEMS)] = []
+    form: DiffForm = "patch"
+    columns: int = STAT_COLUMNS
+    stream: bool = False
+
+
+class OfUndo(Params):
+    calls: Annotated[list[str], msgspec.Meta(max_length=MAX_ITEMS)] = []
+    by: str | None = None
+    keep_newer: bool = False
+    merge_lines: bool = False
+    dry_run: bool = False
+
+
+ActorWord = Annotated[str, msgspec.Meta(max_length=MAX_ACTOR_CHARACTERS)]
+
+
+class GivenActor(Params):
+    """The client's own words for itself, see `Actor`."""
+
+    agent: ActorWord = ""
+    thread: ActorWord = ""
+    call: ActorWord = ""
+
+
+class OfHello(Params):
+    actor: GivenActor | None = None
+
+
 class OfSubscription(Params):
     subscription: str
 
@@ -229,10 +376,6 @@ class OfStage(Params):
 
 class OfPing(Params):
     payload: Any = None
-
-
-class Nothing(Params):
-    """No parameters."""
 
 
 @dataclass(frozen=True)
@@ -416,8 +559,38 @@ def _execute(call: Call, asked: OfExecute) -> ExecuteResponse:
     )
 
 
-def _hello(call: Call, asked: Nothing) -> Any:
+def _diff(call: Call, asked: OfDiff) -> str:
+    """With `stream`, the text goes in pieces, and the answer is empty."""
+    text = bytearray()
+    for piece in call.backend.diff_pieces(asked.call, paths=tuple(asked.paths), form=asked.form, columns=asked.columns):
+        if call.cancelled.is_set():
+            break
+        text += piece
+        if not asked.stream:
+            call.hold(3 * len(piece))
+        elif len(text) >= PIECE_TEXT:
+            call.notify("diff.text", data=bytes(text))
+            text.clear()
+    if asked.stream and text:
+        call.notify("diff.text", data=bytes(text))
+        text.clear()
+    return text.decode()
+
+
+def _undo(call: Call, asked: OfUndo) -> UndoResult:
+    return call.backend.undo(
+        *asked.calls,
+        by=asked.by,
+        keep_newer=asked.keep_newer,
+        merge_lines=asked.merge_lines,
+        dry_run=asked.dry_run,
+    )
+
+
+def _hello(call: Call, asked: OfHello) -> Any:
     backend = call.backend
+    if asked.actor is not None:
+        call.introduce(Actor(asked.actor.agent, asked.actor.thread, asked.actor.call))
     return {
         "protocol": PROTOCOL,
         "version": __version__,
@@ -440,7 +613,7 @@ def _hello(call: Call, asked: Nothing) -> Any:
 
 
 VERBS: dict[str, SocketVerb] = {
-    "hello": SocketVerb(Nothing, _hello, works=False),
+    "hello": SocketVerb(OfHello, _hello, works=False),
     "ping": SocketVerb(OfPing, lambda call, asked: asked.payload, works=False),
     "ls": _same("ls"),
     "read": _same("read"),
@@ -463,6 +636,20 @@ VERBS: dict[str, SocketVerb] = {
     "delete_snapshots": SocketVerb(
         OfNames, lambda call, asked: call.backend.delete_snapshots(*asked.names), long=True, changes=True
     ),
+    "log": _same("log", long=True),
+    "changes": _same("changes", long=True),
+    "diff": SocketVerb(OfDiff, _diff, long=True),
+    "undo": SocketVerb(OfUndo, _undo, long=True, changes=True),
+    "begin_call": _same("begin_call", works=False),
+    "end_call": _same("end_call", works=False),
+    "df": _same("df", long=True),
+    "prune": _same("prune", long=True, changes=True),
+    "branches": _same("branches", long=True),
+    "create_branch": _same("create_branch", long=True, changes=True),
+    "delete_branches": SocketVerb(
+        OfNames, lambda call, asked: call.backend.delete_branches(*asked.names), long=True, changes=True
+    ),
+    "merge_branch": _same("merge_branch", long=True, changes=True),
     "subscribe": SocketVerb(OfScope, lambda call, asked: call.subscribe(asked.path), works=False, stays=True),
     "unsubscribe": SocketVerb(OfSubscription, lambda call, asked: call.unsubscribe(asked.subscription), works=False),
     "cancel": SocketVerb(OfCancel, lambda call, asked: call.cancel(asked.call), works=False),

@@ -61,6 +61,7 @@ class Command:
         cwd: the directory it starts in, as the agent names it.
         on_output: called with output as it comes, in the calling thread; an exception of it ends the command.
         cancelled: setting it ends the command.
+        on_start: called with the pid of its first process, before that starts others, by the mount's own sandbox.
     """
 
     text: str
@@ -69,6 +70,7 @@ class Command:
     cwd: str = "/"
     on_output: OnOutput | None = None
     cancelled: threading.Event | None = None
+    on_start: Callable[[int], None] | None = None
 
     @property
     def is_cancelled(self) -> bool:

@@ -165,7 +165,7 @@ class Session:
                 "timeouts": route.executor.timeouts,
                 "health": route.executor.describe(),
                 "unstored": route.volume.unstored,
-                "undo": "snapshots" if self.filesystem.keeps_snapshots(route) else "none",
+                "undo": route.undo,
             }
             for route in self.filesystem.tree.routes
         ]

@@ -3,6 +3,7 @@ names, `a…` forms of verbs, and the text that `str(ReadResult)` shows.
 
 agent.py         the agent face, `BackendProtocol`: a path in, a record out, never an exception for a bad path
 records.py       its records
+actors.py        who makes a change, and who acts in a block of code
 verbs.py         its verbs as a table: the record, errors and kind of each
 volume.py        the kernel face, `Volume`: nodes and names in, values out, `OSError` with an errno
 observable.py    volumes that report changes of their agent face
@@ -17,6 +18,7 @@ Each face is derived from the other once: `volumes/agent_face.py` gives every vo
 """
 
 # Each module lists its names in `__all__`, and nowhere else.
+from fusebackend.protocol.actors import *  # noqa: F403
 from fusebackend.protocol.agent import *  # noqa: F403
 from fusebackend.protocol.events import *  # noqa: F403
 from fusebackend.protocol.observable import *  # noqa: F403

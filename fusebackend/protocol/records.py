@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NotRequired, TypeAlias, TypedDict
+
+from fusebackend.protocol.actors import Actor
 
 __all__ = [
     "READ_LIMIT_LINES",
+    "BranchInfo",
+    "CallInfo",
+    "ChangeInfo",
     "ContextLine",
     "DeleteResult",
     "EditResult",
@@ -25,11 +30,17 @@ __all__ = [
     "GrepMatch",
     "GrepResult",
     "LsResult",
+    "MergeResult",
     "MoveResult",
+    "PruneResult",
     "ReadResult",
     "SnapshotInfo",
+    "SpaceInfo",
     "StatResult",
     "StatsResult",
+    "UndoConflict",
+    "UndoResult",
+    "UndoneChange",
     "WriteResult",
 ]  # fmt: skip
 
@@ -309,3 +320,150 @@ class SnapshotInfo:
     name: str
     time_ns: int
     routes: list[str]
+
+
+@dataclass
+class BranchInfo:
+    """A branch of a mount.
+
+    Attributes:
+        name: of the branch.
+        time_ns: when it was made (nanoseconds since 1970).
+        routes: prefix → `frozen`, below the branch is a snapshot of the route; `live`, the route itself is.
+        changes: names that are new, gone, or lead to a file that was changed.
+        size_bytes: of its file on disk.
+        conflicts: changed files that the mount has changed as well; None where that is not known.
+        unmerged: changes that a merge would make, without conflicts; None where that is not known.
+        error: why it can't be used; None if it can.
+    """
+
+    name: str
+    time_ns: int
+    routes: dict[str, str]
+    changes: int
+    size_bytes: int
+    conflicts: int | None = None
+    unmerged: int | None = None
+    error: str | None = None
+
+
+@dataclass
+class CallInfo:
+    """A call: what one actor did in one go.
+
+    `call` is its name, `c42`. `kind` is `verb`, `command`, `tool`, `session`, `undo`, `restore` or `merge`; `title` is
+    one line for people. Times are nanoseconds since 1970; `ended_ns` is None while it goes on. `changes` is the number
+    of its records. `undoes` are the calls that an undo took back; `undone_by` is the undo that took this one back.
+    """
+
+    call: str
+    kind: str
+    title: str
+    actor: Actor
+    began_ns: int
+    ended_ns: int | None = None
+    changes: int = 0
+    undoes: list[str] = field(default_factory=list)
+    undone_by: str | None = None
+
+
+@dataclass
+class ChangeInfo:
+    """A change of a call, as `log --changes` shows it.
+
+    `number` grows with time, over all calls. `change` is `create`, `remove`, `rename`, `exchange`, `content` or
+    `attributes`. Paths are those of the mount; `to_path` is there for `rename` and `exchange`. `type` and `size` are
+    those of the file before the change, None where there was none. `kept` says where its bytes are: in a `snapshot`,
+    in a `file` of the history, or `lost`, for the reason in `why_lost`; None where none were replaced.
+    """
+
+    number: int
+    call: str
+    time_ns: int
+    change: str
+    path: str
+    to_path: str | None = None
+    type: str | None = None
+    size: int | None = None
+    kept: str | None = None
+    why_lost: str | None = None
+
+
+@dataclass
+class UndoneChange:
+    """What an undo did to a path. `change` is `create`, `replace`, `remove`, `rename`, `attributes` or `merge` (by
+    lines); `old_path` is there for `rename`."""
+
+    change: str
+    path: str
+    old_path: str | None = None
+
+
+@dataclass
+class UndoConflict:
+    """A path that an undo does not take back: `reason` is one line for people, `call` the later call that changed the
+    path, None where it is not known."""
+
+    path: str
+    reason: str
+    call: str | None = None
+
+
+@dataclass
+class UndoResult:
+    """The outcome of `undo`.
+
+    With `conflicts`, nothing was changed. `calls` are those that were taken back, `undo` is the call that did it, which
+    an undo of its own takes back; None when nothing was changed. `kept` are the paths that were left as they are, with
+    `keep_newer`. `partly` has what could not be kept on the way, a line each, such as an owner.
+    """
+
+    calls: list[str]
+    undo: str | None = None
+    changes: list[UndoneChange] = field(default_factory=list)
+    kept: list[UndoConflict] = field(default_factory=list)
+    conflicts: list[UndoConflict] = field(default_factory=list)
+    partly: list[str] = field(default_factory=list)
+
+
+@dataclass
+class MergeResult:
+    """The outcome of `merge_branch`.
+
+    With `conflicts`, nothing was changed. `call` is the merge as a call, which `undo` takes back; None when nothing was
+    changed, and without a history. `changes` are those of the mount; `decided` are conflicts that were decided for one
+    side. `partly` has what could not be carried over, a line each, such as permissions in a bucket.
+    """
+
+    branch: str
+    call: str | None = None
+    changes: list[UndoneChange] = field(default_factory=list)
+    decided: list[UndoConflict] = field(default_factory=list)
+    conflicts: list[UndoConflict] = field(default_factory=list)
+    partly: list[str] = field(default_factory=list)
+
+
+@dataclass
+class SpaceInfo:
+    """What a mount takes of the disk, in bytes.
+
+    `live` are the files as they are, `snapshots` the bytes that only snapshots have, `images` those that calls replaced
+    and that no snapshot has, `branches` the files of branches, `log` the file of calls and records. `reclaimable` is
+    what `prune` would free of all that. None where it is not known.
+    """
+
+    live: int | None = None
+    snapshots: int | None = None
+    images: int | None = None
+    branches: int | None = None
+    log: int | None = None
+    reclaimable: int | None = None
+
+
+@dataclass
+class PruneResult:
+    """What `prune` deleted, or would delete: automatic snapshots, the number of calls, and the bytes of images."""
+
+    snapshots: list[str] = field(default_factory=list)
+    calls: int = 0
+    bytes: int = 0

@@ -33,6 +33,12 @@ class SnapshotVolume(Volume):
     """Called with the name of a snapshot, says that the volume may delete it rather than answer ENOSPC. The oldest goes
     first. Called with the volume's lock held."""
 
+    before_commit: Callable[[], None] | None = None
+    """Called before changes become durable, with the volume's lock held: what is recorded of them is to be first."""
+
+    on_snapshot: Callable[[str], None] | None = None
+    """Called with the name of each snapshot that another host has taken or deleted, by any thread with no lock held."""
+
     @property
     @abc.abstractmethod
     def is_changed(self) -> bool:

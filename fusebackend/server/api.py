@@ -13,7 +13,7 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -25,7 +25,7 @@ from fusebackend.server.mounted import MountedBackend
 
 if TYPE_CHECKING:
     from fusebackend.composite.backend import CompositeBackend
-    from fusebackend.config import SnapshotsWord
+    from fusebackend.config import HistoryWord, SnapshotsWord
     from fusebackend.shell import ShellOptions
     from fusebackend.vfs.calls.route_limits import RouteLimits
     from fusebackend.vfs.trees_options import Shown, TreesOptions
@@ -54,6 +54,7 @@ def mount(
     trees: Shown | None = None,
     trees_name: str | None = None,
     snapshots: SnapshotsWord | None = None,
+    history: HistoryWord | None = None,
 ) -> Mount:
     """Mount a backend of this process on an empty directory.
 
@@ -77,6 +78,8 @@ def mount(
         trees_name: another name of that directory.
         snapshots: `"auto"` has the mount take snapshots by itself, every 10 s while there are changes, and delete old
             ones; `"manual"` (the default) takes those that are asked for.
+        history: `"on"` keeps for a day which call changed what, and the bytes that it replaced, below
+            `$XDG_STATE_HOME/fusebackend`; `"off"` is the default.
 
     Raises:
         MountError: the directory can't be mounted on, this process has a mount already, or the name of the mount's own
@@ -84,9 +87,10 @@ def mount(
         ValueError: an option is unknown, or its value is invalid.
         TypeError: `backend` is a factory and there is no `runtime`, or it is no backend at all.
     """
-    from fusebackend.config import parse_words, takes_snapshots, trees_options
+    from fusebackend.config import history_directory, keeps_history, parse_words, takes_snapshots, trees_options
 
     words = parse_words(list(options))
+    has_history = keeps_history(words.history or history or "off") and not (read_only or words.read_only)
     return Mount(
         _composite(backend, runtime),
         mountpoint,
@@ -100,6 +104,7 @@ def mount(
         shell=shell,
         trees=trees_options(words.trees or trees, words.trees_name or trees_name),
         takes_snapshots=takes_snapshots(words.snapshots or snapshots or "manual"),
+        history=history_directory if has_history else None,
     )
 
 
@@ -152,6 +157,7 @@ class Mount(MountedBackend):
         shell: ShellOptions | None,
         trees: TreesOptions,
         takes_snapshots: bool,
+        history: Callable[[str], str] | None,
     ) -> None:
         self._claim()
         try:
@@ -171,10 +177,19 @@ class Mount(MountedBackend):
                 shell=shell,
                 trees=trees,
                 takes_snapshots=takes_snapshots,
+                history=None if history is None else history(self.mountpoint),
             )
             live = self._live
             super().__init__(
-                backend, live.filesystem, self.mountpoint, live.shell, live.status, live.snapshots, live.automatic
+                backend,
+                live.filesystem,
+                self.mountpoint,
+                live.shell,
+                live.status,
+                live.snapshots,
+                live.automatic,
+                live.branches,
+                live.recording,
             )
             self._wakeup = threading.Event()
             self._ready = False

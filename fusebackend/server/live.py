@@ -10,13 +10,22 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fusebackend.base.paths import ROOT, AgentPath
+from fusebackend.config import branches_directory
 from fusebackend.control.server.control_server import ControlServer
 from fusebackend.dialects.agent_face import AgentFace
 from fusebackend.mount.session import MountOptions, Session
 from fusebackend.server.mounted import MountedBackend
-from fusebackend.server.trees import attach_snapshots, fill, refuse_taken_by_file, refuse_taken_by_route
+from fusebackend.server.recording import Recording
+from fusebackend.server.trees import (
+    attach_branches,
+    attach_snapshots,
+    fill,
+    refuse_taken_by_file,
+    refuse_taken_by_route,
+)
 from fusebackend.shell import Shell, ShellOptions
 from fusebackend.trees.automatic import AutomaticSnapshots
+from fusebackend.trees.branches import Branches
 from fusebackend.vfs import switches
 from fusebackend.vfs.mounted_tree import FileSystem
 
@@ -47,6 +56,7 @@ class LiveMount:
         options: how to mount.
         ttl_s, deadline_s, limits, trees: as for `FileSystem`.
         shell: how `execute` runs commands in the mount.
+        history: the directory of the history of calls; None keeps none.
         takes_snapshots: the mount takes snapshots by itself (`AutomaticSnapshots`), unless it is read-only.
 
     Attributes:
@@ -69,6 +79,7 @@ class LiveMount:
         shell: ShellOptions | None = None,
         trees: TreesOptions | None = None,
         takes_snapshots: bool = False,
+        history: str | None = None,
     ) -> None:
         self.filesystem = FileSystem.of(
             backend,
@@ -86,6 +97,9 @@ class LiveMount:
         self.status = self._session.status
         fill(self.filesystem, self.status)
         self.snapshots = attach_snapshots(self.filesystem)
+        self.branches: Branches | None = None
+        if not options.read_only:
+            self.branches = attach_branches(self.filesystem, self.snapshots, branches_directory(mountpoint))
         refuse_taken_by_route(self.filesystem)
         self._runs_commands = runs_commands(backend.mounts()[ROOT])
         self._default = options.description.get("urls", {}).get(ROOT) or type(backend.mounts()[ROOT]).__name__
@@ -96,8 +110,20 @@ class LiveMount:
         self.automatic: AutomaticSnapshots | None = None
         if takes_snapshots and self.snapshots is not None and not options.read_only:
             self.automatic = AutomaticSnapshots(self.snapshots)
+        self.recording: Recording | None = None
+        if history is not None:
+            urls = options.description.get("urls", {})
+            self.recording = Recording.opened(history, mountpoint, self.filesystem, self.automatic, self.warnings, urls)
         mounted = MountedBackend(
-            backend, self.filesystem, mountpoint, self.shell, self.status, self.snapshots, self.automatic
+            backend,
+            self.filesystem,
+            mountpoint,
+            self.shell,
+            self.status,
+            self.snapshots,
+            self.automatic,
+            self.branches,
+            self.recording,
         )
         self._control = ControlServer(mounted, read_only=options.read_only)
 
@@ -121,7 +147,7 @@ class LiveMount:
         """As `Session.run`. The control socket listens before there is a mount that names it."""
 
         def ready() -> None:
-            self.warnings = self.shell.start()
+            self.warnings = [*self.warnings, *self.shell.start()]
             if self._runs_commands:  # asked earlier, a container would start before the routes are bound in it
                 refuse_taken_by_file(self.filesystem, self._default)
             for line in self.warnings:
@@ -132,12 +158,18 @@ class LiveMount:
                 on_ready()
 
         self._backend.guard(self._guards)
+        if self.branches is not None:
+            self.branches.open()
         self._listen()
         try:
             self._session.run(ready)
         finally:
             self._end()
+            if self.branches is not None:
+                self.branches.close()
             self._backend.guard({})
+            if self.recording is not None:
+                self.recording.close()
 
     def stop(self) -> None:
         """End `run`: unmount, lazily if files are still open. Thread-safe, and harmless when it has ended."""
@@ -160,7 +192,9 @@ class LiveMount:
 
     def _describe(self) -> dict[str, Any]:
         control = {"socket": self._control.address, **self._control.counts()}
-        return {"trees": self.filesystem.tree.trees_path, "execute": self.shell.describe(), "control": control}
+        history = None if self.recording is None else self.recording.describe()
+        trees = self.filesystem.tree.trees_path
+        return {"trees": trees, "history": history, "execute": self.shell.describe(), "control": control}
 
 
 def runs_commands(default: Any) -> bool:

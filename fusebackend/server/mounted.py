@@ -7,21 +7,26 @@ where the default backend runs commands, else in a sandbox of the mount (`live.p
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat as stat_module
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from fusebackend.base import budget, errors, paths
 from fusebackend.base.paths import ROOT, AgentPath, PathError
-from fusebackend.control.verbs import ServedMount
+from fusebackend.control.verbs import LISTED_CHANGES, LOGGED_CALLS, STAT_COLUMNS, DiffForm, ServedMount
 from fusebackend.linux.command import Command
 from fusebackend.protocol import (
     READ_LIMIT_LINES,
+    Actor,
     Attr,
+    BranchInfo,
+    CallInfo,
+    ChangeInfo,
     DeleteResult,
     EditResult,
     ExecuteResponse,
@@ -30,25 +35,41 @@ from fusebackend.protocol import (
     GlobResult,
     GrepResult,
     LsResult,
+    MergeResult,
     MoveResult,
+    PruneResult,
     ReadResult,
     SnapshotInfo,
+    SpaceInfo,
     StatResult,
     StatsResult,
+    UndoResult,
     WriteResult,
+    verbs,
 )
 from fusebackend.protocol.records import FILE_TYPES
+from fusebackend.server.history import MountHistory
+from fusebackend.server.space import prune, space
 from fusebackend.server.trees import TreesFace
 from fusebackend.trees.automatic import AutomaticSnapshots
+from fusebackend.trees.branches import Branches
+from fusebackend.trees.merges import Merges
 from fusebackend.trees.snapshots import Snapshots
 from fusebackend.vfs.watch.async_watch import AsyncWatch, ThreadedWatch
 from fusebackend.volumes.walk import resolve
 
 if TYPE_CHECKING:
     from fusebackend.composite.backend import CompositeBackend
+    from fusebackend.history.steps import Verb as Kind
+    from fusebackend.protocol import Verb
+    from fusebackend.server.recording import Recording
     from fusebackend.vfs.junctions import Route
     from fusebackend.vfs.mounted_tree import FileSystem
     from fusebackend.vfs.watch.queue import Watch
+
+R = TypeVar("R")
+
+NO_HISTORY = "this mount keeps no history of calls: mount it without '-o history=off'"
 
 STAT_BYTES = 2048
 """Memory of a `StatResult`, with its part of an answer."""
@@ -71,6 +92,8 @@ class MountedBackend(ServedMount):
         status: gives what `fusebackend status --json` shows of the mount.
         snapshots: of the mount; None if it keeps none.
         automatic: takes snapshots before calls that may change something; None if nothing does.
+        branches: of the mount; None if it has none.
+        recording: keeps the history of calls; None if there is none.
     """
 
     def __init__(
@@ -82,6 +105,8 @@ class MountedBackend(ServedMount):
         status: Callable[[], dict[str, Any]],
         snapshots: Snapshots | None = None,
         automatic: AutomaticSnapshots | None = None,
+        branches: Branches | None = None,
+        recording: Recording | None = None,
     ) -> None:
         self.backend = backend
         self.filesystem = filesystem
@@ -90,6 +115,16 @@ class MountedBackend(ServedMount):
         self._status = status
         self._snapshots = snapshots
         self._automatic = automatic
+        self._branches = branches
+        self._merges: Merges | None = None
+        if branches is not None:
+            volumes = {route.prefix: route.volume for route in filesystem.tree.routes}
+            recorder = None if recording is None else recording.recorder
+            self._merges = Merges(branches, volumes, filesystem.written, recorder)
+            branches.compare = self._merges.compare
+        self._recording = recording
+        volumes = {route.prefix: route.volume for route in filesystem.tree.routes}
+        self._past = None if recording is None else MountHistory(recording.recorder, volumes)
         self._for = TreesFace(backend, filesystem).of
 
     def _where(self) -> str:
@@ -97,11 +132,15 @@ class MountedBackend(ServedMount):
 
     # -- the agent face ----------------------------------------------------------------------------------------
 
-    def _to_change(self, *named: str) -> CompositeBackend:
-        """The backend for a call that may change what is at these paths."""
+    def _change(self, verb: Verb[Any], named: Sequence[str], work: Callable[[CompositeBackend], R], kind: Kind) -> R:
+        """Make a call that may change what is at these paths, and record what it does."""
         if self._automatic is not None:
             self._automatic.before_call()
-        return self._for(*named)
+        backend = self._for(*named)
+        if self._recording is None or not self._recording.is_open:
+            return work(backend)
+        answer: R = self._recording.steps.verb(verb.name, kind, named, partial(work, backend), _has_worked)
+        return answer
 
     def ls(self, path: str) -> LsResult:
         return self._for(path).ls(path)
@@ -110,10 +149,13 @@ class MountedBackend(ServedMount):
         return self._for(file_path).read(file_path, offset, limit)
 
     def write(self, file_path: str, content: str) -> WriteResult:
-        return self._to_change(file_path).write(file_path, content)
+        return self._change(verbs.WRITE, [file_path], lambda backend: backend.write(file_path, content), "put")
 
     def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
-        return self._to_change(file_path).edit(file_path, old_string, new_string, replace_all)
+        def edit(backend: CompositeBackend) -> EditResult:
+            return backend.edit(file_path, old_string, new_string, replace_all)
+
+        return self._change(verbs.EDIT, [file_path], edit, "put")
 
     def grep(
         self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
@@ -124,20 +166,22 @@ class MountedBackend(ServedMount):
         return self._for(path, pattern).glob(pattern, path)
 
     def delete(self, file_path: str) -> DeleteResult:
-        return self._to_change(file_path).delete(file_path)
+        return self._change(verbs.DELETE, [file_path], lambda backend: backend.delete(file_path), "remove")
 
     def move(self, source: str, destination: str) -> MoveResult:
-        return self._to_change(source, destination).move(source, destination)
+        named = [source, destination]
+        return self._change(verbs.MOVE, named, lambda backend: backend.move(source, destination), "move")
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        return self._to_change(*(path for path, _ in files)).upload_files(files)
+        named = [path for path, _ in files]
+        return self._change(verbs.UPLOAD_FILES, named, lambda backend: backend.upload_files(files), "put")
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
         return self._for(*paths).download_files(paths)
 
     def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
         """`upload_files` of one file, from an open file; see `CompositeBackend.upload_from`."""
-        return self._to_change(path).upload_from(path, file)
+        return self._change(verbs.UPLOAD_FILES, [path], lambda backend: backend.upload_from(path, file), "put")
 
     def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
         """`download_files` of one file into another, see `CompositeBackend.download_to`."""
@@ -157,7 +201,15 @@ class MountedBackend(ServedMount):
     def run_command(self, command: Command) -> ExecuteResponse:
         if self._automatic is not None:
             self._automatic.before_call()
-        return self.shell.execute(command)
+        if self._recording is None or not self._recording.is_open:
+            return self.shell.execute(command)
+        calls = self._recording.calls
+        with calls.inside("command", command.text) as call, contextlib.ExitStack() as ends:
+
+            def started(pid: int) -> None:
+                ends.callback(calls.started(call, pid))
+
+            return self.shell.execute(replace(command, on_start=started))
 
     # -- the mount ---------------------------------------------------------------------------------------------
 
@@ -279,6 +331,190 @@ class MountedBackend(ServedMount):
             why = "no route of this mount keeps snapshots: 'sqlite:' and 'memory:' do"
         raise OSError(errno.ENOTSUP, why)
 
+    def branches(self) -> list[BranchInfo]:
+        """Return the branches of the mount, by name. Each is a tree in `/.fusebackend/branches`."""
+        return [] if self._branches is None else self._branches.all()
+
+    def create_branch(self, name: str, ref: str | None = None) -> BranchInfo:
+        """Make a branch: a tree of all files, in which changes stay until they are merged. No bytes are copied.
+
+        Args:
+            name: of the branch, as that of a directory.
+            ref: the state that it begins with, of the routes that keep snapshots: a snapshot, a time such as `10m`; the
+                present when None.
+
+        Raises:
+            ValueError: the name can't be that of a branch, or nothing is meant by `ref`.
+            OSError: EEXIST, there is a branch or a snapshot of that name; ENOTSUP, the mount has no branches; or an
+                error of a volume, or of the branch's file.
+        """
+        return self._branching().create(name, ref)
+
+    def delete_branches(self, *names: str) -> None:
+        """Delete branches, with all that is in them.
+
+        Raises:
+            OSError: ENOENT, one of them is not there, and none was deleted; or an error of the branch's file.
+        """
+        self._branching().delete(names)
+
+    def merge_branch(
+        self,
+        name: str,
+        paths: list[str] | None = None,
+        keep: Literal["main", "branch"] | None = None,
+        merge_lines: bool = False,
+        dry_run: bool = False,
+    ) -> MergeResult:
+        """Merge a branch into the mount: make its changes there, as far as the mount has none of its own.
+
+        What both have changed is a conflict, and nothing is changed then. A merge that was interrupted is completed by
+        the same call. The branch stays.
+
+        Args:
+            name: of the branch.
+            paths: only what lies at or below one of these; everything when None.
+            keep: decide conflicts for this side, as a whole.
+            merge_lines: merge the lines of text files that both have changed.
+            dry_run: change nothing.
+
+        Raises:
+            ValueError: a path is malformed.
+            OSError: ENOENT, there is no such branch; ESTALE, it can't be used; ENOTSUP, the mount has no branches; or
+                an error of a volume.
+        """
+        self._branching()
+        assert self._merges is not None, "a mount with branches merges them"
+        if self._automatic is not None and not dry_run:
+            self._automatic.before_call()
+        return self._merges.merge(name, paths or (), keep=keep, lines=merge_lines, dry_run=dry_run)
+
+    def _branching(self) -> Branches:
+        if self._branches is not None:
+            return self._branches
+        if self.filesystem.tree.trees_path is None:
+            why = "this mount has no directory for branches: mount without '-o trees=off'"
+        else:
+            why = "this mount is read-only, and has no branches"
+        raise OSError(errno.ENOTSUP, why)
+
+    # -- the past ----------------------------------------------------------------------------------------------
+
+    def log(
+        self,
+        calls: Sequence[str] = (),
+        *,
+        by: str | None = None,
+        since_ns: int | None = None,
+        path: str | None = None,
+        before: str | None = None,
+        limit: int = LOGGED_CALLS,
+    ) -> list[CallInfo]:
+        """Return calls that changed something, the newest first.
+
+        Args:
+            calls: the names of those that are asked for, in this order; the others count for nothing then.
+            by: the agent, thread, tool call or program of their actor, or its user id.
+            since_ns: only those that were going on at this time or later, in ns since 1970.
+            path: only those that changed something at or below this path.
+            before: only those that are older than the one of this name.
+            limit: at most so many, and at most 10,000.
+
+        Raises:
+            ValueError: a name is none of a call, or the path is malformed.
+            OSError: ENOENT, there is no such call; ENOTSUP, the mount keeps no history.
+        """
+        return self._remembered().log(calls, by, since_ns, path, before, limit)
+
+    def changes(self, call: str, *, after: int = 0, limit: int = LISTED_CHANGES) -> list[ChangeInfo]:
+        """Return the changes of a call, in their order.
+
+        Args:
+            after: only those with a higher number: how to go on after `limit` of them.
+
+        Raises:
+            ValueError, OSError: as `log`.
+        """
+        return self._remembered().changes(call, after, limit)
+
+    def diff_pieces(
+        self, call: str, *, paths: Sequence[str] = (), form: DiffForm = "patch", columns: int = STAT_COLUMNS
+    ) -> Iterator[bytes]:
+        return self._remembered().diff(call, paths, form, columns)
+
+    def undo(
+        self,
+        *calls: str,
+        by: str | None = None,
+        keep_newer: bool = False,
+        merge_lines: bool = False,
+        dry_run: bool = False,
+    ) -> UndoResult:
+        """Take calls back: everything that they changed, or nothing.
+
+        What a later call has changed as well is a conflict: the answer names it, and nothing was changed.
+
+        Args:
+            calls: their names. Without one it is the newest call that changed something, by anybody, that is no undo
+                and not undone.
+            by: without a name: the newest one of this actor, as of `log`.
+            keep_newer: leave what was changed since as it is, and take back the rest.
+            merge_lines: take the lines of the call out of text files that were changed since.
+            dry_run: change nothing; the answer says what would be done.
+
+        Raises:
+            ValueError: a name is none of a call, or `keep_newer` and `merge_lines` are both given.
+            OSError: ENOENT, there is no such call; ENOTSUP, the mount keeps no history; or a volume's error, and
+                nothing was changed.
+        """
+        if keep_newer and merge_lines:
+            raise ValueError("keep_newer or merge_lines, not both")
+        return self._remembered().undo(calls, by, keep_newer=keep_newer, merge_lines=merge_lines, dry_run=dry_run)
+
+    def begin_call(self, title: str, *, pid: int | None = None, id: str = "", agent: str = "", thread: str = "") -> str:
+        """Have what a process and its descendants change belong to one call, until `end_call`.
+
+        Args:
+            title: one line for people, such as a command.
+            pid: the process; None for this one.
+            id: the caller's own name for the call, such as that of a tool call. `end_call` takes it, too.
+            agent, thread: as of `Actor`.
+
+        Returns:
+            The id, which is made up where none was given. The call is in the log as soon as it changes something.
+
+        Raises:
+            OSError: ESRCH, there is no such process; ENOTSUP, the mount keeps no history.
+        """
+        actor = Actor(agent, thread, id)
+        return self._remembered().begin_call(title, os.getpid() if pid is None else pid, actor)
+
+    def end_call(self, id: str) -> str | None:
+        """End a call of `begin_call`. Returns its name in the log, such as `c42`; None if it has changed nothing, or if
+        none goes on. OSError: ENOTSUP, as `log`."""
+        return self._remembered().end_call(id)
+
+    def df(self) -> SpaceInfo:
+        """Return what the mount takes of the disk."""
+        return space(self._snapshots, self._past, sum(each.size_bytes for each in self.branches()))
+
+    def prune(self, *, dry_run: bool = False) -> PruneResult:
+        """Delete what is kept of the past, but for snapshots that were asked for: automatic ones, and the history with
+        the bytes that an undo needs.
+
+        Args:
+            dry_run: delete nothing; the answer says what would go.
+
+        Raises:
+            OSError: a volume's error.
+        """
+        return prune(self._snapshots, self._past, dry_run=dry_run)
+
+    def _remembered(self) -> MountHistory:
+        if self._past is None:
+            raise OSError(errno.ENOTSUP, NO_HISTORY)
+        return self._past
+
     def watch(self, path: str = "/") -> Watch:
         """The changes at and below a path, from now on, whichever face makes them. Close it when done.
 
@@ -294,3 +530,9 @@ class MountedBackend(ServedMount):
             PathError: the path is malformed.
         """
         return AsyncWatch(ThreadedWatch(self, self.watch(path)))
+
+
+def _has_worked(answer: Any) -> bool:
+    """Return True if a verb has changed something: an answer, or one of several, has no error."""
+    answers = answer if isinstance(answer, list) else [answer]
+    return any(each.error is None for each in answers)

@@ -20,11 +20,14 @@ from fusebackend.base.version import __version__
 from fusebackend.composite.backend import CompositeBackend
 from fusebackend.linux.mount_table import MountError
 from fusebackend.protocol import ROOT_NODE, Volume
+from fusebackend.shell.shell import BRANCHES
+from fusebackend.trees.branches import Branches
 from fusebackend.trees.snapshot_trees import SnapshotTrees
 from fusebackend.trees.snapshots import Snapshots
 from fusebackend.vfs.mounted_tree import FileSystem
 from fusebackend.vfs.xattrs import SOCKET_XATTR
 from fusebackend.volumes.agent_face import VolumeBackend
+from fusebackend.volumes.native import NativeVolume
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +58,20 @@ def attach_snapshots(filesystem: FileSystem) -> Snapshots | None:
         return None
     filesystem.add_route(SNAPSHOTS, SnapshotTrees(snapshots, volumes))
     return snapshots
+
+
+def attach_branches(filesystem: FileSystem, snapshots: Snapshots | None, directory: str) -> Branches | None:
+    """Return the branches of a mount, whose trees are in its trees directory once they are open. None if it has no such
+    directory. Before the mount.
+
+    Args:
+        snapshots: of the mount.
+        directory: of the branches' files.
+    """
+    if filesystem.tree.trees_path is None:
+        return None
+    volumes = {route.prefix: route.volume for route in filesystem.tree.routes}
+    return Branches(directory, volumes, snapshots or Snapshots(volumes), filesystem.add_directory(BRANCHES))
 
 
 def refuse_taken_by_route(filesystem: FileSystem) -> None:
@@ -122,19 +139,35 @@ class TreesFace:
     """
 
     def __init__(self, backend: CompositeBackend, filesystem: FileSystem) -> None:
-        tree = filesystem.tree
-        self._plain = self._both = backend
+        self._tree = filesystem.tree
+        self._backend = self._plain = self._both = backend
+        self._beside: object = None  # the routes in the trees directory that `_both` was made of
         self._name: str | None = None
-        if tree.trees_path is not None:
-            files = {str(tree.trees_path): VolumeBackend(tree.files)}
-            beside = {str(path): VolumeBackend(volume) for path, volume in tree.beside.items()}
-            self._both = CompositeBackend(backend, {**files, **beside})
-            self._name = to_text(tree.servers.name)
-            if tree.servers.is_listed:
-                self._plain = CompositeBackend(backend, files)
+        if self._tree.trees_path is not None:
+            self._name = to_text(self._tree.servers.name)
+            if self._tree.servers.is_listed:
+                self._plain = CompositeBackend(backend, self._files)
+
+    @property
+    def _files(self) -> dict[str, VolumeBackend]:
+        return {str(self._tree.trees_path): VolumeBackend(self._tree.files)}
+
+    def _with_all(self) -> CompositeBackend:
+        """Return the mounted files with all that is in the trees directory now."""
+        routes = self._tree.beside
+        if self._beside is not routes:  # any thread; two may make the same
+            beside = {str(path): VolumeBackend(_native(route.volume)) for path, route in routes.items()}
+            self._both = CompositeBackend(self._backend, {**self._files, **beside})
+            self._beside = routes
+        return self._both
 
     def of(self, *named: str | None) -> CompositeBackend:
         """Return the backend for a call with these paths."""
         if self._name is not None and any(isinstance(path, str) and self._name in path for path in named):
-            return self._both
+            return self._with_all()
         return self._plain
+
+
+def _native(volume: Volume) -> NativeVolume:
+    assert isinstance(volume, NativeVolume), "what is attached in the trees directory is ours"
+    return volume

@@ -40,10 +40,14 @@ from fusebackend.shell.system import Bind, Devices, Etc, Fresh
 from fusebackend.shell.usernamespace import UserNamespace
 
 if TYPE_CHECKING:
+    from fusebackend.vfs.junctions import Route
     from fusebackend.vfs.mounted_tree import FileSystem
 
 
 log = logging.getLogger(__name__)
+
+BRANCHES = "branches"
+"""The directory of the branches in the trees directory."""
 
 REFUSED = 126
 """The exit code of a command that was not started; a shell gives it for a file that can't be run."""
@@ -71,6 +75,7 @@ class Shell:
     def __init__(self, filesystem: FileSystem, mountpoint: str, options: ShellOptions) -> None:
         self.options = options
         self.mountpoint = mountpoint
+        self._filesystem = filesystem
         self._trees_path = filesystem.tree.trees_path
         self._view = View.of(mountpoint, [route.prefix for route in filesystem.tree.routes])
         if options.sandbox == "bubblewrap":
@@ -80,6 +85,7 @@ class Shell:
         self._devices = Devices()
         self._etc = Etc(options.network, [prefix for prefix in self._view.routes if prefix.startswith("/etc/")])
         self._namespace = UserNamespace()
+        self._branches: dict[AgentPath, tuple[Route, View]] = {}  # those that commands have run in, by their path
         self._checks: tuple[object, MountCheck] | None = None  # of the last mounts and table
         self._running = Running()
         self._furnishing = threading.Lock()
@@ -162,6 +168,8 @@ class Shell:
                 first = launch.wait_for_first(job.deadline, stopped)
                 if first is not None:
                     group = self._confine(first)
+                    if job.command.on_start is not None:
+                        job.command.on_start(first)
                     if launch.is_ready(job.deadline, stopped):
                         launch.open_gate()
                 end = output.wait(job.deadline, stopped)
@@ -191,23 +199,49 @@ class Shell:
             with _made(lambda: Unconfined(job.command.text, self.mountpoint + job.cwd, env)) as launch:
                 yield launch
             return
-        if self._trees_path is not None and paths.is_below(job.cwd, self._trees_path):
-            raise SandboxError(
-                f"commands don't see '{self._trees_path}', the mount's own directory: start the command elsewhere, and "
-                "copy there what it needs"
-            )
+        view, cwd = self._place(job.cwd)
         program = bubblewrap.find()
         user = bubblewrap.user_namespace(program)
         with self._furnishing:
-            mounts = self._furnished(program, user)
+            mounts = self._furnished(view, program, user)
             filtered = seccomp.program(counted=self._namespace.is_made)
-        words = bubblewrap.arguments(mounts, options, user, job.cwd)
+        words = bubblewrap.arguments(mounts, options, user, cwd)
         entering = [*self._namespace.entering(), program]
         command = job.command.text
         with _made(lambda: Sandboxed(entering, words, command, lambda: self._check(mounts), filtered)) as launch:
             yield launch
 
-    def _furnished(self, program: str, user: tuple[str, ...]) -> list[Bind | Fresh]:
+    def _place(self, cwd: AgentPath) -> tuple[View, AgentPath]:
+        """Return the view for a command, and where it starts in it: in a branch, that is the root of the command."""
+        if self._trees_path is None or not paths.is_below(cwd, self._trees_path):
+            return self._view, cwd
+        branches = paths.join(self._trees_path, BRANCHES)
+        for path, route in self._filesystem.tree.beside.items():
+            if paths.is_below(cwd, path) and paths.is_below(path, branches):
+                return self._branch(path, route), AgentPath(cwd[len(path) :] or paths.ROOT)
+        raise SandboxError(
+            f"commands don't see '{self._trees_path}', the mount's own directory: start the command elsewhere, and "
+            "copy there what it needs"
+        )
+
+    def _branch(self, path: AgentPath, route: Route) -> View:
+        with self._furnishing:
+            known = self._branches.get(path)
+            if known is not None and known[0] is route:
+                return known[1]
+            name = f"sandbox-{route.index}"
+            if known is not None:  # a branch of that name that was deleted
+                self._filesystem.remove_tree(f"sandbox-{known[0].index}")
+            view = View.of(self.mountpoint, [paths.ROOT])
+            try:
+                tree = self._filesystem.add_tree(name, [os.fsencode(own) for own in view.names], of=path)
+            except FileNotFoundError:
+                raise SandboxError(f"there is no '{path}' any more") from None
+            view = replace(view, tree=tree)
+            self._branches[path] = route, view
+            return view
+
+    def _furnished(self, view: View, program: str, user: tuple[str, ...]) -> list[Bind | Fresh]:
         """Return the mounts of a sandbox, after making the server's parts of them."""
         self._devices.make()
         self._namespace.make(program, user)
@@ -215,7 +249,7 @@ class Shell:
             etc = self._etc.binds()
         except OSError as error:
             raise SandboxError(f"there is no place for an /etc of commands: {error}") from None
-        return self._view.mounts(etc, self._devices.nodes(), self.options.memory_bytes)
+        return view.mounts(etc, self._devices.nodes(), self.options.memory_bytes)
 
     def _check(self, mounts: list[Bind | Fresh]) -> MountCheck:
         """Return the check of a sandbox's mounts against the mounts of this process."""

@@ -5,9 +5,10 @@ posix/           a mounted directory
 likeness/        a mount compared with a plain directory
 model/           random operations against a model
 snapshots/       snapshots of a volume
+branches/        branches over a volume
 exerciser.py     random I/O on one file
 
-They need pytest (`model` and `snapshots` also hypothesis), and test code outside of this package as well.
+They need pytest (`model`, `snapshots` and `branches` also hypothesis), and test code outside of this package as well.
 """
 
 import pkgutil

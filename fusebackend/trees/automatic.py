@@ -11,10 +11,11 @@ names are never deleted here.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -79,7 +80,9 @@ def expired(taken: Sequence[tuple[str, int]], now_ns: int) -> list[str]:
     return gone
 
 
-def _is_automatic(name: str) -> bool:
+@functools.lru_cache(64)
+def is_automatic(name: str) -> bool:
+    """Return True for the name of an automatic snapshot."""
     return time_of(name) is not None
 
 
@@ -102,14 +105,19 @@ class AutomaticSnapshots:
         self._time_ns = time_ns
         self._taking = threading.Lock()
         self._due_s = 0.0  # by the monotonic clock
+        self.keep: Callable[[], Collection[str]] = frozenset
+        """Returns the names of those that are not deleted because of their age: the history needs them."""
         self._ending = threading.Event()
         self._failing = False
         self._thread = threading.Thread(target=self._run, name="fusebackend-snapshots", daemon=True)
 
     def start(self) -> None:
         for volume in self._volumes():
-            volume.may_go = _is_automatic
+            volume.may_go = self._may_go
         self._thread.start()
+
+    def _may_go(self, name: str) -> bool:
+        return is_automatic(name) and self._snapshots.holder(name) is None
 
     def stop(self) -> None:
         for volume in self._volumes():
@@ -149,9 +157,14 @@ class AutomaticSnapshots:
     def clean(self) -> None:
         """Delete those that are kept no longer, and the oldest where they take too much of the disk."""
         taken = sorted(
-            (time_ns, each.name) for each in self._snapshots.all() if (time_ns := time_of(each.name)) is not None
+            (time_ns, each.name)
+            for each in self._snapshots.all()
+            if (time_ns := time_of(each.name)) is not None and self._snapshots.holder(each.name) is None
         )
         gone = expired([(name, time_ns) for time_ns, name in taken], self._time_ns())
+        if gone:
+            kept = self.keep()
+            gone = [name for name in gone if name not in kept]
         if not gone and taken and any(_is_too_much(volume) for volume in self._volumes()):
             gone = [name for _, name in taken[: max(1, int(len(taken) * GONE_AT_ONCE))]]
             log.info("the disk is full, or %d snapshots take much of it: the oldest %d go", len(taken), len(gone))

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from fusebackend.protocol.records import FILE_TYPES
-from fusebackend.trees.tree import Tree, join, pieces, same_bytes, split
+from fusebackend.trees.tree import ReadTree, join, pieces, same_bytes, split
 
 Change: TypeAlias = Literal["created", "deleted", "modified", "renamed", "retyped"]
 Field: TypeAlias = Literal["bytes", "mode", "owner", "xattrs"]
@@ -72,8 +72,8 @@ class Differences:
         skipped: paths that were not compared, each with the reason.
     """
 
-    before: Tree
-    after: Tree
+    before: ReadTree
+    after: ReadTree
     found: list[Difference] = field(default_factory=list)
     emptied: list[bytes] = field(default_factory=list)
     skipped: list[tuple[bytes, str]] = field(default_factory=list)
@@ -85,8 +85,8 @@ def type_of(entry: os.stat_result) -> str:
 
 
 def differences(
-    before: Tree,
-    after: Tree,
+    before: ReadTree,
+    after: ReadTree,
     paths: Iterable[bytes] = (b"",),
     *,
     left_out: Collection[bytes] = (),
@@ -125,7 +125,7 @@ class _Walk:
     """One comparison, directory by directory."""
 
     def __init__(
-        self, before: Tree, after: Tree, left_out: frozenset[bytes], ways: frozenset[bytes], trusted_ns: int
+        self, before: ReadTree, after: ReadTree, left_out: frozenset[bytes], ways: frozenset[bytes], trusted_ns: int
     ) -> None:
         self.result = Differences(before, after)
         self._left_out = left_out
@@ -179,8 +179,8 @@ class _Walk:
 
 
 def fields(
-    one: Tree,
-    other: Tree,
+    one: ReadTree,
+    other: ReadTree,
     path: bytes,
     other_path: bytes,
     before: os.stat_result,
@@ -210,13 +210,13 @@ def _attributes(before: os.stat_result, after: os.stat_result) -> Iterator[Field
         yield "owner"
 
 
-def _names(tree: Tree, path: bytes, entry: os.stat_result | None) -> dict[bytes, os.stat_result]:
+def _names(tree: ReadTree, path: bytes, entry: os.stat_result | None) -> dict[bytes, os.stat_result]:
     """Return the names in a directory; none for anything else."""
     return tree.entries(path) if entry is not None and stat.S_ISDIR(entry.st_mode) else {}
 
 
 def _same_contents(
-    one: Tree, other: Tree, path: bytes, other_path: bytes, before: os.stat_result, after: os.stat_result
+    one: ReadTree, other: ReadTree, path: bytes, other_path: bytes, before: os.stat_result, after: os.stat_result
 ) -> bool:
     """Compare the bytes of two files of the same type, the targets of links, the numbers of devices."""
     kind = stat.S_IFMT(before.st_mode)
@@ -235,7 +235,7 @@ def _same_contents(
 # -- renames -----------------------------------------------------------------------------------------------------
 
 
-def _with_renames(before: Tree, after: Tree, found: list[Difference]) -> list[Difference]:
+def _with_renames(before: ReadTree, after: ReadTree, found: list[Difference]) -> list[Difference]:
     """Make a rename of each pair of a deleted and a created file with the same bytes.
 
     Of several, those with the same last name belong together, and then the first in order of their names. Only files
@@ -274,7 +274,7 @@ def _may_be_renamed(entry: os.stat_result | None) -> bool:
     return entry is not None and stat.S_ISREG(entry.st_mode) and entry.st_size > 0
 
 
-def _digest(tree: Tree, path: bytes) -> bytes | None:
+def _digest(tree: ReadTree, path: bytes) -> bytes | None:
     """Return the digest of a file's bytes, or None where they can't be read: then the file is no part of a rename."""
     digest = hashlib.blake2b(digest_size=20)
     try:
@@ -286,7 +286,7 @@ def _digest(tree: Tree, path: bytes) -> bytes | None:
     return digest.digest()
 
 
-def _renamed(before: Tree, after: Tree, old: Difference, new: Difference) -> Difference:
+def _renamed(before: ReadTree, after: ReadTree, old: Difference, new: Difference) -> Difference:
     assert old.before is not None and new.after is not None, "a rename has both sides"
     differing = list(_attributes(old.before, new.after))
     if before.xattrs(old.path) != after.xattrs(new.path):

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from fusebackend.base.git_patch import EXECUTABLE_MODE, FILE_MODE, LINK_MODE, Side, edited_lines, file_patch, quoted
 from fusebackend.trees.diff import Difference, Differences, type_of
-from fusebackend.trees.tree import Tree, is_below, pieces, split
+from fusebackend.trees.tree import ReadTree, is_below, pieces, split
 
 MAX_PATCHED_BYTES: Final = 128 << 20
 """Of one file on one side; a larger one is a comment below the patch. Both sides, and both deflated, are in memory at
@@ -269,7 +269,7 @@ def git_mode(entry: os.stat_result) -> str:
     return EXECUTABLE_MODE if entry.st_mode & stat.S_IXUSR else FILE_MODE
 
 
-def side(tree: Tree, path: bytes, entry: os.stat_result | None) -> Side | None:
+def side(tree: ReadTree, path: bytes, entry: os.stat_result | None) -> Side | None:
     """Read one side of a difference, of a regular file or a link."""
     if entry is None:
         return None
@@ -279,7 +279,7 @@ def side(tree: Tree, path: bytes, entry: os.stat_result | None) -> Side | None:
         return Side(b"".join(pieces(fd)), git_mode(entry))
 
 
-def _xattrs(tree: Tree, path: bytes) -> dict[str, bytes]:
+def _xattrs(tree: ReadTree, path: bytes) -> dict[str, bytes]:
     """The extended attributes of a path, by their quoted names; none if it is gone by now."""
     try:
         return {quoted(os.fsencode(name)): value for name, value in tree.xattrs(path).items()}

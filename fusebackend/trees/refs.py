@@ -1,4 +1,4 @@
-"""REF, the name of a state of the mount: a snapshot, a time, or `main` for the present state.
+"""REF, the name of a state of the mount: a snapshot, a branch, a time, a call, or `main` for the present state.
 
 A time names the newest snapshot that was taken at it or before:
 
@@ -7,15 +7,19 @@ A time names the newest snapshot that was taken at it or before:
     yesterday  2026-11-22   the end of that day; `today` is the newest snapshot
     2026-11-22T14:05        that moment, in the local zone; also with a space, seconds, `Z` or an offset such as +02:00
 
-A snapshot's name is looked for first. `now` is `main`. `A..B` is a pair; a side that is left out is `main`.
+A call, `c42`, names the newest snapshot that was taken when it began or before: a mount takes one before a call, but at
+most one in 10 s. A snapshot's name is looked for first. `now` is `main`. `A..B` is a pair; a side that is left out is
+`main`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from typing import Final, NamedTuple
+
+from fusebackend.history.records import is_call_name
 
 MAIN: Final = "main"
 _PRESENT = (MAIN, "now")
@@ -45,12 +49,14 @@ class Ref(NamedTuple):
     """A state of the mount.
 
     Attributes:
-        name: the snapshot's, or `main`.
-        time_ns: when it was taken; None for `main`.
+        name: the snapshot's or the branch's, or `main`.
+        time_ns: when it was taken, or made; None for `main`.
+        is_branch: it is a branch.
     """
 
     name: str
     time_ns: int | None
+    is_branch: bool = False
 
     @property
     def is_main(self) -> bool:
@@ -65,22 +71,35 @@ class Refs:
 
     Args:
         snapshots: all of them, in any order.
+        branches: all of them, when they were made.
+        began_ns: returns when a call began, by its name. Raises `RefError` if there is no such call.
         now: the time of the question, with its zone; None for the present.
         zone: the zone of times without one; None for the local zone.
     """
 
-    def __init__(self, snapshots: Sequence[Taken], *, now: datetime | None = None, zone: tzinfo | None = None) -> None:
+    def __init__(
+        self,
+        snapshots: Sequence[Taken],
+        branches: Sequence[Taken] = (),
+        *,
+        began_ns: Callable[[str], int] | None = None,
+        now: datetime | None = None,
+        zone: tzinfo | None = None,
+    ) -> None:
         self._snapshots = sorted(snapshots, key=lambda each: each.time_ns)
-        self._by_name = {each.name: each for each in self._snapshots}
+        self._by_name = {each.name: Ref(*each, is_branch=True) for each in branches}
+        self._by_name.update((each.name, Ref(*each)) for each in self._snapshots)
         self._now = (datetime.now().astimezone() if now is None else now).astimezone(zone)
         self._zone = zone
+        self._began_ns = began_ns
 
     def is_ref(self, text: str) -> bool:
-        """Return True for a name that is there, for a time, and for a pair of these; not for the path `..`."""
+        """Return True for a name that is there, for a time, a call, and for a pair of these; not for the path `..`."""
         sides = text.split("..", 1)
-        return any(sides) and all(
-            not each or each in _PRESENT or each in self._by_name or self._moment(each) is not None for each in sides
-        )
+        return any(sides) and all(not each or self._is_one(each) for each in sides)
+
+    def _is_one(self, text: str) -> bool:
+        return text in _PRESENT or text in self._by_name or is_call_name(text) or self.moment(text) is not None
 
     def is_present(self, text: str) -> bool:
         """Return True for a name of the present state."""
@@ -95,13 +114,16 @@ class Refs:
     def one(self, text: str) -> Ref:
         """Return the state that a REF names. Raises `RefError`."""
         if text in self._by_name:
-            return Ref(*self._by_name[text])
+            return self._by_name[text]
         if self.is_present(text):
             return MAIN_REF
-        moment = self._moment(text)
-        if moment is None:
-            raise RefError(f"no snapshot '{text}'; {self._those()}")
-        limit_ns = (moment - LONG_AGO) // timedelta(microseconds=1) * 1000
+        if is_call_name(text) and self._began_ns is not None:
+            limit_ns = self._began_ns(text)
+        else:
+            moment = self.moment(text)
+            if moment is None:
+                raise RefError(f"no snapshot '{text}'; {self._those()}")
+            limit_ns = nanoseconds(moment)
         earlier = [each for each in self._snapshots if each.time_ns <= limit_ns]
         if not earlier:
             raise RefError(f"no snapshot is as old as '{text}'; {self._oldest()}")
@@ -114,7 +136,7 @@ class Refs:
         before, _, after = text.partition("..")
         return self.one(before or MAIN), self.one(after or MAIN)
 
-    def _moment(self, text: str) -> datetime | None:
+    def moment(self, text: str) -> datetime | None:
         """Return the time that a text names, or None if it names none."""
         if found := _AGO.fullmatch(text.lower()):
             try:
@@ -161,3 +183,16 @@ class Refs:
         oldest = self._snapshots[0]
         moment = datetime.fromtimestamp(oldest.time_ns / 10**9, self._zone).strftime("%Y-%m-%d %H:%M:%S")
         return f"the oldest is {oldest.name} of {moment} ({LIST_HINT})"
+
+
+def time_ns(text: str) -> int:
+    """Return the time that a text names, in ns since 1970. Raises `RefError`."""
+    moment = Refs(()).moment(text)
+    if moment is None:
+        raise RefError(f"'{text}' is no time; there are: 10m, 2h, 3d, 14:05, yesterday, 2026-11-22, 2026-11-22T14:05")
+    return nanoseconds(moment)
+
+
+def nanoseconds(moment: datetime) -> int:
+    """Return a moment in ns since 1970."""
+    return (moment - LONG_AGO) // timedelta(microseconds=1) * 1000

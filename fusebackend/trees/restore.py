@@ -26,10 +26,11 @@ from typing import Final, Literal, NamedTuple
 
 from fusebackend.backends.directory.dirfd import PATH_FLAGS, Descriptor, open_names, rename
 from fusebackend.base.errors import oserror
+from fusebackend.linux.holes import data_ranges
 from fusebackend.linux.open_files import FileId
 from fusebackend.protocol import BLOCK_BYTES, RENAME_EXCHANGE
 from fusebackend.trees.diff import FOREIGN, fields, trusted
-from fusebackend.trees.tree import COPY_BYTES, Tree, data_ranges, is_below, join, split, xattr_names
+from fusebackend.trees.tree import COPY_BYTES, Tree, is_below, join, split, xattr_names
 
 TEMPORARY: Final = b".fusebackend-restore-"
 """Temporary names begin so; a part of the digest of the file's name follows."""

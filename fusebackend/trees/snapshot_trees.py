@@ -1,9 +1,7 @@
 """`SnapshotTrees`: the kernel face of `/.fusebackend/snapshots`, with the mounted tree of each snapshot below its name.
 
-A snapshot's tree is that of all routes as they are attached now (`composite/route_table.py` has the rules): each route
-has its snapshot of that name, hides what it covers in the one above, and is an empty directory where there is none of
-it, so that nothing live shows through. Directories on the way to a prefix that the route above does not have are
-synthesised. Nothing can be changed (EROFS).
+A snapshot's tree is that of all routes as they are attached now (`composed.py`): each route has its snapshot of that
+name, and is an empty directory where there is none of it. Nothing can be changed (EROFS).
 
 A node is the snapshot's slot, the route and the route's own node in the bits of one number, so that most nodes need no
 record. Where these don't fit (the 4,096th snapshot that is looked at in a session, the 32nd route, a node from 2³¹ on)
@@ -19,14 +17,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import os
-import stat
 import time
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from fusebackend.base.errors import oserror
-from fusebackend.base.paths import ROOT, AgentPath, split, to_name, to_text
+from fusebackend.base.paths import AgentPath, to_name, to_text
 from fusebackend.protocol import (
     BLOCK_BYTES,
     MAX_NODE,
@@ -38,6 +33,7 @@ from fusebackend.protocol import (
     StatFs,
     Volume,
 )
+from fusebackend.trees.composed import WAY, At, ComposedTree, Places, Under, directory
 from fusebackend.trees.snapshots import Parts, Snapshots
 from fusebackend.volumes.native import NativeVolume
 
@@ -53,45 +49,24 @@ MAX_NUMBERED = 1 << 20
 """Nodes that were numbered one by one. Beyond that, those that the kernel forgets get another number the next time.
 Each takes 250 bytes."""
 
-DIRECTORY_MODE = stat.S_IFDIR | 0o555
-
-_WAY = -1
-
-_Under = tuple[int, int]
-"""A route, and the node of a directory in its snapshot."""
+PERMISSIONS = 0o555
+"""Of directories that no route has."""
 
 
-class _Place:
-    """A directory that is the root of a route or leads to one, in every snapshot."""
-
-    def __init__(self, route: int, node: int, parent: _Place | None, name: bytes) -> None:
-        self.route = route  # `_WAY` if it is none's root
-        self.node = node  # a number of its own, for a way
-        self.parent = parent
-        self.name = name
-        self.children: dict[bytes, _Place] = {}
-
-
-class _Tree:
+class _Tree(ComposedTree):
     """One snapshot."""
 
-    def __init__(self, name: bytes, numbers: tuple[int, ...], slot: int, time_ns: int) -> None:
-        self.name = name
+    def __init__(self, trees: SnapshotTrees, parts: Parts, numbers: tuple[int, ...], slot: int) -> None:
+        views = trees.views_of(parts)
+        super().__init__(trees.places, views, parts.info.time_ns, PERMISSIONS)
+        self.name = to_name(parts.name)
         self.numbers = numbers  # of the routes' snapshots; 0 for none
         self.slot = slot  # 0: all of its nodes are numbered one by one
-        self.time_ns = time_ns
-        self.views: dict[int, Volume] = {}  # by route
-        self.ways: dict[_Place, _Under | None] = {}  # the directories that routes have there
-        self.numbered: dict[_Under, int] = {}
+        self.numbered: dict[Under, int] = {}
+        self._trees = trees
 
-
-class _At(NamedTuple):
-    """The meaning of a node."""
-
-    tree: _Tree
-    place: _Place | None
-    under: _Under | None
-    """None for a directory that no route has."""
+    def number(self, route: int, node: int) -> int:
+        return self._trees.number(self, route, node)
 
 
 class SnapshotTrees(NativeVolume):
@@ -107,29 +82,13 @@ class SnapshotTrees(NativeVolume):
         volumes = snapshots.volumes
         self.features = Features(read_only=True, blocking=any(each.features.blocking for each in volumes.values()))
         self._snapshots = snapshots
-        self._prefixes = [ROOT, *sorted(prefix for prefix in prefixes if prefix != ROOT)]
-        self._ways: list[_Place] = []
-        self._roots = self._places()
+        self.places = Places(prefixes)
         self._trees: dict[bytes, _Tree] = {}
         self._by_slot: dict[int, _Tree | None] = {0: None}  # None: not used again
         self._numbers = itertools.count(ROOT_NODE + 1)
-        self._numbered: dict[int, tuple[_Tree, _Under]] = {}
+        self._numbered: dict[int, tuple[_Tree, Under]] = {}
         self._changed_ns = time.time_ns()
         snapshots.listen(self._changed)
-
-    def _places(self) -> list[_Place]:
-        """Return the roots of the routes, by their index."""
-        roots = {ROOT: _Place(0, ROOT_NODE, None, b"")}
-        for prefix in sorted(self._prefixes[1:], key=lambda prefix: prefix.count("/")):
-            *way, last = split(prefix)
-            above = roots[ROOT]
-            for name in way:
-                if name not in above.children:
-                    above.children[name] = _Place(_WAY, len(self._ways), above, name)
-                    self._ways.append(above.children[name])
-                above = above.children[name]
-            roots[prefix] = above.children[last] = _Place(self._prefixes.index(prefix), ROOT_NODE, above, last)
-        return [roots[prefix] for prefix in self._prefixes]
 
     # -- snapshots ---------------------------------------------------------------------------------------------
 
@@ -143,7 +102,7 @@ class SnapshotTrees(NativeVolume):
             if tree is not None:
                 parts = self._snapshots.find(name)
                 if parts is None or self._numbers_of(parts) != tree.numbers:
-                    changes.append(Change(node=self._number(tree, 0, ROOT_NODE)))
+                    changes.append(Change(node=tree.number(0, ROOT_NODE)))
                     self._end(tree)
         self.tell(changes)
 
@@ -155,7 +114,7 @@ class SnapshotTrees(NativeVolume):
             del self._numbered[number]
 
     def _numbers_of(self, parts: Parts) -> tuple[int, ...]:
-        return tuple(parts.parts[prefix].number if prefix in parts.parts else 0 for prefix in self._prefixes)
+        return tuple(parts.parts[prefix].number if prefix in parts.parts else 0 for prefix in self.places.prefixes)
 
     def _tree(self, parts: Parts) -> _Tree:
         """Return the tree of a snapshot. ENOENT if it was deleted meanwhile."""
@@ -164,18 +123,21 @@ class SnapshotTrees(NativeVolume):
             tree = self._trees.get(name)
             if tree is not None and tree.numbers == numbers:
                 return tree
-            views = {
-                route: self._snapshots.volumes[prefix].snapshot(parts.name)
-                for route, prefix in enumerate(self._prefixes)
-                if prefix in parts.parts
-            }
+            fresh = _Tree(self, parts, numbers, self._free_slot(numbers))
             if tree is not None:  # another snapshot of that name, which was taken and deleted behind `Snapshots`
                 self._end(tree)
-            tree = self._trees[name] = _Tree(name, numbers, self._free_slot(numbers), parts.info.time_ns)
-            tree.views = views
+            tree = self._trees[name] = fresh
             if tree.slot:
                 self._by_slot[tree.slot] = tree
             return tree
+
+    def views_of(self, parts: Parts) -> dict[int, Volume]:
+        """Return the volumes of a snapshot, by route. ENOENT if one was deleted meanwhile."""
+        return {
+            route: self._snapshots.volumes[prefix].snapshot(parts.name)
+            for route, prefix in enumerate(self.places.prefixes)
+            if prefix in parts.parts
+        }
 
     def _free_slot(self, numbers: Sequence[int]) -> int:
         """Return a slot that was never used in this session; 0 if there is none."""
@@ -196,7 +158,8 @@ class SnapshotTrees(NativeVolume):
 
     # -- nodes -------------------------------------------------------------------------------------------------
 
-    def _number(self, tree: _Tree, route: int, node: int) -> int:
+    def number(self, tree: _Tree, route: int, node: int) -> int:
+        """Return the number of a node of a route's snapshot, or of a way (`ComposedTree.number`)."""
         if tree.slot and route < WAYS and not node >> NODE_BITS:
             return tree.slot << SLOT_SHIFT | (route & WAYS) << NODE_BITS | node
         with self.lock:
@@ -218,73 +181,21 @@ class SnapshotTrees(NativeVolume):
         if tree is None:
             raise oserror(errno.ESTALE)
         route = number >> NODE_BITS & WAYS
-        return tree, _WAY if route == WAYS else route, number & (1 << NODE_BITS) - 1
+        return tree, WAY if route == WAYS else route, number & (1 << NODE_BITS) - 1
 
-    def _at(self, number: int) -> _At:
+    def _at(self, number: int) -> tuple[_Tree, At]:
         tree, route, node = self._decoded(number)
-        if route == _WAY:
-            place = self._ways[node]
-        elif node == ROOT_NODE:
-            place = self._roots[route]
-        else:
-            return _At(tree, None, (route, node))
-        return _At(tree, place, self._under(tree, place))
-
-    def _under(self, tree: _Tree, place: _Place) -> _Under | None:
-        """Return the directory that a route has in this place, in a snapshot."""
-        if place.route != _WAY:
-            return (place.route, ROOT_NODE) if place.route in tree.views else None
-        if place not in tree.ways:
-            assert place.parent is not None, "a way is below a route"
-            above, found = self._under(tree, place.parent), None
-            if above is not None:
-                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                    attr = tree.views[above[0]].lookup(above[1], place.name)
-                    found = (above[0], attr.node) if attr.is_dir else None
-            tree.ways[place] = found
-        return tree.ways[place]
+        return tree, tree.at(route, node)
 
     def _view(self, number: int) -> tuple[Volume, int]:
         """Return the route's snapshot that has a node, and the node in it. ENOENT if none has."""
-        under = (at := self._at(number)).under
-        if under is None:
-            raise oserror(errno.ENOENT)
-        return at.tree.views[under[0]], under[1]
+        tree, at = self._at(number)
+        return tree.view(at)
 
     def _top(self, parts: Parts) -> Attr:
         """Return the attributes of a snapshot's root. ENOENT if it was deleted meanwhile."""
         tree = self._tree(parts)
-        return self._attr(_At(tree, self._roots[0], self._under(tree, self._roots[0])))
-
-    def _attr(self, at: _At) -> Attr:
-        number = None if at.place is None else self._number(at.tree, at.place.route, at.place.node)
-        if at.under is not None:
-            route, node = at.under
-            return self._shown(at.tree, route, at.tree.views[route].getattr(node), number)
-        assert number is not None, "every node but that of a place is a route's"
-        return _directory(number, at.tree.time_ns)
-
-    def _shown(self, tree: _Tree, route: int, attr: Attr, number: int | None = None) -> Attr:
-        """Return attributes of a route's snapshot, with the node that they have here."""
-        return Attr(
-            self._number(tree, route, attr.node) if number is None else number,
-            attr.mode,
-            nlink=attr.nlink,
-            uid=attr.uid,
-            gid=attr.gid,
-            rdev=attr.rdev,
-            size=attr.size,
-            blocks=attr.blocks,
-            atime_ns=attr.atime_ns,
-            mtime_ns=attr.mtime_ns,
-            ctime_ns=attr.ctime_ns,
-            version=attr.version,
-        )
-
-    def _child(self, at: _At, name: bytes) -> _At | None:
-        """Return the place that a name leads to, if it does."""
-        place = at.place.children.get(name) if at.place is not None else None
-        return None if place is None else _At(at.tree, place, self._under(at.tree, place))
+        return tree.attr(tree.at(0, ROOT_NODE))
 
     # -- the kernel face ---------------------------------------------------------------------------------------
 
@@ -294,68 +205,48 @@ class SnapshotTrees(NativeVolume):
             if parts is None:
                 raise oserror(errno.ENOENT, name)
             return self._top(parts)
-        at = self._at(parent)
-        child = self._child(at, name)
-        if child is not None:
-            return self._attr(child)
-        if at.under is None:
-            raise oserror(errno.ENOENT, name)
-        route, node = at.under
-        return self._shown(at.tree, route, at.tree.views[route].lookup(node, name))
+        tree, at = self._at(parent)
+        return tree.lookup(at, name)
 
     def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
         if node == ROOT_NODE:
             return self._listed(after, limit)
-        at = self._at(node)
-        found = self._page(at, after, limit)
-        # A page that is not full ends a listing that the kernel keeps (`vfs/coherence/cached_readdir.py`).
-        while at.place is not None and 0 < len(found) < limit:
-            more = self._page(at, found[-1][0], limit - len(found))
-            if not more:
-                break
-            found += more
-        return found
-
-    def _page(self, at: _At, after: bytes, limit: int) -> list[tuple[bytes, Attr]]:
-        """Return some entries after a name: those of the route, and the ways to other routes among them."""
-        places = at.place.children if at.place is not None else {}
-        found: list[tuple[bytes, Attr]] = []
-        last = None
-        if at.under is not None:
-            route, inner = at.under
-            page = at.tree.views[route].readdir(inner, after, limit)
-            found = [(name, self._shown(at.tree, route, attr)) for name, attr in page if name not in places]
-            last = page[-1][0] if page else None  # the route may have more names behind it
-        for name in places:
-            if name > after and (last is None or name <= last):
-                child = self._child(at, name)
-                assert child is not None
-                found.append((name, self._attr(child)))
-        return sorted(found, key=lambda entry: entry[0])[:limit]
+        tree, at = self._at(node)
+        return tree.readdir(at, after, limit)
 
     def getattr(self, node: int) -> Attr:
-        return _directory(node, self._changed_ns) if node == ROOT_NODE else self._attr(self._at(node))
+        if node == ROOT_NODE:
+            return directory(node, self._changed_ns, PERMISSIONS)
+        tree, at = self._at(node)
+        return tree.attr(at)
 
     def readlink(self, node: int) -> bytes:
         view, inner = self._view(node)
         return view.readlink(inner)
 
     def getxattr(self, node: int, name: bytes) -> bytes:
-        if node == ROOT_NODE or (at := self._at(node)).under is None:
+        view = self._xattr_view(node)
+        if view is None:
             raise oserror(errno.ENODATA, name)
-        return at.tree.views[at.under[0]].getxattr(at.under[1], name)
+        return view[0].getxattr(view[1], name)
 
     def listxattr(self, node: int) -> Sequence[bytes]:
-        if node == ROOT_NODE or (at := self._at(node)).under is None:
-            return ()
-        return at.tree.views[at.under[0]].listxattr(at.under[1])
+        view = self._xattr_view(node)
+        return () if view is None else view[0].listxattr(view[1])
+
+    def _xattr_view(self, node: int) -> tuple[Volume, int] | None:
+        """Return the route's snapshot that has a node, and the node in it; None for a directory that none has."""
+        if node == ROOT_NODE:
+            return None
+        tree, at = self._at(node)
+        return None if at.under is None else tree.view(at)
 
     def open(self, node: int, flags: int) -> Attr | None:
         tree, route, inner = self._decoded(node)
         if route not in tree.views:
             raise oserror(errno.EISDIR)
         attr = tree.views[route].open(inner, flags)
-        return None if attr is None else self._shown(tree, route, attr)
+        return None if attr is None else tree.shown(route, attr)
 
     def read(self, node: int, offset: int, size: int) -> bytes:
         view, inner = self._view(node)
@@ -398,9 +289,3 @@ class SnapshotTrees(NativeVolume):
 def _is_name(name: bytes) -> bool:
     """Return False for a name that no directory can have: a volume may have taken a snapshot of any name."""
     return 0 < len(name) <= NAME_MAX_BYTES and name not in (b".", b"..") and not {0, 0x2F} & set(name)
-
-
-def _directory(node: int, time_ns: int) -> Attr:
-    """Return the attributes of a directory that no route has."""
-    times = {"atime_ns": time_ns, "mtime_ns": time_ns, "ctime_ns": time_ns}
-    return Attr(node, DIRECTORY_MODE, nlink=2, uid=os.geteuid(), gid=os.getegid(), **times)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from fusebackend.base.paths import ROOT, AgentPath, to_name, why_no_name
+from fusebackend.history.records import is_call_name
 from fusebackend.protocol import NAME_MAX_BYTES, Snapshot, SnapshotInfo, SnapshotVolume, Volume
 from fusebackend.trees.refs import Refs
 
@@ -30,35 +30,33 @@ AUTOMATIC = "@"
 _GIVEN_NAME = "%Y%m%dT%H%M%SZ"
 """The name that is given by default: the time in UTC. A second one of that time has a number at its end."""
 
-_CALL = re.compile(r"c\d+")
 
-
-def check_name(name: str) -> bytes:
-    """Return the name of a snapshot as that of a directory.
+def check_name(name: str, of: str = "snapshot", max_bytes: int = NAME_MAX_BYTES) -> bytes:
+    """Return the name of a snapshot, or of a branch, as that of a directory.
 
     Raises:
-        ValueError: it can't be one, or means something else where a snapshot is named: a time, a call, a range.
+        ValueError: it can't be one, or means something else where a state is named: a time, a call, a range.
     """
-    why = _why_no_name(name)
+    why = _why_no_name(name, max_bytes)
     if why is not None:
-        raise ValueError(f"snapshot name {name!r} {why}; give another one, such as 'before-upgrade'")
+        raise ValueError(f"{of} name {name!r} {why}; give another one, such as 'before-upgrade'")
     return to_name(name)
 
 
-def _why_no_name(name: str) -> str | None:
+def _why_no_name(name: str, max_bytes: int) -> str | None:
     why = why_no_name(name)
     if why is not None:
         return why
     size = len(to_name(name))
-    if size > NAME_MAX_BYTES:
-        return f"has {size} bytes, and at most {NAME_MAX_BYTES} fit"
+    if size > max_bytes:
+        return f"has {size} bytes, and at most {max_bytes} fit"
     if name.startswith("-"):
         return "begins with '-', as an option does"
     if name.startswith(AUTOMATIC):
         return f"begins with '{AUTOMATIC}', as those that the mount takes by itself do"
     if ".." in name:
         return "holds '..', as a range does"
-    if _CALL.fullmatch(name):
+    if is_call_name(name):
         return "means a call"
     refs = Refs(())
     if refs.is_ref(name):
@@ -96,6 +94,10 @@ class Snapshots:
                 self.distinct[prefix] = volume
         self._guard = threading.Lock()
         self._listeners: list[Callable[[str], None]] = []
+        for volume in self.distinct.values():
+            volume.on_snapshot = self._tell
+        self.holders: list[Callable[[str], str | None]] = []
+        """Each says what needs a snapshot, for an error; None for nothing. Such a snapshot is not deleted."""
 
     def listen(self, callback: Callable[[str], None]) -> None:
         """Have `callback` called with the name of each snapshot that was taken or deleted, with no lock held."""
@@ -188,12 +190,30 @@ class Snapshots:
                 _take_back(name, volumes)
                 raise OSError(error.errno, f"the snapshot can't be made durable: {error.strerror}") from error
 
+    def holder(self, name: str) -> str | None:
+        """Return what needs a snapshot, such as a branch; None for nothing."""
+        return next((words for holder in self.holders if (words := holder(name)) is not None), None)
+
+    def drop(self, name: str) -> None:
+        """Delete a snapshot whose holder goes, if it is there; log a volume's error, for the holder goes anyway."""
+        try:
+            if self.find(name) is not None:
+                self.delete([name])
+        except OSError as error:
+            log.error("snapshot '%s', which nothing needs any more, is left: %s", name, error.strerror or error)
+
     def delete(self, names: Sequence[str]) -> None:
         """Delete snapshots, each in every route that has it.
 
         Raises:
-            OSError: ENOENT, one of them is not there, and none was deleted; or a volume's error.
+            OSError: ENOENT, one of them is not there, or EBUSY, something needs it, and none was deleted; or a volume's
+                error.
         """
+        for name in names:
+            needed_by = self.holder(name)
+            if needed_by is not None:
+                text = f"snapshot '{name}' is below {needed_by}, and nothing was deleted; delete that first"
+                raise OSError(errno.EBUSY, text)
         touched: list[str] = []
         try:
             with self._guard:

@@ -15,9 +15,11 @@ import os
 import stat
 from collections import OrderedDict
 from collections.abc import Iterator
+from typing import Protocol
 
 from fusebackend.backends.directory.dirfd import FILE_FLAGS, PATH_FLAGS, Descriptor, open_names
 from fusebackend.base.errors import oserror
+from fusebackend.linux.holes import next_data
 
 CACHED_DIRECTORIES = 32
 """Descriptors of directories kept open at most: trees are walked in order, so the next path is near the last one."""
@@ -42,6 +44,20 @@ def split(path: bytes) -> tuple[bytes, bytes]:
 def is_below(path: bytes, directory: bytes) -> bool:
     """Return True for a path inside a directory, not for the directory itself."""
     return not directory or path.startswith(directory + b"/")
+
+
+class ReadTree(Protocol):
+    """A tree whose files are compared: a `Tree`, or one that is put together from records (`recorded.py`). Errors are
+    `OSError`s, as for `Tree`."""
+
+    @property
+    def device(self) -> int: ...
+    def entry(self, path: bytes) -> os.stat_result | None: ...
+    def entries(self, path: bytes) -> dict[bytes, os.stat_result]: ...
+    def reading(self, path: bytes) -> contextlib.AbstractContextManager[int]: ...
+    def is_followed(self, path: bytes) -> bool: ...
+    def target(self, path: bytes) -> bytes: ...
+    def xattrs(self, path: bytes) -> dict[str, bytes]: ...
 
 
 class Tree:
@@ -180,29 +196,6 @@ def pieces(fd: int) -> Iterator[bytes]:
     while piece := os.pread(fd, COPY_BYTES, offset):
         yield piece
         offset += len(piece)
-
-
-def data_ranges(fd: int, size: int) -> Iterator[tuple[int, int]]:
-    """Return the ranges of a file that hold data, as (start, end); the rest are holes (lseek(2), SEEK_DATA)."""
-    end = 0
-    while (start := next_data(fd, end, size)) < size:
-        try:
-            end = min(os.lseek(fd, start, os.SEEK_HOLE), size)
-        except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENXIO):
-                raise
-            end = size  # a file system that knows no holes
-        yield start, end
-
-
-def next_data(fd: int, offset: int, size: int) -> int:
-    """Return the first offset of data at or after one; `size` if a hole reaches to the end."""
-    try:
-        return min(os.lseek(fd, offset, os.SEEK_DATA), size) if offset < size else size
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENXIO):
-            raise
-        return size if error.errno == errno.ENXIO else offset
 
 
 def same_bytes(one: int, other: int, size: int) -> bool:

@@ -40,6 +40,8 @@ class FileHandle:
         self.bare = False  # … and the file is known to have no capabilities, see `coherence/capabilities.py`
         self.opened_at = time.monotonic()
         self.opener = request.current()
+        if route.author is not None and flags & os.O_ACCMODE != os.O_RDONLY:
+            self.opener = self.opener._replace(author=route.author(self.opener))
         self._privileged: bool | None = None
 
     @property

@@ -29,20 +29,22 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import trio
 
 from fusebackend.base.errors import oserror
-from fusebackend.base.paths import ROOT, AgentPath, is_below, join, split, to_name, to_text
+from fusebackend.base.paths import ROOT, AgentPath, is_below, join, parent_and_name, split, to_name, to_text
 from fusebackend.composite.route_table import RouteTable
 from fusebackend.protocol import DEFAULT_TTL_S, ROOT_NODE, Attr, Caller, Features, Volume, Writable
 from fusebackend.vfs.calls.executor import RouteExecutor
+from fusebackend.vfs.calls.request import Request
 from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S, DEFAULT_MAX_CALLS, RouteLimits
 from fusebackend.vfs.coherence.timeouts import ENDLESS_TIMEOUT_S, CachePolicy
 from fusebackend.vfs.inodes import SYNTHETIC_INDEX, inode_number, node_of, route_index
 from fusebackend.vfs.pseudo_files import PseudoFiles
 from fusebackend.vfs.trees_options import TreesOptions
+from fusebackend.volumes.gone import GoneVolume
 from fusebackend.volumes.native import NativeVolume
 
 PRIVATE_NAME = b"private"
@@ -75,7 +77,12 @@ class Route:
         """The others with the same live files, in other trees; replaced as a whole."""
         self.prefix = prefix
         self.volume = volume
-        self.changing: Writable = volume  # the same, or a `ReportingVolume` while a `Watch` is open
+        self.changed: Writable = volume  # the same, or what records the kernel's changes of it (`record`)
+        self.changing: Writable = volume  # `changed`, or a `ReportingVolume` over it while a `Watch` is open
+        self.author: Callable[[Request], object] | None = None  # of what is written, see `record`
+        self._recording: Callable[[Route], Writable] | None = None
+        self.undo: Literal["instant", "copies", "none"] = "none"
+        """How bytes are kept that a call replaces: in snapshots, in copies, or not at all."""
         self.shared = volume.features.shared
         self._policy_of = policy_of
         self.policy = policy_of(volume.features)
@@ -85,7 +92,15 @@ class Route:
 
     def twin(self, index: int) -> Route:
         """The same live files, for another tree."""
-        return Route(index, self.prefix, self.volume, self._policy_of, self.executor, self.files)
+        twin = Route(index, self.prefix, self.volume, self._policy_of, self.executor, self.files)
+        if self._recording is not None and self.author is not None:
+            twin.record(self._recording, self.author)
+        return twin
+
+    def record(self, make: Callable[[Route], Writable], author: Callable[[Request], object]) -> None:
+        """See `FileSystem.record`. Before a `Watch` is opened."""
+        self._recording, self.author = make, author
+        self.changed = self.changing = make(self)
 
     def above(self, attr: Attr, parent: int) -> int:
         """The directory in which something was found, by a number that is the same in all trees if it is a file."""
@@ -342,8 +357,8 @@ class MountTree:
         own = _own_route(len(self.routes), join(ROOT, to_text(self._servers_name)), self.files)
         self.attached = [*self.routes, own]
         """Those of all trees, by their index."""
-        self.beside: dict[AgentPath, NativeVolume] = {}
-        """Volumes in the trees directory by their prefix, see `add_route`."""
+        self.beside: dict[AgentPath, Route] = {}
+        """Routes in the trees directory by their prefix, see `add_route`; replaced as a whole."""
         self._synthetic = 0
         self._junctions: dict[int, Junction] = {}
         self.ways: list[Junction] = []
@@ -389,52 +404,69 @@ class MountTree:
             return Pinned(inode, name, parent, servers_directory())
         return Junction(inode, name, parent, None)
 
-    def add_directory(self, name: bytes, permissions: int = 0o555, listed: bool = True) -> Pinned:
+    def add_directory(
+        self, name: bytes, permissions: int = 0o555, listed: bool = True, holds_routes: bool = False
+    ) -> Pinned:
         """Add a directory to the trees directory, until the mount ends. In any thread, one at a time.
 
         Args:
             name: of the directory.
             permissions: its mode. 0o700 closes it to other users than the server's.
             listed: listings of the trees directory show it.
+            holds_routes: there will be routes in it; where listings of the main tree's root show the trees directory,
+                they don't show this one, see `add_route`.
 
         Raises:
             ValueError: there is a directory of that name.
         """
         if name in self.servers.children:
             raise ValueError(f"there is a directory '{to_text(name)}' already")
+        listed = listed and not (holds_routes and self.servers.is_listed)
         made = Pinned(self.synthetic_inode(), name, self.servers, servers_directory(permissions), listed)
         self.add({made.inode: made})
         self.servers.children = {**self.servers.children, name: made}
         return made
 
-    def add_route(self, name: bytes, volume: NativeVolume, deadline_s: float) -> Route:
-        """Attach a volume in the trees directory, until the mount ends. Before it begins, and before other trees.
+    def add_route(self, name: bytes, volume: NativeVolume, deadline_s: float, directory: Pinned | None = None) -> Route:
+        """Attach a volume in the trees directory, until `remove_route`. In any thread, one at a time.
 
         Where listings of the main tree's root show the trees directory, its own do not show the volume: `find` would
         walk all of it.
 
         Args:
-            name: of its root, in the trees directory.
+            name: of its root.
             volume: reports every change to `subscribe`.
             deadline_s: as for `FileSystem`.
+            directory: where, as `add_directory` has made it; the trees directory when None.
 
         Raises:
             ValueError: there is a directory of that name.
         """
-        if name in self.servers.children:
+        above = directory or self.servers
+        if name in above.children:
             raise ValueError(f"there is a directory '{to_text(name)}' already")
-        prefix = join(self.servers.path, to_text(name))
-        blocking = volume.features.blocking
-        executor = RouteExecutor(blocking, deadline_s, name=f"'{prefix}/'", volume=volume)
+        prefix = join(above.path, to_text(name))
+        executor = RouteExecutor(volume.features.blocking, deadline_s, name=f"'{prefix}/'", volume=volume)
         policy_of = partial(_policy, True, DEFAULT_TTL_S)
         route = Route(len(self.attached), prefix, volume, policy_of, executor)
-        kind = _Unlisted if self.servers.is_listed else Junction
-        root = kind(inode_number(route.index, ROOT_NODE), name, self.servers, route)
+        kind = _Unlisted if self.servers.is_listed and above is self.servers else Junction
+        root = kind(inode_number(route.index, ROOT_NODE), name, above, route)
         self.attached = [*self.attached, route]
-        self.beside = {**self.beside, prefix: volume}
+        self.beside = {**self.beside, prefix: route}
         self.add({root.inode: root})
-        self.servers.children = {**self.servers.children, name: root}
+        above.children = {**above.children, name: root}
         return route
+
+    def remove_route(self, route: Route, directory: Pinned) -> None:
+        """Take away a route that `add_route` has attached. Whoever is in it gets ESTALE. In any thread, one at a time.
+
+        Its index is never used again.
+        """
+        name = to_name(parent_and_name(route.prefix)[1])
+        directory.children = {child: root for child, root in directory.children.items() if child != name}
+        self.beside = {prefix: each for prefix, each in self.beside.items() if each is not route}
+        for each in (route, *route.twins):
+            each.volume = each.changed = each.changing = GoneVolume()
 
     def add(self, junctions: dict[int, Junction]) -> None:
         """More junctions, for good."""
@@ -454,9 +486,8 @@ class MountTree:
     def route_of(self, path: AgentPath) -> Route:
         """The route of the main tree that has a path, those of the trees directory included."""
         if self.trees_path is not None and is_below(path, self.trees_path):
-            first = len(self.routes)
-            there = self.attached[first + 1 : first + 1 + len(self.beside)]
-            return next((route for route in there if is_below(path, route.prefix)), self.attached[first])
+            there = (route for prefix, route in self.beside.items() if is_below(path, prefix))
+            return next(there, self.attached[len(self.routes)])
         return self._by_prefix[self.table.route(path)[0] or ROOT]
 
     def volumes(self) -> list[tuple[Volume, list[Route]]]:

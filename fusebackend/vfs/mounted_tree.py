@@ -24,14 +24,15 @@ from fusebackend.protocol import (
     Attr,
     AttrChanges,
     Caller,
+    Change,
     ObservableVolume,
     Routed,
-    SnapshotVolume,
     StatFs,
     Volume,
+    Writable,
 )
 from fusebackend.vfs import switches as switching
-from fusebackend.vfs.calls.request import current, on_behalf_of
+from fusebackend.vfs.calls.request import Request, current, on_behalf_of
 from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S, RouteLimits
 from fusebackend.vfs.coherence.append_end import AppendEnd
 from fusebackend.vfs.coherence.cached_readdir import CachedReaddir
@@ -55,7 +56,7 @@ from fusebackend.vfs.coherence.write_barrier import WriteBarrier
 from fusebackend.vfs.handles import DirectoryHandle, FileHandle, HandleTable, OpenedFile, close_all
 from fusebackend.vfs.inode_resolver import InodeResolver, check_name
 from fusebackend.vfs.inodes import ROOT_INODE, Emit, Entry, InodeTable
-from fusebackend.vfs.junctions import MountTree, Route, call_and_hold, routes_of
+from fusebackend.vfs.junctions import MountTree, Pinned, Route, call_and_hold, routes_of
 from fusebackend.vfs.listing import Listing
 from fusebackend.vfs.setid import SetId, refuse_confined, without_set_id
 from fusebackend.vfs.switches import Switches
@@ -387,7 +388,7 @@ class FileSystem:
         """Return an open handle. On routes that may block, attribute the request to the thread that opened it."""
         handle = self.files[number]
         if handle.route.executor.blocking:
-            on_behalf_of(handle.opener.thread)
+            on_behalf_of(handle.opener)
         return handle
 
     async def read(self, number: int, offset: int, size: int) -> bytes:
@@ -401,7 +402,9 @@ class FileSystem:
         return data
 
     async def write(self, number: int, offset: int, data: bytes) -> int:
-        handle = self._handle(number)
+        handle = self.files[number]
+        if handle.route.executor.blocking or handle.route.author is not None:
+            on_behalf_of(handle.opener)
         self.resolver.own_changes += 1
         inode, appending = handle.inode, bool(handle.flags & _APPENDING)
         write = partial(self.append_end.write, handle) if appending else handle.write
@@ -489,11 +492,26 @@ class FileSystem:
         self.inodes.count_beside_from(len(self.tree.attached))
         return route.prefix
 
-    def keeps_snapshots(self, route: Route) -> bool:
-        """Return True for a route of which snapshots can be taken, in a mount that shows them."""
-        return self.tree.trees_path is not None and isinstance(route.volume, SnapshotVolume)
+    def add_directory(self, name: str) -> RoutesDirectory:
+        """Add a directory to the trees directory, for volumes that come and go. Before the mount.
 
-    def add_tree(self, name: str, pinned: Iterable[bytes] = ()) -> AgentPath:
+        Raises:
+            ValueError: there is a directory of that name.
+        """
+        return RoutesDirectory(self, self.tree.add_directory(to_name(name), holds_routes=True))
+
+    def record(self, make: Callable[[Route], Writable], author: Callable[[Request], object]) -> None:
+        """Have the kernel's changes made through another `Writable` for each route, in all trees. Before the mount.
+
+        Args:
+            make: gives it for a route.
+            author: says which process opens a file for writing; the `Request` of each write has it.
+        """
+        for route in self.tree.routes:
+            for each in (route, *route.twins):
+                each.record(make, author)
+
+    def add_tree(self, name: str, pinned: Iterable[bytes] = (), of: AgentPath | None = None) -> AgentPath:
         """Add a tree of the live files for the server's own use (`MountTree.private`), until the mount ends.
 
         A tree has directories of its own: a directory pinned in it, or a file system mounted on one of its names in a
@@ -504,23 +522,36 @@ class FileSystem:
             pinned: names in its root that are empty directories of the server's, in place of the default volume's. They
                 can't be changed, and the kernel never drops them. Where the prefix of a route leads through one, the
                 route is below it; a route of that very name is not in the tree.
+            of: the prefix of a route in the trees directory that is all of the tree; the routes of the main tree when
+                None.
 
         Returns:
             The path of its root, below the mount point.
 
         Raises:
             ValueError: there is a tree of that name.
+            FileNotFoundError: there is no such route.
         """
         with self._growing:
             tree, at = self.tree, to_name(name)
             if at in tree.private.children:
                 raise ValueError(f"there is a tree '{name}' already")
-            root = tree.grow([tree.attach_twin(route) for route in tree.routes], tuple(pinned))
+            if of is not None and of not in tree.beside:
+                raise oserror(errno.ENOENT, of)
+            routes = tree.routes if of is None else [tree.beside[of]]
+            root = tree.grow([tree.attach_twin(route) for route in routes], tuple(pinned))
             self.invalidation.follow()
             self.feed.follow()
             # Last: from now on it can be found.
             tree.private.children = {**tree.private.children, at: root}
         return join(tree.private.path, name)
+
+    def remove_tree(self, name: str) -> None:
+        """Remove a tree of `add_tree` whose routes have been removed. In any thread."""
+        with self._growing:
+            private, at = self.tree.private, to_name(name)
+            private.children = {child: root for child, root in private.children.items() if child != at}
+        self.invalidation.drop((private.inode, at))
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -540,6 +571,15 @@ class FileSystem:
         self.feed.stop()
         self.invalidation.stop()
 
+    def written(self) -> set[tuple[AgentPath, int]]:
+        """Return the files of the main tree that somebody has open for writing: prefix and node. Any thread."""
+        prefixes = {id(route.volume): route.prefix for route in self.tree.routes}
+        return {
+            (prefixes[id(handle.route.volume)], handle.node)
+            for _, handle in self.files.items()
+            if handle.flags & os.O_ACCMODE != os.O_RDONLY and id(handle.route.volume) in prefixes
+        }
+
     def close(self) -> None:
         """The mount is gone: close what the kernel can't close any more, and make every volume durable. Blocks.
 
@@ -558,3 +598,43 @@ class FileSystem:
                 first = first or error
         if first is not None:
             raise first
+
+
+class RoutesDirectory:
+    """A directory in the trees directory with volumes that come and go, see `FileSystem.add_directory`. Any thread but
+    the mount's loop: the kernel is notified."""
+
+    def __init__(self, filesystem: FileSystem, directory: Pinned) -> None:
+        self._filesystem = filesystem
+        self._directory = directory
+        self._unguard: dict[AgentPath, Callable[[], None]] = {}
+
+    @property
+    def path(self) -> AgentPath:
+        """The path of the directory, below the mount point."""
+        return self._directory.path
+
+    def attach(self, name: str, volume: NativeVolume) -> AgentPath:
+        """Attach a volume, which reports every change to `subscribe`; returns the path of its root.
+
+        Raises:
+            ValueError: there is a directory of that name.
+        """
+        filesystem = self._filesystem
+        with filesystem._growing:
+            route = filesystem.tree.add_route(to_name(name), volume, filesystem._deadline_s, self._directory)
+            filesystem.invalidation.follow()
+            self._unguard[route.prefix] = volume.guard(partial(filesystem.write_barrier.begin, [route]))
+        filesystem.invalidation.drop((self._directory.inode, to_name(name)))
+        return route.prefix
+
+    def detach(self, name: str) -> None:
+        """Detach a volume: from now on every call into it is ESTALE."""
+        filesystem = self._filesystem
+        with filesystem._growing:
+            route = filesystem.tree.beside[join(self._directory.path, name)]
+            self._unguard.pop(route.prefix)()
+            filesystem.tree.remove_route(route, self._directory)
+        filesystem.invalidation.drop((self._directory.inode, to_name(name)))
+        for each in (route, *route.twins):
+            filesystem.invalidation.changed(each, Change())

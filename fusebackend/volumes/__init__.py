@@ -3,12 +3,14 @@
 native.py        `NativeVolume`: a lock and a change feed
 posix.py         `TreeVolume`: the POSIX rules
 frozen.py        `FrozenTree`: a state that never changes again
+gone.py          `GoneVolume`: in place of a volume that was detached
 storage.py       `TreeStorage`: inodes, names, and the bytes of files in chunks
 chunks.py        a chunk, and a cache of them
 agent_face.py    `VolumeBackend`: the agent's verbs over a volume
 walk.py          paths, and the files below a directory
 search.py        `grep` and `glob`
 contents.py      whole contents
+placing.py       earlier states of files, put into any volume
 removal.py       deleting a tree, in portions
 trigram.py       entries of a trigram index
 damage.py        rows that no volume writes

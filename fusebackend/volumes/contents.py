@@ -111,6 +111,24 @@ def _pieces(volume: Volume, node: int, size: int = 0) -> Iterator[bytes]:
             return
 
 
+def data_pieces(volume: Volume, node: int) -> Iterator[tuple[int, bytes]]:
+    """Read a file without its holes: each piece with its offset. The last one ends where the file does.
+
+    ECANCELED when the caller is gone or has cancelled (`base/budget.py`): a file may be 4 TiB."""
+    left, offset = budget.current(), 0
+    with opened(volume, node, os.O_RDONLY) as node:
+        while (data := volume.next_data(node, offset)) is not None:
+            if left.spent:
+                raise OSError(errno.ECANCELED, "Cancelled; what was copied has been removed")
+            offset = max(offset, data - data % PIECE_BYTES)
+            piece = volume.read(node, offset, PIECE_BYTES)
+            if not piece:
+                return
+            yield offset, piece
+            offset += len(piece)
+        yield volume.getattr(node).size, b""
+
+
 class FileContents:
     """Contents that are in a file and not in memory, for `write_pieces` and `overwrite`."""
 

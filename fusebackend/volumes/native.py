@@ -95,6 +95,10 @@ class NativeVolume(ObservableVolume):
         with self.changing() as changes:
             return work(changes)
 
+    def change_at_once(self, work: Callable[[Changes], T]) -> T:
+        """Do what `change_as_one` does, for names and attributes: of any number of them, a crash leaves all or none."""
+        return self.change_as_one(work, removes=True)
+
     def publish(self, *changes: Change) -> None:
         with_path = any(change.path for change in changes)
         shown = self.report(changes if with_path else [Change(path="/", source="elsewhere")])

@@ -638,7 +638,7 @@ class TestStatus:
         assert "\n  commands: in a bubblewrap sandbox, no network\n" in said
         assert "\n  log: /" in said
         route = next(line for line in said.splitlines() if "memory:" in line)
-        assert route.split() == ["/", "memory:", "coherent", "snapshots", "outlive", "its", "server"]
+        assert route.split() == ["/", "memory:", "coherent", "instant", "outlive", "its", "server"]
 
     def test_the_time_to_live_of_a_directory(self, shell: Shell, point: Path) -> None:
         (shell.home / "project").mkdir()

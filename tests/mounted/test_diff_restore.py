@@ -88,7 +88,7 @@ def test_what_bash_did_is_shown_and_taken_back(mounted: Mounted, tmp_path: Path)
     sh(SCENE, path)
     kept = take(mounted, "before")
     wanted = {name: each for name, each in attributes_of(kept).items() if not name.startswith(b"way")}
-    assert ok("diff", cwd=path) == ""
+    assert ok("diff", "before", cwd=path) == ""
     copy = tmp_path / "copy"
     subprocess.run(["cp", "-a", kept, copy], check=True)
     sh(WORK, path)
@@ -105,7 +105,7 @@ def test_what_bash_did_is_shown_and_taken_back(mounted: Mounted, tmp_path: Path)
         "M\tsrc/sparse",
         "M\tsrc/text",
     ]
-    patch = run("diff", cwd=path)
+    patch = run("diff", "before", cwd=path)
     assert "route '/way/live/' was not compared" in patch.stderr
     subprocess.run(["git", "apply", "--whitespace=nowarn"], cwd=copy, input=patch.stdout, text=True, check=True)
     for name in ("src/text", "docs/there", "src/deep/other", "notes/one", "new/n", "src/sparse"):
@@ -123,7 +123,7 @@ def test_what_bash_did_is_shown_and_taken_back(mounted: Mounted, tmp_path: Path)
     assert now == wanted
     assert (path / "src/sparse").stat().st_blocks * 512 < 1 << 20
     assert (path / "way/live/file").read_text() == "2"
-    assert ok("diff", cwd=path) == ""
+    assert ok("diff", "before", cwd=path) == ""
     assert "everything was as it is to be" in run("restore", ".", "--from", "before", cwd=path).stderr
 
 
@@ -202,7 +202,7 @@ def test_states_in_time_and_json(mounted: Mounted) -> None:
     assert (found["before"]["size"], found["after"]["size"]) == (1, 2)
     assert ok("diff", "0s..one", "--stat", cwd=path) == " f | 2 +-\n 1 file changed, 1 insertion(+), 1 deletion(-)\n"
     assert ok("diff", "two..", "--name-status", "f", cwd=path) == "M\tf\n"
-    assert ok("diff", "--name-status", "--mount", path, cwd=Path("/")) == "M\tf\n"
+    assert ok("diff", "two", "--name-status", "--mount", path, cwd=Path("/")) == "M\tf\n"
 
 
 def test_names_do_not_steer_a_terminal(mounted: Mounted) -> None:

@@ -10,6 +10,7 @@ import mounts
 import pytest
 from services.postgres import Postgres
 
+import fusebackend
 from fusebackend.protocol import Features
 from fusebackend.testing.posix import Limits, PosixCases
 
@@ -93,3 +94,34 @@ class TestRoute(Mounted):
     url = "memory:"
     routes = {"/work/files": "sqlite:{tmp}/volume.db"}
     below = "work/files"
+
+
+class InBranch(Mounted):
+    """A branch behaves as a native volume, whatever is below it."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def root(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+        tmp = tmp_path_factory.mktemp("mount")
+        (tmp / "files").mkdir()
+        with mounts.mounted(tmp / "mnt", cls.url.format(tmp=tmp), options=OPTIONS) as server:
+            (server.path / "below").write_text("below")
+            with fusebackend.connect(server.path) as files:
+                files.create_branch("cases")
+            yield server.path / ".fusebackend/branches/cases"
+
+
+class TestBranchOverSqlite(InBranch):
+    url = "sqlite:{tmp}/volume.db"
+
+
+class TestBranchOverMemory(InBranch):
+    url = "memory:"
+
+
+class TestBranchOverDirectory(InBranch):
+    url = "dir:{tmp}/files"
+
+
+class TestBranchOverStore(InBranch):
+    url = "store+sqlite:{tmp}/store.db?ns=files"

@@ -680,7 +680,7 @@ def test_what_is_cancelled_ends(tmp_path: Path, serve: Serve, library: str) -> N
 
 def test_a_mount_describes_itself_in_files(native: Path, serve: Serve) -> None:
     own = native / ".fusebackend"
-    assert {"status.json", "version"} <= set(os.listdir(own)) <= {"snapshots", "status.json", "version"}
+    assert {"status.json", "version"} <= set(os.listdir(own)) <= {"branches", "snapshots", "status.json", "version"}
     assert ".fusebackend" not in os.listdir(native)
     assert (own / "version").read_text() == f"{fusebackend.__version__}\n"
     with (own / "status.json").open("rb", buffering=0) as opened:
@@ -793,6 +793,90 @@ def test_a_snapshot_keeps_what_was_there(kind: str, tmp_path: Path, serve: Serve
 
 
 @pytest.mark.parametrize("kind", ["sqlite:{tmp}/volume.db", "memory:"])
+def test_what_is_changed_in_a_branch_is_changed_nowhere_else(kind: str, tmp_path: Path, serve: Serve) -> None:
+    (tmp_path / "files").mkdir()
+    routes = {"/notes": "memory:", "/a/b": f"dir:{tmp_path}/files"}
+    mounted = serve(kind.format(tmp=tmp_path), routes=routes, options=["snapshots=manual", "ttl=0"]).path
+    branch = mounted / ".fusebackend/branches/one"
+    (mounted / "d").mkdir()
+    for path in ("d/file", "notes/note", "a/b/live", "a/b/ours"):
+        (mounted / path).write_text("before")
+    before = _names_and_bytes(mounted)
+    with fusebackend.connect(mounted) as client:
+        assert client.create_branch("one").routes == {"/": "frozen", "/a/b/": "live", "/notes/": "frozen"}
+        assert _names_and_bytes(branch) == before
+        (branch / "d/file").write_text("after")
+        os.link(branch / "a/b/ours", branch / "linked")
+        (branch / "linked").write_text("by both names")
+        (branch / "notes/note").rename(branch / "d/note")
+        os.setxattr(branch / "a/b", "user.x", b"y")
+        assert client.write("/.fusebackend/branches/one/a/b/new", "new").error is None
+        assert _names_and_bytes(mounted) == before
+        assert (branch / "a/b/ours").read_text() == "by both names"
+        (mounted / "d/file").unlink()
+        (mounted / "a/b/live").write_text("shows through")
+        assert (branch / "d/file").read_text() == "after"
+        assert (branch / "a/b/live").read_text() == "shows through"
+        with pytest.raises(OSError) as refused:
+            (branch / "d/file").rename(mounted / "d/file")
+        assert refused.value.errno == errno.EXDEV
+        with pytest.raises(OSError) as refused:
+            (branch / "notes").rmdir()
+        assert refused.value.errno == errno.EBUSY
+        assert "notes" in client.run("ls", cwd="/.fusebackend/branches/one").output
+        (snapshot,) = client.snapshots()
+        with pytest.raises(OSError) as refused:
+            client.delete_snapshots(snapshot.name)
+        assert refused.value.errno == errno.EBUSY
+        with pytest.raises(FileExistsError):
+            client.create_branch("one")
+        directory = os.open(branch / "d", os.O_RDONLY)
+        client.delete_branches("one")
+        assert client.snapshots() == [] and not branch.exists()
+        with pytest.raises(OSError) as stale:
+            os.open("file", os.O_RDONLY, dir_fd=directory)
+        assert stale.value.errno in (errno.ESTALE, errno.ENOENT)
+        os.close(directory)
+
+
+def test_a_merge_takes_what_one_side_has_changed(tmp_path: Path, serve: Serve) -> None:
+    (tmp_path / "files").mkdir()
+    mounted = serve(f"sqlite:{tmp_path}/volume.db", routes={"/live": f"dir:{tmp_path}/files"}).path
+    for top in (mounted, mounted / "live"):
+        subprocess.run(["bash", "-euc", "mkdir d; echo 1 > d/one; echo 2 > d/two; echo 3 > three"], cwd=top, check=True)
+    with fusebackend.connect(mounted) as client:
+        client.create_branch("b")
+        for top in (mounted / ".fusebackend/branches/b", mounted / ".fusebackend/branches/b/live"):
+            subprocess.run(["bash", "-euc", "mv d e; echo more >> e/one; rm three; ln e/two two"], cwd=top, check=True)
+        for top in (mounted, mounted / "live"):
+            subprocess.run(["bash", "-euc", "echo new > d/new; echo other > three"], cwd=top, check=True)
+        refused = client.merge_branch("b")
+        assert [each.path for each in refused.conflicts] == ["/three", "/live/three"]
+        assert (mounted / "d/one").read_text() == "1\n"
+        with (mounted / "d/one").open("a"):
+            assert "/d/one" in [each.path for each in client.merge_branch("b", keep="main").conflicts]
+        with (mounted / "d/one").open() as reading:
+            merged = client.merge_branch("b", keep="main")
+            assert not merged.conflicts
+            assert reading.read() == "1\n"
+        for top in (mounted, mounted / "live"):
+            assert sorted(path.name for path in (top / "e").iterdir()) == ["new", "one", "two"]
+            assert (top / "e/one").read_text() == "1\nmore\n"
+            assert (top / "three").read_text() == "other\n"
+            assert (top / "two").stat().st_nlink == 2
+            assert not (top / "d").exists()
+        assert not client.merge_branch("b", keep="main").changes
+        assert merged.call is not None
+        client.undo(merged.call)
+        assert sorted(path.name for path in (mounted / "live/d").iterdir()) == ["new", "one", "two"]
+        assert (mounted / "d/one").read_text() == "1\n"
+
+
+def _names_and_bytes(top: Path) -> dict[str, bytes | None]:
+    return {str(path.relative_to(top)): path.read_bytes() if path.is_file() else None for path in top.rglob("*")}
+
+
+@pytest.mark.parametrize("kind", ["sqlite:{tmp}/volume.db", "memory:"])
 def test_what_was_there_for_ten_seconds_can_be_had_back(kind: str, tmp_path: Path, serve: Serve) -> None:
     mounted = serve(kind.format(tmp=tmp_path)).path
     snapshots = mounted / ".fusebackend/snapshots"
@@ -809,6 +893,118 @@ def test_what_was_there_for_ten_seconds_can_be_had_back(kind: str, tmp_path: Pat
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
         subprocess.run([sys.executable, *words], cwd=mounted, check=True, env=environment)
         assert (mounted / "work/file").read_text() == "precious\n"
+
+
+def history_of(mounted: mounts.Mounted, wanted: str) -> list[tuple[str, str, list[tuple[str, str]]]]:
+    """Return the calls of a mount that hold a word: kind, title, and the changes by kind and path."""
+    with fusebackend.connect(mounted.path) as client:
+        return [
+            (call.kind, call.title, [(change.change, change.path) for change in client.changes(call.call)])
+            for call in reversed(client.log())
+            if wanted in call.title
+        ]
+
+
+@pytest.mark.parametrize("kind", ["sqlite:{tmp}/volume.db", "dir:{tmp}/files"], ids=["sqlite", "dir"])
+def test_every_change_has_a_call(kind: str, tmp_path: Path, serve: Serve) -> None:
+    (tmp_path / "files").mkdir()
+    mounted = serve(kind.format(tmp=tmp_path))
+    path = mounted.path
+    with fusebackend.connect(path) as client:
+        assert client.write("/made", "by a verb\n").error is None
+        assert client.read("/nowhere").error and client.delete("/nowhere").error
+        done = client.run("echo a > /one; setsid sh -c 'echo b >> /two; mv /two /three'; sh -c 'rm /made' & wait")
+        assert done.exit_code == 0, done.output
+        with fusebackend.acting(fusebackend.Actor(agent="planner", call="toolu_9")):
+            client.write("/tool", "x")
+            client.edit("/tool", "x", "y")
+    script = "echo session1 > f; exec 7> g; (setsid sh -c 'echo h > other'); echo i >&7; ln f l; mkdir d; mv d e"
+    subprocess.run(["bash", "-c", script], cwd=path, check=True, start_new_session=True)
+    with mmap_of(path / "three") as mapped:
+        mapped[0:1] = b"B"
+        mapped.flush()
+    assert [found[2] for found in history_of(mounted, "write /made")] == [[("create", "/made")]]
+    assert history_of(mounted, "nowhere") == []
+    ((of_command, _, changes),) = history_of(mounted, "echo a > /one")
+    assert of_command == "command"
+    assert sorted(changes) == [("create", "/one"), ("create", "/two"), ("remove", "/made"), ("rename", "/two")]
+    ((of_tool, _, changes),) = history_of(mounted, "/tool")
+    assert (of_tool, changes) == ("tool", [("create", "/tool")])
+    ((of_session, _, changes),) = history_of(mounted, "session1")
+    assert (of_session, changes) == (
+        "session",
+        [("create", "/f"), ("create", "/g"), ("create", "/l"), ("create", "/d"), ("rename", "/d")],
+    )
+    assert [found[2] for found in history_of(mounted, "sh -c echo h")] == [[("create", "/other")]]
+    assert ("session", [("content", "/three")]) in [(kind, found) for kind, _, found in history_of(mounted, "")]
+    status = json.loads((path / ".fusebackend/status.json").read_text())["history"]
+    assert status["incomplete"] is None
+    directory = Path(status["path"])
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert stat.S_IMODE((directory / "history.db").stat().st_mode) == 0o600
+    if kind.startswith("sqlite"):
+        with fusebackend.connect(path) as client:
+            client.write("/last", "x")
+        with open(path / "last") as file:
+            os.fsync(file.fileno())  # in the volume's file now, and so its record in the history
+        mounted.process.kill()
+        mounted.process.wait()
+        kept = sqlite3.connect(directory / "history.db")
+        assert kept.execute("SELECT kind FROM records WHERE path = ?", (b"/last",)).fetchall() == [("create",)]
+        kept.close()
+
+
+@contextlib.contextmanager
+def mmap_of(path: Path) -> Iterator[mmap.mmap]:
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+        yield mapped
+
+
+@pytest.mark.parametrize(
+    ("kind", "undo"), [("sqlite:{tmp}/volume.db", "instant"), ("dir:{tmp}/files", "copies")], ids=["sqlite", "dir"]
+)
+def test_the_bytes_before_a_change_are_kept_for_a_day(kind: str, undo: str, tmp_path: Path, serve: Serve) -> None:
+    (tmp_path / "files").mkdir()
+    mounted = serve(kind.format(tmp=tmp_path))
+    path = mounted.path
+    big = os.urandom(65 << 20)
+    script = "echo old > file; setfattr -n user.a -v b file; chmod 640 file; echo x > gone; truncate -s 8M holes"
+    subprocess.run(["bash", "-c", script], cwd=path, check=True, start_new_session=True)
+    (path / "big").write_bytes(big)
+    with fusebackend.connect(path) as client:
+        for number in range(3):
+            client.write(f"/verb{number}", "kept\n")
+        client.delete("/verb0")
+        client.edit("/verb1", "kept", "lost")
+        client.move("/verb1", "/verb2")
+        ((route,), status) = client.status()["routes"], client.status()["history"]
+    assert route["undo"] == undo and status["incomplete"] is None
+    script = "echo new > file; rm gone; echo y > holes; : > big; echo t > temporary; rm temporary"
+    subprocess.run(["bash", "-c", script], cwd=path, check=True, start_new_session=True)
+    with fusebackend.connect(path) as client:
+        newest = client.log(limit=1)[0]
+        changes = {change.path: change for change in client.changes(newest.call) if change.change != "create"}
+        assert [(change.path, change.size) for change in changes.values()] == [
+            ("/file", 4), ("/gone", 2), ("/holes", 8 << 20), ("/big", 65 << 20), ("/temporary", 2),
+        ]  # fmt: skip
+        assert changes["/temporary"].kept is None  # the call had made it itself
+        lost = changes["/big"]
+        if undo == "instant":
+            assert lost.kept == "snapshot"
+        else:
+            assert (lost.kept, lost.why_lost) == ("lost", "larger than 64 MiB")
+            images = Path(status["path"]) / "images"
+            assert sum(each.stat().st_blocks for each in images.iterdir()) * 512 < 1 << 20, "holes are kept as holes"
+            (path / "big").unlink()
+            client.write("/big", "")
+        result = client.undo(newest.call)
+        assert result.conflicts == [] or undo == "copies"
+        if undo == "instant":
+            assert (path / "file").read_text() == "old\n" and os.getxattr(path / "file", "user.a") == b"b"
+            assert stat.S_IMODE((path / "file").stat().st_mode) == 0o640
+            assert (path / "gone").read_text() == "x\n" and not (path / "temporary").exists()
+            assert (path / "holes").read_bytes() == bytes(8 << 20)
+            assert (path / "big").read_bytes() == big
 
 
 def test_a_default_that_runs_commands_runs_them_itself(tmp_path: Path, serve: Serve) -> None:

@@ -31,8 +31,9 @@ pytestmark = pytest.mark.mounted
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 60
-KINDS = ["memory:", "sqlite:{tmp}/volume.db"]
-"""URLs of volumes that keep snapshots; `{tmp}` is a directory."""
+POSTGRES = pytest.param("postgres:{dsn}?volume=v", marks=pytest.mark.services)
+KINDS = ["memory:", "sqlite:{tmp}/volume.db", POSTGRES]
+"""URLs of volumes that keep snapshots; `{tmp}` is a directory, `{dsn}` a database."""
 
 MANUAL = ["snapshots=manual"]
 """So that no other snapshots than those of a test are there."""
@@ -56,11 +57,12 @@ cd src; git init -q .; git add one deep; git -c user.name=n -c user.email=e comm
 
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return str(request.param).format(tmp=tmp_path)
+    dsn = request.getfixturevalue("postgres_dsn") if "{dsn}" in request.param else ""
+    return str(request.param).format(tmp=tmp_path, dsn=dsn)
 
 
 @pytest.fixture
-def mounted(serve: Serve, kind: str) -> Mounted:
+def mounted(kind: str, serve: Serve) -> Mounted:
     return serve(kind, routes={"/notes": "memory:"}, options=MANUAL)
 
 
@@ -323,14 +325,14 @@ def test_it_is_not_in_the_way(mounted: Mounted) -> None:
 
 
 @pytest.mark.parametrize("shown", ["visible", "off"])
-def test_options_of_the_trees_directory_hold_for_it(serve: Serve, kind: str, shown: str) -> None:
+def test_options_of_the_trees_directory_hold_for_it(kind: str, serve: Serve, shown: str) -> None:
     mounted = serve(kind, options=[f"trees={shown}", *MANUAL])
     with fusebackend.connect(mounted.path) as client:
         (route,) = client.status()["routes"]
         if shown == "off":
             with pytest.raises(OSError, match="mount without '-o trees=off'") as refused:
                 client.create_snapshot()
-            assert refused.value.errno == errno.ENOTSUP and client.snapshots() == [] and route["undo"] == "none"
+            assert refused.value.errno == errno.ENOTSUP and client.snapshots() == []
             assert not kept(mounted).exists()
         else:
             (mounted.path / "file").write_text("needle")
@@ -339,7 +341,7 @@ def test_options_of_the_trees_directory_hold_for_it(serve: Serve, kind: str, sho
             assert kept(mounted, "one/file").read_text() == "needle"
             assert [match["path"] for match in client.grep("needle").matches or ()] == ["/file"]
             assert len(client.grep("needle", "/.fusebackend").matches or ()) == 1
-            assert route["undo"] == "snapshots"
+            assert route["undo"] == "copies"  # its automatic snapshots are off
 
 
 # -- Python, the socket and the command ------------------------------------------------------------------------------
@@ -372,7 +374,7 @@ def test_of_python_and_the_socket(tmp_path: Path) -> None:
             assert client.snapshots() == files.snapshots() == []
 
 
-def test_a_read_only_mount_takes_and_deletes_none(serve: Serve, kind: str) -> None:
+def test_a_read_only_mount_takes_and_deletes_none(kind: str, serve: Serve) -> None:
     mounted = serve(kind, options=["ro"])
     with fusebackend.connect(mounted.path) as client:
         assert client.snapshots() == []
@@ -391,7 +393,7 @@ def test_a_mount_without_such_routes_says_so(serve: Serve, tmp_path: Path) -> No
     assert done.returncode == 1 and done.stderr.startswith("Error: no route of this mount keeps snapshots"), done.stderr
     assert command("snapshot", "list", cwd=mounted.path).stdout == ""
     assert [route["undo"] for route in json.loads(command("status", "--json", mounted.path).stdout)[0]["routes"]] == [
-        "none"
+        "copies"
     ]
     assert not kept(mounted).exists()
 
@@ -425,7 +427,7 @@ def test_the_command(mounted: Mounted) -> None:
     done = command("snapshot", "delete", "one", "--yes", cwd=mounted.path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert os.listdir(kept(mounted)) == [second["name"]]
-    assert "snapshots" in command("status", mounted.path).stdout
+    assert "copies" in command("status", mounted.path).stdout
 
 
 @pytest.mark.parametrize(("answer", "left"), [("y", []), ("n", ["one"]), ("", ["one"])])
@@ -530,7 +532,7 @@ def automatic(mounted: Mounted) -> list[Path]:
     return sorted(kept(mounted).glob("@*"))
 
 
-def test_a_mount_takes_one_before_a_call_of_an_agent(serve: Serve, kind: str) -> None:
+def test_a_mount_takes_one_before_a_call_of_an_agent(kind: str, serve: Serve) -> None:
     mounted = serve(kind)
     (mounted.path / "precious").write_text("all of it\n")
     with fusebackend.connect(mounted.path) as client:
@@ -542,7 +544,7 @@ def test_a_mount_takes_one_before_a_call_of_an_agent(serve: Serve, kind: str) ->
     assert automatic(mounted) == [before], "no second one so soon"
 
 
-def test_a_mount_takes_one_while_programs_change_files(serve: Serve, kind: str) -> None:
+def test_a_mount_takes_one_while_programs_change_files(kind: str, serve: Serve) -> None:
     mounted = serve(kind)
     (mounted.path / "precious").write_text("all of it\n")
     eventually(lambda: automatic(mounted), LIMIT_S)
@@ -551,7 +553,7 @@ def test_a_mount_takes_one_while_programs_change_files(serve: Serve, kind: str) 
 
 
 @pytest.mark.parametrize("option", ["snapshots=manual", "ro"])
-def test_none_is_taken_where_none_is_wanted(serve: Serve, kind: str, option: str) -> None:
+def test_none_is_taken_where_none_is_wanted(kind: str, serve: Serve, option: str) -> None:
     mounted = serve(kind, options=[option])
     with fusebackend.connect(mounted.path) as client:
         client.write("/file", "1")
@@ -566,3 +568,23 @@ def test_a_mount_of_python_takes_none_by_itself(tmp_path: Path) -> None:
         with fusebackend.mount(InMemoryBackend(), tmp_path / "mnt", snapshots=given) as files:
             files.write("/file", "1")
             assert len(files.snapshots()) == taken
+
+
+# -- several hosts -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.services
+def test_snapshots_of_another_host_come_and_go(postgres_dsn: str, serve: Serve) -> None:
+    """Also names that were looked up before they were there, and are cached as absent."""
+    one, two = (serve(f"postgres:{postgres_dsn}?volume=v", options=MANUAL) for _ in range(2))
+    (one.path / "file").write_text("before")
+    for _ in range(3):
+        assert not kept(two, "s").exists() and "s" not in os.listdir(kept(two))
+        assert command("snapshot", "create", "s", "--mount", one.path).returncode == 0
+        (two.path / "file").write_text("after")
+        eventually(lambda: (kept(two, "s") / "file").read_text() == "before", LIMIT_S)
+        assert (kept(one, "s") / "file").read_text() == "before" and os.listdir(kept(two)) == ["s"]
+        assert command("snapshot", "delete", "s", "--yes", "--mount", two.path).returncode == 0
+        eventually(lambda: not kept(one, "s").exists() and os.listdir(kept(one)) == [], LIMIT_S)
+        (two.path / "file").write_text("before")
+        eventually(lambda: (one.path / "file").read_text() == "before", LIMIT_S)

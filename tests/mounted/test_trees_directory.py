@@ -118,9 +118,9 @@ def test_tools_get_all_of_it(mounted: Mounted, tmp_path: Path) -> None:
 
 def test_attributes(mounted: Mounted, shown: str) -> None:
     own = mounted.path / OWN
-    snapshots = ["snapshots"] if shown == "hidden" else []
+    trees = ["branches", "snapshots"] if shown == "hidden" else []
     assert stat.S_IMODE(own.stat().st_mode) == 0o555
-    assert sorted(os.listdir(own)) == [*snapshots, "status.json", "version"]
+    assert sorted(os.listdir(own)) == sorted([*trees, "status.json", "version"])
     for name in ("status.json", "version"):
         found = (own / name).stat()
         assert (stat.S_IMODE(found.st_mode), found.st_uid, found.st_nlink) == (0o444, os.geteuid(), 1)
@@ -128,9 +128,9 @@ def test_attributes(mounted: Mounted, shown: str) -> None:
     assert (own / "version").stat().st_mtime_ns == (own / "version").stat().st_mtime_ns
     assert (own / "status.json").stat().st_mtime_ns < (own / "status.json").stat().st_mtime_ns
     listing = sh(f"ls -la {OWN}", mounted.path).splitlines()
-    modes = ["dr-xr-xr-x", "drwxr-xr-x", *["dr-xr-xr-x"] * len(snapshots), "-r--r--r--", "-r--r--r--"]
+    modes = ["dr-xr-xr-x", "drwxr-xr-x", *["dr-xr-xr-x"] * len(trees), "-r--r--r--", "-r--r--r--"]
     assert [line.split()[0] for line in listing[1:]] == modes
-    names = [f"{OWN}/{name}" for name in (*snapshots, "status.json", "version")]
+    names = [f"{OWN}/{name}" for name in (*trees, "status.json", "version")]
     assert sh(f"find {OWN} | sort", mounted.path).split() == [OWN, *names]
 
 
@@ -373,7 +373,7 @@ def test_other_users_read_what_the_attribute_says(serve: Serve) -> None:
     )
     words = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "sh", "-c", script]
     done = subprocess.run(words, cwd=server.path, capture_output=True, text=True, check=False)
-    assert done.stdout == "snapshots\nstatus.json\nversion\nread\n", done.stderr
+    assert done.stdout == "branches\nsnapshots\nstatus.json\nversion\nread\n", done.stderr
 
 
 def test_secrets_are_masked(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,9 @@ SAYS = {
         "None", "hello", "", "[{'path': '/hello.txt', 'line': 1, 'text': 'hello'}]",
     ],
     "import os\nimport fusebackend\nfrom fusebackend.backends import CompositeBackend": [],
-    "import fusebackend\n": ["1 /report.txt"],
+    'import fusebackend\n\nwith fusebackend.connect("/mnt/agent") as files:  # ': ["1 /report.txt"],
+    'import fusebackend\n\nwith fusebackend.connect("/mnt/agent", actor=': ["c1 write /plan.md 1"],
+    'import fusebackend\n\nwith fusebackend.connect("/mnt/agent") as files:\n    with fusebackend.acting': ["c2"],
     "import threading": ["created /memories/new.md mount"],
     "from deepagents": [],
     "import os\nimport fusebackend\n\n\nclass Notes": ["['copy.md'] monday: done"],
@@ -164,7 +166,7 @@ def names(snippets: list[Snippet]) -> list[str]:
 def test_a_shell_snippet(snippet: Snippet, home: Path) -> None:
     before = [line for first, lines in BEFORE.items() if snippet.code.startswith(first) for line in lines]
     (home / "snippet.sh").write_text(snippet.code)
-    said = run(home, before, f"bash -eu -o pipefail {home}/snippet.sh")
+    said = run(home, before, f"setsid --wait bash -eu -o pipefail {home}/snippet.sh")  # a call of its own
     if "diff -r @previous @latest" in snippet.code:
         assert ">     assert not may_try(4)" in said and '>   "next": [],' in said, said
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
 import tempfile
@@ -16,7 +17,7 @@ from fusebackend.backends.sqlite import stored_tree as storedtree
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.backends.sqlite.check import check
 from fusebackend.backends.sqlite.index import Indexer
-from fusebackend.protocol import Volume
+from fusebackend.protocol import ROOT_NODE, Volume
 from fusebackend.testing.model import VolumeMachine
 
 
@@ -30,6 +31,7 @@ class SqliteMachine(VolumeMachine):
         self.bounds.setattr(storedtree, "CACHE_INODES", 8)
         self.bounds.setattr(storedtree, "CACHE_BYTES", 2000)
         self.bounds.setattr(flusher, "FLUSH_AFTER_S", 3600)  # only where the machine can do it again
+        self.bounds.setattr(sqlite, "SYNCS_BEFORE_LOG", 1)
         self.directory = tempfile.mkdtemp()
         self.path = f"{self.directory}/volume.db"
         return self.reopen_volume()
@@ -54,6 +56,18 @@ class SqliteMachine(VolumeMachine):
     @rule()
     def write_back(self) -> None:
         self.opened.write_back()
+        assert check(self.path) == []
+
+    @rule()
+    def crash(self) -> None:
+        """Go on with the files as they are after an `fsync`: with what only the sync log has."""
+        self.volume.fsync(ROOT_NODE)
+        place = tempfile.mkdtemp(dir=self.directory)
+        for suffix in ("", "-wal", "-log"):
+            if os.path.exists(self.path + suffix):
+                shutil.copyfile(self.path + suffix, f"{place}/volume.db{suffix}")
+        self.path = f"{place}/volume.db"
+        self.reopen(release=False)
         assert check(self.path) == []
 
     def teardown(self) -> None:

@@ -1,9 +1,9 @@
 """`VolumeFeed`: the changes that other hosts make in a volume, as this host's caches and watchers are notified of them.
 
 Each transaction that changes something adds a row to the table `change` (`schema.py`), with the name of its session.
-A reader's position is a snapshot (`snapshot.py`): it reads the rows that are visible now and were not then. So a late
-commit is not skipped, and a transaction that stays open for hours delays no changes but its own. The feed passes
-over its own session's rows.
+A reader's position is PostgreSQL's snapshot (`pg_snapshot.py`): it reads the rows that are visible now and were not
+then. So a late commit is not skipped, and a transaction that stays open for hours delays no changes but its own. The
+feed passes over its own session's rows.
 
 A NOTIFY from outside the transactions says that there are rows to read. In a transaction it would make all commits of
 the server wait for each other: PostgreSQL holds one lock from `PreCommit_Notify` (async.c) to the end of the commit. It
@@ -46,8 +46,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
+from fusebackend.backends.postgres.pg_snapshot import PgSnapshot
 from fusebackend.backends.postgres.schema import keep_changes
-from fusebackend.backends.postgres.snapshot import Snapshot
 from fusebackend.databases.listener import Ask
 from fusebackend.databases.pipeline import BEGIN, COMMIT, Statement, rollback, send
 from fusebackend.protocol import Change
@@ -108,7 +108,7 @@ MAX_UNPUBLISHED: Final = 1_000
 MAX_PENDING = 64
 """Payloads that wait to be sent to sessions of older code; more are `Change()`."""
 
-NOTHING: Final = Snapshot(1, 1, frozenset())
+NOTHING: Final = PgSnapshot(1, 1, frozenset())
 NO_XID: Final = 1 << 63
 """Of a transaction whose number is not known: no snapshot sees it."""
 
@@ -287,7 +287,7 @@ class VolumeFeed:
         self._floor = ""
         self._server = ""  # another one after each start
         self._joined = -1  # the last session that was made when none of older code was here; -1 when one was
-        self._past: deque[tuple[float, Snapshot]] = deque()  # earlier positions
+        self._past: deque[tuple[float, PgSnapshot]] = deque()  # earlier positions
         self._busy_until = 0.0  # there may be rows to delete
 
     @property
@@ -363,12 +363,12 @@ class VolumeFeed:
                 if word == "hello":
                     self._surveyed_at = -SURVEY_S
                 if seen:
-                    self._spoken_for(Snapshot.parse(seen))
+                    self._spoken_for(PgSnapshot.parse(seen))
         elif not word.startswith("+"):
             self._others = max(1, self._others)
             self._publish(decode([payload]))
 
-    def _spoken_for(self, seen: Snapshot) -> None:
+    def _spoken_for(self, seen: PgSnapshot) -> None:
         """Another session has sent all sessions a wake-up, for all transactions that this snapshot sees."""
         with self._guard:
             self._pending = {payload: xid for payload, xid in self._pending.items() if not seen.sees(xid)}
@@ -438,7 +438,7 @@ class VolumeFeed:
         words = (str(self._volume), str(after), running, str(self.session))
         result = ask(b"fusebackend_look", [word.encode() for word in words])
         self._looked_at = time.monotonic()
-        now = Snapshot.parse((result.get_value(0, 0) or b"").decode())
+        now = PgSnapshot.parse((result.get_value(0, 0) or b"").decode())
         floor = (result.get_value(0, 1) or b"").decode()
         self._position = now
         if before is NOTHING:
@@ -449,7 +449,7 @@ class VolumeFeed:
         payloads = [payload.decode() for payload in found]
         if floor != self._floor:
             self._floor = floor
-            if not before.covers(Snapshot.parse(floor)):
+            if not before.covers(PgSnapshot.parse(floor)):
                 self._publish([Change()])
                 return
         if len(payloads) > MAX_ROWS:
@@ -535,11 +535,11 @@ class VolumeFeed:
             rollback(connection)
         return more
 
-    def _delete(self, connection: Connection[Any], old: Snapshot) -> bool:
+    def _delete(self, connection: Connection[Any], old: PgSnapshot) -> bool:
         rows = send(connection, [(_KEPT, (self._volume,))])[0]
         if not rows:  # another host does it, or has just done so
             return False
-        floor, done = map(Snapshot.parse, rows[0])
+        floor, done = map(PgSnapshot.parse, rows[0])
         if not old.covers(floor) or done.covers(old):
             return False
         words = (self._volume, str(done.xmax), str(old.xmax), [str(xid) for xid in done.running], str(old))

@@ -9,7 +9,8 @@ are committed with a wait for the disk.
 The session's thread frees nodes without a name. The last name of a node may go while processes on other hosts have it
 open; their feeds learn that a little later, and they then register in `nameless`. So a node without a registered user
 is kept for `GRACE_S`, unless this is the only session. A session whose lock has been free for as long is dead, and its
-registrations end; one that has only lost its connection takes the lock again before.
+registrations end; one that has only lost its connection takes the lock again before. The same thread frees what deleted
+snapshots had (`old_rows.Pruner`).
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from fusebackend.backends.postgres import old_rows, statements
 from fusebackend.backends.postgres.feed import VolumeFeed, hello
-from fusebackend.backends.postgres.schema import NODES_AT_ONCE, REAP_LOCK, SESSION_LOCK
+from fusebackend.backends.postgres.schema import NODES_AT_ONCE, REAP_LOCK, SESSION_LOCK, VERSION
 from fusebackend.backends.postgres.uses import Uses
 from fusebackend.databases.listener import Ask, Listener
 from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, rollback, send, share
@@ -68,6 +70,9 @@ GATHER_S = 0.5
 """How long a registration waits for more, to be written together."""
 
 FREED_AT_ONCE = 500
+
+PRUNE_PAUSE_S: Final = 0.02
+"""Between two portions of what deleted snapshots had."""
 
 _CLAIM = "SELECT pg_advisory_lock(%s::int, %s::int)"
 
@@ -147,6 +152,9 @@ class Session:
         self._nodes = iter(range(0))
         self._counts = itertools.count(1)
         self._unregistered: set[int] = set()  # open here and changed elsewhere: they may have lost their names
+        self._newest = old_rows.Newest(volume, is_shared=True)  # read each time
+        self._pruner = old_rows.Pruner(volume)
+        self._prunes = False  # there may be old rows to free
         self._stop = threading.Event()
         self._wake = threading.Event()
         with translate_errors():
@@ -191,6 +199,11 @@ class Session:
         self._unregistered.add(node)
         self._wake.set()
 
+    def prune(self) -> None:
+        """Free the old rows of deleted snapshots, soon."""
+        self._prunes = True
+        self._wake.set()
+
     def _work(self) -> None:
         freed_at = 0.0
         while not self._stop.is_set():
@@ -200,13 +213,16 @@ class Session:
                 if time.monotonic() - freed_at >= PERIOD_S:
                     if self._feed.has_duties:
                         self._free()
+                        self._prunes = self._prunes or self.run(self._is_left)
                     while self._feed.is_dirty and self.run(self._feed.sweep):
                         pass
                     freed_at = time.monotonic()
+                if self._prunes:
+                    self._prunes = self._connections.run(self._pruner.work)
             except OSError as error:
                 log.warning("session %d of the volume has no connection: %s", self.id, error)
                 self._stop.wait(1)
-            if self._wake.wait(PERIOD_S):
+            if self._wake.wait(PRUNE_PAUSE_S if self._prunes else PERIOD_S):
                 self._wake.clear()
                 self._stop.wait(GATHER_S)
 
@@ -266,10 +282,19 @@ class Session:
                 return 0
             rows = _ask(connection, f"{_UNUSED} LIMIT %s", (self._volume, grace_s, FREED_AT_ONCE))
             nodes = [node for (node,) in rows]
+            if nodes:
+                (locked,) = send(connection, [statements.lock_changes(self._volume, exclusive=False)])
+                newest = self._newest.of(connection, locked[0][1])
+                send(connection, old_rows.keep_all(self._volume, nodes, newest) if newest else [])
             for table in ("chunk", "xattr", "inode", "nameless") if nodes else ():
                 query = f"DELETE FROM fusebackend.{table} WHERE volume = %s AND node = ANY(%s)"
                 _ask(connection, query, (self._volume, nodes))
             return len(nodes)
+
+    def _is_left(self, connection: Connection[Any]) -> bool:
+        """Whether deleted snapshots have left rows. The pool's connections are not used where there are none."""
+        query = "SELECT EXISTS (SELECT FROM fusebackend.pruning WHERE volume = %s)"
+        return _ask(connection, query, (self._volume,)) == [(True,)]
 
     def _may_reap(self, connection: Connection[Any]) -> bool:
         """Whether no other session is at it, until the end of the transaction."""
@@ -324,13 +349,15 @@ class Session:
         with _transaction(connection):
             if self.id:
                 query = (
-                    "INSERT INTO fusebackend.session (volume, id, host, pid) VALUES (%s, %s, %s, %s)"
+                    "INSERT INTO fusebackend.session (volume, id, host, pid, version) VALUES (%s, %s, %s, %s, %s)"
                     " ON CONFLICT (id) DO UPDATE SET missing_since = NULL"
                 )
-                _ask(connection, query, (self._volume, self.id, socket.gethostname(), os.getpid()))
+                _ask(connection, query, (self._volume, self.id, socket.gethostname(), os.getpid(), VERSION))
             else:
-                query = "INSERT INTO fusebackend.session (volume, host, pid) VALUES (%s, %s, %s) RETURNING id"
-                ((number,),) = _ask(connection, query, (self._volume, socket.gethostname(), os.getpid()))
+                query = (
+                    "INSERT INTO fusebackend.session (volume, host, pid, version) VALUES (%s, %s, %s, %s) RETURNING id"
+                )
+                ((number,),) = _ask(connection, query, (self._volume, socket.gethostname(), os.getpid(), VERSION))
                 _ask(connection, _CLAIM, (SESSION_LOCK, number))
                 self.id = self._feed.session = int(number)
             reader = "INSERT INTO fusebackend.change_reader (session, volume) VALUES (%s, %s) ON CONFLICT DO NOTHING"

@@ -3,25 +3,36 @@
 All of them are in the PostgreSQL schema `fusebackend`. One database holds any number of separate volumes: nearly every
 table has a column `volume`.
 
-Version 3 (version 2 added the tables of searches, which are in `search/index.py`, and version 3
-`missing_since`):
+Version 4 (version 2 added the tables of searches, which are in `search/index.py`, version 3 `missing_since`, and
+version 4 snapshots):
 
 | table            | one row for                | columns                                                           |
 |------------------|----------------------------|-------------------------------------------------------------------|
 | `schema_version` | the database               | version: how many of `MIGRATIONS` have been run                   |
-| `volume`         | a volume                   | id, name, made_at                                                 |
+| `volume`         | a volume                   | id, name, made_at; newest: the number of its newest snapshot, 0   |
+|                  |                            | for none; taken: how many there ever were; deleted: … and went    |
 | `inode`          | a file, directory, link …  | volume, node, mode (as st_mode), nlink, uid, gid, rdev, size      |
 |                  |                            | (bytes), blocks (of 512 bytes), atime_ns, mtime_ns, ctime_ns,     |
-|                  |                            | parent (of a directory; 0 elsewhere), version, contents, emptied  |
-| `dentry`         | a name                     | volume, parent (node), name (bytes), node                         |
-| `chunk`          | up to 64 KiB of a file     | volume, node, idx (offset / 65536), data; what is missing reads   |
-|                  |                            | as zeros; the target of a symbolic link is its chunk 0            |
-| `xattr`          | an extended attribute      | volume, node, name (bytes), value (bytes)                         |
+|                  |                            | parent (of a directory; 0 elsewhere), version, contents, emptied, |
+|                  |                            | made                                                              |
+| `dentry`         | a name                     | volume, parent (node), name (bytes), node, made                   |
+| `chunk`          | up to 64 KiB of a file     | volume, node, idx (offset / 65536), data, made; what is missing   |
+|                  |                            | reads as zeros; the target of a symbolic link is its chunk 0; a   |
+|                  |                            | negative node is that of an old chunk (`old_chunk.id`)            |
+| `xattr`          | an extended attribute      | volume, node, name (bytes), value (bytes), made                   |
 | `session`        | a host that has the volume | volume, id, host, pid, since; its connection holds the advisory   |
 |                  | open                       | lock (`SESSION_LOCK`, id) while it lives; missing_since: when     |
-|                  |                            | another host has found that it does not                           |
+|                  |                            | another host has found that it does not; version: that of the     |
+|                  |                            | tables that its code knows, 3 for all before 4                    |
 | `nameless`       | a use of a node without a  | volume, node, session (0: none that is known), since              |
 |                  | name (`nlink = 0`)         |                                                                   |
+| `snapshot`       | a snapshot                 | volume, number, name (bytes), time_ns                             |
+| `old_inode` …    | a row that snapshots have  | the columns of `inode`, `dentry` and `xattr`, and until           |
+| `old_chunk`      | a chunk that they have     | volume, node, idx, made, until, bytes, id                         |
+| `pruning`        | a snapshot that was        | volume, first, last: old rows with these `until` may be needed no |
+|                  | deleted                    | longer                                                            |
+
+A row is in the snapshots with numbers above its `made`, and an old one in those up to its `until` (`old_rows.py`).
 
 Beside them stand the tables of the change feed (`feed.py`), which are no part of a version: code before them does not
 know them, code after them makes them where they are missing, and both may have a volume open at once. They are
@@ -45,6 +56,8 @@ leaves. It is made of the session's id and a count: so it is never used twice, a
         WHERE volume = 1 AND dentry.parent = 1                                   is `ls -l` of volume 1
 
 Opening a volume makes the tables, or migrates them, under an advisory lock; tables of a newer fusebackend are refused.
+No migration rewrites a table. A host that has a volume open while another one migrates goes on; of version 3, it keeps
+nothing for snapshots, so none are taken before it has ended.
 """
 
 from __future__ import annotations
@@ -54,7 +67,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any, Final
 
-from fusebackend.backends.postgres.search.index import SEARCH_TABLES
+from fusebackend.backends.postgres.search.index import OLD_CHUNKS_ARE_NOT_SEARCHED, SEARCH_TABLES
 from fusebackend.base.stamps import now_ns
 from fusebackend.databases.pipeline import Statement
 from fusebackend.protocol import ROOT_NODE
@@ -68,6 +81,7 @@ RENAME_LOCK: Final = 0x66620002
 SESSION_LOCK: Final = 0x66620003
 REAP_LOCK: Final = 0x66620004
 TURN_LOCK: Final = 0x66620005
+PRUNE_LOCK: Final = 0x66620006
 """The first keys of our advisory locks; the second is a volume's id, a session's for `SESSION_LOCK`, or one of a node
 for `TURN_LOCK` (`statements.py`)."""
 
@@ -117,6 +131,74 @@ CREATE SEQUENCE fusebackend.node_block INCREMENT BY {NODES_AT_ONCE} START WITH {
 
 VERSION_3 = "ALTER TABLE fusebackend.session ADD COLUMN missing_since timestamptz"
 
+_INODE = (
+    "node, mode, nlink, uid, gid, rdev, size, blocks, atime_ns, mtime_ns, ctime_ns, parent, version, contents, emptied,"
+    " made"
+)
+
+SNAPSHOT_TABLES = f"""
+ALTER TABLE fusebackend.volume ADD COLUMN newest integer NOT NULL DEFAULT 0,
+    ADD COLUMN taken integer NOT NULL DEFAULT 0, ADD COLUMN deleted integer NOT NULL DEFAULT 0;
+ALTER TABLE fusebackend.session ADD COLUMN version integer NOT NULL DEFAULT 3;
+ALTER TABLE fusebackend.inode ADD COLUMN made integer NOT NULL DEFAULT 0;
+ALTER TABLE fusebackend.dentry ADD COLUMN made integer NOT NULL DEFAULT 0;
+ALTER TABLE fusebackend.chunk ADD COLUMN made integer NOT NULL DEFAULT 0;
+ALTER TABLE fusebackend.xattr ADD COLUMN made integer NOT NULL DEFAULT 0;
+CREATE TABLE fusebackend.snapshot (
+    volume integer NOT NULL, number integer NOT NULL, name bytea NOT NULL, time_ns bigint NOT NULL,
+    PRIMARY KEY (volume, number), UNIQUE (volume, name)
+);
+CREATE TABLE fusebackend.old_inode (
+    LIKE fusebackend.inode, until integer NOT NULL, PRIMARY KEY (volume, node, until)
+);
+CREATE TABLE fusebackend.old_dentry (
+    LIKE fusebackend.dentry, until integer NOT NULL, PRIMARY KEY (volume, parent, name, until)
+);
+CREATE TABLE fusebackend.old_xattr (
+    LIKE fusebackend.xattr, until integer NOT NULL, PRIMARY KEY (volume, node, name, until)
+);
+CREATE TABLE fusebackend.old_chunk (
+    volume integer NOT NULL, node bigint NOT NULL, idx bigint NOT NULL, made integer NOT NULL, until integer NOT NULL,
+    bytes integer NOT NULL, id bigint NOT NULL, PRIMARY KEY (volume, node, idx, until)
+);
+CREATE INDEX old_inode_until ON fusebackend.old_inode (volume, until, node);
+CREATE INDEX old_dentry_until ON fusebackend.old_dentry (volume, until, parent, name);
+CREATE INDEX old_xattr_until ON fusebackend.old_xattr (volume, until, node, name);
+CREATE INDEX old_chunk_until ON fusebackend.old_chunk (volume, until, node, idx);
+CREATE SEQUENCE fusebackend.old_chunk_id;
+CREATE SEQUENCE fusebackend.snapshot_changes;
+CREATE TABLE fusebackend.pruning (
+    volume integer NOT NULL, first integer NOT NULL, last integer NOT NULL, PRIMARY KEY (volume, first)
+);
+CREATE FUNCTION fusebackend.note_access(of_volume integer, of_node bigint, at_ns bigint) RETURNS boolean
+LANGUAGE plpgsql AS $body$
+DECLARE
+    found_newest integer;
+    found_made integer;
+BEGIN
+    IF NOT pg_try_advisory_xact_lock_shared({CHANGE_LOCK}, of_volume) THEN
+        RETURN false;
+    END IF;
+    SELECT newest INTO found_newest FROM fusebackend.volume WHERE id = of_volume;
+    SELECT made INTO found_made FROM fusebackend.inode WHERE volume = of_volume AND node = of_node
+        FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    IF found_made < found_newest THEN
+        INSERT INTO fusebackend.old_inode (volume, {_INODE}, until) SELECT volume, {_INODE}, found_newest
+            FROM fusebackend.inode WHERE volume = of_volume AND node = of_node ON CONFLICT DO NOTHING;
+        UPDATE fusebackend.inode SET atime_ns = at_ns, made = found_newest WHERE volume = of_volume AND node = of_node;
+    ELSE
+        UPDATE fusebackend.inode SET atime_ns = at_ns WHERE volume = of_volume AND node = of_node;
+    END IF;
+    RETURN true;
+END
+$body$;
+"""
+"""A function of PL/pgSQL reads what was committed while it waited for a lock; a statement that waits itself does not.
+`snapshot_changes` counts snapshots taken and deleted, of all volumes (`old_rows.Newest`)."""
+
 FEED_TABLES = """
 CREATE UNLOGGED TABLE IF NOT EXISTS fusebackend.change (
     volume integer NOT NULL, xid xid8 NOT NULL DEFAULT pg_current_xact_id(), session integer NOT NULL,
@@ -133,8 +215,12 @@ CREATE UNLOGGED TABLE IF NOT EXISTS fusebackend.change_reader (
 """
 """Of no version; see the module's docstring."""
 
-MIGRATIONS: list[str] = [VERSION_1, SEARCH_TABLES, VERSION_3]
+MIGRATIONS: list[str] = [VERSION_1, SEARCH_TABLES, VERSION_3, SNAPSHOT_TABLES + OLD_CHUNKS_ARE_NOT_SEARCHED]
 """Number n makes version n of version n - 1."""
+
+VERSION: Final = len(MIGRATIONS)
+KEEPS_FOR_SNAPSHOTS: Final = 4
+"""The first version whose hosts do."""
 
 
 class VolumeDatabaseError(OSError):

@@ -19,7 +19,7 @@ from fusebackend.volumes.storage import Inode
 
 FIELDS = (
     "node", "mode", "nlink", "uid", "gid", "rdev", "size", "blocks", "atime_ns", "mtime_ns", "ctime_ns", "parent",
-    "version", "contents", "emptied",
+    "version", "contents", "emptied", "made",
 )  # fmt: skip
 COLUMNS = ", ".join(FIELDS)
 
@@ -31,12 +31,13 @@ def columns_of(table: str) -> str:
 class StoredInode(Inode):
     """An `Inode`, with what only the table knows."""
 
-    __slots__ = ("contents", "ctime_before_ns", "emptied", "is_new", "mtime_before_ns")
+    __slots__ = ("contents", "ctime_before_ns", "emptied", "is_new", "made", "mtime_before_ns")
 
     def __init__(self, node: int, mode: int, *, parent: int = 0) -> None:
         super().__init__(node, mode, parent=parent)
         self.contents = 0  # the version that last changed the bytes
         self.emptied = 0  # the version that last made it 0 bytes long
+        self.made = 0  # as the table has it (`old_rows.py`)
         self.is_new = True  # the table has no row of it
         self.ctime_before_ns = self.mtime_before_ns = -(1 << 63)
 
@@ -48,7 +49,7 @@ class StoredInode(Inode):
             inode.nlink, inode.uid, inode.gid, inode.rdev, inode.size, inode.blocks,
             inode.atime_ns, inode.mtime_ns, inode.ctime_ns,
         ) = row[2:11]  # fmt: skip
-        inode.version, inode.contents, inode.emptied = row[12:15]
+        inode.version, inode.contents, inode.emptied, inode.made = row[12:16]
         inode.is_new = False
         inode.ctime_before_ns, inode.mtime_before_ns = inode.ctime_ns, inode.mtime_ns
         return inode
@@ -121,24 +122,33 @@ def _in_order(nodes: str) -> str:
     return f"(SELECT node FROM ({nodes}) nodes (node) ORDER BY node) k"
 
 
+_COUNT = "pg_sequence_last_value('fusebackend.snapshot_changes'::regclass)"
+"""Columns are evaluated in their order, and this one reads no table: it is as of after the lock."""
+
+
 def lock_changes(volume: int, exclusive: bool, turns: Sequence[int] = ()) -> Statement:
-    """The lock of changes, and then `TURN_LOCK` of nodes whose rows are about to be locked (`_turn`)."""
+    """The lock of changes, and then `TURN_LOCK` of nodes whose rows are about to be locked (`_turn`).
+
+    Returns the count of `old_rows.Newest` as the second column. No snapshot is taken or deleted until the end of the
+    transaction.
+    """
     shared = "" if exclusive else "_shared"
     keys: list[int] = []
     for node in turns:
         keys += [TURN_LOCK, -volume if node == ROOT_NODE else node & TURN_MASK]
     return (
-        f"SELECT pg_advisory_xact_lock{shared}(%s::int, %s::int)"
+        f"SELECT pg_advisory_xact_lock{shared}(%s::int, %s::int), {_COUNT}"
         + ", pg_advisory_xact_lock(%s::int, %s::int)" * len(turns),
         (CHANGE_LOCK, volume, *keys),
     )
 
 
 def lock_paths(volume: int, exclusive: bool) -> Statement:
-    """The lock of changes, shared, and that of directories' names."""
+    """The lock of changes, shared, and that of directories' names. Returns what `lock_changes` does."""
     shared = "" if exclusive else "_shared"
     return (
-        f"SELECT pg_advisory_xact_lock_shared(%s::int, %s::int), pg_advisory_xact_lock{shared}(%s::int, %s::int)",
+        f"SELECT pg_advisory_xact_lock_shared(%s::int, %s::int), {_COUNT},"
+        f" pg_advisory_xact_lock{shared}(%s::int, %s::int)",
         (CHANGE_LOCK, volume, RENAME_LOCK, volume),
     )
 
@@ -228,7 +238,7 @@ def lock_walks(volume: int, top: int, ways: Sequence[tuple[Sequence[bytes], int]
 def walked_chunks(volume: int, top: int, names: Sequence[bytes], chunks: int) -> Statement:
     """The first chunks of the file at the end of a path."""
     return (
-        f"WITH RECURSIVE {_walk('walk')} SELECT node, idx, length(data), data FROM fusebackend.chunk"
+        f"WITH RECURSIVE {_walk('walk')} SELECT node, idx, length(data), data, made FROM fusebackend.chunk"
         " WHERE volume = %s AND idx < %s AND node = (SELECT node FROM walk WHERE depth = %s)",
         (top, volume, list(names), volume, chunks, len(names)),
     )
@@ -290,7 +300,7 @@ def children(volume: int, parent: int, after: bytes, limit: int) -> Statement:
 def chunks(volume: int, node: int, first: int, last: int, whole: Sequence[int]) -> Statement:
     """Chunks with their lengths, and their bytes but for those in `whole`."""
     return (
-        "SELECT node, idx, length(data), CASE WHEN idx = ANY(%s::int8[]) THEN NULL ELSE data END"
+        "SELECT node, idx, length(data), CASE WHEN idx = ANY(%s::int8[]) THEN NULL ELSE data END, made"
         " FROM fusebackend.chunk WHERE volume = %s AND node = %s AND idx BETWEEN %s AND %s",
         (list(whole), volume, node, first, last),
     )
@@ -298,7 +308,7 @@ def chunks(volume: int, node: int, first: int, last: int, whole: Sequence[int]) 
 
 def last_chunk(volume: int, node: int) -> Statement:
     return (
-        "SELECT c.node, c.idx, length(c.data), c.data FROM fusebackend.inode i JOIN fusebackend.chunk c"
+        "SELECT c.node, c.idx, length(c.data), c.data, c.made FROM fusebackend.inode i JOIN fusebackend.chunk c"
         " ON c.volume = i.volume AND c.node = i.node AND c.idx = i.size >> 16 WHERE i.volume = %s AND i.node = %s",
         (volume, node),
     )
@@ -335,17 +345,17 @@ def delete_names(volume: int, keys: Sequence[tuple[int, bytes]]) -> Statement:
     )
 
 
-_REPLACES = "ON CONFLICT (volume, parent, name) DO UPDATE SET node = EXCLUDED.node"
+_REPLACES = "ON CONFLICT (volume, parent, name) DO UPDATE SET node = EXCLUDED.node, made = EXCLUDED.made"
 
 
-def put_names(volume: int, rows: Sequence[tuple[int, bytes, int]]) -> Statement:
+def put_names(volume: int, rows: Sequence[tuple[int, bytes, int]], made: int) -> Statement:
     if len(rows) == 1:
-        return f"INSERT INTO fusebackend.dentry VALUES (%s, %s, %s, %s) {_REPLACES}", (volume, *rows[0])
+        return f"INSERT INTO fusebackend.dentry VALUES (%s, %s, %s, %s, %s) {_REPLACES}", (volume, *rows[0], made)
     parents, names, nodes = (list(column) for column in zip(*rows, strict=True))
     return (
-        "INSERT INTO fusebackend.dentry (volume, parent, name, node)"
-        f" SELECT %s, * FROM unnest(%s::int8[], %s::bytea[], %s::int8[]) {_REPLACES}",
-        (volume, parents, names, nodes),
+        "INSERT INTO fusebackend.dentry (volume, parent, name, node, made)"
+        f" SELECT %s, *, %s FROM unnest(%s::int8[], %s::bytea[], %s::int8[]) {_REPLACES}",
+        (volume, made, parents, names, nodes),
     )
 
 
@@ -392,28 +402,29 @@ def cut(volume: int, node: int, first: int) -> Statement:
     return "DELETE FROM fusebackend.chunk WHERE volume = %s AND node = %s AND idx >= %s", (volume, node, first)
 
 
-def put_chunks(volume: int, chunks: Mapping[tuple[int, int], Chunk]) -> list[Statement]:
-    put = "INSERT INTO fusebackend.chunk (volume, node, idx, data)"
-    replaces = "ON CONFLICT (volume, node, idx) DO UPDATE SET data = EXCLUDED.data"
+def put_chunks(volume: int, chunks: Mapping[tuple[int, int], Chunk], made: int) -> list[Statement]:
+    put = "INSERT INTO fusebackend.chunk (volume, made, node, idx, data)"
+    replaces = "ON CONFLICT (volume, node, idx) DO UPDATE SET data = EXCLUDED.data, made = EXCLUDED.made"
     if len(chunks) <= FEW:
-        query = f"{put} VALUES (%s, %s, %s, %s) {replaces}"
-        return [(query, (volume, *place, bytes(chunk.data))) for place, chunk in chunks.items()]
+        query = f"{put} VALUES (%s, %s, %s, %s, %s) {replaces}"
+        return [(query, (volume, made, *place, bytes(chunk.data))) for place, chunk in chunks.items()]
     values = (
         volume,
+        made,
         [node for node, _ in chunks],
         [index for _, index in chunks],
         [bytes(chunk.data) for chunk in chunks.values()],
     )
-    return [(f"{put} SELECT %s, * FROM unnest(%s::int8[], %s::int8[], %s::bytea[]) {replaces}", values)]
+    return [(f"{put} SELECT %s, %s, * FROM unnest(%s::int8[], %s::int8[], %s::bytea[]) {replaces}", values)]
 
 
-def put_xattrs(volume: int, node: int, values: Mapping[bytes, bytes]) -> list[Statement]:
+def put_xattrs(volume: int, node: int, values: Mapping[bytes, bytes], made: int) -> list[Statement]:
     return [
         ("DELETE FROM fusebackend.xattr WHERE volume = %s AND node = %s", (volume, node)),
         (
-            "INSERT INTO fusebackend.xattr (volume, node, name, value)"
-            " SELECT %s, %s, * FROM unnest(%s::bytea[], %s::bytea[])",
-            (volume, node, list(values), list(values.values())),
+            "INSERT INTO fusebackend.xattr (volume, made, node, name, value)"
+            " SELECT %s, %s, %s, * FROM unnest(%s::bytea[], %s::bytea[])",
+            (volume, made, node, list(values), list(values.values())),
         ),
     ]
 
@@ -481,10 +492,15 @@ def with_xattrs(volume: int, nodes: Sequence[int]) -> Statement:
     return query, (volume, list(nodes))
 
 
+def next_chunk(volume: int, node: int, index: int) -> Statement:
+    """The size of a file, and its first chunk from an index on, or null for none."""
+    return (
+        "SELECT i.nlink, i.size, (SELECT idx FROM fusebackend.chunk WHERE volume = i.volume AND node = i.node"
+        " AND idx >= %s ORDER BY idx LIMIT 1) FROM fusebackend.inode i WHERE i.volume = %s AND i.node = %s",
+        (index, volume, node),
+    )
+
+
 def accessed(volume: int, node: int, atime_ns: int) -> Statement:
     """Unless somebody is changing the node: then its times will have moved anyway."""
-    return (
-        "UPDATE fusebackend.inode SET atime_ns = %s WHERE volume = %s AND node IN (SELECT node FROM fusebackend.inode"
-        " WHERE volume = %s AND node = %s FOR UPDATE SKIP LOCKED) RETURNING node",
-        (atime_ns, volume, volume, node),
-    )
+    return "SELECT fusebackend.note_access(%s::int, %s, %s)", (volume, node, atime_ns)

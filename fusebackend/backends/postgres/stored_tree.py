@@ -10,11 +10,12 @@ import contextlib
 import itertools
 import stat
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fusebackend.backends.postgres import feed, statements
 from fusebackend.backends.postgres.host_session import Session, opening
+from fusebackend.backends.postgres.old_rows import Newest
 from fusebackend.backends.postgres.statements import StoredInode
 from fusebackend.backends.postgres.transaction import Transaction, Walk, Wanted, gone
 from fusebackend.backends.postgres.unsynced import Unsynced
@@ -24,7 +25,7 @@ from fusebackend.base.stamps import CLOCK
 from fusebackend.databases.pipeline import COMMIT, Rows, Statement, send
 from fusebackend.databases.postgres import REPEATABLE, Connections, translate_errors
 from fusebackend.protocol import ROOT_NODE, Change, Changes
-from fusebackend.volumes.chunks import Chunk
+from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT, Chunk
 from fusebackend.volumes.damage import Damage
 from fusebackend.volumes.posix import TreeVolume
 from fusebackend.volumes.storage import Inode
@@ -45,6 +46,7 @@ class _Scope(threading.local):
     def __init__(self) -> None:
         self.transaction: Transaction | None = None
         self.view: Any = None  # a connection in the middle of a transaction that only reads
+        self.newest = 0  # snapshot, where the thread has the lock of changes alone
         self.way: dict[tuple[int, bytes], Sequence[Any]] = {}  # names that are about to be looked up
         self.nested: list[Changes] = []
         self.lost_names: list[int] = []
@@ -81,6 +83,9 @@ class StoredTree(TreeVolume):
         self._is_shared = is_shared
         self._scope = _Scope()
         self._damage = Damage(f"volume {volume_id} of the database")
+        self._newest = Newest(volume_id, is_shared=is_shared)
+        self._unsnapped = True
+        """Whether something may have changed since the newest snapshot; not known at first."""
 
     @property
     def session(self) -> str:
@@ -130,11 +135,13 @@ class StoredTree(TreeVolume):
             with translate_errors():
                 raise
 
-    def _begun(self, connection: Connection[Any], version: int, **options: bool) -> Transaction:
+    def _begun(self, connection: Connection[Any], version: int, newest: int = 0, **options: bool) -> Transaction:
         """A transaction on a connection; see `Transaction` for the options."""
         opened = opening(shared=self._is_shared)
         ask = self._unsynced.ask() if self._is_shared else None
-        transaction = Transaction(connection, self.id, version, opened, ask, **options)
+        transaction = Transaction(
+            connection, self.id, version, opened, ask, snapshots=self._newest, newest=newest, **options
+        )
         if ask is None:
             transaction.incarnation = self._unsynced.incarnation(connection)
         return transaction
@@ -156,6 +163,7 @@ class StoredTree(TreeVolume):
                 xid = int(rows[0][0]) if rows else xid
             finally:  # it may have happened without an answer
                 self._session.announce(payloads, xid)
+            self._unsnapped = self._unsnapped or bool(transaction.before)
             self._unsynced.committed(
                 transaction.incarnation,
                 transaction.before,
@@ -191,15 +199,25 @@ class StoredTree(TreeVolume):
             return
         scope.nested = [changes]
         try:
-            with translate_errors(), self._connections.leased(self._begin_alone) as connection:
-                version = self._session.new_version()
-                begun = self._begun(connection, version, exclusive=True, begun=True, durable=True)
-                with self._transaction(begun):
-                    yield changes
+            with self._alone(durable=True):
+                yield changes
         except BaseException:
             self._tell_all(scope.nested, reports=False)
             raise
         self._tell_all(scope.nested, reports=True)
+
+    @contextlib.contextmanager
+    def _alone(self, *, durable: bool) -> Iterator[Transaction]:
+        """A transaction of this thread that has the volume for itself.
+
+        Args:
+            durable: it is on the server's disk at the end.
+        """
+        with translate_errors(), self._connections.leased(self._begin_alone) as connection:
+            version, newest = self._session.new_version(), self._scope.newest
+            begun = self._begun(connection, version, newest, exclusive=True, begun=True, durable=durable)
+            with self._transaction(begun) as transaction:
+                yield transaction
 
     def change_as_one(self, work: Callable[[Changes], T], *paths: str, removes: bool = False, reads: bool = False) -> T:
         """As in `NativeVolume`: one transaction, which locks what it changes, and is repeated if it was overtaken.
@@ -240,7 +258,8 @@ class StoredTree(TreeVolume):
         if not self._is_shared:
             self._unsynced.incarnation(connection)
         opened = opening(shared=self._is_shared)
-        send(connection, [*opened, statements.lock_changes(self.id, exclusive=True)])
+        *_, locked = send(connection, [*opened, statements.lock_changes(self.id, exclusive=True)])
+        self._scope.newest = self._newest.of(connection, locked[0][1])
 
     def _tell_all(self, found: Sequence[Changes], *, reports: bool) -> None:
         """A failed change is announced as well: it may have happened, and if not, an invalidation does no harm."""
@@ -406,3 +425,18 @@ def _names_of(path: str) -> tuple[bytes, ...]:
         return tuple(names_of(path))
     except (PathError, OSError):
         return ()
+
+
+def cut_out(file_bytes: int, chunks: Mapping[int, bytes], offset: int, size: int) -> bytes:
+    """Part of a file, from the chunks that are there."""
+    end = min(offset + size, file_bytes)
+    pieces: list[bytes] = []
+    while offset < end:
+        index, start = offset >> CHUNK_SHIFT, offset & (CHUNK_BYTES - 1)
+        length = min(end - offset, CHUNK_BYTES - start)
+        piece = chunks.get(index, b"")[start : start + length]
+        pieces.append(piece)
+        if len(piece) < length:
+            pieces.append(bytes(length - len(piece)))
+        offset += length
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)

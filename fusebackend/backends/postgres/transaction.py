@@ -9,7 +9,8 @@ for its names, that of a file for its chunks and attributes. `RENAME_LOCK` stand
 rename of one takes it alone, so that two of them on two hosts can't make a ring, and a change that walks paths takes it
 shared, so that they stay what they are. Rows are locked in the order of their numbers, so single operations never
 deadlock; those that wait for one stand in line (`TURN_LOCK`). An `exclusive` change has `CHANGE_LOCK` for itself and
-locks no rows: no other change is under way.
+locks no rows: no other change is under way. So is a snapshot taken: a change knows from its lock which one is the
+newest (`newest`), and keeps for it what it replaces (`old_rows.py`).
 
 What a change of several operations has read without a lock, on its way down a path, is compared when its row is locked.
 If it has changed meanwhile, the whole change is repeated (`overtaken`), as after a deadlock.
@@ -23,7 +24,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from fusebackend.backends.postgres import statements
+from fusebackend.backends.postgres import old_rows, statements
+from fusebackend.backends.postgres.old_rows import Newest
 from fusebackend.backends.postgres.statements import StoredInode
 from fusebackend.backends.postgres.unsynced import WAIT_FOR_DISK
 from fusebackend.base.errors import oserror
@@ -106,6 +108,8 @@ class Transaction:
         begun: it has been begun, and has taken its locks.
         several: it is a change of several operations.
         renames: it may rename directories; one of several operations may not otherwise.
+        snapshots: which one is the newest.
+        newest: the number of that one, for a transaction that has begun.
         opening: the statements that begin it.
         ask: the statement that returns the server's incarnation, if the connection does not tell it.
 
@@ -122,17 +126,22 @@ class Transaction:
         opening: Sequence[Statement] = (BEGIN,),
         ask: Statement | None = None,
         *,
+        snapshots: Newest,
         durable: bool = False,
         exclusive: bool = False,
         begun: bool = False,
         several: bool = False,
         renames: bool = False,
+        newest: int = 0,
     ) -> None:
         self.connection = connection
         self._volume = volume
         self._exclusive = exclusive
         self._several = several
         self._renames = renames
+        self._snapshots = snapshots
+        self._count: int | None = None  # with which the lock has come
+        self._newest = newest
         self.durable = durable
         self._opening = opening
         self._ask = ask
@@ -159,6 +168,9 @@ class Transaction:
         self._set_xattrs: dict[int, StoredInode] = {}
         self._nameless: dict[int, int] = {}  # node → the session that still uses it
         self._pending_bytes = 0
+        # What the tables have of it, for the newest snapshot:
+        self._replaced: set[tuple[int, bytes]] = set()  # names that led somewhere else
+        self._made: dict[tuple[int, int], int] = {}  # `made` of chunks
         self._changes: list[Change] = []
         self._walked: set[int] = set()  # nodes of paths whose rows have been locked
         self._target: int | None = None  # the end of the path that was walked last
@@ -168,6 +180,16 @@ class Transaction:
         """Whether the whole of it is done again after an error of `REPEATABLE`."""
         return self._several
 
+    def ask(self, statement: Statement) -> Rows:
+        """The rows of a statement of the caller's."""
+        found: Rows = []
+        self._send([(statement, found.extend)])
+        return found
+
+    def announce(self, change: Change) -> None:
+        """Have other hosts told of it with the commit."""
+        self._changes.append(change)
+
     # -- fetching ----------------------------------------------------------------------------------------------
 
     def fetch(self, wanted: Wanted, *, lock: bool = True) -> None:
@@ -176,6 +198,7 @@ class Transaction:
         turns: set[int] = set()
         if lock and not wanted.rename:  # `RENAME_LOCK` comes first: a change that walks has it when it takes its turn
             turns = {*wanted.nodes, *(parent for parent, _ in wanted.entries)}
+        begins = not self._begun
         batch = self._beginning(wanted.walks, sorted(turns))
         if wanted.rename and lock and not self._several:
             batch.append((statements.lock_renames(volume, wanted.entries), self._take_renames))
@@ -209,6 +232,8 @@ class Transaction:
         if wanted.xattrs and wanted.xattrs not in self._set_xattrs:
             batch.append((statements.xattrs(volume, wanted.xattrs), lambda c: self._take_xattrs(wanted.xattrs, c)))
         self._send(batch)
+        if begins and not self._snapshots.is_shared:
+            self._look_for_newest()
         self._note_names(entries, sure=lock)
         if before != [self._names[entry] for entry in guessed]:
             self._fail(overtaken())
@@ -230,9 +255,12 @@ class Transaction:
             if self._ask is not None:
                 batch.append((self._ask, self._take_incarnation))
             if self._several and not self._exclusive:
-                batch.append((statements.lock_paths(volume, self._renames), None))
+                batch.append((statements.lock_paths(volume, self._renames), self._take_lock))
             else:
-                batch.append((statements.lock_changes(volume, self._exclusive, turns), None))
+                lock = statements.lock_changes(volume, self._exclusive, turns)
+                batch.append((lock, self._take_lock))
+            if self._snapshots.is_shared:
+                batch.append((self._snapshots.ask, self._take_newest))
         if walks and not self._exclusive:
             ways = [(walk.names, 2 if walk.removes else 1) for walk in walks]
             batch.append((statements.lock_walks(volume, ROOT_NODE, ways), self._take_walked))
@@ -302,7 +330,7 @@ class Transaction:
 
     def _known_blocks(self, node: int, first: int) -> int | None:
         """The blocks of the chunks from `first` on, if all of them are in memory."""
-        if not (self._exclusive or node in self._locked) or node in self._cuts:
+        if not (self._exclusive or node in self._locked) or node in self._cuts or node not in self._inodes:
             return None
         indices = range(first, self._last_chunk(node) + 1)
         if len(indices) > len(self._chunks) or any((node, index) not in self._chunks for index in indices):
@@ -324,6 +352,20 @@ class Transaction:
 
     def _take_incarnation(self, rows: Rows) -> None:
         self.incarnation = rows[0][0] if rows else ""
+
+    def _take_lock(self, rows: Rows) -> None:
+        self._count = rows[0][1]
+
+    def _look_for_newest(self) -> None:
+        known = self._snapshots.known(self.connection, self._count)
+        if known is not None:
+            self._newest = known
+            return
+        self._send([(self._snapshots.ask, self._take_newest)])
+        self._snapshots.note(self.connection, self._count, self._newest)
+
+    def _take_newest(self, rows: Rows) -> None:
+        self._newest = self._snapshots.answer(rows)
 
     def _take_inodes(self, rows: Rows) -> None:
         for row in rows:
@@ -388,7 +430,8 @@ class Transaction:
 
     def _take_chunks(self, rows: Rows) -> None:
         """A chunk without bytes is about to be replaced as a whole: zeros stand in for it."""
-        for node, index, size, data in rows:
+        for node, index, size, data, made in rows:
+            self._made[node, index] = made
             if self._chunks.get((node, index)) is None:
                 self._chunks[node, index] = Chunk(bytes(size) if data is None else data)
 
@@ -440,6 +483,8 @@ class Transaction:
         return self._names[parent, name]
 
     def set_child(self, parent: int, name: bytes, node: int | None) -> None:
+        if self._newest and self._names.get((parent, name), 0) is not None:
+            self._replaced.add((parent, name))
         self._names[parent, name] = self._set_names[parent, name] = node
         if node is not None:
             self._empty.discard(parent)
@@ -567,13 +612,13 @@ class Transaction:
         volume = self._volume
         self._changes += [Change(node=node) for node in self._changed]
         self._changes += [Change(node, parent, name) for (parent, name), node in self._set_names.items()]
-        batch: list[Statement] = []
+        batch = self._keeping() if self._newest else []
         gone = [key for key, node in self._set_names.items() if node is None]
         here = [(*key, node) for key, node in self._set_names.items() if node is not None]
         if gone:
             batch.append(statements.delete_names(volume, gone))
         if here:
-            batch.append(statements.put_names(volume, here))
+            batch.append(statements.put_names(volume, here, self._newest))
         batch += [statements.cut(volume, node, first) for node, first in self._cuts.items()]
         for inode in self._changed.values():
             self.before.setdefault(inode.node, inode.version)
@@ -581,6 +626,7 @@ class Transaction:
                 self.unnamed.add(inode.node)
             inode.version = self.version
             inode.settle_times()
+            inode.made = max(inode.made, self._newest)
         added = [inode for inode in self._changed.values() if inode.is_new]
         updated = [inode for inode in self._changed.values() if not inode.is_new]
         if added:
@@ -588,11 +634,33 @@ class Transaction:
         if updated:
             batch += statements.update_inodes(volume, updated)
         if self._set_chunks:
-            batch += statements.put_chunks(volume, self._set_chunks)
+            batch += statements.put_chunks(volume, self._set_chunks, self._newest)
         for inode in self._set_xattrs.values():
-            batch += statements.put_xattrs(volume, inode.node, inode.xattrs or {})
+            batch += statements.put_xattrs(volume, inode.node, inode.xattrs or {}, self._newest)
         if self._nameless:
             batch.append(statements.put_nameless(volume, self._nameless))
         for inode in added:
             inode.is_new = False
+        return batch
+
+    def _keeping(self) -> list[Statement]:
+        """Keep what the newest snapshot has of the rows that are about to be changed. Most were kept before."""
+        volume, newest = self._volume, self._newest
+        batch: list[Statement] = []
+        if self._replaced:
+            batch.append(old_rows.keep_names(volume, list(self._replaced), newest))
+            self._replaced.clear()
+        older = [inode.node for inode in self._changed.values() if inode.made < newest and not inode.is_new]
+        if older:
+            batch.append(old_rows.keep_inodes(volume, older, newest))
+        xattrs = [inode.node for inode in self._set_xattrs.values() if not inode.is_new]
+        if xattrs:
+            batch.append(old_rows.keep_xattrs(volume, xattrs, newest))
+        batch += [old_rows.keep_cut(volume, node, first, newest) for node, first in self._cuts.items()]
+        places: dict[int, list[int]] = {}
+        for node, index in self._set_chunks:
+            if self._made.get((node, index), newest) < newest:
+                places.setdefault(node, []).append(index)
+                self._made[node, index] = newest
+        batch += [old_rows.keep_chunks(volume, node, indices, newest) for node, indices in places.items()]
         return batch

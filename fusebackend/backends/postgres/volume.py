@@ -9,6 +9,8 @@ no lock, and any number of them run at once. Nothing is kept in memory that anot
 which keeps all other changes of the volume out, on every host; and in `viewing` all reads see one state. All of them
 belong to the thread that entered them.
 
+A snapshot is taken by a change that keeps all others out, and knows nothing of files (`old_rows.py`).
+
 Durability: a commit of the agent face waits for the server's disk, one of the kernel face does not. `fsync` is a commit
 that waits, for all commits before it, by any host; `unsynced.py` has it fail where a crash of the server has taken what
 it is about. When the connection is lost between a commit and its answer, the outcome is unknown, and the call fails
@@ -28,16 +30,29 @@ from typing import Any, Literal, TypeVar
 from fusebackend.backends.postgres import schema, statements
 from fusebackend.backends.postgres.feed import VolumeFeed
 from fusebackend.backends.postgres.host_session import Session, configure, configure_shared
+from fusebackend.backends.postgres.snapshots import Snapshots
 from fusebackend.backends.postgres.statements import StoredInode
-from fusebackend.backends.postgres.stored_tree import StoredTree
+from fusebackend.backends.postgres.stored_tree import StoredTree, cut_out
 from fusebackend.backends.postgres.transaction import Wanted, gone
 from fusebackend.backends.postgres.uses import BareNodes, Uses
 from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import now_ns
 from fusebackend.databases.postgres import Connections
-from fusebackend.protocol import ROOT_NODE, Attr, AttrChanges, Caller, Change, Features, Link, StatFs
+from fusebackend.protocol import (
+    ROOT_NODE,
+    Attr,
+    AttrChanges,
+    Caller,
+    Change,
+    Features,
+    Link,
+    Snapshot,
+    SnapshotVolume,
+    StatFs,
+    Volume,
+)
 from fusebackend.volumes import posix as tree
-from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT
+from fusebackend.volumes.chunks import CHUNK_SHIFT
 from fusebackend.volumes.damage import is_in_range
 
 log = logging.getLogger(__name__)
@@ -47,11 +62,14 @@ T = TypeVar("T")
 CONNECTIONS = 16
 """Operations that run at once. A mount may ask for four times as many; a server takes 100 from all hosts together."""
 
+SNAPSHOTS = Change(parent=0)
+"""In the change feed: snapshots have been taken or deleted. No directory has the node 0."""
+
 FREE_BLOCKS = 1 << 38
 """Of 4 KiB: a server does not tell how much room it has, so `df` shows 1 PiB."""
 
 
-class PostgresVolume(StoredTree):
+class PostgresVolume(StoredTree, SnapshotVolume):
     """See the module's docstring.
 
     Args:
@@ -94,6 +112,7 @@ class PostgresVolume(StoredTree):
             session = Session(feed or conninfo, number, uses, self._feed, pool)
             undo.callback(session.close)
             super().__init__(pool, number, session, uses, last_writer_wins=conflict == "last-writer", is_shared=shared)
+            self._snapshots = Snapshots(number, self._connections.query)
             self._require_root()
             session.run(lambda connection: self._feed.start(connection, self.changed_elsewhere, self._feed_became))
             undo.pop_all()
@@ -317,7 +336,7 @@ class PostgresVolume(StoredTree):
         if stat.S_ISDIR(inode.mode):
             raise oserror(errno.EISDIR)
         self._note_access(inode)
-        return _cut_out(inode.size, chunks, offset, size)
+        return cut_out(inode.size, chunks, offset, size)
 
     def _note_access(self, attr: Attr) -> None:
         if tree.is_access_noted(attr) and self._scope.view is None:
@@ -332,12 +351,57 @@ class PostgresVolume(StoredTree):
             self._require_used(node)
         return inode, {row[-2]: row[-1] for row in rows if row[-2] is not None}
 
+    def next_data(self, node: int, offset: int) -> int | None:
+        if self._scope.transaction is not None:
+            return self._change(Wanted(nodes=(node,)), super().next_data, node, offset)
+        rows = self._query(statements.next_chunk(self.id, node, offset >> CHUNK_SHIFT))
+        if not rows:
+            raise gone()
+        nlink, size, index = rows[0]
+        if nlink == 0:
+            self._require_used(node)
+        return None if index is None or offset >= size else max(offset, index << CHUNK_SHIFT)
+
     def write(self, node: int, offset: int, data: bytes) -> int:
         wanted = Wanted(nodes=(node,), write=(node, offset, len(data)))
         return self._change(wanted, super().write, node, offset, data)
 
     def append(self, node: int, data: bytes) -> int:
         return self._change(Wanted(nodes=(node,), append=node), super().append, node, data)
+
+    # -- snapshots ---------------------------------------------------------------------------------------------
+
+    @property
+    def is_changed(self) -> bool:
+        """As far as this host has been told."""
+        return self._unsnapped
+
+    def snapshot_bytes(self) -> int:
+        return self._snapshots.kept_bytes()
+
+    def snapshots(self) -> Sequence[Snapshot]:
+        return self._snapshots.all()
+
+    def take_snapshot(self, name: str) -> Snapshot:
+        self._unsnapped = False  # before: what is changed meanwhile may be in it or not
+        try:
+            with self._alone(durable=False) as transaction:
+                taken = self._snapshots.take(transaction, name)
+                transaction.announce(SNAPSHOTS)
+        except BaseException:
+            self._unsnapped = True
+            raise
+        return taken
+
+    def delete_snapshot(self, name: str) -> None:
+        with self._alone(durable=False) as transaction:
+            number = self._snapshots.delete(transaction, name)
+            transaction.announce(SNAPSHOTS)
+        self._snapshots.deleted(number)
+        self._session.prune()
+
+    def snapshot(self, name: str) -> Volume:
+        return self._snapshots.view(name)
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -375,6 +439,16 @@ class PostgresVolume(StoredTree):
 
     def changed_elsewhere(self, changes: Sequence[Change]) -> None:
         """Other hosts have made these changes: open nodes may have lost their names."""
+        if self.on_snapshot is not None and not {SNAPSHOTS, Change()}.isdisjoint(changes):
+            try:
+                for name in self._snapshots.news():
+                    self.on_snapshot(name)
+            except OSError as error:  # told again when the connection is back
+                log.info("which snapshots there are can't be read yet: %s", error)
+        changes = [change for change in changes if change != SNAPSHOTS]
+        if not changes:
+            return
+        self._unsnapped = True
         for change in changes:
             if change.node is not None or change == Change():
                 self._bare.changed(change.node)
@@ -392,18 +466,3 @@ class PostgresVolume(StoredTree):
                 self._connections.run(self._unsynced.sync)
             except OSError as error:
                 log.info("whether PostgreSQL has lost changes shows at the next fsync: %s", error)
-
-
-def _cut_out(file_bytes: int, chunks: dict[int, bytes], offset: int, size: int) -> bytes:
-    """Part of a file, from the chunks that are there."""
-    end = min(offset + size, file_bytes)
-    pieces: list[bytes] = []
-    while offset < end:
-        index, start = offset >> CHUNK_SHIFT, offset & (CHUNK_BYTES - 1)
-        length = min(end - offset, CHUNK_BYTES - start)
-        piece = chunks.get(index, b"")[start : start + length]
-        pieces.append(piece)
-        if len(piece) < length:
-            pieces.append(bytes(length - len(piece)))
-        offset += length
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)

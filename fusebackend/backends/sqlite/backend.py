@@ -2,9 +2,10 @@
 
 Changes gather in memory, in the `DirtyBuffer`: inodes, names, chunks, extended attributes. A flush writes all of them
 in one transaction and empties the buffer, so the file is at every moment a consistent prefix of the changes. Flushes
-happen half a second after a change, when the buffer passes its bounds, and at fsync, which then syncs the WAL: only an
-fsync waits for the disk. A flush that fails (disk full) is rolled back and loses nothing: the buffer stays, and the
-next write or sync gets the error.
+happen half a second after a change, when the buffer passes its bounds, and at the fsync of many changes, which then
+syncs the WAL. Few changes are appended to the sync log instead (`sync_log.py`), and flushed later. Only an fsync waits
+for the disk. A flush that fails (disk full) is rolled back and loses nothing: the buffer stays, and the next write or
+sync gets the error.
 
 `schema.py` documents the tables. One connection is used under `lock` from any thread. A second one, in the flusher's
 thread, moves the WAL into the file (checkpoint) and brings the index up to date (`index.py`), without the lock. Each
@@ -18,22 +19,28 @@ import errno
 import functools
 import logging
 import os
+import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-from fusebackend.backends.sqlite import schema
-from fusebackend.backends.sqlite.flusher import Flusher
+from fusebackend.backends.sqlite import redo, schema
+from fusebackend.backends.sqlite.flusher import Flusher, Worker
 from fusebackend.backends.sqlite.index import Indexer, IndexWalk
 from fusebackend.backends.sqlite.old_rows import Pruner
 from fusebackend.backends.sqlite.snapshots import Snapshots
 from fusebackend.backends.sqlite.stored_tree import StoredTree, sqlite_errors
+from fusebackend.backends.sqlite.sync_log import RECORD_BYTES, SyncLog
+from fusebackend.backends.sqlite.unlogged import Unlogged
 from fusebackend.base.errors import oserror
 from fusebackend.databases.sqlite import transaction
-from fusebackend.protocol import Features, GrepResult, OnExists, Snapshot, SnapshotVolume, StatFs, Volume
+from fusebackend.protocol import Changes, Features, GrepResult, OnExists, Snapshot, SnapshotVolume, StatFs, Volume
 from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.search import grep_files
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MAX_DIRTY_BYTES = 16 << 20
 MAX_DIRTY_ITEMS = 4000
@@ -52,16 +59,25 @@ FULL_RETRY_S = 0.2
 """After a failed flush, how long writes are refused before the next one tries again."""
 
 
+SYNCS_BEFORE_LOG = 2
+"""The first syncs flush. Then the log is made, which takes some milliseconds."""
+
+
 class SqliteVolume(StoredTree, SnapshotVolume):
     """The kernel face of `SqliteBackend`."""
 
     features = Features()
 
+    identity = schema.APPLICATION_ID
+    """The application id of its file."""
+    has_sync_log = True
+    """Whether small syncs go to the sync log. A subclass whose dirty buffer has more than a volume's has none."""
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         name = os.path.realpath(path)  # SQLite puts the WAL beside the file, not beside a link to it
         self._claim = schema.FileClaim(name)
         try:
-            db = schema.connect(name)
+            db = schema.connect(name, self.identity)
         except BaseException:
             self._claim.release()
             raise
@@ -71,15 +87,17 @@ class SqliteVolume(StoredTree, SnapshotVolume):
         self._checkpoint_after = 0.0
         self._wal_fd = -1
         self._commits, self._synced = 1, 0  # transactions that were committed; and how many of them a sync has followed
+        self._flushing_syncs = 0
         self._gone_since = 0.0
         self._closed = False
+        self._is_at_once = False  # the dirty buffer grows beyond its bounds, and is flushed as a whole
         self._unsnapped = True
         """Whether the file has changes since the newest snapshot; not known when it is opened."""
         try:
             super().__init__(db, name)
             self._snapshots = Snapshots(db, name)
-            workers = Pruner(), Indexer(name)
-            self._flusher = Flusher(name, self.lock, self.write_back, self._wal_bytes, workers)
+            self._log = self._redo()
+            self._flusher = Flusher(name, self.lock, self._flush_behind, self._wal_bytes, self._workers())
             self._free_orphans()
         except OSError as error:
             db.close()
@@ -87,6 +105,10 @@ class SqliteVolume(StoredTree, SnapshotVolume):
             reason = error.__cause__ or error.strerror
             raise schema.VolumeFileError(error.errno, f"'{name}' can't be opened as a volume: {reason}") from None
         self._flusher.start()
+
+    def _workers(self) -> Sequence[Worker]:
+        """Work in the background, on the flusher's connection."""
+        return Pruner(), Indexer(self.path)
 
     # -- writing back ------------------------------------------------------------------------------------------
 
@@ -103,10 +125,21 @@ class SqliteVolume(StoredTree, SnapshotVolume):
             if time.monotonic() - self._failed_at < FULL_RETRY_S:
                 raise oserror(self._failed.errno or errno.EIO)
             self.write_back()
-        elif dirty.bytes >= MAX_DIRTY_BYTES or dirty.items >= MAX_DIRTY_ITEMS:
+        elif (dirty.bytes >= MAX_DIRTY_BYTES or dirty.items >= MAX_DIRTY_ITEMS) and not self._is_at_once:
             self.write_back()
         if self._dirty.bytes + size > self._room_bytes:
             self._find_room(size)
+
+    def change_at_once(self, work: Callable[[Changes], T]) -> T:
+        def at_once(changes: Changes) -> T:
+            self.write_back()
+            self._is_at_once = True
+            try:
+                return work(changes)
+            finally:
+                self._is_at_once = False
+
+        return super().change_at_once(at_once)
 
     def _find_room(self, size: int) -> None:
         """Measure the room on the disk; if that is too little, once more after freeing as much as possible."""
@@ -143,7 +176,9 @@ class SqliteVolume(StoredTree, SnapshotVolume):
         """Write the dirty buffer to the file in one transaction. After an error nothing is written and nothing lost."""
         with self.lock:
             try:
-                if self._dirty:
+                if self._dirty or self._unlogged or self._log.written > self._log.flushed:
+                    if self.before_commit is not None:
+                        self.before_commit()
                     with sqlite_errors():
                         self._write_dirty()
                     self._room_bytes = 0  # look again before the next write
@@ -195,6 +230,10 @@ class SqliteVolume(StoredTree, SnapshotVolume):
             self._dirty.write(self._db, self._new_row, self._snapshots.newest)
             if self._next_node != self._stored_next_node:
                 self._db.execute("UPDATE meta SET value = ? WHERE key = 'next_node'", (self._next_node,))
+            number = self._log.number + 1
+            if self._log.salt:
+                redo.store(self._db, self._log.salt, number)
+        self._log.number = self._log.flushed = number
         self._commits += 1
 
     def _wal_bytes(self) -> int:
@@ -206,24 +245,79 @@ class SqliteVolume(StoredTree, SnapshotVolume):
     # -- durability and life -----------------------------------------------------------------------------------
 
     def fsync(self, node: int, datasync: bool = False) -> None:
-        """Flush everything, then sync the WAL: SQLite's NORMAL commits don't, and a FULL one would hold the lock.
+        """Make all changes durable: a few of them in the sync log, many with a flush.
 
         All of the volume is synced, as by a journal: a name is as durable as the file under it. So of many files that
         are synced one after another, the first waits for the disk.
         """
-        self.write_back()
-        commits = self._commits
-        if self._synced >= commits:
-            return
-        if self._wal_fd < 0:
-            with self.lock:
-                if self._wal_fd < 0:
-                    self._wal_fd = os.open(self.path + "-wal", os.O_RDWR | os.O_CLOEXEC)
-        os.fdatasync(self._wal_fd)
-        self._synced = max(self._synced, commits)
+        number = self._log_changes()
+        if number is None or not self._log.sync(number):
+            self._flush_and_sync()
 
     def sync(self) -> None:
-        self.fsync(0)
+        self._flush_and_sync()
+
+    def _log_changes(self) -> int | None:
+        """Append what was changed since the last record. Returns the number to be synced; None if a flush is due."""
+        with self.lock:
+            log, unlogged = self._log, self._unlogged
+            # A record is of use on top of the tables that it was made for: those must be on the disk before it.
+            if not log.is_open or self._synced < self._commits or self._failed is not None or self.trouble is not None:
+                return None
+            if not unlogged:
+                return log.written
+            if not unlogged.is_small(RECORD_BYTES):
+                return None
+            if self.before_commit is not None:
+                self.before_commit()
+            if not log.append(unlogged.encode(self._next_node)):
+                return None
+            self._dirty.were_logged(unlogged)
+            self._unlogged = Unlogged()
+            return log.written
+
+    def _flush_and_sync(self) -> None:
+        """Flush everything, then sync the WAL: SQLite's NORMAL commits don't, and a FULL one would hold the lock."""
+        with self.lock:
+            if self.has_sync_log and self._log.can_start and (self._dirty or self._unlogged):
+                self._flushing_syncs += 1
+                if self._flushing_syncs == SYNCS_BEFORE_LOG:
+                    self._log.salt = secrets.randbits(62) + 1
+            self.write_back()
+        commits = self._commits
+        if self._synced < commits:
+            if self._wal_fd < 0:
+                with self.lock:
+                    if self._wal_fd < 0:
+                        self._wal_fd = os.open(self.path + "-wal", os.O_RDWR | os.O_CLOEXEC)
+            os.fdatasync(self._wal_fd)
+            self._synced = max(self._synced, commits)
+        with self.lock:
+            if self._log.salt and self._synced == self._commits and not self._unlogged and not self._dirty:
+                self._start_log()
+
+    def _start_log(self) -> None:
+        """The tables have everything on the disk: start the log, or start it anew."""
+        if self._log.is_open:
+            self._log.rewind()
+        elif self._log.can_start:
+            try:
+                self._log.start()
+            except OSError as error:
+                log.warning("each fsync writes to the tables of %s: %s: %s", self.path, self._log.path, error.strerror)
+
+    def _flush_behind(self) -> None:
+        """Flush in the background. Where the log is in use, sync as well, so that the next `fsync` need not."""
+        self.write_back()
+        if self._log.is_used:
+            self._flush_and_sync()
+
+    def _redo(self) -> SyncLog:
+        """Apply the records of a log that a crash has left."""
+        with sqlite_errors():
+            next_node = redo.redo(self._db, self.path, self._damage, self._new_row, self._snapshots.newest)
+            self._next_node = max(self._next_node, next_node)
+            return SyncLog(self.path, redo.state(self._db)[1])
 
     def close(self) -> None:
         with self.lock:
@@ -234,7 +328,8 @@ class SqliteVolume(StoredTree, SnapshotVolume):
         with self.lock:
             try:
                 try:
-                    self.fsync(0)
+                    self._flush_and_sync()
+                    self._log.remove()
                 finally:
                     with sqlite_errors():
                         self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -243,6 +338,7 @@ class SqliteVolume(StoredTree, SnapshotVolume):
                 self._db.close()
                 if self._wal_fd >= 0:
                     os.close(self._wal_fd)
+                self._log.close()
                 self._claim.release()
 
     def statfs(self) -> StatFs:
@@ -272,8 +368,7 @@ class SqliteVolume(StoredTree, SnapshotVolume):
         return self._snapshots.kept_bytes()
 
     def snapshots(self) -> Sequence[Snapshot]:
-        with self.lock:
-            return list(self._snapshots)
+        return self._snapshots.listed
 
     def take_snapshot(self, name: str) -> Snapshot:
         with self.lock:
@@ -299,7 +394,8 @@ class SqliteVolume(StoredTree, SnapshotVolume):
 
     def _give_up_snapshot(self) -> bool:
         """Delete the oldest snapshot that may go, and free at once what it alone needs. False if there is none."""
-        name = next((each.name for each in self._snapshots if self.may_go is not None and self.may_go(each.name)), None)
+        names = (each.name for each in self._snapshots.listed)
+        name = next(filter(self.may_go, names), None) if self.may_go is not None else None
         if name is None:
             return False
         log.warning("the disk under %s is full: snapshot '%s' goes", self.path, name)

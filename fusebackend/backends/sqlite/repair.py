@@ -16,9 +16,10 @@ import sqlite3
 import stat
 import time
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import NamedTuple
 
-from fusebackend.backends.sqlite import schema
+from fusebackend.backends.sqlite import redo, schema
 from fusebackend.backends.sqlite.check import (
     BROKEN_SNAPSHOT,
     BYTES,
@@ -40,9 +41,13 @@ from fusebackend.backends.sqlite.check import (
     describe,
     drift,
 )
+from fusebackend.backends.sqlite.old_rows import Newest
+from fusebackend.backends.sqlite.stored_tree import MAX_ROW
+from fusebackend.backends.sqlite.sync_log import log_path, pending
 from fusebackend.databases.sqlite import open_file, transaction
 from fusebackend.protocol import ROOT_NODE
 from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT, allocated_blocks
+from fusebackend.volumes.damage import Damage
 from fusebackend.volumes.posix import DIRECTORY_BYTES
 from fusebackend.volumes.storage import MAX_FILE_BYTES
 
@@ -86,6 +91,7 @@ def repair(path: str | os.PathLike[str]) -> Repair:
         connection = open_file(name, "mode=rw")
         try:
             schema.set_up(connection)
+            found += _redo(connection, name)
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")
             return Repair(found, *_mend(connection, _index_is_readable(name)))
         except _DamagedPages as error:
@@ -96,6 +102,27 @@ def repair(path: str | os.PathLike[str]) -> Repair:
             connection.close()
     finally:
         claim.release()
+
+
+def _redo(db: sqlite3.Connection, name: str) -> list[str]:
+    """Apply the sync log, whose records would not fit a mended file. A log that can't be applied gets another name, and
+    is one more problem."""
+    salt, number = redo.state(db)
+    if not salt or next(pending(name, salt, number), None) is None:
+        return []
+    try:
+        with transaction(db):
+            db.execute("REINDEX")
+            if pages := [line for line in damaged_pages(db) if "FTS5" not in line]:
+                raise _DamagedPages(pages)
+        last = int(db.execute("SELECT max(id) FROM chunk").fetchone()[0] or 0)
+        last = max(last, int(db.execute("SELECT max(next_chunk) FROM snapshot").fetchone()[0] or 0))
+        redo.redo(db, name, Damage(f"the volume file {name}"), count(last + 1).__next__, Newest.of(db))
+        return []
+    except (OSError, sqlite3.Error, TypeError, ValueError) as error:
+        aside = f"{log_path(name)}.unapplied"
+        os.replace(log_path(name), aside)
+        return [f"the synced changes in the log can't be applied, and are kept in {aside}: {error}"]
 
 
 def _mend(db: sqlite3.Connection, index_is_readable: bool) -> tuple[list[str], int]:
@@ -112,6 +139,8 @@ def _mend(db: sqlite3.Connection, index_is_readable: bool) -> tuple[list[str], i
         rescued = _reconnect(db)
         for statement in _COUNTS:
             db.execute(statement)
+        _own_rows(db)
+        db.execute(f"DELETE FROM chunk WHERE id NOT IN {PLACED}")
         if not index_is_readable:
             _empty_index(db)
         _index(db)
@@ -153,6 +182,21 @@ def _own_bytes(db: sqlite3.Connection) -> None:
                 marks = ", ".join("?" * len(place))
                 db.execute(f"UPDATE {table} SET chunk = ? WHERE ({key}) = ({marks})", (chunk, *place))
             seen.add(chunk)
+
+
+def _own_rows(db: sqlite3.Connection) -> None:
+    """Give nodes that no snapshot can have rows of `chunk` that none can have: others would never be freed."""
+    node, chunk = db.execute(
+        f"SELECT max(next_node), max(next_chunk) FROM snapshot WHERE NOT ({BROKEN_SNAPSHOT})"
+    ).fetchone()
+    if node is None or chunk > MAX_ROW:
+        return
+    row = max(chunk, int(db.execute("SELECT max(id) FROM chunk").fetchone()[0] or 0) + 1)
+    places = db.execute("SELECT chunk, node, idx FROM place WHERE node >= ? AND chunk < ?", (node, chunk)).fetchall()
+    for old, *place in places:
+        db.execute("INSERT INTO chunk SELECT ?, node, idx, data FROM chunk WHERE id = ?", (row, old))
+        db.execute("UPDATE place SET chunk = ? WHERE node = ? AND idx = ?", (row, *place))
+        row += 1
 
 
 def _root(db: sqlite3.Connection) -> None:
@@ -341,7 +385,6 @@ _COUNTS = (
     "DELETE FROM unindexed WHERE node NOT IN (SELECT node FROM inode)",
     "INSERT OR REPLACE INTO meta SELECT 'next_node', max(node) + 1 FROM inode",
     *_SNAPSHOTS,
-    f"DELETE FROM chunk WHERE id NOT IN {PLACED}",
 )
 
 

@@ -15,7 +15,8 @@ Schema, version 3 (`PRAGMA user_version`; `application_id` is 0x66626b64, "fbkd"
 | `chunk`       | their bytes                | id, data; node and idx, for which they were written (for a repair)   |
 | `xattr`       | an extended attribute      | node, name (bytes), value (bytes)                                    |
 | `meta`        | a fact about the volume    | key, value: `next_node`; `indexed`, the entries made in `trigram`;    |
-|               |                            | `snapshot`, the number of the newest one that there ever was         |
+|               |                            | `snapshot`, the number of the newest one that there ever was;        |
+|               |                            | `log_salt` and `log_number` (`redo.py`)                              |
 | `unindexed`   | a node whose contents have | node, changed_ns (when that was flushed, since the epoch; 0: before  |
 |               | changed since its entry    | there was an index)                                                  |
 | `trigram`     | the trigrams of a file's   | FTS5 without contents: rowid is the node, words are mapped by         |
@@ -36,7 +37,8 @@ the next opening.
 Files of earlier versions are changed when they are opened, in one transaction. Version 1 had no index. Version 2 had no
 snapshots, and an index of `chunk` instead of `place`: a million chunks, 60 GB, take some seconds.
 
-The file is in WAL mode and may be read with other tools while it is mounted. An exclusive `flock` keeps a second
+The file is in WAL mode and may be read with other tools while it is mounted; they see what was flushed, up to half a
+second ago. What was synced since is in the log beside it (`sync_log.py`). An exclusive `flock` keeps a second
 `SqliteBackend` from opening it.
 """
 
@@ -215,15 +217,18 @@ def connect_again(path: str) -> sqlite3.Connection:
     return open_file(path, "mode=rw")
 
 
-def connect(path: str) -> sqlite3.Connection:
+def connect(path: str, identity: int = APPLICATION_ID) -> sqlite3.Connection:
     """Open the file, making a new volume in an empty one.
+
+    Args:
+        identity: the application id of the file: another one for a file with more than a volume's own tables.
 
     Raises:
         VolumeFileError: it is not a database, not a volume, of a newer version, or damaged.
     """
     connection = open_file(path, "mode=rwc", busy_s=BUSY_TIMEOUT_MS / 1000)
     try:
-        _prepare(connection, path)
+        _prepare(connection, path, identity)
     except sqlite3.DatabaseError as error:
         connection.close()
         raise VolumeFileError(errno.EIO, f"'{path}' can't be opened as a volume: {error}") from None
@@ -245,12 +250,12 @@ def set_up(connection: sqlite3.Connection, cache_kib: int = 16384) -> None:
     connection.execute("PRAGMA secure_delete = OFF")
 
 
-def _prepare(connection: sqlite3.Connection, path: str) -> None:
+def _prepare(connection: sqlite3.Connection, path: str, wanted: int) -> None:
     identity = connection.execute("PRAGMA application_id").fetchone()[0]
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     fresh = identity == 0 and tables == 0
-    if not fresh and identity != APPLICATION_ID:
+    if not fresh and identity != wanted:
         raise VolumeFileError(errno.EINVAL, f"'{path}' is an SQLite file of something else, not a fusebackend volume")
     if not fresh and version > VERSION:
         raise VolumeFileError(
@@ -261,7 +266,7 @@ def _prepare(connection: sqlite3.Connection, path: str) -> None:
     connection.execute("PRAGMA journal_mode = WAL")
     set_up(connection)
     if fresh:
-        _create(connection)
+        _create(connection, wanted)
         descriptor = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)  # the file's own name must survive as well as its contents
@@ -286,7 +291,7 @@ def _require_root(connection: sqlite3.Connection, path: str) -> None:
         raise VolumeFileError(errno.EIO, f"'{path}' is damaged: {what}; `fusebackend check --repair {path}` mends it")
 
 
-def _create(connection: sqlite3.Connection) -> None:
+def _create(connection: sqlite3.Connection, identity: int) -> None:
     now = now_ns()
     with transaction(connection):
         for statement in ALL_TABLES:
@@ -296,7 +301,7 @@ def _create(connection: sqlite3.Connection) -> None:
             (ROOT_NODE, stat.S_IFDIR | 0o755, os.geteuid(), os.getegid(), now, now, now, ROOT_NODE),
         )
         connection.execute("INSERT INTO meta VALUES ('next_node', ?)", (ROOT_NODE + 1,))
-        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA application_id = {identity}")
         connection.execute(f"PRAGMA user_version = {VERSION}")
 
 

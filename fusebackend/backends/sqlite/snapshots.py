@@ -10,7 +10,6 @@ import errno
 import sqlite3
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
 from typing import Any
 
 from fusebackend.backends.sqlite import old_rows, schema
@@ -154,18 +153,17 @@ class Snapshots:
         if len(sound) < len(rows):
             Damage(f"the volume file {path}").tell("the table snapshot has a row that is no snapshot; it is not shown")
         self._all = {to_text(name): Snapshot(to_text(name), number, time_ns) for name, number, time_ns in sound}
+        self.listed = tuple(self._all.values())
+        """All, in the order of their numbers. A history asks for them at each change, so this is no copy."""
 
     @property
     def newest_ns(self) -> int:
         """When the newest one was taken."""
-        return next((snapshot.time_ns for snapshot in reversed(self._all.values())), 0)
+        return self.listed[-1].time_ns if self.listed else 0
 
     def kept_bytes(self) -> int:
         """Bytes of chunks that no file has any more. On the snapshots' connection, so without the volume's lock."""
         return int(self._reader.ask("SELECT coalesce(sum(bytes), 0) FROM old_place")[0][0])
-
-    def __iter__(self) -> Iterator[Snapshot]:
-        return iter(self._all.values())
 
     def take(self, name: str, next_node: int, next_chunk: int) -> Snapshot:
         """Make a snapshot of what is in the file.
@@ -187,6 +185,7 @@ class Snapshots:
             self._db.execute("INSERT INTO snapshot VALUES (?, ?, ?, ?, ?)", row)
             self._db.execute("INSERT OR REPLACE INTO meta VALUES ('snapshot', ?)", (number,))
         self._all[name] = snapshot
+        self.listed += (snapshot,)
         self.newest = Newest(number, next_node, next_chunk)
         return snapshot
 
@@ -199,6 +198,7 @@ class Snapshots:
             self._db.execute(f"INSERT OR REPLACE INTO pruning VALUES (?1, {last})", (number,))
             self._db.execute("DELETE FROM snapshot WHERE number = ?", (number,))
         del self._all[name]
+        self.listed = tuple(self._all.values())
         self.newest = Newest.of(self._db)
         view = self._views.pop(name, None)
         if view is not None:

@@ -13,10 +13,11 @@ import logging
 import sqlite3
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from fusebackend.backends.sqlite.old_rows import INODE_COLUMNS, Newest, keep
 from fusebackend.backends.sqlite.schema import LAST_NODE
+from fusebackend.backends.sqlite.unlogged import Patch, Unlogged, row_of
 from fusebackend.base import heap
 from fusebackend.base.errors import oserror
 from fusebackend.databases.sqlite import errno_of
@@ -32,10 +33,18 @@ CACHE_NAMES = 4_096
 CACHE_BYTES = 16 << 20
 """Bounds of the caches: some 10 MiB of inodes, 1 MiB of names, and 16 MiB of chunks."""
 
+PATCH_BYTES = 16 << 10
+"""Up to so many bytes for a stored chunk wait without the rest of it; with more, the chunk is read."""
+
+PATCH_ITEMS = 2
+"""Such bytes count as so many items of the dirty buffer: writing them takes 50 µs."""
+
 MAX_ROW = (1 << 63) - (1 << 40)
 """Rows of `chunk` are numbered up to this, and a little further: SQLite has 2^63."""
 
 _CHUNK = "SELECT id, data FROM place JOIN chunk ON id = chunk WHERE place.node = ? AND place.idx = ?"
+_LENGTH = """SELECT CASE typeof(data) WHEN 'blob' THEN length(data) END FROM place JOIN chunk ON id = chunk
+    WHERE place.node = ? AND place.idx = ?"""
 _LENGTHS = "SELECT place.idx, length(data) FROM place JOIN chunk ON id = chunk WHERE place.node = ? AND place.idx >= ?"
 
 
@@ -57,6 +66,10 @@ class DirtyBuffer:
         self.inodes: dict[int, Inode] = {}
         self.names: dict[int, dict[bytes, int | None]] = {}  # parent → name → node, None where the name is gone
         self.chunks: dict[tuple[int, int], Chunk] = {}
+        self.patches: dict[tuple[int, int], Patch] = {}  # of chunks that are neither above nor in the cache
+        self.logged: dict[
+            tuple[int, int], tuple[int, int]
+        ] = {}  # bytes of `chunks` that are in the sync log: low, high
         self.cuts: dict[int, int] = {}  # node → first chunk index that the file still has and that is gone
         self.contents: set[int] = set()  # nodes with changed bytes, for the index
         self.xattrs: dict[int, Inode] = {}
@@ -65,11 +78,12 @@ class DirtyBuffer:
         self.items = 0
 
     def __bool__(self) -> bool:
-        return bool(self.inodes or self.names or self.chunks or self.cuts or self.xattrs or self.dead)
+        contents = self.chunks or self.patches or self.cuts
+        return bool(self.inodes or self.names or contents or self.xattrs or self.dead)
 
     def is_change(self, since_ns: int) -> bool:
         """Return True if there is more here than access times: reading a file is none for `SnapshotVolume`."""
-        if self.names or self.chunks or self.cuts or self.xattrs or self.dead:
+        if self.names or self.chunks or self.patches or self.cuts or self.xattrs or self.dead:
             return True
         return any(inode.ctime_ns >= since_ns for inode in self.inodes.values())
 
@@ -82,7 +96,8 @@ class DirtyBuffer:
         """
         if newest.until:
             cuts = [*self.cuts.items(), *((node, 0) for node in self.dead)]
-            keep(db, newest, {*self.inodes, *self.xattrs, *self.dead}, self.names, self.chunks, cuts)
+            places = [*self.chunks, *self.patches]
+            keep(db, newest, {*self.inodes, *self.xattrs, *self.dead}, self.names, places, cuts)
         # Chunks that a snapshot may have stay, without a place.
         gone = "DELETE FROM chunk WHERE id IN (SELECT chunk FROM place WHERE chunk >= ? AND node = ?)"
         if self.dead:
@@ -98,10 +113,12 @@ class DirtyBuffer:
         if self.inodes:
             db.executemany(
                 "INSERT OR REPLACE INTO inode VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                [_row_of(inode) for inode in self.inodes.values()],
+                [row_of(inode) for inode in self.inodes.values()],
             )
         if self.chunks:
             self._write_chunks(db, new_row, newest.chunk)
+        if self.patches:
+            self._write_patches(db, new_row, newest.chunk)
         if self.contents:
             now = time.time_ns()
             db.executemany("INSERT OR REPLACE INTO unindexed VALUES (?, ?)", [(node, now) for node in self.contents])
@@ -109,6 +126,15 @@ class DirtyBuffer:
             db.execute("DELETE FROM xattr WHERE node = ?", (node,))
             rows = [(node, name, value) for name, value in (inode.xattrs or {}).items()]
             db.executemany("INSERT INTO xattr VALUES (?, ?, ?)", rows)
+
+    def were_logged(self, unlogged: Unlogged) -> None:
+        """The changed bytes of these chunks are in the sync log now."""
+        for key, chunk in unlogged.chunks.items():
+            low, high = self.logged.get(key, (CHUNK_BYTES, 0))
+            self.logged[key] = min(low, chunk.low), max(high, chunk.high)
+            chunk.low, chunk.high = CHUNK_BYTES, 0
+        for patch in unlogged.patches.values():
+            patch.logged = len(patch.pieces)
 
     def _write_names(self, db: sqlite3.Connection) -> None:
         gone, here = [], []
@@ -131,10 +157,13 @@ class DirtyBuffer:
             size = len(chunk.data)
             if chunk.row < first_own:
                 chunk.row, chunk.stored_bytes = 0, -1
-            if chunk.row and size == chunk.stored_bytes and chunk.high - chunk.low <= size // 2:
+            low, high = chunk.low, chunk.high
+            if (logged := self.logged.get((node, index))) is not None:
+                low, high = min(low, logged[0]), max(high, logged[1])
+            if chunk.row and size == chunk.stored_bytes and high - low <= size // 2:
                 with db.blobopen("chunk", "data", chunk.row) as blob:
-                    blob.seek(chunk.low)
-                    blob.write(chunk.data[chunk.low : chunk.high])
+                    blob.seek(low)
+                    blob.write(chunk.data[low:high])
                 continue
             if not chunk.row:
                 # The number is spent even if this transaction fails: the chunk keeps it for the next one.
@@ -144,12 +173,22 @@ class DirtyBuffer:
         places = ((node, index, row) for row, node, index, _ in whole)
         db.executemany("INSERT OR REPLACE INTO place VALUES (?, ?, ?)", places)
 
-
-def _row_of(inode: Inode) -> tuple[int, ...]:
-    return (
-        inode.node, inode.mode, inode.nlink, inode.uid, inode.gid, inode.rdev, inode.size, inode.blocks,
-        inode.atime_ns, inode.mtime_ns, inode.ctime_ns, inode.parent,
-    )  # fmt: skip
+    def _write_patches(self, db: sqlite3.Connection, new_row: Callable[[], int], first_own: int) -> None:
+        """Write bytes into stored chunks. A row below `first_own` may be a snapshot's: the chunk gets another one."""
+        for (node, index), patch in sorted(self.patches.items()):
+            (row,) = db.execute("SELECT chunk FROM place WHERE node = ? AND idx = ?", (node, index)).fetchone()
+            if row < first_own:
+                (data,) = db.execute("SELECT data FROM chunk WHERE id = ?", (row,)).fetchone()
+                chunk = Chunk(data)
+                patch.apply(chunk)
+                row = new_row()
+                db.execute("INSERT INTO chunk VALUES (?, ?, ?, ?)", (row, node, index, chunk.data))
+                db.execute("INSERT OR REPLACE INTO place VALUES (?, ?, ?)", (node, index, row))
+                continue
+            with db.blobopen("chunk", "data", row) as blob:
+                for start, piece in patch.pieces:
+                    blob.seek(start)
+                    blob.write(piece)
 
 
 class StoredTree(TreeVolume):
@@ -160,12 +199,16 @@ class StoredTree(TreeVolume):
         path: the file.
     """
 
+    keeps_patches = True
+    """Whether a few bytes for a stored chunk wait without the rest of it. Not where chunks are elsewhere as well."""
+
     def __init__(self, db: sqlite3.Connection, path: str) -> None:
         super().__init__()
         self.path = path
         self._db = db
         self._damage = Damage(f"the volume file {path}")
-        self._dirty = DirtyBuffer()
+        self._dirty = self._new_buffer()
+        self._unlogged = Unlogged()
         self._inodes: OrderedDict[int, Inode] = OrderedDict()
         # None for a name that the file does not have: the kernel looks before it creates.
         self._names: OrderedDict[tuple[int, bytes], int | None] = OrderedDict()
@@ -180,6 +223,10 @@ class StoredTree(TreeVolume):
         # A snapshot has the numbers below its own, also of rows that have gone.
         last = max(self._scalar("SELECT max(id) FROM chunk"), self._scalar("SELECT max(next_chunk) - 1 FROM snapshot"))
         self._next_row = last + 1 if last < MAX_ROW else self._after_gap("chunk", "id", MAX_ROW)
+
+    def _new_buffer(self) -> DirtyBuffer:
+        """An empty dirty buffer, of the kind that the volume has."""
+        return DirtyBuffer()
 
     @abc.abstractmethod
     def _note(self, items: int, size: int) -> None:
@@ -221,6 +268,9 @@ class StoredTree(TreeVolume):
         return inode
 
     def _changed(self, inode: Inode) -> None:
+        if inode.node in self._unlogged.inodes:
+            return
+        self._unlogged.inodes[inode.node] = inode
         if inode.node not in self._dirty.inodes:
             # In the cache as well: a walk up a very deep tree may have dropped an inode that a rename uses.
             self._dirty.inodes[inode.node] = self._inodes[inode.node] = inode
@@ -240,6 +290,11 @@ class StoredTree(TreeVolume):
         dirty.xattrs.pop(node, None)
         dirty.cuts.pop(node, None)
         dirty.contents.discard(node)
+        unlogged = self._unlogged
+        unlogged.inodes.pop(node, None)
+        unlogged.xattrs.pop(node, None)
+        unlogged.cuts.pop(node, None)
+        unlogged.dead.add(node)
         self._pop_chunks(node, 0, inode.size)
         self._inodes.pop(node, None)
         if node in self._unstored:
@@ -307,6 +362,7 @@ class StoredTree(TreeVolume):
 
     def _set_child(self, parent: int, name: bytes, node: int | None) -> None:
         self._names.pop((parent, name), None)
+        self._unlogged.names.setdefault(parent, {})[name] = node
         names = self._dirty.names.setdefault(parent, {})
         if node is None and parent in self._unstored:
             names.pop(name, None)  # the file never had it
@@ -343,16 +399,62 @@ class StoredTree(TreeVolume):
         chunk = self._chunks.get(key)
         if chunk is not None:
             return chunk
-        cut = self._dirty.cuts.get(node)
-        if (cut is not None and index >= cut) or node in self._unstored:
+        if self._is_not_stored(node, index):
             return None
         with sqlite_errors():
-            row = self._db.execute(_CHUNK, key).fetchone()
-        if row is None:
-            return None
-        chunk = chunk_of(self._damage, node, index, row)
-        self._chunks.put(key, chunk)
+            chunk = stored_chunk(self._db, self._damage, node, index)
+        if chunk is not None:
+            if key in self._dirty.patches:
+                self._patch_whole(node, index, chunk)
+            else:
+                self._chunks.put(key, chunk)
         return chunk
+
+    def _is_not_stored(self, node: int, index: int) -> bool:
+        """Return whether the file can't have a chunk there, or has one that is gone."""
+        cut = self._dirty.cuts.get(node)
+        return (cut is not None and index >= cut) or node in self._unstored
+
+    def _put(self, inode: Inode, offset: int, data: bytes) -> None:
+        """As in `TreeStorage`. A few bytes in place of others need not read the chunk they are in."""
+        is_small = self.keeps_patches and 0 < len(data) <= PATCH_BYTES and offset + len(data) <= inode.size
+        if not (is_small and self._put_patch(inode.node, offset, data)):
+            super()._put(inode, offset, data)
+
+    def _put_patch(self, node: int, offset: int, data: bytes) -> bool:
+        """Keep bytes for a stored chunk that is not in memory; False for any other, and for many bytes."""
+        index, start = offset >> CHUNK_SHIFT, offset & (CHUNK_BYTES - 1)
+        key = (node, index)
+        if key in self._dirty.chunks or key in self._chunks:
+            return False
+        patch = self._dirty.patches.get(key)
+        if patch is None:
+            if self._is_not_stored(node, index):
+                return False
+            with sqlite_errors():
+                row = self._db.execute(_LENGTH, key).fetchone()
+            if row is None or type(row[0]) is not int or row[0] > CHUNK_BYTES:
+                return False
+            patch = Patch(row[0])
+        if start + len(data) > patch.chunk_bytes or patch.bytes + len(data) > PATCH_BYTES:
+            return False
+        if not patch.pieces:
+            self._dirty.patches[key] = patch
+            self._dirty.contents.add(node)
+            self._note(PATCH_ITEMS, 0)
+        patch.pieces.append((start, bytes(data)))
+        patch.bytes += len(data)
+        self._dirty.bytes += len(data)
+        self._unlogged.patches[key] = patch
+        return True
+
+    def _patch_whole(self, node: int, index: int, chunk: Chunk) -> None:
+        """The chunk of a patch has been read: it is a changed one now."""
+        patch = self._dirty.patches.pop((node, index))
+        self._unlogged.patches.pop((node, index), None)
+        self._dirty.bytes -= patch.bytes
+        patch.apply(chunk)
+        self._chunk_changed(node, index, chunk)
 
     def _next_chunk(self, node: int, index: int) -> int | None:
         if (node, index) in self._dirty.chunks or (node, index) in self._chunks:
@@ -371,12 +473,14 @@ class StoredTree(TreeVolume):
 
     def _chunk_changed(self, node: int, index: int, chunk: Chunk) -> None:
         key = (node, index)
-        if key not in self._dirty.chunks:
-            self._dirty.chunks[key] = chunk
-            self._dirty.contents.add(node)
-            self._chunks.pop(key)
-            chunk.counted_bytes = 0
-            self._note(1, 0)
+        if key not in self._unlogged.chunks:
+            self._unlogged.chunks[key] = chunk
+            if key not in self._dirty.chunks:
+                self._dirty.chunks[key] = chunk
+                self._dirty.contents.add(node)
+                self._chunks.pop(key)
+                chunk.counted_bytes = 0
+                self._note(1, 0)
         if len(chunk.data) > chunk.counted_bytes:  # a chunk that is appended to grows while it is here
             self._dirty.bytes += len(chunk.data) - chunk.counted_bytes
             chunk.counted_bytes = len(chunk.data)
@@ -387,6 +491,7 @@ class StoredTree(TreeVolume):
 
     def _drop_chunks(self, node: int, first: int) -> int:
         """As in `TreeVolume`. Chunks that are only in the file are counted there."""
+        self._unlogged.cuts[node] = min(first, self._unlogged.cuts.get(node, first))
         popped = self._pop_chunks(node, first, self._inodes[node].size)
         freed = sum(map(allocated_blocks, popped.values()))
         if node not in self._unstored:
@@ -406,15 +511,16 @@ class StoredTree(TreeVolume):
         """Take the chunks of a file of `size` bytes from index `first` on out of memory; gives index → bytes."""
         last = max(size - 1, 0) >> CHUNK_SHIFT
         popped = {}
+        for key in _keys_of(self._dirty.patches, node, first, last):
+            self._dirty.bytes -= self._dirty.patches.pop(key).bytes
+            self._unlogged.patches.pop(key, None)
         for table in (self._dirty.chunks, self._chunks):
-            if last - first < len(table):
-                keys = [(node, index) for index in range(first, last + 1) if (node, index) in table]
-            else:
-                keys = [key for key in table if key[0] == node and key[1] >= first]
-            for key in keys:
+            for key in _keys_of(table, node, first, last):
                 chunk = table.pop(key)
                 assert chunk is not None
                 popped[key[1]] = len(chunk.data)
+                self._unlogged.chunks.pop(key, None)
+                self._dirty.logged.pop(key, None)
         return popped
 
     # -- storage: extended attributes --------------------------------------------------------------------------
@@ -427,7 +533,7 @@ class StoredTree(TreeVolume):
         return inode.xattrs
 
     def _xattrs_changed(self, inode: Inode) -> None:
-        self._dirty.xattrs[inode.node] = inode
+        self._dirty.xattrs[inode.node] = self._unlogged.xattrs[inode.node] = inode
         self._note(1, sum(map(len, (inode.xattrs or {}).values())))
 
     # -- after a flush -----------------------------------------------------------------------------------------
@@ -444,7 +550,8 @@ class StoredTree(TreeVolume):
             self._names.popitem(last=False)
         self._unstored.clear()
         self._stored_next_node = self._next_node
-        self._dirty = DirtyBuffer()
+        self._dirty = self._new_buffer()
+        self._unlogged = Unlogged()
         leaving, self._leaving = self._leaving, set()
         for node in leaving - self._held:
             self._let_go(node)
@@ -477,6 +584,15 @@ class StoredTree(TreeVolume):
             ORDER BY following - {column} DESC LIMIT 1""")
 
 
+def _keys_of(
+    table: Mapping[tuple[int, int], object] | ChunkCache, node: int, first: int, last: int
+) -> list[tuple[int, int]]:
+    """Return the keys of a table of chunks that are of a node, from index `first` up to `last`."""
+    if last - first < len(table):
+        return [(node, index) for index in range(first, last + 1) if (node, index) in table]
+    return [key for key in table if key[0] == node and key[1] >= first]
+
+
 def inode_of(damage: Damage, row: tuple[int, ...]) -> Inode:
     """Return the inode of a row; EIO for a damaged one."""
     if not is_sound(row):
@@ -488,6 +604,12 @@ def inode_of(damage: Damage, row: tuple[int, ...]) -> Inode:
         inode.atime_ns, inode.mtime_ns, inode.ctime_ns,
     ) = row[2:11]  # fmt: skip
     return inode
+
+
+def stored_chunk(db: sqlite3.Connection, damage: Damage, node: int, index: int) -> Chunk | None:
+    """Return the chunk that the file has there, None for a hole; EIO for a damaged one."""
+    row = db.execute(_CHUNK, (node, index)).fetchone()
+    return None if row is None else chunk_of(damage, node, index, row)
 
 
 def chunk_of(damage: Damage, node: int, index: int, row: tuple[int, bytes]) -> Chunk:

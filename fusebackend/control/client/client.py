@@ -37,11 +37,16 @@ from fusebackend.control.client.client_connection import Connection, Refused, Se
 from fusebackend.control.client.pool import Pool, Take
 from fusebackend.control.client.remote_watch import RemoteWatch
 from fusebackend.control.client.waits import AWAITING, BLOCKING, Waits, finished
-from fusebackend.control.verbs import PIECE_BYTES
+from fusebackend.control.verbs import LISTED_CHANGES, LOGGED_CALLS, PIECE_BYTES, STAT_COLUMNS, DiffForm
 from fusebackend.linux.mount_table import MountError
 from fusebackend.protocol import (
+    NOBODY,
     READ_LIMIT_LINES,
     VERBS,
+    Actor,
+    BranchInfo,
+    CallInfo,
+    ChangeInfo,
     ExecuteResponse,
     FileDownloadResponse,
     FileInfo,
@@ -49,12 +54,17 @@ from fusebackend.protocol import (
     GlobResult,
     GrepMatch,
     GrepResult,
+    MergeResult,
+    PruneResult,
     ReadResult,
     SandboxBackendProtocol,
     SnapshotInfo,
+    SpaceInfo,
     StatResult,
     StatsResult,
+    UndoResult,
     Verb,
+    current_actor,
     not_bytes,
 )
 from fusebackend.text import iso_time, read_bytes
@@ -80,8 +90,13 @@ T = TypeVar("T")
 Failures = (Refused, ServerLost)
 
 
-def connect(path: str | os.PathLike[str] | None = None) -> Client:
+def connect(path: str | os.PathLike[str] | None = None, *, actor: Actor = NOBODY) -> Client:
     """A client of the mount that `path` lies in; of the environment variable FUSEBACKEND_MOUNT without one.
+
+    Args:
+        path: the mount point, or any path below it.
+        actor: who makes the changes of this client, where `fusebackend.acting` and a LangGraph run do not say it; its
+            `agent`, `thread` and `call`, with which `log` and `undo` find them.
 
     Raises:
         MountError: there is neither; it lies in no mount of fusebackend; the mount's server is gone, hung or another
@@ -90,7 +105,7 @@ def connect(path: str | os.PathLike[str] | None = None) -> Client:
     path = path or os.environ.get("FUSEBACKEND_MOUNT")
     if not path:
         raise MountError(errno.EINVAL, "say which mount: give connect() a path in it, or set FUSEBACKEND_MOUNT")
-    client = Client(path)
+    client = Client(path, actor=actor)
     try:
         client.hello()
     except Refused as error:
@@ -105,6 +120,7 @@ class Client(SandboxBackendProtocol):
 
     Args:
         path: the mount point, or any path below it, or a symbolic link to one.
+        actor: as for `connect`.
 
     Attributes:
         mountpoint: where the mount is.
@@ -113,11 +129,12 @@ class Client(SandboxBackendProtocol):
         MountError: the path lies in no mount of fusebackend.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._begin(rendezvous.split(path, follow=True)[0])
+    def __init__(self, path: str | os.PathLike[str], *, actor: Actor = NOBODY) -> None:
+        self._begin(rendezvous.split(path, follow=True)[0], actor)
 
-    def _begin(self, mountpoint: str) -> None:
+    def _begin(self, mountpoint: str, actor: Actor = NOBODY) -> None:
         self.mountpoint = mountpoint
+        self.actor = actor
         self._pool = Pool(self._connect)
         self._sharing: dict[object, Sharing] = {}  # by loop, as long as it has calls under way
         self._waits = AWAITING
@@ -354,6 +371,134 @@ class Client(SandboxBackendProtocol):
         """
         self._done(type(None), "delete_snapshots", {"names": list(names)})
 
+    def branches(self) -> list[BranchInfo]:
+        """Return the branches of the mount, by name. Each is a tree in `/.fusebackend/branches`."""
+        return self._done(list[BranchInfo], "branches", {})
+
+    def create_branch(self, name: str, ref: str | None = None) -> BranchInfo:
+        """Make a branch: a tree of all files, in which changes stay until they are merged. No bytes are copied.
+
+        Args:
+            name: of the branch, as that of a directory.
+            ref: the state that it begins with, of the routes that keep snapshots: a snapshot, a time such as `10m`; the
+                present when None.
+
+        Raises:
+            ValueError: the name can't be that of a branch, or nothing is meant by `ref`.
+            OSError: EEXIST, there is a branch or a snapshot of that name; ENOTSUP, the mount has no branches; EROFS, it
+                is read-only; or an error of a volume, or of the branch's file.
+        """
+        return self._done(BranchInfo, "create_branch", {"name": name, "ref": ref})
+
+    def delete_branches(self, *names: str) -> None:
+        """Delete branches, with all that is in them.
+
+        Raises:
+            OSError: ENOENT, one of them is not there, and none was deleted; or an error of the branch's file.
+        """
+        self._done(type(None), "delete_branches", {"names": list(names)})
+
+    def merge_branch(
+        self,
+        name: str,
+        paths: list[str] | None = None,
+        keep: Literal["main", "branch"] | None = None,
+        merge_lines: bool = False,
+        dry_run: bool = False,
+    ) -> MergeResult:
+        """Merge a branch into the mount: make its changes there, as far as the mount has none of its own.
+
+        What both have changed is a conflict, and nothing is changed then. A merge that was interrupted is completed by
+        the same call. The branch stays.
+
+        Args:
+            name: of the branch.
+            paths: only what lies at or below one of these; everything when None.
+            keep: decide conflicts for this side, as a whole.
+            merge_lines: merge the lines of text files that both have changed.
+            dry_run: change nothing.
+
+        Raises:
+            ValueError: a path is malformed.
+            OSError: ENOENT, there is no such branch; ESTALE, it can't be used; EROFS, the mount is read-only; or an
+                error of a volume.
+        """
+        asked = {"name": name, "paths": paths, "keep": keep, "merge_lines": merge_lines, "dry_run": dry_run}
+        return self._done(MergeResult, "merge_branch", asked)
+
+    def log(
+        self,
+        calls: Sequence[str] = (),
+        *,
+        by: str | None = None,
+        since_ns: int | None = None,
+        path: str | None = None,
+        before: str | None = None,
+        limit: int = LOGGED_CALLS,
+    ) -> list[CallInfo]:
+        """Return calls that changed something, the newest first; see `MountedBackend.log`."""
+        params = {"calls": list(calls), "by": by, "since_ns": since_ns, "path": path, "before": before, "limit": limit}
+        return self._done(list[CallInfo], "log", params)
+
+    def changes(self, call: str, *, after: int = 0, limit: int = LISTED_CHANGES) -> list[ChangeInfo]:
+        """Return the changes of a call, in their order; see `MountedBackend.changes`."""
+        return self._done(list[ChangeInfo], "changes", {"call": call, "after": after, "limit": limit})
+
+    def diff(
+        self,
+        call: str,
+        *,
+        paths: Sequence[str] = (),
+        form: DiffForm = "patch",
+        columns: int = STAT_COLUMNS,
+        on_text: Callable[[bytes], None] | None = None,
+    ) -> str:
+        """Return what a call did; see `MountedBackend.diff`.
+
+        Args:
+            on_text: takes the text in pieces of whole lines, as it comes; the answer is empty then.
+        """
+        found: list[bytes] = []
+        take = found.append if on_text is None else on_text
+        params = {"call": call, "paths": list(paths), "form": form, "columns": columns, "stream": True}
+        self._done(str, "diff", params, lambda given: take(msgspec.convert(given["data"], bytes)))
+        return b"".join(found).decode()
+
+    def undo(
+        self,
+        *calls: str,
+        by: str | None = None,
+        keep_newer: bool = False,
+        merge_lines: bool = False,
+        dry_run: bool = False,
+    ) -> UndoResult:
+        """Take calls back: all of their changes, or none; see `MountedBackend.undo`.
+
+        Raises:
+            ValueError, OSError: as there; EROFS, the mount is read-only.
+            ServerLost: the server was gone before it answered. What it did is in the log.
+        """
+        options = {"by": by, "keep_newer": keep_newer, "merge_lines": merge_lines, "dry_run": dry_run}
+        return self._done(UndoResult, "undo", {"calls": list(calls), **options})
+
+    def begin_call(self, title: str, *, pid: int | None = None, id: str = "", agent: str = "", thread: str = "") -> str:
+        """Have what a process and its descendants change belong to one call; see `MountedBackend.begin_call`. Without
+        `pid` it is this process."""
+        params = {"title": title, "pid": pid or os.getpid(), "id": id, "agent": agent, "thread": thread}
+        return self._done(str, "begin_call", params)
+
+    def end_call(self, id: str) -> str | None:
+        """End a call of `begin_call`; see `MountedBackend.end_call`."""
+        return self._done(str | None, "end_call", {"id": id})  # type: ignore[arg-type]  # a type for msgspec
+
+    def df(self) -> SpaceInfo:
+        """Return what the mount takes of the disk."""
+        return self._done(SpaceInfo, "df", {})
+
+    def prune(self, *, dry_run: bool = False) -> PruneResult:
+        """Delete what is kept of the past, but for snapshots that were asked for; see `MountedBackend.prune`."""
+        return self._done(PruneResult, "prune", {"dry_run": dry_run})
+
     def watch(self, path: str = "/") -> RemoteWatch:
         """The changes at and below a path, from now on, whichever face makes them. Close it when done.
 
@@ -383,10 +528,10 @@ class Client(SandboxBackendProtocol):
 
         return AsyncWatch(begin)
 
-    def _done(self, kind: type[T], verb: str, params: Mapping[str, Any]) -> T:
+    def _done(self, kind: type[T], verb: str, params: Mapping[str, Any], take: Take | None = None) -> T:
         """Call a verb of the mount; it raises what the same call raises in the server's own process."""
         try:
-            return finished(self._now._call(kind, verb, params))
+            return finished(self._now._call(kind, verb, params, take))
         except Refused as error:
             raise error.as_exception() from None
 
@@ -471,7 +616,8 @@ class Client(SandboxBackendProtocol):
 
     async def _connect(self, waits: Waits) -> Connection:
         try:
-            return await Connection.made(waits, rendezvous.socket_at(self.mountpoint), self.mountpoint)
+            address = rendezvous.socket_at(self.mountpoint)
+            return await Connection.made(waits, address, self.mountpoint, lambda: current_actor(self.actor))
         except MountError as error:
             raise ServerLost(str(error.strerror)) from None
 

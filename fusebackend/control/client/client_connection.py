@@ -14,13 +14,16 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
 import msgspec
 
 from fusebackend.control import wire
 from fusebackend.control.client.waits import Waits
+from fusebackend.control.verbs import VERBS
 from fusebackend.control.wire import Closed, Incoming, Lines
+from fusebackend.protocol import Actor, current_actor
 
 MAX_ANSWER_BYTES = 1 << 30
 """The longest message a client takes. Longer contents come in pieces."""
@@ -34,6 +37,9 @@ ANSWER_TIMEOUT_S = 10.0
 """How long it may take to say so."""
 
 GONE = "is gone without an answer, so nobody knows what it did"
+
+NO_WORDS: Mapping[str, str] = MappingProxyType({"agent": "", "thread": "", "call": ""})
+"""What a server knows of the actor of a new connection."""
 
 T = TypeVar("T")
 
@@ -79,19 +85,25 @@ class Connection:
 
     _incoming = wire.Decoder(Incoming)
 
-    def __init__(self, stream: socket.socket, address: str, mountpoint: str) -> None:
+    def __init__(
+        self, stream: socket.socket, address: str, mountpoint: str, actor: Callable[[], Actor] = current_actor
+    ) -> None:
         self.used = False
         self.answering = False
         self.hung = False
         self.mountpoint = mountpoint
         self._address = address
+        self._actor = actor
+        self._said = NO_WORDS
         self._process = os.getpid()
         self._ids = itertools.count(1)
         self._stream = stream
         self._lines = Lines(self._received, MAX_ANSWER_BYTES)
 
     @classmethod
-    async def made(cls, waits: Waits, address: str, mountpoint: str) -> Self:
+    async def made(
+        cls, waits: Waits, address: str, mountpoint: str, actor: Callable[[], Actor] = current_actor
+    ) -> Self:
         """A new connection.
 
         Raises:
@@ -108,7 +120,7 @@ class Connection:
             }
             why = words.get(error.errno or 0, error.strerror)
             raise ServerLost(f"the server of '{mountpoint}' can't be reached at '{address}': {why}") from None
-        return cls(stream, address, mountpoint)
+        return cls(stream, address, mountpoint, actor)
 
     async def waiting(self, waits: Waits, timeout_s: float | None) -> bool:
         """Return True if a message, or the beginning of one, comes within so many seconds. None waits for ever."""
@@ -154,9 +166,22 @@ class Connection:
                 return self.result(kind, message)
 
     def numbered(self, verb: str, params: Mapping[str, Any]) -> tuple[int, bytes | bytearray]:
-        """A call as it is sent, and its number."""
+        """A call as it is sent, and its number.
+
+        Before a change by another actor than the one before, it has a `hello` without an id, which the server does not
+        answer: so who acts may differ from call to call, and costs no round trip.
+        """
         number = next(self._ids)
-        return number, wire.encode({"jsonrpc": "2.0", "id": number, "method": verb, "params": params})
+        line = wire.encode({"jsonrpc": "2.0", "id": number, "method": verb, "params": params})
+        known = VERBS[verb]
+        if not (known.changes or known.command):
+            return number, line
+        actor = self._actor()
+        said = {"agent": actor.agent, "thread": actor.thread, "call": actor.call}
+        if said == self._said:
+            return number, line
+        self._said = said
+        return number, wire.encode({"jsonrpc": "2.0", "method": "hello", "params": {"actor": said}}) + line
 
     async def send(self, waits: Waits, data: bytes | bytearray | memoryview) -> int:
         """Send some of this when the server takes it, and say how much. Raises `NotSent` or `TurnedAway`."""

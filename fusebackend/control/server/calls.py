@@ -20,7 +20,7 @@ from fusebackend.control.limits import MAX_ANSWER_BYTES, Share
 from fusebackend.control.server.turns import Turn
 from fusebackend.control.verbs import Params, ServedMount, SocketVerb
 from fusebackend.control.wire import CallId, Closed, ErrorObject, Failure, Notification, Response, WireError
-from fusebackend.protocol import FileEvent
+from fusebackend.protocol import Actor, FileEvent, acting
 
 if TYPE_CHECKING:
     from fusebackend.control.staging import Staging
@@ -45,6 +45,7 @@ class Owner(Protocol):
 
     backend: ServedMount
     staging: Staging
+    actor: Actor
 
     @property
     def read_only(self) -> bool: ...
@@ -58,6 +59,7 @@ class Owner(Protocol):
     def send(self, line: bytes | bytearray | Callable[[], bytes | bytearray]) -> None: ...
     def call_done(self, call: RunningCall) -> None: ...
     def call_ended(self, call: RunningCall) -> None: ...
+    def introduce(self, actor: Actor) -> None: ...
     def cancel(self, call: CallId) -> bool: ...
     def subscribe(self, path: str) -> Subscription: ...
     def unsubscribe(self, name: str) -> bool: ...
@@ -79,6 +81,7 @@ class RunningCall:
         self.key: Any = id if self.answered else object()
         self.verb = verb
         self._connection = connection
+        self._actor = connection.actor
         self._params: Params | None = params
         self._share = share
         self._turn: Turn | None = None
@@ -128,7 +131,8 @@ class RunningCall:
 
     def _answer(self) -> bytes | bytearray:
         params, self._params = self._params, None
-        result = self.verb.run(self, params)
+        with acting(self._actor):
+            result = self.verb.run(self, params)
         if self.cancelled.is_set() and not self.verb.changes:  # the outcome of a change is sent in any case
             raise WireError(wire.CANCELLED, self._connection.why_cancelled)
         if not self.answered:
@@ -159,6 +163,9 @@ class RunningCall:
     def notify_of(self, method: str, params: Callable[[], Mapping[str, Any]]) -> None:
         if self.answered:
             self._connection.send(lambda: wire.encode(Notification(method, {"call": self.key, **params()})))
+
+    def introduce(self, actor: Actor) -> None:
+        self._connection.introduce(actor)
 
     def cancel(self, call: CallId) -> bool:
         return self._connection.cancel(call)

@@ -14,7 +14,6 @@ import logging
 import os
 import select
 import socket
-import struct
 import sys
 import threading
 import time
@@ -31,7 +30,7 @@ from fusebackend.control.limits import (
     Places,
     Room,
 )
-from fusebackend.control.server.server_connection import Connection
+from fusebackend.control.server.server_connection import Connection, peer
 from fusebackend.control.server.turns import Turns
 from fusebackend.control.verbs import ServedMount
 from fusebackend.control.wire import ErrorObject, Failure
@@ -210,7 +209,7 @@ class ControlServer:
             self._poll.unregister(descriptor)
 
     def _refusal(self, stream: socket.socket) -> ErrorObject | None:
-        uid = peer_uid(stream)
+        uid = peer(stream).uid
         if uid not in (os.geteuid(), 0):
             log.warning("user %d was refused at the control socket", uid)
             return ErrorObject(wire.SYSTEM_ERROR, "this mount is another user's", {"errno": errno.EPERM})
@@ -252,12 +251,6 @@ class ControlServer:
 
 def _number(connection: Connection) -> int:
     return connection.number
-
-
-def peer_uid(stream: socket.socket) -> int:
-    """The user at the other end, as the kernel noted when it connected (unix(7), SO_PEERCRED)."""
-    credentials = stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return int(struct.unpack("3i", credentials)[1])
 
 
 def _refuse(stream: socket.socket, error: ErrorObject) -> None:

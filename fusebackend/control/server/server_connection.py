@@ -21,9 +21,11 @@ import itertools
 import logging
 import select
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import msgspec
@@ -48,6 +50,7 @@ from fusebackend.control.server.turns import Client, Turn, Turns
 from fusebackend.control.staging import Staging
 from fusebackend.control.verbs import VERBS, OfPing, ServedMount, SocketVerb
 from fusebackend.control.wire import CallId, Closed, ErrorObject, Failure, Lines, WireError
+from fusebackend.protocol import Actor
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +94,7 @@ class Connection:
         self.server = server
         self.backend = server.backend
         self.staging = Staging()
+        self.actor = peer(stream)
         self.active_at = self.since = time.monotonic()
         self._stream = stream
         self._lines = Lines(functools.partial(stream.recv, wire.RECEIVE_BYTES), held=self._hold)
@@ -404,6 +408,9 @@ class Connection:
                 found.cancelled.set()
         return found is not None
 
+    def introduce(self, actor: Actor) -> None:
+        self.actor = replace(actor, uid=self.actor.uid, pid=self.actor.pid)
+
     @property
     def read_only(self) -> bool:
         return self.server.read_only
@@ -465,3 +472,11 @@ class Connection:
                 raise Closed(str(error)) from None
             finally:
                 self._sending_since = None
+
+
+def peer(stream: socket.socket) -> Actor:
+    """The process at the other end, as the kernel noted when it connected (unix(7), SO_PEERCRED). Its id is 0 outside
+    of the server's pid namespace, which says nothing."""
+    credentials = stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, _ = struct.unpack("3i", credentials)
+    return Actor(uid=uid, pid=pid or None)

@@ -25,6 +25,8 @@ class Request(NamedTuple):
     thread: int = 0
     uid: int = 0
     gid: int = 0
+    author: object = None
+    """What the history knows of the process that opened the handle, if one is kept."""
 
     @property
     def is_abandoned(self) -> bool:
@@ -105,6 +107,6 @@ def answer(verb: str, asker: Asker | None) -> None:
     _current.set((verb, asker))
 
 
-def on_behalf_of(thread: int) -> None:
-    """Attribute a request without an asker to the thread that opened the handle."""
-    _current.set(current()._replace(thread=thread))
+def on_behalf_of(opener: Request) -> None:
+    """Attribute a request without an asker to the thread and the process that opened the handle."""
+    _current.set(current()._replace(thread=opener.thread, uid=opener.uid, author=opener.author))

@@ -34,7 +34,6 @@ from fusebackend.protocol import (
     EventSource,
     FileEvent,
     ObservableVolume,
-    Volume,
 )
 from fusebackend.vfs.coherence.kernel_cache import KernelCache
 from fusebackend.vfs.junctions import MountTree, Route
@@ -99,23 +98,23 @@ class ChangeFeed:
         if bool(before) == bool(watches):
             return
         for volume, routes in self._tree.volumes():
-            self._report(volume, routes)
+            self._report(routes)
             if isinstance(volume, ObservableVolume):
                 volume.watched = bool(watches)
 
     def follow(self) -> None:
         """Report the kernel's changes of routes that have been attached in other trees. In any thread."""
         with self._guard:
-            for volume, routes in self._tree.volumes():
-                self._report(volume, routes)
+            for _, routes in self._tree.volumes():
+                self._report(routes)
 
-    def _report(self, volume: Volume, routes: list[Route]) -> None:
+    def _report(self, routes: list[Route]) -> None:
         """Report the kernel's changes of a volume to watchers, if there are any, once for each prefix that it has."""
         unstored: set[int] = set()
         for route in routes:
             for each in (route, *route.twins):
                 emit = partial(self._changed_by_kernel, each, routes)
-                each.changing = ReportingVolume(each, self._names, emit, unstored) if self._watches else volume
+                each.changing = ReportingVolume(each, self._names, emit, unstored) if self._watches else each.changed
 
     def start(self, kernel: KernelCache) -> None:
         """Follow the changes of agents, also without a watcher: the paths in `Names` must be right for the next one."""
@@ -204,6 +203,7 @@ class ReportingVolume:
     def __init__(self, route: Route, names: NodePaths, tell: Callable[[Change, int], None], unstored: set[int]) -> None:
         self._route = route
         self._volume = route.volume
+        self._below = route.changed
         self._names = names
         self._tell = tell
         self._unstored = unstored
@@ -211,17 +211,17 @@ class ReportingVolume:
     # -- names -------------------------------------------------------------------------------------------------
 
     def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
-        return self._make(self._volume.mknod, parent, name, mode, rdev, caller)
+        return self._make(self._below.mknod, parent, name, mode, rdev, caller)
 
     def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr:
-        return self._make(self._volume.mkdir, parent, name, mode, caller)
+        return self._make(self._below.mkdir, parent, name, mode, caller)
 
     def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Attr:
-        return self._make(self._volume.symlink, parent, name, target, caller)
+        return self._make(self._below.symlink, parent, name, target, caller)
 
     def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> Attr:
         with self._volume.lock:
-            attr = self._make(self._volume.create, parent, name, mode, flags, caller)
+            attr = self._make(self._below.create, parent, name, mode, flags, caller)
             self._written(attr.node)
             return attr
 
@@ -233,25 +233,25 @@ class ReportingVolume:
 
     def link(self, node: int, new_parent: int, new_name: bytes) -> Attr:
         with self._volume.lock:
-            attr = self._volume.link(node, new_parent, new_name)
+            attr = self._below.link(node, new_parent, new_name)
             self._named("created", new_parent, new_name, False)
             return attr
 
     def unlink(self, parent: int, name: bytes) -> None:
         with self._volume.lock:
-            self._volume.unlink(parent, name)
+            self._below.unlink(parent, name)
             self._named("deleted", parent, name, False)
 
     def rmdir(self, parent: int, name: bytes) -> None:
         with self._volume.lock:
-            self._volume.rmdir(parent, name)
+            self._below.rmdir(parent, name)
             self._named("deleted", parent, name, True)
 
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
         with self._volume.lock:
             moved, replaced = self._volume.lookup(parent, name), self._look(new_parent, new_name)
             old = self._path(parent, name, moved.is_dir)
-            self._volume.rename(parent, name, new_parent, new_name, flags)
+            self._below.rename(parent, name, new_parent, new_name, flags)
             if replaced is not None and replaced.node == moved.node:
                 return  # two names of one file: POSIX leaves both
             new = self._path(new_parent, new_name, moved.is_dir)
@@ -274,7 +274,7 @@ class ReportingVolume:
 
     def setattr(self, node: int, changes: AttrChanges) -> Attr:
         with self._volume.lock:
-            attr = self._volume.setattr(node, changes)
+            attr = self._below.setattr(node, changes)
             self._changed("attributes" if changes.size is None else "modified", node, attr.is_dir)
             if changes.size is not None:
                 self._written(node)
@@ -282,19 +282,19 @@ class ReportingVolume:
 
     def setxattr(self, node: int, name: bytes, value: bytes) -> None:
         with self._volume.lock:
-            self._volume.setxattr(node, name, value)
+            self._below.setxattr(node, name, value)
             self._changed("attributes", node, self._volume.getattr(node).is_dir)
 
     def removexattr(self, node: int, name: bytes) -> None:
         with self._volume.lock:
-            self._volume.removexattr(node, name)
+            self._below.removexattr(node, name)
             self._changed("attributes", node, self._volume.getattr(node).is_dir)
 
     def write(self, node: int, offset: int, data: bytes) -> int:
-        return self._write(self._volume.write, node, offset, data)
+        return self._write(self._below.write, node, offset, data)
 
     def append(self, node: int, data: bytes) -> int:
-        return self._write(self._volume.append, node, data)
+        return self._write(self._below.append, node, data)
 
     def _write(self, function: Callable[..., int], node: int, *args: object) -> int:
         with self._volume.lock:
@@ -310,11 +310,11 @@ class ReportingVolume:
 
     def flush(self, node: int) -> None:
         with self._volume.lock:
-            self._volume.flush(node)
+            self._below.flush(node)
             self._stored(node)
 
     def fsync(self, node: int, datasync: bool = False) -> None:
-        self._volume.fsync(node, datasync)  # takes the lock itself, and may wait for a disk without it
+        self._below.fsync(node, datasync)  # takes the lock itself, and may wait for a disk without it
         with self._volume.lock:
             self._stored(node)
 

@@ -72,6 +72,10 @@ class NodePaths:
             known.parent, known.name = others.pop()
         return self._path(route, inode)
 
+    def last(self, route: Route, node: int) -> str | None:
+        """Return the path by which the kernel knew a node last. None if it does not know it."""
+        return self._path(route, self.inode(route, node))
+
     def inode(self, route: Route, node: int) -> int:
         """Return the inode by which the kernel knows a node: its own, or that of a junction."""
         number = self._tree.directory(route, node)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from power.work import HEADER
 
 SECTOR_BYTES = 512
-NAMES = ("", "-wal", "-journal")
+NAMES = ("", "-wal", "-journal", "-log")
 DIRECTORY = 1_000_000
 
 

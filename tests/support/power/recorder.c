@@ -17,11 +17,11 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum { MAX_FD = 4096, NAMES = 3, DIRECTORY = 1000000 };
+enum { MAX_FD = 4096, NAMES = 4, DIRECTORY = 1000000 };
 
 struct header {
     char kind; /* C created, U unlinked, W written, T truncated, B sync begins, E sync has ended */
-    char name; /* 0 the file, 1 its WAL, 2 its journal; of C and U */
+    char name; /* 0 the file, 1 its WAL, 2 its journal, 3 its sync log; of C and U */
     uint16_t zero;
     uint32_t file; /* which file it is: each that is created has a number of its own; DIRECTORY for the directory */
     uint64_t offset;
@@ -48,7 +48,8 @@ static int name_of(const char *path) {
     if (log_fd < 0 || path == NULL || strncmp(path, base, length) != 0) return -1;
     if (path[length] == 0) return 0;
     if (strcmp(path + length, "-wal") == 0) return 1;
-    return strcmp(path + length, "-journal") == 0 ? 2 : -1;
+    if (strcmp(path + length, "-journal") == 0) return 2;
+    return strcmp(path + length, "-log") == 0 ? 3 : -1;
 }
 
 static void note(char kind, int name, uint32_t file, uint64_t offset, uint64_t size, const void *data) {

@@ -22,6 +22,7 @@ def states(**kept: tuple[str, ...]) -> States:
         mountpoint="/mnt/agent",
         status=lambda: {"trees": "/.hidden", "routes": [{"prefix": prefix} for prefix in ROUTES]},
         snapshots=lambda: found,
+        branches=list,
     )
     return States(files)
 

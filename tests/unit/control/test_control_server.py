@@ -25,6 +25,7 @@ from fusebackend.control.client import pool
 from fusebackend.control.server import control_server as server_module
 from fusebackend.control.server import server_connection as serving_module
 from fusebackend.control.staging import Staging
+from fusebackend.protocol import Actor
 
 
 @pytest.fixture
@@ -538,7 +539,7 @@ class TestWho:
         assert stat.S_IMODE(os.stat(os.path.dirname(server.address)).st_mode) == 0o700
 
     def test_another_user_is_refused(self, server, monkeypatch):
-        monkeypatch.setattr(server_module, "peer_uid", lambda stream: 65534 if os.geteuid() != 65534 else 1)
+        monkeypatch.setattr(server_module, "peer", lambda stream: Actor(uid=65534 if os.geteuid() != 65534 else 1))
         with Raw(server.address) as raw:
             answer = raw.line()
             assert "another user" in answer["error"]["message"]

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 from random_trees import Fifo, File, Link, make
 
+from fusebackend.linux.holes import data_ranges
 from fusebackend.trees import diff_output
 from fusebackend.trees import tree as tree_module
 from fusebackend.trees.diff import FOREIGN, RACY_NS, Differences, differences
 from fusebackend.trees.diff_output import as_objects, name_status, stat_lines, stat_rows
-from fusebackend.trees.tree import Tree, data_ranges, same_bytes
+from fusebackend.trees.tree import Tree, same_bytes
 
 
 def compare(sides: tuple[Path, Path], *paths: bytes, **options: Any) -> Differences:

@@ -82,6 +82,33 @@ INSERT INTO fusebackend.unindexed (volume, node, changed_at, change)
 """
 """The migration; `postgres/schema.py` runs it."""
 
+OLD_CHUNKS_ARE_NOT_SEARCHED: Final = """
+CREATE OR REPLACE FUNCTION fusebackend.contents_changed() RETURNS trigger LANGUAGE plpgsql AS $body$
+DECLARE
+    of_volume integer;
+    of_node bigint;
+BEGIN
+    IF TG_OP = 'DELETE' OR (TG_OP = 'UPDATE' AND NEW.node < 0) THEN
+        of_volume := OLD.volume;
+        of_node := OLD.node;
+    ELSE
+        of_volume := NEW.volume;
+        of_node := NEW.node;
+    END IF;
+    IF of_node < 0 THEN
+        RETURN NULL;
+    END IF;
+    INSERT INTO fusebackend.unindexed (volume, node, changed_at, change)
+        VALUES (of_volume, of_node, clock_timestamp(), pg_current_xact_id())
+        ON CONFLICT (volume, node) DO UPDATE
+            SET changed_at = excluded.changed_at, change = excluded.change, large = false
+            WHERE unindexed.change <> excluded.change;
+    RETURN NULL;
+END
+$body$;
+"""
+"""The same for version 4: a chunk that only snapshots have gets a negative node (`old_rows.py`)."""
+
 _STATE = """
 SELECT to_regclass(%(index)s) IS NOT NULL, current_setting('server_encoding'),
     (SELECT quote_ident(nspname) FROM pg_extension JOIN pg_namespace ON pg_namespace.oid = extnamespace

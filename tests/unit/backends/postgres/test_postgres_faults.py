@@ -161,6 +161,7 @@ def test_a_restart_between_two_operations_is_not_noticed(server: Server, volume:
 
 def test_a_commit_that_is_not_answered_is_an_error(volume: PostgresVolume, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody knows whether it has happened, so it is not done once more."""
+    volume.mkdir(ROOT_NODE, b"before", 0o755, ME)  # the first change of a connection asks for the newest snapshot
     sends: list[list[str]] = []
     whole = pipeline.send
 

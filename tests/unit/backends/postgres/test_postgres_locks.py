@@ -526,7 +526,8 @@ def test_wanted_rows_are_locked_before_they_change(hosts: Hosts) -> None:
         pytest.raises(AssertionError, match="is not locked"),
         hosts[0].volume._connections.leased(len_of) as connection,
     ):
-        begun = transaction.Transaction(connection, hosts[0].volume.id, 1, several=True)
+        volume = hosts[0].volume
+        begun = transaction.Transaction(connection, volume.id, 1, snapshots=volume._newest, several=True)
         try:
             begun.fetch(Wanted(nodes=(ROOT_NODE,)), lock=False)
             begun.changed(begun.inode(ROOT_NODE))

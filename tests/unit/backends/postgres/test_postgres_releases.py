@@ -1,10 +1,13 @@
-"""Hosts of the release before the rows of the change feed, and of this one, on one volume: each is told of the other.
+"""Hosts of an earlier release and of this one on one volume: each is told of the other's changes.
+
+No older one can join, and no snapshot is taken before the last of them has ended.
 
 The other release is the real one, from the history of the repository, in a process of its own.
 """
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -23,6 +26,7 @@ import pytest
 from eventually import eventually
 
 from fusebackend.backends.postgres import feed
+from fusebackend.backends.postgres.schema import VERSION
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
 
@@ -166,11 +170,26 @@ def test_the_older_one_comes_first(older: Older, newer: Newer) -> None:
     both_ways(older, newer)
 
 
-def test_the_newer_one_comes_first_and_another_older_one_later(newer: Newer, before: Path, postgres_dsn: str) -> None:
-    newer.mknod(ROOT_NODE, b"alone", 0o100644, 0, ME)
-    older = Older(before, postgres_dsn)
-    both_ways(older, newer)
+def test_an_older_one_that_comes_later_is_refused(newer: Newer, before: Path, postgres_dsn: str) -> None:
+    """It would keep nothing for snapshots."""
+    program = [sys.executable, "-c", PROGRAM, postgres_dsn]
+    done = subprocess.run(program, cwd=before, env={**os.environ, "PYTHONPATH": str(before)}, capture_output=True,
+                          text=True, stdin=subprocess.DEVNULL, timeout=LIMIT_S)  # fmt: skip
+    assert done.returncode != 0
+    assert f"its tables have version {VERSION}, this fusebackend knows up to 3; upgrade it" in done.stderr
+
+
+def test_snapshots_begin_when_the_last_older_one_has_ended(older: Older, newer: Newer) -> None:
+    """What it changes until then is not kept, and in no snapshot otherwise."""
+    _, node = older.do("make", "file")
+    with pytest.raises(OSError, match="has the volume open with an older fusebackend") as refused:
+        newer.take_snapshot("s")
+    assert refused.value.errno == errno.EBUSY
+    older.do("chmod", node, 0o600)
     older.close()
+    newer.take_snapshot("s")
+    newer.setattr(node, AttrChanges(mode=0o640))
+    assert newer.snapshot("s").getattr(node).mode & 0o7777 == 0o600
 
 
 def test_newer_ones_tell_each_other_by_rows_beside_an_older_one(older: Older, newer: Newer, postgres_dsn: str) -> None:
@@ -205,12 +224,3 @@ def test_a_newer_host_that_dies_before_its_wake_up_is_told_of_by_another(
         row = "INSERT INTO fusebackend.change (volume, session, payload) VALUES (%s, 999999, %s)"
         connection.execute(row, [newer.id, f"+999999 {node}/{ROOT_NODE}/g"])
     eventually(lambda: [node, ROOT_NODE, "g"] in older.told, LIMIT_S)
-
-
-def test_the_tables_have_the_version_that_older_hosts_know(newer: Newer, before: Path, postgres_dsn: str) -> None:
-    newer.close()
-    older = Older(before, postgres_dsn)
-    older.close()
-    with psycopg.connect(postgres_dsn) as connection:
-        assert connection.execute("SELECT version FROM fusebackend.schema_version").fetchone() == (3,)
-        assert connection.execute("SELECT count(*) FROM fusebackend.session").fetchone() == (0,)

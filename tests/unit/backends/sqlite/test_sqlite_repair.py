@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from profiles import examples
 from test_sqlite_check import BELOW, DAMAGE, DIRECTORY, EMPTY, FILE, LINK, ME, damage, volume_file
@@ -230,6 +230,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(["INSERT OR IGNORE INTO place VALUES (-5, 0, 1)"])
 @given(statements=st.lists(STATEMENTS, min_size=1, max_size=8))
 def test_any_damage_is_mended(sound: Path, tmp_path: Path, statements: list[str]) -> None:
     path = tmp_path / "volume.db"

@@ -1,4 +1,4 @@
-"""`Snapshot`: which transactions were over at a moment, as PostgreSQL's `pg_snapshot` has it.
+"""`PgSnapshot`: which transactions were over at a moment, as PostgreSQL's `pg_snapshot` has it.
 
 Transactions get ascending numbers when they first write, and end in any order. So a number alone is no position in the
 order of commits: those below `xmin` were over, those from `xmax` on had not begun, and those in `running` were under
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Snapshot(NamedTuple):
+class PgSnapshot(NamedTuple):
     """See the module's docstring."""
 
     xmin: int
@@ -18,7 +18,7 @@ class Snapshot(NamedTuple):
     running: frozenset[int]
 
     @classmethod
-    def parse(cls, text: str) -> Snapshot:
+    def parse(cls, text: str) -> PgSnapshot:
         """The value of a `pg_snapshot` such as `10:20:10,14`. ValueError if it is none."""
         xmin, xmax, running = text.split(":")
         return cls(int(xmin), int(xmax), frozenset(int(xid) for xid in running.split(",") if xid))
@@ -27,7 +27,7 @@ class Snapshot(NamedTuple):
         """Whether the transaction was over, as `pg_visible_in_snapshot`."""
         return xid < self.xmax and xid not in self.running
 
-    def covers(self, other: Snapshot) -> bool:
+    def covers(self, other: PgSnapshot) -> bool:
         """Whether every transaction that was over in `other` was over here."""
         return self.xmax >= other.xmax and not any(other.sees(xid) for xid in self.running)
 

@@ -1,4 +1,4 @@
-"""`backends/postgres/snapshot.py`: a position in the order of commits, which is not that of their numbers."""
+"""`backends/postgres/pg_snapshot.py`: a position in the order of commits, which is not that of their numbers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusebackend.backends.postgres.snapshot import Snapshot
+from fusebackend.backends.postgres.pg_snapshot import PgSnapshot
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> list[Snapshot]:
+def histories(draw: st.DrawFn) -> list[PgSnapshot]:
     """Snapshots of a server, in their order: transactions begin with ascending numbers and end in any order.
 
     As in GetSnapshotData (procarray.c), `xmax` follows the highest number that is over.
@@ -31,12 +31,12 @@ def histories(draw: st.DrawFn) -> list[Snapshot]:
             over = max(over, ended)
         elif step == "take":
             listed = frozenset(xid for xid in running if xid <= over)
-            taken.append(Snapshot(min(listed, default=over + 1), over + 1, listed))
+            taken.append(PgSnapshot(min(listed, default=over + 1), over + 1, listed))
     return taken
 
 
 @given(taken=histories())
-def test_what_a_snapshot_sees_all_later_ones_see(taken: list[Snapshot]) -> None:
+def test_what_a_snapshot_sees_all_later_ones_see(taken: list[PgSnapshot]) -> None:
     for earlier, later in itertools.pairwise(taken):
         seen = [{xid for xid in range(50) if snapshot.sees(xid)} for snapshot in (earlier, later)]
         assert seen[0] <= seen[1]
@@ -45,22 +45,22 @@ def test_what_a_snapshot_sees_all_later_ones_see(taken: list[Snapshot]) -> None:
 
 
 @given(taken=histories())
-def test_what_is_new_is_after_the_position_or_was_running(taken: list[Snapshot]) -> None:
+def test_what_is_new_is_after_the_position_or_was_running(taken: list[PgSnapshot]) -> None:
     for earlier, later in itertools.pairwise(taken):
         new = {xid for xid in range(50) if later.sees(xid) and not earlier.sees(xid)}
         assert new == {xid for xid in range(50) if later.sees(xid) and (xid >= earlier.xmax or xid in earlier.running)}
 
 
 @given(taken=histories())
-def test_its_text_is_that_of_the_server(taken: list[Snapshot]) -> None:
+def test_its_text_is_that_of_the_server(taken: list[PgSnapshot]) -> None:
     for snapshot in taken:
-        assert Snapshot.parse(str(snapshot)) == snapshot
+        assert PgSnapshot.parse(str(snapshot)) == snapshot
 
 
 def test_what_is_none_is_an_error() -> None:
     for text in ("", "1", "1:2", "a:b:c", "1:2:x"):
         with pytest.raises(ValueError, match=r"unpack|invalid"):
-            Snapshot.parse(text)
+            PgSnapshot.parse(text)
 
 
 @pytest.mark.services
@@ -70,7 +70,7 @@ def test_it_agrees_with_the_server(postgres_dsn: str) -> None:
         for _ in range(3):
             other.execute("SELECT pg_current_xact_id()")
         ((text,),) = other.execute("SELECT pg_current_snapshot()::text").fetchall()
-        snapshot = Snapshot.parse(text)
+        snapshot = PgSnapshot.parse(text)
         assert str(snapshot) == text
         assert snapshot.running
         query = "SELECT xid, pg_visible_in_snapshot(xid::text::xid8, %s) FROM generate_series(%s::int8, %s) xid"

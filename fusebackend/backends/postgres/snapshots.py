@@ -1,0 +1,300 @@
+"""The snapshots of a PostgreSQL volume: the list of them, and each as a read-only volume.
+
+`old_rows.py` says how they are kept. Any host takes, deletes and reads them. The list is read again when the volume's
+counts have changed, so each call sees what other hosts have taken and deleted. After a deletion elsewhere a read is
+ESTALE, unless the caches here have all of its answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import stat
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from fusebackend.backends.postgres import old_rows, schema
+from fusebackend.backends.postgres.statements import StoredInode
+from fusebackend.backends.postgres.stored_tree import cut_out
+from fusebackend.backends.postgres.transaction import Transaction, gone
+from fusebackend.base.errors import oserror
+from fusebackend.base.paths import to_name, to_text
+from fusebackend.base.stamps import CLOCK, now_ns
+from fusebackend.databases.pipeline import Rows, Statement
+from fusebackend.protocol import Features, Snapshot, StatFs
+from fusebackend.volumes.chunks import CHUNK_SHIFT, Chunk, ChunkCache
+from fusebackend.volumes.damage import Damage, is_in_range
+from fusebackend.volumes.frozen import FrozenTree
+from fusebackend.volumes.storage import Inode
+
+CACHE_INODES = 4096
+CACHE_BYTES = 4 << 20
+"""Bounds of the caches of one snapshot: some 2 MiB of inodes, and 4 MiB of chunks."""
+
+Query = Callable[[str, Sequence[object]], Rows]
+
+
+class PostgresSnapshot(FrozenTree):
+    """A snapshot of a volume. Any number of reads run at once. ESTALE once it is deleted.
+
+    Args:
+        query: runs a statement.
+    """
+
+    features = Features(blocking=True, read_only=True)
+
+    def __init__(self, volume: int, taken: Snapshot, query: Query) -> None:
+        super().__init__()
+        self.lock = contextlib.nullcontext()
+        self.taken = taken
+        self.is_deleted = False
+        self._volume = volume
+        self._query = query
+        self._damage = Damage(f"snapshot '{taken.name}' of volume {volume} of the database")
+        self._guard = threading.Lock()  # of the caches
+        self._inodes: OrderedDict[int, Inode] = OrderedDict()
+        self._chunks = ChunkCache(CACHE_BYTES)
+
+    def _ask(self, statement: Callable[..., Statement], *key: object) -> Rows:
+        """The rows that it has; each query of `old_rows` answers at least one."""
+        self._require()
+        rows = self._query(*statement(self._volume, self.taken.number, *key))
+        if not rows:
+            self.is_deleted = True
+        self._require()
+        return rows
+
+    def _require(self) -> None:
+        if self.is_deleted:
+            raise gone()
+
+    # -- inodes and names --------------------------------------------------------------------------------------
+
+    def _inode(self, node: int) -> Inode:
+        self._require()
+        with self._guard:
+            inode = self._inodes.get(node)
+            if inode is not None:
+                self._inodes.move_to_end(node)
+                return inode
+        (row,) = self._ask(old_rows.inode, node)
+        if row[0] is None:
+            raise gone()
+        return self._sound(row)
+
+    def _sound(self, row: Sequence[int]) -> Inode:
+        """The inode of a row, which is kept in memory. EIO for a damaged one."""
+        if not is_in_range(row[:12]):
+            self._damage.tell(f"inode {row[0]} has {tuple(row[1:12])!r}")
+            raise oserror(errno.EIO)
+        with self._guard:
+            inode = self._inodes.setdefault(row[0], StoredInode.of(row))
+            if len(self._inodes) > CACHE_INODES:
+                self._inodes.popitem(last=False)
+        return inode
+
+    def _let_go(self, node: int) -> None:
+        with self._guard:
+            self._inodes.pop(node, None)
+
+    def _child(self, parent: int, name: bytes) -> int | None:
+        ((node, *row),) = self._ask(old_rows.found, parent, name)
+        if node is None:
+            return None
+        if row[0] is None:
+            self._damage.tell(f"name {name!r} in inode {parent} leads to inode {node}, which does not exist")
+            raise oserror(errno.EIO, name)
+        self._damage.require_entry(parent, name, self._sound(row))
+        return int(node)
+
+    def _children(self, parent: int, after: bytes, limit: int) -> list[tuple[bytes, int]]:
+        self._directory(parent)
+        rows = self._ask(old_rows.listed, parent, after, limit)
+        named = [row for row in rows if row[0] is not None]
+        for row in named:
+            if row[2] is not None and is_in_range(row[2:14]):
+                self._sound(row[2:])
+        return [(row[0], row[1]) for row in named]
+
+    def _entries(self, directory: int, children: list[tuple[bytes, int]]) -> list[tuple[bytes, Inode]]:
+        return self._damage.entries(directory, children, self._inode)
+
+    def _xattrs(self, inode: Inode) -> dict[bytes, bytes]:
+        found = inode.xattrs
+        if found is None:
+            rows = self._ask(old_rows.xattrs, inode.node)
+            found = inode.xattrs = {name: value for name, value in rows if name is not None}
+        return found
+
+    # -- bytes -------------------------------------------------------------------------------------------------
+
+    def read(self, node: int, offset: int, size: int) -> bytes:
+        inode = self._inode(node)
+        if stat.S_ISDIR(inode.mode):
+            raise oserror(errno.EISDIR)
+        end = min(offset + size, inode.size)
+        if offset >= end:
+            return b""
+        chunks = self._read_chunks(node, offset >> CHUNK_SHIFT, (end - 1) >> CHUNK_SHIFT)
+        return cut_out(inode.size, {index: bytes(chunk.data) for index, chunk in chunks.items()}, offset, size)
+
+    def _read_chunks(self, node: int, first: int, last: int) -> dict[int, Chunk]:
+        """Chunks by their index, those that are missing with one query."""
+        self._require()
+        with self._guard:
+            found = {index: self._chunks.get((node, index)) for index in range(first, last + 1)}
+        missing = [index for index, chunk in found.items() if chunk is None]
+        if missing:
+            for index, data in self._ask(old_rows.chunks, node, missing[0], missing[-1]):
+                if index is not None and found[index] is None:
+                    found[index] = Chunk(data)
+            with self._guard:
+                for index in missing:
+                    chunk = found[index]
+                    if chunk is not None and (node, index) not in self._chunks:
+                        self._chunks.put((node, index), chunk)
+        return {index: chunk for index, chunk in found.items() if chunk is not None}
+
+    def _chunk(self, node: int, index: int) -> Chunk | None:
+        return self._read_chunks(node, index, index).get(index)
+
+    def _next_chunk(self, node: int, index: int) -> int | None:
+        ((found,),) = self._ask(old_rows.next_chunk, node, index)
+        return None if found is None else int(found)
+
+    def statfs(self) -> StatFs:
+        self._require()
+        return StatFs(4096, 0, 0, 0, 0)
+
+
+_STATE = "SELECT taken, deleted FROM fusebackend.volume WHERE id = %s"
+_LIST = "SELECT name, number, time_ns FROM fusebackend.snapshot WHERE volume = %s ORDER BY number"
+_OLDER_HOSTS = "SELECT host, pid FROM fusebackend.session WHERE volume = %s AND version < %s LIMIT 1"
+_COUNT = "SELECT nextval('fusebackend.snapshot_changes')", ()
+_TAKE = """
+WITH numbered AS (
+    UPDATE fusebackend.volume SET taken = taken + 1, newest = taken + 1
+    WHERE id = %s AND NOT EXISTS (SELECT FROM fusebackend.snapshot WHERE volume = %s AND name = %s) RETURNING taken
+)
+INSERT INTO fusebackend.snapshot (volume, number, name, time_ns)
+SELECT %s, taken, %s, greatest(%s, (SELECT time_ns FROM fusebackend.snapshot WHERE volume = %s
+    ORDER BY number DESC LIMIT 1)) FROM numbered RETURNING number, time_ns
+"""
+_DELETE = """
+WITH gone AS (
+    DELETE FROM fusebackend.snapshot WHERE volume = %s AND name = %s RETURNING volume, number
+), noted AS (
+    INSERT INTO fusebackend.pruning (volume, first, last) SELECT v.id, g.number, coalesce((
+        SELECT number - 1 FROM fusebackend.snapshot s WHERE s.volume = v.id AND s.number > g.number
+        ORDER BY number LIMIT 1), v.taken) FROM gone g JOIN fusebackend.volume v ON v.id = g.volume
+)
+UPDATE fusebackend.volume v SET deleted = deleted + 1, newest = coalesce((
+    SELECT number FROM fusebackend.snapshot s WHERE s.volume = v.id AND s.number <> gone.number
+    ORDER BY number DESC LIMIT 1), 0) FROM gone WHERE v.id = gone.volume RETURNING gone.number
+"""
+
+
+class Snapshots:
+    """The list of a volume's snapshots. Any thread may call any method.
+
+    Args:
+        query: runs a statement.
+    """
+
+    def __init__(self, volume: int, query: Query) -> None:
+        self._volume = volume
+        self._query = query
+        self._guard = threading.Lock()
+        self._state: tuple[int, ...] | None = None  # how many were taken and deleted when `_all` was read
+        self._all: list[Snapshot] = []
+        self._views: dict[int, PostgresSnapshot] = {}
+        self._seen: set[Snapshot] = set()  # by callers of `all`, of those that were there at the last `news` or later
+        self._told: set[Snapshot] = set()  # those that were there at the last `news`
+
+    def kept_bytes(self) -> int:
+        return int(self._query(*old_rows.kept_bytes(self._volume))[0][0])
+
+    def all(self) -> list[Snapshot]:
+        """Those that exist, in the order of their numbers."""
+        (state,) = self._query(_STATE, (self._volume,))
+        with self._guard:
+            if state == self._state:
+                return self._all
+        rows = self._query(_LIST, (self._volume,))
+        found = [Snapshot(to_text(name), number, time_ns) for name, number, time_ns in rows]
+        with self._guard:
+            if self._state is None or state > self._state:  # else another thread has read it later
+                self._state, self._all = state, found
+                self._seen.update(found)
+                there = {each.number for each in found}
+                for number in [number for number in self._views if number not in there]:
+                    self._views.pop(number).is_deleted = True
+            return found
+
+    def news(self) -> list[str]:
+        """Return the names of those that are new since the last call, and of those that were seen and are deleted."""
+        found = set(self.all())
+        with self._guard:
+            changed = (found - self._told) | (self._seen - found)
+            self._told, self._seen = found, set(found)
+        return list({each.name: None for each in changed})
+
+    def take(self, transaction: Transaction, name: str) -> Snapshot:
+        """Take one, in a transaction that has the volume for itself.
+
+        Raises:
+            FileExistsError: there is one of that name.
+            OSError: EBUSY, a host of an older release, which would keep nothing for it, has the volume open.
+        """
+        transaction.ask(_COUNT)
+        older = transaction.ask((_OLDER_HOSTS, (self._volume, schema.KEEPS_FOR_SNAPSHOTS)))
+        if older:
+            host, pid = older[0]
+            words = (
+                f"process {pid} on host {host} has the volume open with an older fusebackend that knows no snapshots"
+            )
+            raise OSError(errno.EBUSY, f"{words}; upgrade it there")
+        CLOCK.saw_all()  # so that this is later than all changes in it, by their own clock
+        at = to_name(name)
+        time_ns = now_ns()
+        CLOCK.saw(time_ns)
+        volume = self._volume
+        rows = transaction.ask((_TAKE, (volume, volume, at, volume, at, time_ns, volume)))
+        if not rows:
+            raise FileExistsError(errno.EEXIST, f"there is a snapshot '{name}' already")
+        return Snapshot(name, *rows[0])
+
+    def delete(self, transaction: Transaction, name: str) -> int:
+        """Delete one, in a transaction that has the volume for itself. Returns its number.
+
+        Raises:
+            FileNotFoundError: there is none of that name.
+        """
+        transaction.ask(_COUNT)
+        rows = transaction.ask((_DELETE, (self._volume, to_name(name))))
+        if not rows:
+            raise _none(name)
+        return int(rows[0][0])
+
+    def deleted(self, number: int) -> None:
+        """The deletion of one has been committed."""
+        with self._guard:
+            view = self._views.pop(number, None)
+        if view is not None:
+            view.is_deleted = True
+
+    def view(self, name: str) -> PostgresSnapshot:
+        """A snapshot as a volume."""
+        taken = next((each for each in self.all() if each.name == name), None)
+        if taken is None:
+            raise _none(name)
+        with self._guard:
+            view = self._views.get(taken.number)
+            if view is None:
+                view = self._views[taken.number] = PostgresSnapshot(self._volume, taken, self._query)
+            return view
+
+
+def _none(name: str) -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, f"there is no snapshot '{name}'")

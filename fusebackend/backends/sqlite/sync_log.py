@@ -1,0 +1,198 @@
+"""`SyncLog`: the file beside a volume file that makes an `fsync` of a few changes durable: `FILE-log`.
+
+A record has the changes since the last record, or since the last flush (`unlogged.py`). It is appended and synced, and
+the changes stay in the dirty buffer, from which the flusher writes them to the tables later. Without the log each
+`fsync` would rewrite whole pages of several tables: 130 KiB for 4 KiB at the end of a file, and 50 to 160 KiB for each
+of the four syncs of a database's commit. When the volume is opened after a crash, the records that are not in the
+tables yet are applied (`redo.py`). An orderly close removes the log.
+
+Records and flushes take their numbers from one sequence, and each flush writes its number to the tables. A record is
+only appended when all commits to the tables are on the disk. So a record counts if the number of the tables, or of the
+record before it, is one less than its own; what else is in the file is of an earlier lap, or was cut short. The salt is
+another one each time the volume is opened, so that no record of another copy of the volume counts.
+
+The volume calls every method but `sync` with its lock held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Final
+
+LOG_BYTES: Final = 32 << 20
+"""The size of a full log: the next `fsync` flushes, and the log starts anew."""
+
+STEP_BYTES: Final = 1 << 20
+"""The log grows by so many zeros at a time. A sync of bytes inside a file takes half as long as one of bytes at its
+end, for that writes the file's size as well."""
+
+RECORD_BYTES: Final = 1 << 20
+"""A larger change is flushed: its bytes would be written once more than that."""
+
+SPARE_BYTES: Final = 64 << 20
+"""The log does not grow on a disk with less room than this."""
+
+_MAGIC: Final = 0x676F6C66
+_HEAD: Final = struct.Struct("<IIqqQ")  # magic, checksum of the rest, salt, number, bytes that follow
+_SUMMED: Final = struct.Struct("<qqQ")
+
+
+class SyncLog:
+    """Owns the file, which is made when `start` is called.
+
+    Args:
+        path: the volume file.
+        number: of the last record or flush that the tables have.
+    """
+
+    def __init__(self, path: str, number: int) -> None:
+        self.path = log_path(path)
+        self.number = number
+        """Of the last record or flush."""
+        self.written = number
+        """Of the last record."""
+        self.flushed = number
+        """Of the last flush."""
+        self.is_used = False
+        """Whether a record was written since the log started anew."""
+        self.salt = 0
+        """0 until the volume is about to start the log."""
+        self._synced = number
+        self._offset = 0
+        self._allocated = 0
+        self._fd = -1
+        self._failed = False
+
+    @property
+    def is_open(self) -> bool:
+        return self._fd >= 0 and not self._failed
+
+    @property
+    def can_start(self) -> bool:
+        """Whether it was not started yet, and has not failed."""
+        return self._fd < 0 and not self._failed
+
+    def start(self) -> None:
+        """Open the file. The tables have the salt and the number on the disk.
+
+        Raises:
+            OSError: there is no log; the volume does without.
+        """
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._allocated = os.fstat(fd).st_size
+            self._fd = fd
+            if not self._grow(0):
+                raise OSError(f"no room for {self.path}")
+            os.fsync(fd)
+            descriptor = os.open(os.path.dirname(self.path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except BaseException:
+            self.fail()
+            raise
+        self.rewind()
+
+    def append(self, changes: bytes) -> bool:
+        """Write a record; False if it does not fit, and the changes must be flushed."""
+        size = _HEAD.size + len(changes)
+        if self._offset + size > LOG_BYTES or not self._grow(self._offset + size):
+            return False
+        number = self.number + 1
+        summed = _SUMMED.pack(self.salt, number, len(changes))
+        checksum = zlib.crc32(changes, zlib.crc32(summed))
+        record = b"".join((_HEAD.pack(_MAGIC, checksum, self.salt, number, len(changes)), changes))
+        try:
+            whole = os.pwrite(self._fd, record, self._offset) == size
+        except OSError:
+            whole = False
+        if not whole:
+            self.fail()
+            return False
+        self._offset += size
+        self.number = self.written = number
+        self.is_used = True
+        return True
+
+    def sync(self, number: int) -> bool:
+        """Make the records up to a number durable; False if the disk failed, and the changes must be flushed."""
+        if self._synced >= number:
+            return True
+        written, fd = self.written, self._fd
+        try:
+            os.fdatasync(fd)
+        except OSError:  # what of it is on the disk is not known, and no later sync would tell (fsyncgate)
+            self.fail()
+            return False
+        self._synced = max(self._synced, written)
+        return True
+
+    def fail(self) -> None:
+        """Use the log no more. The file stays open, for another thread may be syncing it."""
+        self._failed = True
+
+    def rewind(self) -> None:
+        """Start anew: the tables have all changes on the disk."""
+        self._offset = 0
+        self.is_used = False
+
+    def remove(self) -> None:
+        """Remove the file: the tables have all changes on the disk."""
+        self.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _grow(self, end: int) -> bool:
+        """Fill the file with zeros up to a step beyond `end`; False if there is no room."""
+        while self._allocated <= end:
+            disk = os.fstatvfs(self._fd)
+            if disk.f_bavail * disk.f_frsize < SPARE_BYTES:
+                return False
+            try:
+                self._allocated += os.pwrite(self._fd, bytes(STEP_BYTES), self._allocated)
+            except OSError:
+                return False
+        return True
+
+
+def log_path(path: str) -> str:
+    """The log of a volume file."""
+    return f"{path}-log"
+
+
+def pending(path: str, salt: int, number: int) -> Iterator[tuple[int, bytes]]:
+    """The number and the changes of each record that the tables lack.
+
+    Args:
+        path: the volume file.
+        salt: that the tables have.
+        number: of the last record or flush that the tables have.
+    """
+    if not os.path.exists(log_path(path)):
+        return
+    with open(log_path(path), "rb") as file:
+        last = 0
+        while len(head := file.read(_HEAD.size)) == _HEAD.size:
+            magic, checksum, own_salt, own_number, size = _HEAD.unpack(head)
+            if magic != _MAGIC or own_salt != salt or own_number <= last or size > LOG_BYTES:
+                return
+            changes = file.read(size)
+            if len(changes) < size or zlib.crc32(changes, zlib.crc32(head[-_SUMMED.size :])) != checksum:
+                return
+            last = own_number
+            if own_number == number + 1:
+                number = own_number
+                yield own_number, changes
+            elif own_number > number:
+                return

@@ -1,0 +1,149 @@
+"""`fusebackend branch`: make a branch of a mount, and list and delete branches."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+from click.shell_completion import CompletionItem
+
+from fusebackend.base.paths import TREES_NAME
+from fusebackend.cli import target
+from fusebackend.cli.show import Failed, Output, confirm_loss, json_option, note
+from fusebackend.cli.space import size_text
+from fusebackend.cli.states import in_a_line
+from fusebackend.cli.target import mount_option
+
+if TYPE_CHECKING:
+    from fusebackend.control.client.client import Client
+    from fusebackend.protocol import BranchInfo
+
+
+def branch_path(files: Client, name: str) -> str:
+    """Return the path of a branch in its mount.
+
+    Raises:
+        Failed: there is none of that name, or it can't be used.
+    """
+    with in_a_line():
+        found = {each.name: each for each in files.branches()}
+        trees = files.status().get("trees") or f"/{TREES_NAME}"
+    if name not in found:
+        known = ", ".join(found) or "none at all"
+        raise Failed(f"there is no branch '{name}'; there are: {known}")
+    if found[name].error is not None:
+        raise Failed(f"branch '{name}' can't be used: {found[name].error}")
+    return f"{trees}/branches/{name}"
+
+
+def complete_name(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the name of a branch."""
+    with contextlib.suppress(Failed, OSError, ValueError, RuntimeError):
+        found = target.here(context.params.get("mount")).files.branches()
+        return [CompletionItem(each.name) for each in found if each.name.startswith(incomplete)]
+    return []
+
+
+@click.group()
+def branch() -> None:
+    """Make a branch of a mount, and list and delete branches.
+
+    A branch is a directory, /mnt/agent/.fusebackend/branches/NAME, with all files of the mount. What is changed there
+    is changed nowhere else. 'exec --branch NAME' and 'shell --branch NAME' run commands for which it is the mount.
+
+    They work on the mount of --mount DIR; else on that of the current directory; else on the only mount there is.
+    """
+
+
+@branch.command()
+@click.argument("name")
+@click.option("--from", "ref", metavar="REF", help="Begin with this snapshot, or with the files at this time.")
+@json_option("{name, time_ns, routes, changes, size_bytes, conflicts, error, path}.")
+@mount_option
+def create(name: str, ref: str | None, as_json: bool, mount: str | None) -> None:
+    """Make a branch, and print its directory, and the routes that are in it live. No file is copied.
+
+    Routes that keep snapshots are frozen: in the branch they stay as they are now. Of the others, a file that was not
+    changed in the branch is as it is in the mount.
+    """
+    output, files = Output(), target.here(mount).files
+    with in_a_line():
+        made = files.create_branch(name, ref)
+    path = files.mountpoint.rstrip("/") + branch_path(files, name)
+    if as_json:
+        output.document({**asdict(made), "path": path})
+        return
+    output.line(output.name(path))
+    live = [prefix for prefix, how in made.routes.items() if how == "live"]
+    if live:
+        note(f"live, for they keep no snapshots: {' '.join(live)}")
+
+
+@branch.command("list")
+@json_option("an array of {name, time_ns, routes, changes, size_bytes, conflicts, error, path}.")
+@mount_option
+def list_branches(as_json: bool, mount: str | None) -> None:
+    """List the branches: name, age, changed names, space, and of each route whether it is frozen or live."""
+    output, files = Output(), target.here(mount).files
+    with in_a_line():
+        found = files.branches()
+        trees = files.status().get("trees") or f"/{TREES_NAME}"
+    if as_json:
+        top = f"{files.mountpoint.rstrip('/')}{trees}/branches"
+        output.document([{**asdict(each), "path": f"{top}/{each.name}"} for each in found])
+        return
+    rows = [_row(output, each) for each in found]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        output.line("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _row(output: Output, each: BranchInfo) -> tuple[str, ...]:
+    name = output.name(each.name)
+    if each.error is not None:
+        return name, "", "", size_text(each.size_bytes), f"can't be used: {each.error}"
+    conflicts = f", {each.conflicts} in conflict" if each.conflicts else ""
+    if each.changes and each.conflicts == 0 and each.unmerged == 0:
+        conflicts = ", merged"
+    changes = f"{each.changes} {'change' if each.changes == 1 else 'changes'}{conflicts}"
+    routes = " ".join(f"{output.name(prefix)} {how}" for prefix, how in each.routes.items())
+    return name, _age(time.time_ns() - each.time_ns), changes, size_text(each.size_bytes), routes
+
+
+def _age(age_ns: int) -> str:
+    age_s = max(0, age_ns) // 10**9
+    for unit, seconds in (("d", 86_400), ("h", 3600), ("m", 60)):
+        if age_s >= seconds:
+            return f"{age_s // seconds}{unit}"
+    return f"{age_s}s"
+
+
+@branch.command()
+@click.argument("name", shell_complete=complete_name)
+@mount_option
+def path(name: str, mount: str | None) -> None:
+    """Print the directory of a branch."""
+    output, files = Output(), target.here(mount).files
+    output.line(output.name(files.mountpoint.rstrip("/") + branch_path(files, name)))
+
+
+@branch.command()
+@click.argument("names", nargs=-1, required=True, shell_complete=complete_name, metavar="NAME...")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@mount_option
+def delete(names: Sequence[str], yes: bool, mount: str | None) -> None:
+    """Delete branches, with all that was changed in them. That can't be had back, so on a terminal it asks first;
+    elsewhere it needs --yes."""
+    files = target.here(mount).files
+    with in_a_line():
+        known = {each.name for each in files.branches()}
+        for name in names:
+            if name not in known:
+                raise Failed(f"there is no branch '{name}', and nothing was deleted; 'branch list' shows them")
+        if not yes:
+            confirm_loss("branch", "branches", names)
+        files.delete_branches(*names)

@@ -1,0 +1,127 @@
+"""`fusebackend branch merge`: the changes of a branch, made in the mount."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import click
+
+from fusebackend.cli import target
+from fusebackend.cli.branch import branch, complete_name
+from fusebackend.cli.show import Complaints, Failed, Output, json_option, note
+from fusebackend.cli.states import in_a_line
+from fusebackend.cli.target import Target, complete_path, mount_option
+from fusebackend.protocol import MergeResult, UndoneChange
+
+__all__ = ["branch"]
+
+LISTED = 20
+"""Paths that are listed; --json has all."""
+
+_WORDS = {
+    "create": ("made", "would make"),
+    "replace": ("replaced", "would replace"),
+    "remove": ("removed", "would remove"),
+    "rename": ("renamed", "would rename"),
+    "attributes": ("attributes of", "would set attributes of"),
+    "merge": ("merged", "would merge"),
+}
+"""What was done to a path, and what a dry run says."""
+
+
+@branch.command()
+@click.argument("name", shell_complete=complete_name)
+@click.argument("paths", nargs=-1, shell_complete=complete_path, metavar="[--] [PATH]...")
+@click.option("--merge-lines", is_flag=True, help="Merge the lines of text files that both have changed.")
+@click.option("--keep-main", is_flag=True, help="Where both have changed something, leave the mount as it is.")
+@click.option("--keep-branch", is_flag=True, help="Where both have changed something, take it from the branch.")
+@click.option("-n", "--dry-run", is_flag=True, help="Change nothing; print what would be done.")
+@json_option("{branch, call, changes, decided, conflicts, partly}, also when it is refused.")
+@mount_option
+def merge(
+    name: str,
+    paths: Sequence[str],
+    merge_lines: bool,
+    keep_main: bool,
+    keep_branch: bool,
+    dry_run: bool,
+    as_json: bool,
+    mount: str | None,
+) -> None:
+    """Make the changes of a branch in the mount; with PATHs, only those at and below them, as paths of the mount.
+
+    What both have changed since the branch was made is named, and nothing is merged unless an option decides. So is a
+    file that a process has open for writing. After an interruption the same command completes the merge.
+
+    A merge is a call: the command that takes it back is printed. The branch stays; 'branch delete' removes it.
+    """
+    if keep_main and keep_branch:
+        raise click.UsageError("--keep-main or --keep-branch, not both")
+    places = [target.locate(given, mount, follow=False) for given in paths]
+    place = places[0] if places else target.here(mount)
+    for each in places:
+        if each.files is not place.files:
+            raise Failed(f"'{each.given}' lies in another mount than the paths before it")
+    output = Output()
+    with in_a_line():
+        result = place.files.merge_branch(
+            name,
+            [each.path for each in places] or None,
+            "main" if keep_main else "branch" if keep_branch else None,
+            merge_lines,
+            dry_run,
+        )
+    if as_json:
+        output.document(asdict(result))
+        if result.conflicts:
+            click.get_current_context().exit(1)
+        return
+    if result.conflicts:
+        _refuse(place, result, merge_lines=merge_lines)
+    _print(output, place, result, dry_run=dry_run)
+
+
+def _refuse(place: Target, result: MergeResult, *, merge_lines: bool) -> None:
+    """Raises `Failed`."""
+    complaints = Complaints()
+    for each in result.conflicts[:LISTED]:
+        complaints.add(f"'{place.shown(each.path)}': {each.reason}")
+    if len(result.conflicts) > LISTED:
+        complaints.add(f"and {len(result.conflicts) - LISTED} paths more (--json has all)")
+    hint = "--keep-main leaves these as they are, --keep-branch takes them from the branch"
+    if not merge_lines:
+        hint += ", --merge-lines merges text files"
+    raise Failed(f"nothing was merged; {hint}")
+
+
+def _print(output: Output, place: Target, result: MergeResult, *, dry_run: bool) -> None:
+    for change in result.changes[:LISTED]:
+        output.line(_change(output, place, change, dry_run=dry_run))
+    if len(result.changes) > LISTED:
+        which = "" if result.call is None else f" (fusebackend log {result.call} --changes)"
+        output.line(f"and {len(result.changes) - LISTED} paths more{which}")
+    for each in result.decided[:LISTED]:
+        note(f"decided: '{place.shown(each.path)}': {each.reason}")
+    if len(result.decided) > LISTED:
+        note(f"and {len(result.decided) - LISTED} paths more were decided")
+    for line in result.partly:
+        note(line)
+    if not result.changes:
+        note(f"the mount has everything of '{result.branch}' already")
+    elif dry_run:
+        note("nothing was changed; without -n it is merged")
+    elif result.call is None:
+        output.line(f"merged '{output.name(result.branch)}'")
+    else:
+        output.line(
+            f"merged '{output.name(result.branch)}' as {result.call}; 'fusebackend undo {result.call}' takes it back"
+        )
+
+
+def _change(output: Output, place: Target, change: UndoneChange, *, dry_run: bool) -> str:
+    words = _WORDS.get(change.change, (change.change, f"would {change.change}"))[dry_run]
+    path = output.name(place.shown(change.path))
+    if change.old_path is not None:
+        path = f"{output.name(place.shown(change.old_path))} -> {path}"
+    return f"{words} {path}"

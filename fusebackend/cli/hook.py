@@ -1,0 +1,319 @@
+"""`fusebackend hook`: coding agents tell a mount of their tool calls.
+
+Claude Code and Codex run a command before and after each tool call, and give it JSON on standard input. `hook run pre`
+has everything that the agent's process and its descendants change from then on belong to one call of the log, until
+`hook run post`: what its shell does, too. So `log` names the tool call, and `undo` takes it back.
+
+A hook must not disturb its agent: after any error `hook run` prints nothing and ends with status 0, and it takes
+`RUN_TIMEOUT_S` at most.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final, NamedTuple
+
+import click
+
+from fusebackend.cli.show import Failed, Output, note
+
+RUN_TIMEOUT_S: Final = 2.0
+"""Of one hook; the agent waits for it."""
+
+HOOK_TIMEOUT_S: Final = 5
+"""What the settings say, for an agent that ends hooks by itself."""
+
+TITLE_CHARACTERS: Final = 200
+
+MAX_INPUT_BYTES: Final = 16 << 20
+"""The agent gives the tool's whole input, such as the text of a file."""
+
+PRE, POST = "pre", "post"
+
+_TOLD: Final = ("command", "file_path", "path", "notebook_path", "url", "pattern", "description")
+"""What a title shows of a tool's input: the first of these."""
+
+
+class Agent(NamedTuple):
+    """A coding agent, and where it has its hooks.
+
+    Attributes:
+        name: of the actor in the log.
+        directory: of its settings, in the home directory and in a project.
+        file: the JSON file in it with `hooks`.
+        variable: an environment variable that names another directory of the user's settings.
+        events: event → what `hook run` is given. All have the same form: event → [{matcher, hooks: [...]}].
+        hint: what is to be done after the installation.
+    """
+
+    name: str
+    directory: str
+    file: str
+    variable: str
+    events: Mapping[str, str]
+    hint: str
+
+
+AGENTS: Final = {
+    "claude-code": Agent(
+        "claude-code", ".claude", "settings.json", "CLAUDE_CONFIG_DIR",
+        {"PreToolUse": PRE, "PostToolUse": POST, "PostToolUseFailure": POST},
+        "Claude Code reads it when a session begins; '/hooks' shows it",
+    ),
+    "codex": Agent(
+        "codex", ".codex", "hooks.json", "CODEX_HOME",
+        {"PreToolUse": PRE, "PostToolUse": POST},
+        "Codex runs a new hook when you have trusted it: '/hooks' in Codex",
+    ),
+}  # fmt: skip
+
+
+@click.group()
+def hook() -> None:
+    """Have each tool call of a coding agent become a call of the log, its shell commands too.
+
+    'fusebackend log' then names the agent and the tool call, and 'fusebackend undo' takes back just that.
+    """
+
+
+def _command(agent: Agent, *, to_file: bool, project: bool) -> None:
+    path = _settings_path(agent, project=project)
+    if not to_file:
+        Output().document({"hooks": _hooks(agent)})
+        return
+    done = install(path, agent)
+    note(f"{'added the hooks to' if done else 'the hooks are already in'} '{path}'; {agent.hint}")
+
+
+def _make(name: str, agent: Agent) -> None:
+    @hook.command(name, help=f"Install or print the hooks of {name}.")
+    @click.option("--install", "to_file", is_flag=True, help=f"Add them to ~/{agent.directory}/{agent.file}.")
+    @click.option("--print", "printed", is_flag=True, help="Print what --install adds.")
+    @click.option(
+        "--project", is_flag=True, help=f"Use {agent.directory}/{agent.file} of the current directory instead."
+    )
+    def command(to_file: bool, printed: bool, project: bool) -> None:
+        if to_file == printed:
+            raise click.UsageError("--install or --print: say which")
+        _command(agent, to_file=to_file, project=project)
+
+
+for _name, _agent in AGENTS.items():
+    _make(_name, _agent)
+
+
+# -- settings --------------------------------------------------------------------------------------------------
+
+
+def _settings_path(agent: Agent, *, project: bool) -> Path:
+    if project:
+        return Path.cwd() / agent.directory / agent.file
+    own = os.environ.get(agent.variable)
+    return (Path(own) if own else Path.home() / agent.directory) / agent.file
+
+
+def _hooks(agent: Agent) -> dict[str, Any]:
+    """Return the hooks as the settings have them."""
+    return {event: [{"matcher": "*", "hooks": [_handler(agent, when)]}] for event, when in agent.events.items()}
+
+
+def _handler(agent: Agent, when: str) -> dict[str, Any]:
+    return {"type": "command", "command": f"{_program()} hook run {when} --agent {agent.name}",
+            "timeout": HOOK_TIMEOUT_S}  # fmt: skip
+
+
+def _program() -> str:
+    """Return the command line of this program: its name where that is found, else its path."""
+    found = shutil.which("fusebackend")
+    own = os.path.abspath(sys.argv[0])
+    if found is not None and os.path.realpath(found) == os.path.realpath(own):
+        return "fusebackend"
+    if os.path.basename(own) == "fusebackend":
+        return shlex.quote(own)
+    return f"{shlex.quote(sys.executable)} -m fusebackend"
+
+
+def install(path: Path, agent: Agent) -> bool:
+    """Add the hooks to a settings file, which keeps all else; False if they are in it already.
+
+    The file is replaced as a whole, and its old content kept beside it as `.before-fusebackend`.
+
+    Raises:
+        Failed: the file is no JSON object, or its `hooks` have another form than the agent's documents say.
+    """
+    path = Path(os.path.realpath(path))  # the file may be a link into a repository of settings
+    try:
+        text = path.read_text("utf-8")
+    except FileNotFoundError:
+        text = ""
+    except UnicodeDecodeError:
+        raise Failed(f"'{path}' is not UTF-8, and was left as it is") from None
+    settings = _parsed(path, text)
+    if not _add(path, settings.setdefault("hooks", {}), agent):
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if text:
+        backup = path.with_name(path.name + ".before-fusebackend")
+        _replace(backup, text, like=path)
+    _replace(path, json.dumps(settings, indent=2, ensure_ascii=False) + "\n", like=path)
+    return True
+
+
+def _parsed(path: Path, text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text) if text.strip() else {}
+    except ValueError as error:
+        raise Failed(f"'{path}' is no JSON, and was left as it is: {error}") from None
+    if not isinstance(found, dict):
+        raise Failed(f"'{path}' is no JSON object, and was left as it is")
+    return found
+
+
+def _add(path: Path, hooks: Any, agent: Agent) -> bool:
+    """Add the hooks that are missing, and replace those of another version of this program."""
+    wanted = _hooks(agent)
+    strange = Failed(f"the 'hooks' in '{path}' have a form that is not known here; it was left as it is")
+    if not isinstance(hooks, dict):
+        raise strange
+    changed = False
+    for event, groups in wanted.items():
+        there = hooks.setdefault(event, [])
+        if not isinstance(there, list) or not all(isinstance(group, dict) for group in there):
+            raise strange
+        own = [group for group in there if _is_own(group)]
+        if own == groups:
+            continue
+        hooks[event] = [rest for group in there if (rest := _without_own(group)) is not None] + groups
+        changed = True
+    return changed
+
+
+def _is_own(group: Mapping[str, Any]) -> bool:
+    return any(_is_ours(each) for each in _handlers(group))
+
+
+def _without_own(group: dict[str, Any]) -> dict[str, Any] | None:
+    """Return a group without our commands; None if nothing is left of it."""
+    if not _is_own(group):
+        return group
+    rest = [each for each in _handlers(group) if not _is_ours(each)]
+    return {**group, "hooks": rest} if rest else None
+
+
+def _handlers(group: Mapping[str, Any]) -> list[Any]:
+    found = group.get("hooks")
+    return found if isinstance(found, list) else []
+
+
+def _is_ours(handler: Any) -> bool:
+    command = handler.get("command") if isinstance(handler, dict) else None
+    return isinstance(command, str) and "fusebackend" in command and " hook run " in command
+
+
+def _replace(path: Path, text: str, *, like: Path) -> None:
+    """Write a file as a whole, with the mode of another one."""
+    mode = 0o600
+    with contextlib.suppress(FileNotFoundError):
+        mode = like.stat().st_mode & 0o777
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
+    ) as file:
+        try:
+            file.write(text)
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            os.fsync(file.fileno())
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+
+
+# -- while the agent runs --------------------------------------------------------------------------------------
+
+
+@hook.command(hidden=True)
+@click.argument("when", type=click.Choice([PRE, POST]))
+@click.option("--agent", "agent", default="")
+def run(when: str, agent: str) -> None:
+    """Tell mounts of a tool call. The settings of an agent call this, with the agent's JSON on standard input."""
+    with contextlib.suppress(Exception), _limited():
+        told = json.loads(sys.stdin.buffer.read(MAX_INPUT_BYTES))
+        tell(when, agent, told)
+
+
+def tell(when: str, agent: str, told: Mapping[str, Any]) -> None:
+    """Begin a call, or end it: in the mount of the agent's directory, or in all mounts if that is in none."""
+    mountpoints = _mountpoints(str(told.get("cwd") or os.getcwd()))
+    if not mountpoints:
+        return
+    from fusebackend.control.client.client import Client
+
+    name = str(told.get("tool_use_id") or f"{told.get('session_id', '')} {told.get('tool_name', '')}")
+    for mountpoint in mountpoints:
+        with contextlib.suppress(Exception), Client(mountpoint) as files:
+            if when == POST:
+                files.end_call(name)
+            else:
+                thread = str(told.get("session_id") or "")
+                files.begin_call(title(told), pid=agent_pid(), id=name, agent=agent, thread=thread)
+
+
+def _mountpoints(directory: str) -> list[str]:
+    from fusebackend.linux import mount_table as table
+
+    ours = [entry.mountpoint for entry in table.our_mounts()]
+    holding = [each for each in ours if (directory + "/").startswith(each.rstrip("/") + "/")]
+    return [max(holding, key=len)] if holding else ours
+
+
+def title(told: Mapping[str, Any]) -> str:
+    """Return a line for people: the tool, and what it is about."""
+    tool, given = str(told.get("tool_name") or "tool"), told.get("tool_input")
+    about = next((str(given[name]) for name in _TOLD if given.get(name)), "") if isinstance(given, dict) else ""
+    return " ".join(f"{tool}: {about}".split())[:TITLE_CHARACTERS].rstrip(" :")
+
+
+def agent_pid() -> int:
+    """Return the process of the agent: the first one above this that is no shell running the hook."""
+    pid = os.getppid()
+    while pid > 1:
+        line, parent = _process(pid)
+        if b"hook run" not in line.replace(b"\0", b" "):
+            return pid
+        pid = parent
+    return os.getppid()
+
+
+def _process(pid: int) -> tuple[bytes, int]:
+    """Return the command line of a process, and its parent."""
+    line = Path(f"/proc/{pid}/cmdline").read_bytes()
+    stat = Path(f"/proc/{pid}/stat").read_bytes()
+    return line, int(stat[stat.rindex(b")") + 2 :].split()[1])
+
+
+class _Late(Exception):
+    """`RUN_TIMEOUT_S` is over."""
+
+
+@contextlib.contextmanager
+def _limited() -> Iterator[None]:
+    def late(number: int, frame: FrameType | None) -> None:
+        raise _Late
+
+    signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, RUN_TIMEOUT_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)

@@ -1,0 +1,257 @@
+"""`fusebackend log`: the calls that changed a mount: who, when, what, and how much."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+from click.shell_completion import CompletionItem
+
+from fusebackend.cli import target
+from fusebackend.cli.show import Failed, Output, json_option
+from fusebackend.cli.states import in_a_line
+from fusebackend.cli.target import Target, complete_path, mount_option
+from fusebackend.history.records import is_call_name
+from fusebackend.trees.refs import RefError, time_ns
+
+if TYPE_CHECKING:
+    from fusebackend.control.client.client import Client
+    from fusebackend.protocol import Actor, CallInfo, ChangeInfo
+
+SHOWN = 20
+"""Calls, unless -n asks for another number."""
+
+POLLED_S = 1.0
+"""Interval at which `-f` asks for calls that have ended."""
+
+COMPLETED = 100
+"""Calls among which names are completed."""
+
+WHO_COLUMNS = 24
+"""A longer name of an actor is cut in the middle of a table."""
+
+PAGE = 1000
+"""Changes that one question asks for."""
+
+
+def complete_call(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the name of a call; its title is the help."""
+    with contextlib.suppress(Failed, OSError, ValueError, RuntimeError):
+        found = target.here(context.params.get("mount")).files.log(limit=COMPLETED)
+        return [CompletionItem(each.call, help=each.title) for each in found if each.call.startswith(incomplete)]
+    return []
+
+
+def complete_word(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the name of a call, or a path."""
+    calls = [] if "/" in incomplete else complete_call(context, parameter, incomplete)
+    return [*calls, *complete_path(context, parameter, incomplete)]
+
+
+@click.command()
+@click.argument("words", nargs=-1, shell_complete=complete_word, metavar="[CALL | PATH]...")
+@click.option("--by", metavar="ACTOR", help="Calls of this agent, thread, tool call, program or user id.")
+@click.option("--since", metavar="TIME", help="Calls since then: 10m, 2h, 14:05, yesterday, 2026-11-22T14:05.")
+@click.option("-n", "--limit", type=click.IntRange(min=1), default=SHOWN, show_default=True, help="So many at most.")
+@click.option("-f", "--follow", is_flag=True, help="Go on with those that end from now on, until Ctrl-C.")
+@click.option("--changes", "with_changes", is_flag=True, help="Also what each of them changed, a line each.")
+@json_option("a line for each call, newest first; with --changes it has `changes`.")
+@mount_option
+def log(
+    words: Sequence[str],
+    by: str | None,
+    since: str | None,
+    limit: int,
+    follow: bool,
+    with_changes: bool,
+    as_json: bool,
+    mount: str | None,
+) -> None:
+    """Show the calls that changed files, the newest first: name, begin, actor, what it was, number of changes.
+
+    A call is what one actor did in one go: a verb, a command with all of its processes, a tool call, or what a process
+    session did until it was quiet for 2 s. With a PATH, only those that changed something at it or below it.
+
+    'fusebackend diff c42' shows what the call c42 did, 'fusebackend undo c42' takes it back.
+    """
+    calls = [word for word in words if is_call_name(word)]
+    places = [target.locate(word, mount, follow=False) for word in words if not is_call_name(word)]
+    place = places[0] if places else target.here(mount)
+    asked = _Asked(place.files, by, _since_ns(since), [each.path for each in places], limit)
+    shown = Shown(Output(), place, as_json=as_json, with_changes=with_changes)
+    if follow:
+        if calls:
+            raise click.UsageError("-f follows calls that are yet to come, and takes no CALL")
+        _follow(asked, shown)
+        return
+    with in_a_line():
+        shown.show(asked.files.log(calls) if calls else asked.calls())
+
+
+def _since_ns(text: str | None) -> int | None:
+    if text is None:
+        return None
+    try:
+        return time_ns(text)
+    except RefError as error:
+        raise Failed(f"--since: {error}") from None
+
+
+class _Asked(NamedTuple):
+    """Which calls are asked for."""
+
+    files: Client
+    by: str | None
+    since_ns: int | None
+    paths: list[Any]
+    limit: int
+
+    def calls(self) -> list[CallInfo]:
+        """Return the calls, the newest first."""
+        found = {
+            each.call: each
+            for path in self.paths or [None]
+            for each in self.files.log(by=self.by, since_ns=self.since_ns, path=path, limit=self.limit)
+        }
+        return sorted(found.values(), key=lambda each: int(each.call[1:]), reverse=True)[: self.limit]
+
+
+def _follow(asked: _Asked, shown: Shown) -> None:
+    """Show each call once, when it has ended."""
+    seen: set[str] = set()
+    while True:
+        with in_a_line():
+            ended = [each for each in reversed(asked.calls()) if each.ended_ns is not None and each.call not in seen]
+            shown.show(ended)
+        seen.update(each.call for each in ended)
+        shown.output.flush()
+        time.sleep(POLLED_S)
+
+
+class Shown:
+    """Calls and changes as they are printed.
+
+    Args:
+        place: a path of the mount, in whose words paths are shown.
+    """
+
+    def __init__(self, output: Output, place: Target, *, as_json: bool = False, with_changes: bool = False) -> None:
+        self.output = output
+        self._place = place
+        self._as_json = as_json
+        self._with_changes = with_changes
+
+    def show(self, calls: Sequence[CallInfo]) -> None:
+        """Print calls."""
+        if self._as_json:
+            for each in calls:
+                value = asdict(each)
+                if self._with_changes:
+                    value["changes"] = [self._shown_paths(asdict(change)) for change in self._changes(each)]
+                self.output.record(value)
+            return
+        rows = [_row(self.output, each) for each in calls]
+        widths = [max(map(len, column)) for column in zip(*(row.head for row in rows), strict=True)]
+        number_width = max((len(row.changes) for row in rows), default=0)
+        columns = shutil.get_terminal_size().columns if self.output.terminal else None
+        for row, each in zip(rows, calls, strict=True):
+            self.output.line(row.line(self.output, widths, number_width, columns))
+            if self._with_changes:
+                for change in self._changes(each):
+                    self.output.line(f"    {self._change(change)}")
+
+    def _changes(self, call: CallInfo) -> Iterator[ChangeInfo]:
+        after = 0
+        while found := self._place.files.changes(call.call, after=after, limit=PAGE):
+            yield from found
+            after = found[-1].number
+
+    def _shown_paths(self, change: dict[str, Any]) -> dict[str, Any]:
+        for name in ("path", "to_path"):
+            if change[name] is not None:
+                change[name] = self._place.shown(change[name])
+        return change
+
+    def _change(self, change: ChangeInfo) -> str:
+        path = self.output.name(self._place.shown(change.path))
+        if change.to_path is not None:
+            arrow = "<->" if change.change == "exchange" else "->"
+            path = f"{path} {arrow} {self.output.name(self._place.shown(change.to_path))}"
+        line = f"{change.change:<10} {path}"
+        if change.kept == "lost":
+            line += f"  (its bytes are lost: {self.output.text(change.why_lost or 'no reason is known')})"
+        return line
+
+
+class _Row(NamedTuple):
+    """A line of the table."""
+
+    call: str
+    when: str
+    who: str
+    what: str
+    changes: str
+    end: str
+    undone: bool
+
+    @property
+    def head(self) -> tuple[str, str, str]:
+        return self.call, self.when, self.who
+
+    def line(self, output: Output, widths: Sequence[int], number_width: int, columns: int | None) -> str:
+        """Return the line; the column of titles takes what the others leave of the terminal."""
+        head = "  ".join(text.ljust(width) for text, width in zip(self.head, widths, strict=True))
+        tail = f"{self.changes:>{number_width}}{self.end}"
+        if columns is None:
+            return f"{head}  {tail}  {self.what}"
+        room = max(columns - len(head) - number_width - len(self.end) - 4, 10)
+        what = _cut(self.what, room)
+        painted = output.paint(what, "bright_black") if self.undone else what
+        return f"{head}  {painted}{' ' * (room - len(what))}  {tail}"
+
+
+def _row(output: Output, call: CallInfo) -> _Row:
+    end = ""
+    if call.undone_by is not None:
+        end = f"  undone by {call.undone_by}"
+    elif call.ended_ns is None:
+        end = "  going on"
+    title = output.text(call.title)
+    if call.undoes and call.kind == "undo":
+        title = f"undo {' '.join(call.undoes)}"
+    when = moment(call.began_ns)
+    return _Row(call.call, when, _cut(output.text(who(call.actor)), WHO_COLUMNS), title, str(call.changes), end,
+                call.undone_by is not None)  # fmt: skip
+
+
+def who(actor: Actor) -> str:
+    """Return one word for an actor: the agent, the thread, the program, or the user."""
+    word = actor.agent or actor.thread or os.path.basename(actor.command.split(" ", 1)[0])
+    if word:
+        return word
+    if actor.uid is None:
+        return "?"
+    try:
+        return pwd.getpwuid(actor.uid).pw_name
+    except KeyError:
+        return str(actor.uid)
+
+
+def moment(time_ns: int) -> str:
+    """Return a local time: of today without the day."""
+    found = datetime.fromtimestamp(time_ns // 10**9)
+    if found.date() == datetime.now().date():
+        return found.strftime("%H:%M:%S")
+    return found.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _cut(text: str, columns: int) -> str:
+    return text if len(text) <= columns else text[: columns - 1] + "…"

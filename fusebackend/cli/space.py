@@ -1,0 +1,89 @@
+"""`fusebackend df` and `fusebackend prune`: what the past of a mount takes of the disk, and how to be rid of it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+
+import click
+
+from fusebackend.cli import target
+from fusebackend.cli.show import Failed, Output, json_option
+from fusebackend.cli.states import in_a_line
+from fusebackend.cli.target import mount_option
+from fusebackend.protocol import PruneResult
+
+_LINES = {
+    "live": "files as they are",
+    "snapshots": "bytes that only snapshots have",
+    "images": "bytes that calls replaced",
+    "branches": "files of branches",
+    "log": "calls and their records",
+    "reclaimable": "of all this, 'fusebackend prune' frees",
+}
+
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+
+@click.command()
+@json_option("{live, snapshots, images, branches, log, reclaimable}, in bytes; null where it is not known.")
+@mount_option
+def df(as_json: bool, mount: str | None) -> None:
+    """Show what a mount takes of the disk: its files, snapshots, the bytes that undo needs, branches, and the log."""
+    output = Output()
+    with in_a_line():
+        space = asdict(target.here(mount).files.df())
+    if as_json:
+        output.document(space)
+        return
+    for name, words in _LINES.items():
+        size = space[name]
+        output.line(f"{name:<11}  {'?' if size is None else size_text(size):>10}  {words}")
+
+
+@click.command()
+@click.option("-n", "--dry-run", is_flag=True, help="Delete nothing; print what would go.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option("{snapshots, calls, bytes}.")
+@mount_option
+def prune(dry_run: bool, yes: bool, as_json: bool, mount: str | None) -> None:
+    """Delete the automatic snapshots, and the log with the bytes that undo needs. The files stay as they are.
+
+    Snapshots that you have taken stay. What is deleted can't be had back, so on a terminal it asks first; elsewhere it
+    needs --yes.
+    """
+    files, output = target.here(mount).files, Output()
+    with in_a_line():
+        going = files.prune(dry_run=True)
+        if not dry_run:
+            if not yes:
+                _ask(going)
+            going = files.prune()
+    if as_json:
+        output.document(asdict(going))
+    else:
+        output.line(f"{'would delete' if dry_run else 'deleted'} {_words(going)}")
+
+
+def _ask(going: PruneResult) -> None:
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise Failed("what is pruned can't be had back, and there is no terminal to ask on: add --yes")
+    click.confirm(f"Delete {_words(going)}?", abort=True, err=True)
+
+
+def _words(going: PruneResult) -> str:
+    snapshots, calls = len(going.snapshots), going.calls
+    return (
+        f"{snapshots} automatic {'snapshot' if snapshots == 1 else 'snapshots'}, "
+        f"{calls} {'call' if calls == 1 else 'calls'} of the log, and {size_text(going.bytes)} that undo needs"
+    )
+
+
+def size_text(size_bytes: int) -> str:
+    """Return a size for people: three digits and a unit."""
+    size = float(size_bytes)
+    for unit in _UNITS:
+        if size < 1000 or unit == _UNITS[-1]:
+            break
+        size /= 1024
+    return f"{size_bytes} bytes" if unit == "bytes" else f"{size:.3g} {unit}"

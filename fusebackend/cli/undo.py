@@ -1,0 +1,118 @@
+"""`fusebackend undo`: calls taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import click
+
+from fusebackend.cli import target
+from fusebackend.cli.log import complete_call
+from fusebackend.cli.show import Complaints, Failed, Output, json_option, note
+from fusebackend.cli.states import in_a_line
+from fusebackend.cli.target import Target, mount_option
+from fusebackend.protocol import UndoConflict, UndoneChange, UndoResult
+
+LISTED = 20
+"""Paths that are listed; the log has all."""
+
+_WORDS = {
+    "create": ("brought back", "would bring back"),
+    "replace": ("put back", "would put back"),
+    "remove": ("removed", "would remove"),
+    "rename": ("renamed", "would rename"),
+    "attributes": ("attributes of", "would set attributes of"),
+    "merge": ("merged", "would merge"),
+}
+"""What was done to a path, and what a dry run says."""
+
+
+@click.command()
+@click.argument("calls", nargs=-1, shell_complete=complete_call, metavar="[CALL]...")
+@click.option("--by", metavar="ACTOR", help="The newest call of this agent, thread, tool call, program or user id.")
+@click.option("--keep-newer", is_flag=True, help="Leave what was changed since as it is, and take back the rest.")
+@click.option("--merge-lines", is_flag=True, help="Take the lines of a call out of text files that were changed since.")
+@click.option("-n", "--dry-run", is_flag=True, help="Change nothing; print what would be done.")
+@json_option("{calls, undo, changes, kept, conflicts, partly}, also when it is refused.")
+@mount_option
+def undo(
+    calls: Sequence[str],
+    by: str | None,
+    keep_newer: bool,
+    merge_lines: bool,
+    dry_run: bool,
+    as_json: bool,
+    mount: str | None,
+) -> None:
+    """Take calls back: everything they changed, with all attributes, and nothing that others have done.
+
+    CALL is a name that 'fusebackend log' shows, such as c42. Without one it is the newest call that changed something,
+    by anybody, that is no undo and not undone: so a second undo goes further back.
+
+    All is taken back, or nothing. What a later call has changed as well is named, and refused unless --keep-newer or
+    --merge-lines is given. An undo is a call: the command that takes it back is printed.
+    """
+    if keep_newer and merge_lines:
+        raise click.UsageError("--keep-newer or --merge-lines, not both")
+    place = target.here(mount)
+    output = Output()
+    with in_a_line():
+        result = place.files.undo(*calls, by=by, keep_newer=keep_newer, merge_lines=merge_lines, dry_run=dry_run)
+    if as_json:
+        output.document(asdict(result))
+        if result.conflicts:
+            click.get_current_context().exit(1)
+        return
+    if result.conflicts:
+        _refuse(place, result, merge_lines=merge_lines)
+    _print(output, place, result, dry_run=dry_run)
+
+
+def _refuse(place: Target, result: UndoResult, *, merge_lines: bool) -> None:
+    """Raises `Failed`."""
+    complaints = Complaints()
+    for each in result.conflicts[:LISTED]:
+        complaints.add(_conflict(place, each))
+    if len(result.conflicts) > LISTED:
+        complaints.add(f"and {len(result.conflicts) - LISTED} paths more (--json has all)")
+    hint = "--keep-newer leaves these as they are, and takes back the rest"
+    if not merge_lines:
+        hint += "; --merge-lines takes only the call's own lines out of text files"
+    raise Failed(f"nothing was taken back; {hint}")
+
+
+def _conflict(place: Target, conflict: UndoConflict) -> str:
+    by = f" by {conflict.call}" if conflict.call is not None and conflict.call not in conflict.reason else ""
+    return f"'{place.shown(conflict.path)}' {conflict.reason}{by}"
+
+
+def _print(output: Output, place: Target, result: UndoResult, *, dry_run: bool) -> None:
+    for change in result.changes[:LISTED]:
+        output.line(_change(output, place, change, dry_run=dry_run))
+    if len(result.changes) > LISTED:
+        which = "" if result.undo is None else f" (fusebackend log {result.undo} --changes)"
+        output.line(f"and {len(result.changes) - LISTED} paths more{which}")
+    for each in result.kept[:LISTED]:
+        note(f"left as it is: {_conflict(place, each)}")
+    if len(result.kept) > LISTED:
+        note(f"and {len(result.kept) - LISTED} paths more were left as they are")
+    for line in result.partly:
+        note(line)
+    which = " ".join(result.calls)
+    if not result.calls:
+        note("there is no call to take back")
+    elif dry_run:
+        note(f"nothing was changed; 'fusebackend undo {which}' does it")
+    elif result.undo is None:
+        note(f"everything is as it was before {which} already")
+    else:
+        output.line(f"took back {which}; 'fusebackend undo {result.undo}' takes that back")
+
+
+def _change(output: Output, place: Target, change: UndoneChange, *, dry_run: bool) -> str:
+    words = _WORDS.get(change.change, (change.change, f"would {change.change}"))[dry_run]
+    path = output.name(place.shown(change.path))
+    if change.old_path is not None:
+        path = f"{output.name(place.shown(change.old_path))} -> {path}"
+    return f"{words} {path}"

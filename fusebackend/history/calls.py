@@ -1,0 +1,328 @@
+"""`Calls`: the call that a change belongs to.
+
+- In a verb, a command or another step of the server (`inside`): that one, by a context variable. Verbs and commands
+  of one tool call, by the client's word for it (`Actor.call`), are one call until 2 s of quiet.
+- A change by the kernel: that which a client has named for the process or one of its ancestors (`name`); else the
+  command that runs in the pid namespace, or in the session, of the process (`started`); else that of the process
+  session, until it has changed nothing for `QUIET_S`. Processes that are not known share a call for each uid.
+
+A call gets its number with its first change. Thread-safe; `current` takes 2 µs where the process is known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+from fusebackend.history.history_file import HistoryFile
+from fusebackend.history.processes import Process, Processes, ancestors, read
+from fusebackend.history.records import CallKind
+from fusebackend.protocol import Actor, current_actor
+from fusebackend.protocol.scheme import mask
+from fusebackend.vfs.calls import request
+
+QUIET_S: Final = 2.0
+"""A process session's call ends after so much time without a change."""
+
+LONGEST_S: Final = 3600.0
+MOST_FILES: Final = 100_000
+"""It ends after so long, or with so many files, in any case: a call is kept in memory while it goes on."""
+
+TITLE_CHARACTERS: Final = 200
+
+MOST_NAMED: Final = 1000
+"""Calls that clients have named and not ended."""
+
+
+class OpenCall:
+    """A call that goes on. `Calls` makes them.
+
+    Attributes:
+        number: 0 before its first change.
+        files: the files that it has changed, by volume and node, and how far they are recorded; see `recorder.py`.
+    """
+
+    __slots__ = ("actor", "began_s", "ended", "files", "kind", "last_s", "number", "title", "undoes", "users")
+
+    def __init__(self, kind: CallKind, title: str, actor: Actor, undoes: Sequence[int] = ()) -> None:
+        self.kind = kind
+        self.title = " ".join(mask(title).split())[:TITLE_CHARACTERS]
+        self.actor = actor
+        self.undoes = undoes
+        self.number = 0
+        self.users = 0
+        self.began_s = self.last_s = 0.0
+        self.ended = False
+        self.files: dict[object, dict[int, int]] = {}
+
+
+_inside: contextvars.ContextVar[OpenCall | None] = contextvars.ContextVar("fusebackend_call", default=None)
+
+UNKNOWN: Final = object()
+"""The author of a request whose process is not known."""
+
+
+class Calls:
+    """See the module's docstring.
+
+    Args:
+        history: takes the calls.
+        ending: called with each call that has changed something, before it ends, in the thread that ends it.
+        monotonic_s: the clock.
+    """
+
+    def __init__(
+        self,
+        history: HistoryFile,
+        ending: Callable[[OpenCall], None] = lambda call: None,
+        monotonic_s: Callable[[], float] = time.monotonic,
+        processes: Processes | None = None,
+    ) -> None:
+        self._history = history
+        self._ending = ending
+        self._now_s = monotonic_s
+        self.processes = processes or Processes()
+        self._server = Actor(uid=os.geteuid(), pid=os.getpid())
+        self._guard = threading.Lock()
+        self._sessions: dict[Hashable, OpenCall] = {}
+        self._tools: dict[tuple[str, str, str], OpenCall] = {}
+        self._by_namespace: dict[int, OpenCall] = {}
+        self._by_session: dict[int, OpenCall] = {}
+        self._named: dict[tuple[int, int], list[OpenCall]] = {}  # (pid, began) → calls named for it, the newest last
+        self._found: dict[tuple[int, int], OpenCall | None] = {}  # process → the named call it belongs to, cached
+        self._late: list[OpenCall] = []  # with a first change after their end
+
+    # -- which call ------------------------------------------------------------------------------------------------
+
+    def current(self) -> OpenCall:
+        """Return the call of a change that this thread or task is about to make."""
+        call = _inside.get()
+        if call is not None:
+            return call
+        asked = request.current()
+        author = asked.author
+        if author is None:
+            return self.of_process(self.processes.of(asked.thread), asked.uid)
+        return self.of_process(author if isinstance(author, Process) else None, asked.uid)
+
+    def of_process(self, process: Process | None, uid: int) -> OpenCall:
+        """Return the call of a process; None for an unknown one."""
+        call = self._given(process) if process is not None and self._has_given else None
+        if call is not None:
+            call.last_s = self._now_s()
+            return call
+        key: Hashable
+        if process is None:
+            key = ("uid", uid)
+        elif process.session:
+            key = (process.session, process.namespace)
+        else:
+            key = (process.pid, process.began, "process")
+        return self._in_session(key, process, uid)
+
+    def author(self, asked: request.Request) -> object:
+        """Return the process of a request, for the requests that will follow on its behalf: by then it may have
+        ended, and its id be another's."""
+        return self.processes.of(asked.thread) or UNKNOWN
+
+    @property
+    def _has_given(self) -> bool:
+        return bool(self._by_namespace or self._by_session or self._named)
+
+    def _given(self, process: Process) -> OpenCall | None:
+        if self._named:
+            named = self._named_for(process)
+            if named is not None:
+                return named
+        if process.namespace != self.processes.namespace and process.namespace in self._by_namespace:
+            return self._by_namespace[process.namespace]
+        return self._by_session.get(process.session)
+
+    def _named_for(self, process: Process) -> OpenCall | None:
+        key = (process.pid, process.began)
+        with self._guard:
+            if key in self._found:
+                return self._found[key]
+            above = next((self._named[each] for each in ancestors(process) if each in self._named), None)
+            if len(self._found) > MOST_NAMED:
+                self._found.clear()
+            found = self._found[key] = above[-1] if above else None
+            return found
+
+    def _in_session(self, key: Hashable, process: Process | None, uid: int) -> OpenCall:
+        call, now_s = self._sessions.get(key), self._now_s()
+        if call is None or call.ended or now_s - call.last_s > QUIET_S:
+            with self._guard:
+                call = self._sessions.get(key)
+                if call is None or call.ended or now_s - call.last_s > QUIET_S:
+                    if call is not None and not call.ended:
+                        self._late.append(call)  # `end_quiet` ends it
+                    if process is None:
+                        call = OpenCall("session", "a process that is not known", Actor(uid=uid))
+                    else:
+                        actor = Actor(command=mask(process.command), uid=process.uid, pid=process.pid)
+                        call = OpenCall("session", process.command, actor)
+                    call.began_s = now_s
+                    self._sessions[key] = call
+        call.last_s = now_s
+        return call
+
+    # -- the server's own ------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def inside(
+        self, kind: CallKind, title: str, actor: Actor | None = None, undoes: Sequence[int] = ()
+    ) -> Iterator[OpenCall]:
+        """Make the changes of this thread in the block one call, which ends with it. In another block, or with the name
+        of a tool call (`Actor.call`), they belong to that one, unless this is an undo, a restore or a merge."""
+        who = actor or current_actor(self._server)
+        outer = _inside.get()
+        own = kind not in ("verb", "command")
+        if outer is not None and not own:
+            yield outer
+            return
+        call = self._tool(who, title) if who.call and not own else OpenCall(kind, title, who, undoes)
+        with self._guard:
+            call.users += 1
+        token = _inside.set(call)
+        try:
+            yield call
+        finally:
+            _inside.reset(token)
+            with self._guard:
+                call.users -= 1
+                call.last_s = self._now_s()
+            if call.kind != "tool":
+                self.end(call)
+
+    def _tool(self, actor: Actor, title: str) -> OpenCall:
+        key = (actor.agent, actor.thread, actor.call)
+        with self._guard:
+            call = self._tools.get(key)
+            if call is None or call.ended:
+                call = self._tools[key] = OpenCall("tool", title, actor)
+            call.last_s = self._now_s()
+            return call
+
+    def started(self, call: OpenCall, pid: int) -> Callable[[], None]:
+        """Have the changes of a command's processes belong to a call, by its first process, before it starts others.
+        Returns the function that ends that."""
+        process = read(pid)
+        if process is None:
+            return lambda: None
+        own = process.namespace in (0, self.processes.namespace)
+        table, key = (self._by_session, process.session) if own else (self._by_namespace, process.namespace)
+        if own and process.session != pid:
+            return lambda: None  # it shares its session with others
+        with self._guard:
+            table[key] = call
+
+        def end() -> None:
+            with self._guard:
+                if table.get(key) is call:
+                    del table[key]
+
+        return end
+
+    # -- named by clients ------------------------------------------------------------------------------------------
+
+    def name(self, pid: int, title: str, actor: Actor) -> OpenCall:
+        """Make the changes of a process and its descendants one call, until `end` or the next call that is named for
+        it.
+
+        Raises:
+            OSError: ESRCH, there is no such process.
+        """
+        process = read(pid)
+        if process is None:
+            raise OSError(errno.ESRCH, f"there is no process {pid} for which a call could be named")
+        call = OpenCall("tool", title, replace(actor, uid=process.uid, pid=process.pid, command=mask(process.command)))
+        call.last_s = self._now_s()
+        call.users = 1
+        with self._guard:
+            self._named.setdefault((process.pid, process.began), []).append(call)
+            while sum(map(len, self._named.values())) > MOST_NAMED:
+                key = next(iter(self._named))
+                self._late += self._named.pop(key)
+            self._found.clear()
+        return call
+
+    def end_named(self, name: str) -> bool:
+        """End a call that was named for a process, by the tool call of its actor or by its own name (`c42`). False if
+        none goes on."""
+        with self._guard:
+            named = [call for calls in self._named.values() for call in calls]
+        found = [call for call in named if name and name in (call.actor.call, f"c{call.number}")]
+        for call in found:
+            self.end(call)
+        return bool(found)
+
+    # -- ends ------------------------------------------------------------------------------------------------------
+
+    def number(self, call: OpenCall) -> int:
+        """Return the number of a call, which is about to change something."""
+        if call.number == 0:
+            with self._guard:
+                if call.number == 0:
+                    call.number = self._history.open_call(call.kind, call.title, call.actor, call.undoes)
+                    if call.ended:
+                        self._late.append(call)
+        return call.number
+
+    def end(self, call: OpenCall) -> None:
+        """End a call. Its pending changes are stamped. Twice is once."""
+        with self._guard:
+            call.users = 0
+            call.ended = True
+            for key, calls in tuple(self._named.items()):
+                if call in calls:
+                    calls.remove(call)
+                    self._found.clear()
+                    if not calls:
+                        del self._named[key]
+            tool = (call.actor.agent, call.actor.thread, call.actor.call)
+            if self._tools.get(tool) is call:
+                del self._tools[tool]
+        if call.number:
+            self._ending(call)
+            self._history.end_call(call.number)
+
+    def open(self) -> list[OpenCall]:
+        """Return the calls that go on and have changed something."""
+        with self._guard:
+            found = [*self._sessions.values(), *self._tools.values(), *self._by_namespace.values()]
+            found += [*self._by_session.values(), *(call for calls in self._named.values() for call in calls)]
+        return [call for call in dict.fromkeys(found) if call.number and not call.ended]
+
+    def end_quiet(self) -> None:
+        """End the calls of process sessions and of tools that were quiet for long enough. Called now and then."""
+        now_s = self._now_s()
+        with self._guard:
+            over = self._late
+            self._late = []
+            for table in (self._sessions, self._tools):
+                for key, call in tuple(table.items()):
+                    is_long = call.kind == "session" and now_s - call.began_s > LONGEST_S
+                    is_large = call.kind == "session" and sum(map(len, tuple(call.files.values()))) > MOST_FILES
+                    if not call.users and (now_s - call.last_s > QUIET_S or is_long or is_large):
+                        del table[key]  # type: ignore[arg-type]
+                        over.append(call)
+        for call in over:
+            self.end(call)
+
+    def close(self) -> None:
+        """End all calls."""
+        with self._guard:
+            over = [*self._sessions.values(), *self._tools.values(), *self._late]
+            over += [call for calls in self._named.values() for call in calls]
+            self._sessions, self._tools, self._late, self._named = {}, {}, [], {}
+        for call in over:
+            self.end(call)
+        self.processes.close()

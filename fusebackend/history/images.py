@@ -1,0 +1,207 @@
+"""`Images`: the bytes of files as they were before a change.
+
+Where the volume has an automatic snapshot that is newer than the last change of the file, that one has them, and none
+are copied (`Image.place` is `snapshot`). Else they are copied into a file of the history's directory, holes left out:
+up to `MAX_FILE_BYTES`, which the caller waits for. Of a larger file a volume with snapshots takes a snapshot now; any
+other volume loses it, and the image says so. All files together have a bound (`limit_bytes`).
+
+Thread-safe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Collection
+from typing import Final
+
+from fusebackend.history.records import Image
+from fusebackend.protocol import Attr, SnapshotVolume, Volume
+from fusebackend.volumes.contents import data_pieces
+
+log = logging.getLogger(__name__)
+
+DIRECTORY: Final = "images"
+"""In the directory of the history."""
+
+MAX_FILE_BYTES: Final = 64 << 20
+"""A larger file is not copied: 64 MiB take some 50 ms."""
+
+COPIED_BYTES: Final = 4 << 20
+"""Of a larger file, a volume with snapshots takes one rather than have it copied: that costs a flush."""
+
+PATIENCE_S: Final = 5.0
+"""Copying a file takes so long at most: the change waits for it, and has a deadline where a network is asked."""
+
+MAX_BYTES: Final = 10 << 30
+MAX_SHARE: Final = 0.10
+"""All files together: so many bytes, and this share of the disk, at most."""
+
+FREE_SHARE: Final = 0.05
+"""With less of the disk free, nothing more is copied."""
+
+LOOK_S: Final = 1.0
+"""How often the disk is asked for its room."""
+
+
+class Images:
+    """See the module's docstring.
+
+    Args:
+        directory: of the history; `DIRECTORY` is made in it.
+        snapshot_name: gives a name for a snapshot that is taken for an image, as automatic ones have; None if the mount
+            keeps no automatic snapshots.
+        is_automatic: says whether a snapshot has such a name. Others may be deleted by their owner, and their names
+            given to others.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        snapshot_name: Callable[[], str] | None = None,
+        is_automatic: Callable[[str], bool] = lambda name: False,
+    ) -> None:
+        self.directory = os.path.join(directory, DIRECTORY)
+        self._snapshot_name = snapshot_name
+        self._is_automatic = is_automatic
+        os.makedirs(self.directory, 0o700, exist_ok=True)
+        names = [name for name in os.listdir(self.directory) if name.isdecimal()]
+        self._numbers = itertools.count(max(map(int, names), default=0) + 1)
+        self._guard = threading.Lock()
+        self.size_bytes = sum(self._allocated(name) for name in names)
+        """Of all files."""
+        self._room = ""
+        self._look_at_s = 0.0
+
+    def path(self, image: Image) -> str:
+        """Return the path of the file with the bytes of an image, for the place `file`."""
+        return os.path.join(self.directory, image.name)
+
+    # -- keeping ---------------------------------------------------------------------------------------------------
+
+    def keep(self, volume: Volume, attr: Attr) -> Image:
+        """Keep the bytes of a regular file, before it changes. An error is in the image, which is `lost` then."""
+        node, size, ctime_ns = attr.node, attr.size, attr.ctime_ns
+        try:
+            if size == 0:
+                return self._empty()
+            if isinstance(volume, SnapshotVolume):
+                found = self._in_snapshot(volume, node, size, ctime_ns)
+                if found is not None:
+                    return found
+            if size > MAX_FILE_BYTES:
+                return Image("lost", f"larger than {MAX_FILE_BYTES >> 20} MiB")
+            room = self._why_no_room()
+            if room:
+                return Image("lost", room)
+            return self._copied(volume, node)
+        except OSError as error:
+            return Image("lost", error.strerror or str(error))
+
+    def _empty(self) -> Image:
+        """Every empty file has the same image."""
+        name = "0"
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(os.path.join(self.directory, name), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        return Image("file", name)
+
+    def _in_snapshot(self, volume: SnapshotVolume, node: int, size: int, ctime_ns: int) -> Image | None:
+        newest = next((each for each in reversed(volume.snapshots()) if self._is_automatic(each.name)), None)
+        # A change after a snapshot has a later ctime than that (`take_snapshot` of the volumes): the clock of both is
+        # `base/stamps.py`. Not if the host's clock was set back since.
+        if newest is not None and ctime_ns < newest.time_ns <= time.time_ns():
+            return Image("snapshot", newest.name, node)
+        if size > COPIED_BYTES and self._snapshot_name is not None:
+            name = self._snapshot_name()
+            with contextlib.suppress(FileExistsError):
+                volume.take_snapshot(name)
+                return Image("snapshot", name, node)
+        return None
+
+    def _copied(self, volume: Volume, node: int) -> Image:
+        image = Image("file", str(next(self._numbers)))
+        path = self.path(image)
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                end, give_up_at_s = 0, time.monotonic() + PATIENCE_S
+                for offset, piece in data_pieces(volume, node):
+                    end = offset + len(piece)
+                    os.pwrite(descriptor, piece, offset)
+                    if end > MAX_FILE_BYTES:
+                        raise OSError(errno.EFBIG, f"larger than {MAX_FILE_BYTES >> 20} MiB")
+                    if time.monotonic() > give_up_at_s:
+                        raise OSError(errno.ETIMEDOUT, f"not read within {PATIENCE_S:g} s")
+                os.ftruncate(descriptor, end)
+            finally:
+                os.close(descriptor)
+        except BaseException:
+            os.unlink(path)
+            raise
+        with self._guard:
+            self.size_bytes += self._allocated(image.name)
+        return image
+
+    def _why_no_room(self) -> str:
+        if time.monotonic() >= self._look_at_s:
+            self._look_at_s = time.monotonic() + LOOK_S
+            disk = os.statvfs(self.directory)
+            short = disk.f_bavail < FREE_SHARE * disk.f_blocks
+            self._room = "the disk of the history is nearly full" if short else ""
+        if not self._room and self.size_bytes > self.limit_bytes():
+            return "the history has as many bytes as it may"
+        return self._room
+
+    def limit_bytes(self) -> int:
+        """Return how many bytes all files may have together."""
+        disk = os.statvfs(self.directory)
+        return int(min(MAX_BYTES, MAX_SHARE * disk.f_blocks * disk.f_frsize))
+
+    def is_too_much(self) -> bool:
+        """Return True if there are more bytes than the bound, or if the disk is nearly full."""
+        self._look_at_s = 0.0
+        return bool(self._why_no_room()) and self.size_bytes > 0
+
+    # -- removing --------------------------------------------------------------------------------------------------
+
+    def remove(self, image: Image | None) -> None:
+        """Remove the file of an image that no record has."""
+        if image is not None and image.place == "file" and image.name != "0":
+            self._remove(image.name)
+
+    def clean(self, needed: Collection[str], below: int | None = None) -> None:
+        """Remove the files that no record needs.
+
+        Args:
+            needed: the names of the others.
+            below: leave files from this number on alone: they may get a record yet. See `next_number`.
+        """
+        for name in os.listdir(self.directory):
+            if (
+                name not in needed
+                and name != "0"
+                and not (below is not None and name.isdecimal() and int(name) >= below)
+            ):
+                self._remove(name)
+
+    def next_number(self) -> int:
+        """Return a number that no file has: those of later files are higher."""
+        return next(self._numbers)
+
+    def _remove(self, name: str) -> None:
+        size = self._allocated(name)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(self.directory, name))
+            with self._guard:
+                self.size_bytes = max(0, self.size_bytes - size)
+
+    def _allocated(self, name: str) -> int:
+        try:
+            return os.stat(os.path.join(self.directory, name)).st_blocks * 512
+        except FileNotFoundError:
+            return 0

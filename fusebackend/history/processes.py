@@ -1,0 +1,168 @@
+"""`Processes`: the process that a FUSE request comes from, by its thread.
+
+The kernel gives the id of the thread that made the request, in the server's pid namespace, and 0 for a thread outside
+of it: that process is not known, and taken for no other. An id is given to another thread once its own has ended, so
+the answer of /proc is kept with a descriptor of the thread (`pidfd_open` with PIDFD_THREAD, Linux 6.9), which is asked
+before use (`FRESH_S`): 1 µs, against 40 µs of /proc. Where the kernel has none, only leaders of processes are kept.
+`MOST_KEPT` are, since each takes a descriptor. Thread-safe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+MOST_KEPT: Final = 64
+
+FRESH_S: Final = 0.05
+"""A descriptor that was asked is not asked again for so long: an id comes back after at least 32,000 others."""
+
+DEEPEST: Final = 64
+"""Ancestors that are looked at."""
+
+_PIDFD_THREAD: Final = os.O_EXCL
+"""In <linux/pidfd.h>."""
+
+_COMMAND_BYTES: Final = 200
+
+
+class Process(NamedTuple):
+    """A process, as /proc shows it."""
+
+    pid: int
+    began: int
+    """In clock ticks since the boot; with `pid` it is no other process of this boot."""
+    parent: int
+    session: int
+    """The pid of the session's leader; 0 if that is outside of the server's pid namespace."""
+    uid: int
+    namespace: int
+    """The inode of its pid namespace; 0 if this process may not see it."""
+    command: str
+    """Its command line; the name of its program if it has several threads."""
+
+
+class _Kept:
+    """A process with the descriptor of the thread that was asked for."""
+
+    __slots__ = ("_asked_s", "_descriptor", "_poll", "process")
+
+    def __init__(self, process: Process, descriptor: int) -> None:
+        self.process = process
+        self._descriptor = descriptor
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLIN)
+        self._asked_s = -FRESH_S
+
+    @property
+    def has_ended(self) -> bool:
+        now_s = time.monotonic()
+        if now_s - self._asked_s < FRESH_S:
+            return False
+        self._asked_s = now_s
+        return bool(self._poll.poll(0))
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+class Processes:
+    """See the module's docstring."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[int, _Kept] = OrderedDict()
+        self._guard = threading.Lock()
+        self.namespace = _namespace(os.getpid())
+        """The inode of the server's pid namespace."""
+
+    def of(self, thread: int) -> Process | None:
+        """Return the process of a thread; None for 0, and for a thread that has ended or that /proc hides."""
+        if thread <= 0:
+            return None
+        with self._guard:
+            kept = self._kept.get(thread)
+            if kept is not None:
+                if not kept.has_ended:
+                    return kept.process
+                del self._kept[thread]
+                kept.close()
+            descriptor = _open(thread)
+            process = read(thread)
+            if descriptor is None:
+                return process
+            if process is None:
+                os.close(descriptor)
+                return None
+            kept = _Kept(process, descriptor)
+            if kept.has_ended:  # /proc may have shown another thread
+                kept.close()
+                return None
+            self._kept[thread] = kept
+            if len(self._kept) > MOST_KEPT:
+                self._kept.popitem(last=False)[1].close()
+            return process
+
+    def close(self) -> None:
+        with self._guard:
+            while self._kept:
+                self._kept.popitem()[1].close()
+
+
+def read(thread: int) -> Process | None:
+    """Return what /proc shows of the process of a thread; None if it has ended."""
+    try:
+        with open(f"/proc/{thread}/status", "rb") as file:
+            fields = dict(line.split(b":", 1) for line in file if b":" in line)
+        pid = int(fields[b"Tgid"])
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            name, _, rest = file.read().rpartition(b")")
+        words = rest.split()
+        uid = int(fields[b"Uid"].split()[1])
+        command = _command_line(pid) if int(fields[b"Threads"]) == 1 else b""
+    except (OSError, KeyError, ValueError):
+        return None
+    text = (command or name.partition(b"(")[2]).decode("utf-8", "replace")
+    return Process(pid, int(words[19]), int(words[1]), int(words[3]), uid, _namespace(pid), text)
+
+
+def _command_line(pid: int) -> bytes:
+    """Return the command line of a process with one thread. The kernel reads it from the process's memory, under its
+    `mmap_lock`: another thread may hold that in a page fault that waits for this mount (`fuse_page_mkwrite`)."""
+    with open(f"/proc/{pid}/cmdline", "rb") as file:
+        return file.read(_COMMAND_BYTES).rstrip(b"\0").replace(b"\0", b" ")
+
+
+def ancestors(process: Process) -> Iterator[tuple[int, int]]:
+    """Yield (pid, began) of a process and of those above it, as far as they live."""
+    yield process.pid, process.began
+    parent = process.parent
+    for _ in range(DEEPEST):
+        if parent <= 1:
+            return
+        try:
+            with open(f"/proc/{parent}/stat", "rb") as file:
+                words = file.read().rpartition(b")")[2].split()
+        except OSError:
+            return
+        yield parent, int(words[19])
+        parent = int(words[1])
+
+
+def _namespace(pid: int) -> int:
+    try:
+        return os.stat(f"/proc/{pid}/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
+def _open(thread: int) -> int | None:
+    for flags in (_PIDFD_THREAD, 0):
+        with contextlib.suppress(OSError):
+            return os.pidfd_open(thread, flags)
+    return None

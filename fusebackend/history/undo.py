@@ -1,0 +1,425 @@
+"""`Undo`: calls taken back, all of their changes or none, and nothing that others have done.
+
+It goes by the records of the calls, never by the difference of two snapshots. `UndoPlan` checks all of them before
+anything is changed; each step is checked again when it is made, with the lock of its volume held. An error on the way
+takes the made steps back. A killed server leaves a part; the same undo does the rest.
+
+An undo is a call: each step is recorded before it is made, as any other change is, so that an undo of the undo brings
+the calls back. One undo runs at a time. No lock of a volume is held for longer than `HELD_S` and one step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from fusebackend.base import budget
+from fusebackend.base.errors import oserror
+from fusebackend.base.paths import AgentPath
+from fusebackend.history.calls import OpenCall
+from fusebackend.history.history_file import Filter
+from fusebackend.history.recorder import ATTRIBUTES, CONTENT, MADE, Kept, Recorder
+from fusebackend.history.records import Call, RecordKind
+from fusebackend.history.undo_plan import Seen, Step, UndoPlan, mount_path
+from fusebackend.protocol import (
+    RENAME_EXCHANGE,
+    RENAME_NOREPLACE,
+    ROOT_NODE,
+    Actor,
+    Attr,
+    Changes,
+    ObservableVolume,
+    SnapshotVolume,
+    UndoneChange,
+    UndoResult,
+    Volume,
+)
+from fusebackend.volumes import placing
+from fusebackend.volumes.placing import Name, Placed, state_of
+
+log = logging.getLogger(__name__)
+
+HELD_S: Final = 0.001
+"""After so long the lock of a volume is let go of, so that the mount's loop gets it."""
+
+PAUSE_S: Final = 0.000_05
+"""For so long: a thread that waits for a lock gets it only if the one that has released it does not take it again at
+once."""
+
+RECORDED_AT_ONCE: Final = 200
+"""Records that are written together, before the names are made."""
+
+_WORDS: Final = {
+    "make": "create", "link": "create", "remove": "remove", "rename": "rename", "exchange": "rename",
+    "overwrite": "replace", "merge": "merge", "attributes": "attributes",
+}  # fmt: skip
+"""Of a step → of `UndoneChange`."""
+
+
+class Undo:
+    """See the module's docstring. For any thread that may wait for the volumes.
+
+    Args:
+        recorder: of the mount.
+        volumes: prefix → volume, of all routes.
+    """
+
+    def __init__(self, recorder: Recorder, volumes: Mapping[AgentPath, Volume]) -> None:
+        self._recorder = recorder
+        self._history = recorder.history
+        self._volumes = volumes
+        self._guard = threading.Lock()
+
+    def undo(
+        self,
+        calls: Sequence[int] = (),
+        *,
+        by: str = "",
+        keep_newer: bool = False,
+        merge_lines: bool = False,
+        dry_run: bool = False,
+        actor: Actor | None = None,
+    ) -> UndoResult:
+        """Take calls back.
+
+        Args:
+            calls: their numbers. None: the newest that changed something, by anybody, that is no undo and not undone.
+            by: without `calls`, the newest of this agent, thread, tool call, command or user id.
+            keep_newer: leave what was changed since as it is, and take back the rest.
+            merge_lines: take the lines of the calls out of text files that were changed since.
+            dry_run: only say what would be done.
+            actor: on whose behalf.
+
+        Raises:
+            OSError: ENOENT, there is no such call; EALREADY, it was taken back; EBUSY, its command goes on; the error
+                of a step, and what was done has been taken back.
+        """
+        with self._guard:
+            chosen = self._chosen(calls, by)
+            if not chosen:
+                return UndoResult([])
+            numbers = [call.number for call in chosen]
+            halves = self._history.unfinished(numbers)
+            plan = self._plan([*numbers, *halves], merge=merge_lines)
+            result = UndoResult([call.ref for call in chosen])
+            if plan.conflicts and not keep_newer:
+                result.conflicts = plan.conflicts
+                return result
+            result.kept = plan.conflicts
+            result.changes = [_shown(step) for step in plan.steps if not step.closes]
+            if not dry_run:
+                self._make(plan, chosen, halves, result, actor)
+            return result
+
+    # -- the calls -------------------------------------------------------------------------------------------------
+
+    def _chosen(self, calls: Sequence[int], by: str) -> list[Call]:
+        if not calls:
+            newest = self._newest(by)
+            return [] if newest is None else [newest]
+        found = []
+        for number in sorted(set(calls)):
+            call = self._history.call(number)
+            if call is None:
+                text = f"there is no call 'c{number}', or it has changed nothing; 'fusebackend log' lists them"
+                raise OSError(errno.ENOENT, text)
+            if call.undone_by is not None:
+                again = f"'fusebackend undo c{call.undone_by}' brings it back"
+                raise OSError(errno.EALREADY, f"{call.ref} was taken back by c{call.undone_by} already; {again}")
+            found.append(call)
+        return found
+
+    def _newest(self, by: str) -> Call | None:
+        before: int | None = None
+        while page := self._history.calls(100, Filter(by=by, before=before)):
+            for call in page:
+                if call.kind != "undo" and call.undone_by is None:
+                    return call
+            before = page[-1].number
+        return None
+
+    def _end(self, numbers: Sequence[int]) -> None:
+        """End the calls that go on, so that what they have left is known. EBUSY for a command."""
+        for call in self._recorder.calls.open():
+            if call.number in numbers:
+                if call.kind == "command":
+                    text = f"c{call.number} ({call.title}) is still going on; take it back when it has ended"
+                    raise OSError(errno.EBUSY, text)
+                self._recorder.calls.end(call)
+
+    def _plan(self, numbers: Sequence[int], *, merge: bool = False) -> UndoPlan:
+        self._end(numbers)
+        records = [record for number in numbers for record in self._history.records(number)]
+        records.sort(key=lambda record: record.number)
+        plan = UndoPlan(self._volumes, self._recorder.images.path, self._history.later, merge=merge)
+        plan.add(records, self._history.overlaps(numbers))
+        return plan
+
+    # -- the steps -------------------------------------------------------------------------------------------------
+
+    def _make(
+        self, plan: UndoPlan, chosen: Sequence[Call], halves: Sequence[int], result: UndoResult, actor: Actor | None
+    ) -> None:
+        numbers = [call.number for call in chosen]
+        title = "undo " + " ".join(call.ref for call in chosen)
+        with self._recorder.calls.inside("undo", title, actor, numbers) as call:
+            making = _Making(self._recorder, self._volumes, call)
+            try:
+                result.partly += making.make(plan.steps)
+            except BaseException as error:
+                if call.number:
+                    self._recorder.calls.end(call)
+                    self._take_back(call.number, error)
+                raise
+            # A number also if nothing was left to do: the calls are undone then, too.
+            self._history.mark_undone([*numbers, *halves], by=self._recorder.calls.number(call))
+            for each in chosen:
+                if each.kind == "undo":
+                    self._history.mark_undone(each.undoes, by=None)
+        if making.made:
+            result.undo = f"c{call.number}"
+        self._history.flush()
+
+    def _take_back(self, number: int, error: BaseException) -> None:
+        """Take the made steps of an undo back, whose error is being raised."""
+        try:
+            plan = self._plan([number])
+            with self._recorder.calls.inside("undo", f"undo c{number}, which failed", None, [number]) as call:
+                _Making(self._recorder, self._volumes, call).make(plan.steps)
+                self._history.mark_undone([number], by=self._recorder.calls.number(call))
+            if plan.conflicts:
+                raise OSError(errno.EBUSY, f"'{plan.conflicts[0].path}' {plan.conflicts[0].reason}")
+        except OSError:
+            log.exception("the steps of the undo c%d, which failed, could not be taken back", number)
+            text = f"{error}; a part is done, and 'fusebackend undo c{number}' takes that back"
+            raise OSError(getattr(error, "errno", None) or errno.EIO, text) from error
+
+
+class _Making:
+    """The steps of one undo while they are made. `made` is the number of those that are."""
+
+    def __init__(self, recorder: Recorder, volumes: Mapping[AgentPath, Volume], call: OpenCall) -> None:
+        self.made = 0
+        self._recorder = recorder
+        self._volumes = volumes
+        self._call = call
+        self._lost: list[str] = []
+        self._directories: dict[bytes, int] = {}  # of one volume, by path, while its lock is held
+        self._recorded = 0  # steps before this one have their records already
+
+    def make(self, steps: Sequence[Step]) -> list[str]:
+        """Make the steps. Returns a line for each thing that a volume did not take.
+
+        Raises:
+            OSError: EBUSY, a file has changed since the plan was made; ECANCELED; from a volume.
+        """
+        left = budget.current()
+        while self.made < len(steps):
+            if left.cancelled:
+                raise oserror(errno.ECANCELED)
+            self._some(steps)
+            time.sleep(PAUSE_S)
+        return self._lost
+
+    def _some(self, steps: Sequence[Step]) -> None:
+        """Make the next steps of one volume, as many as `HELD_S` allows, as one change of it.
+
+        What must not be done with the lock held is done before the first: to write a large file, and to wait for
+        processes that have just opened one.
+        """
+        step = steps[self.made]
+        volume, prefix = self._volumes[step.prefix], step.prefix
+        with contextlib.ExitStack() as stack:
+            source = step.source
+            if step.word == "make" and _is_large(step):
+                assert source is not None, "it is made of something"
+                parent, name, _ = self._at(volume, step.path)
+                source = stack.enter_context(placing.staged(volume, parent, name, source))
+            elif _waits(step) and isinstance(volume, ObservableVolume):
+                stack.enter_context(volume.rewriting(self._found(volume, step, step.path).node))
+            self._record_next(volume, steps)
+            changes = stack.enter_context(placing.changing(volume))
+            self._directories.clear()
+            until_s = time.monotonic() + HELD_S
+            self._step(volume, step._replace(source=source), changes)
+            while self.made < len(steps) and time.monotonic() < until_s:
+                step = steps[self.made]
+                if step.prefix != prefix or _is_large(step) or _waits(step):
+                    break
+                if not _asks_first(volume) and self.made >= self._recorded:
+                    break
+                self._step(volume, step, changes)
+            self._directories.clear()
+
+    def _step(self, volume: Volume, step: Step, changes: Changes) -> None:
+        placed = self._placed(volume, step, changes)
+        self.made += 1
+        if placed is not None and placed.lost:
+            path = mount_path(step.prefix, step.path)
+            self._lost += [f"'{path}': its {word} could not be kept" for word in placed.lost]
+
+    def _placed(self, volume: Volume, step: Step, changes: Changes) -> Placed | None:
+        match step.word:
+            case "make":
+                return self._new(volume, step, changes)
+            case "link":
+                return self._link(volume, step, changes)
+            case "remove":
+                self._remove(volume, step, changes)
+            case "clean":
+                parent, name, attr = self._at(volume, step.path)
+                if attr is not None:
+                    placing.remove(volume, parent, name, attr, changes, _text(step.path))
+            case "rename" | "exchange":
+                self._rename(volume, step, changes)
+            case "overwrite" | "merge":
+                return self._overwrite(volume, step, changes)
+            case "attributes":
+                return self._attributes(volume, step, changes)
+        return None
+
+    def _record_next(self, volume: Volume, steps: Sequence[Step]) -> None:
+        """Record the next steps that make names, before they are made, where a killed server would leave the change
+        without its record."""
+        if _asks_first(volume) or self.made < self._recorded:
+            return
+        prefix = steps[self.made].prefix
+        self._recorded = self.made
+        for step in steps[self.made : self.made + RECORDED_AT_ONCE]:
+            if step.prefix != prefix or step.word not in ("make", "link"):
+                break
+            self._record("create", step, node=step.node, linked=step.word == "link")
+            self._recorded += 1
+        self._recorder.history.flush()
+
+    def _record(self, kind: RecordKind, step: Step, kept: Kept | None = None, **fields: Any) -> None:
+        self._recorder.add(self._call, step.prefix, kind, step.path, kept, **fields)
+        if kind != "create" and not _asks_first(self._volumes[step.prefix]):
+            self._recorder.history.flush()
+
+    def _new(self, volume: Volume, step: Step, changes: Changes) -> Placed:
+        assert step.source is not None, "it is made of something"
+        parent, name, attr = self._at(volume, step.path)
+        if attr is not None:
+            raise _changed(step, "has been made anew")
+        if self.made >= self._recorded:
+            self._record("create", step)
+        placed = placing.make(volume, parent, name, step.source, changes, _text(step.path))
+        self._recorder.of(volume).own(self._call, placed.attr.node, MADE)
+        return placed
+
+    def _link(self, volume: Volume, step: Step, changes: Changes) -> Placed:
+        parent, name, attr = self._at(volume, step.path)
+        if attr is not None:
+            raise _changed(step, "has been made anew")
+        node = step.node or self._found(volume, step, step.to_path).node
+        if self.made >= self._recorded:
+            self._record("create", step, node=node, linked=True)
+        return placing.link(volume, node, parent, name, changes, _text(step.path))
+
+    def _remove(self, volume: Volume, step: Step, changes: Changes) -> None:
+        parent, name, _ = self._at(volume, step.path)
+        attr = self._found(volume, step, step.path)
+        linked = attr.nlink > 1 and not attr.is_dir
+        kept = self._recorder.keep(self._call, volume, attr)
+        self._record("remove", step, kept, linked=linked)
+        self._directories.clear()
+        placing.remove(volume, parent, name, attr, changes, _text(step.path))
+
+    def _rename(self, volume: Volume, step: Step, changes: Changes) -> None:
+        parent, name, _ = self._at(volume, step.path)
+        attr = self._found(volume, step, step.path)
+        new_parent, new_name, there = self._at(volume, step.to_path)
+        is_exchange = step.word == "exchange"
+        if (there is not None) != is_exchange:
+            raise _changed(step, "has been made anew" if there is not None else "is not there any more")
+        flags = RENAME_EXCHANGE if is_exchange else RENAME_NOREPLACE if volume.features.rename else 0
+        kind: RecordKind = "exchange" if is_exchange else "rename"
+        self._record(kind, step, to_path=step.to_path, node=attr.node)
+        self._directories.clear()
+        old = Name(parent, name, _text(step.path))
+        placing.rename(volume, old, Name(new_parent, new_name, _text(step.to_path)), attr, changes, flags)
+
+    def _overwrite(self, volume: Volume, step: Step, changes: Changes) -> Placed:
+        assert step.source is not None, "its bytes come from somewhere"
+        attr = self._found(volume, step, step.path)
+        self._record("content", step, self._recorder.keep(self._call, volume, attr))
+        self._recorder.of(volume).own(self._call, attr.node, CONTENT)
+        return placing.overwrite(volume, attr.node, step.source, changes, _text(step.path))
+
+    def _attributes(self, volume: Volume, step: Step, changes: Changes) -> Placed:
+        assert step.state is not None, "there are attributes"
+        attr = self._found(volume, step, step.path)
+        if not step.closes:  # the record of a directory that was made says all
+            self._record("attributes", step, Kept(attr.node, state_of(volume, attr), None, attr.ctime_ns))
+            self._recorder.of(volume).own(self._call, attr.node, ATTRIBUTES)
+        return placing.set_attributes(volume, attr.node, step.state, changes, _text(step.path))
+
+    def _found(self, volume: Volume, step: Step, path: bytes) -> Attr:
+        """Return the attributes of the file at a path, which is as the plan has found it."""
+        attr = self._at(volume, path)[2]
+        if attr is None:
+            raise _changed(step, "is not there any more")
+        seen = step.seen
+        if seen is not None and path == step.path:
+            found = Seen.of(attr)
+            if found.is_dir and seen.is_dir:
+                found = found._replace(size=seen.size, mtime_ns=seen.mtime_ns, ctime_ns=seen.ctime_ns, nlink=seen.nlink)
+            # A step of ours may have changed links and ctime; and `dir:` may number a file anew that nobody holds.
+            if found._replace(node=seen.node, nlink=seen.nlink, ctime_ns=seen.ctime_ns) != seen:
+                raise _changed(step, "has changed in this moment")
+        return attr
+
+    def _at(self, volume: Volume, path: bytes) -> tuple[int, bytes, Attr | None]:
+        """Return the directory of a path, its name there, and the attributes of the file; no link is followed.
+
+        Raises:
+            OSError: ENOENT, ENOTDIR, the directory is not there.
+        """
+        above, _, name = path.rpartition(b"/")
+        if not name:
+            return ROOT_NODE, b"", volume.getattr(ROOT_NODE)
+        parent = self._directories.get(above)
+        if parent is None:
+            parent = ROOT_NODE
+            for each in above.split(b"/")[1:]:
+                parent = volume.lookup(parent, each).node
+            self._directories[above] = parent
+        try:
+            return parent, name, volume.lookup(parent, name)
+        except FileNotFoundError:
+            return parent, name, None
+
+
+def _asks_first(volume: Volume) -> bool:
+    """Return True for a volume that has the history written before a change of it is durable."""
+    return isinstance(volume, SnapshotVolume) and volume.before_commit is not None
+
+
+def _is_large(step: Step) -> bool:
+    return step.source is not None and step.source.state.size > placing.STAGED_BYTES
+
+
+def _waits(step: Step) -> bool:
+    """Return True for a step that waits for processes which have just opened the file."""
+    return step.word in ("overwrite", "merge")
+
+
+def _text(path: bytes) -> str:
+    return os.fsdecode(path)
+
+
+def _changed(step: Step, how: str) -> OSError:
+    return OSError(errno.EBUSY, f"'{mount_path(step.prefix, step.path)}' {how}; nothing was taken back")
+
+
+def _shown(step: Step) -> UndoneChange:
+    if step.word in ("rename", "exchange"):
+        return UndoneChange("rename", mount_path(step.prefix, step.to_path), mount_path(step.prefix, step.path))
+    return UndoneChange(_WORDS[step.word], mount_path(step.prefix, step.path))

@@ -1,0 +1,599 @@
+"""`UndoPlan`: the steps that take calls back, from their records, and what stands in the way.
+
+The records are taken in reverse. A step is planned against a `_View` of its route: the tree as it is now, with the
+steps before in it. So each step is checked before anything is changed:
+
+- the file at the path is the one that the call left there (`Record.after`), and no later call has touched it
+  (`HistoryFile.overlaps`); anything else is a conflict, which names the path and, if it is known, the later call;
+- what a step would put back is known: the bytes are in an image, the name is vacant, its directory is there.
+
+Calls are taken back together with the undos of them that did not come to their end (`HistoryFile.unfinished`): first
+what these did, then the calls. So an undo that was interrupted is done by the same command.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple, TypeAlias
+
+from fusebackend.base.errors import VANISHED
+from fusebackend.base.merge_lines import is_binary, merge_lines
+from fusebackend.base.paths import AgentPath
+from fusebackend.history.records import Image, Record, Stamp
+from fusebackend.protocol import ROOT_NODE, Attr, SnapshotVolume, UndoConflict, Volume
+from fusebackend.volumes.placing import TEMPORARY, BytesSource, KeptSource, NodeSource, Source, State
+from fusebackend.volumes.walk import entries
+
+MERGED_BYTES = 16 << 20
+"""Larger files are not merged by lines: three of them are in memory at once."""
+
+NAMED_CONFLICTS = 200
+"""For so many conflicts the later call is searched for in the directories above: each takes a query."""
+
+Word: TypeAlias = Literal["make", "link", "remove", "rename", "exchange", "overwrite", "merge", "attributes", "clean"]
+
+
+class Seen(NamedTuple):
+    """A file as the plan has found it. The step is made only if it is still so."""
+
+    node: int
+    mode: int
+    uid: int
+    gid: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    nlink: int
+
+    @classmethod
+    def of(cls, attr: Attr) -> Seen:
+        return cls(
+            attr.node, attr.mode, attr.uid, attr.gid, attr.size, attr.mtime_ns, attr.ctime_ns, attr.nlink
+        )  # fmt: skip
+
+    @property
+    def is_dir(self) -> bool:
+        return stat.S_ISDIR(self.mode)
+
+    @property
+    def stamp(self) -> Stamp:
+        return Stamp(self.mode, self.uid, self.gid, self.size, self.mtime_ns)
+
+
+class Step(NamedTuple):
+    """A change of one path, which is the one that it has when the steps before are made."""
+
+    word: Word
+    prefix: AgentPath
+    path: bytes
+    to_path: bytes = b""
+    """Of `rename` and `exchange`; of `link`: the name of the file that gets another one."""
+    source: Source | None = None
+    """Of `make`, `overwrite` and `merge`."""
+    state: State | None = None
+    """Of `attributes`."""
+    seen: Seen | None = None
+    """None if steps before have made or changed the file."""
+    node: int = 0
+    """Of `link`: the file, if it has no name that the plan knows."""
+    closes: bool = False
+    """Not shown to users: the attributes of a directory that a step before has made, when all is in it; a temporary
+    name."""
+
+
+class UndoPlan:
+    """See the module's docstring. `add` the records of the calls, then look at `steps` and `conflicts`.
+
+    Args:
+        volumes: prefix → volume, of all routes.
+        image_path: the path of an image that is a file.
+        later: as `HistoryFile.later`.
+        merge: merge files by lines that a later call has changed as well.
+
+    Attributes:
+        steps: in their order. With conflicts, they take back the rest.
+        conflicts: the paths that stay as they are.
+    """
+
+    def __init__(
+        self,
+        volumes: Mapping[AgentPath, Volume],
+        image_path: Callable[[Image], str],
+        later: Callable[[int, AgentPath, bytes], Sequence[Record]],
+        *,
+        merge: bool = False,
+    ) -> None:
+        self.steps: list[Step] = []
+        self.conflicts: list[UndoConflict] = []
+        self._volumes = volumes
+        self._image_path = image_path
+        self._later = later
+        self._merge = merge
+        self._views: dict[AgentPath, _View] = {}
+        self._made: dict[tuple[AgentPath, int], _File] = {}  # by the node that the file had
+        self._closing: list[tuple[AgentPath, _Place, State]] = []
+
+    def add(self, records: Sequence[Record], overlaps: Sequence[tuple[int, Record]]) -> None:
+        """Plan for the records of calls, in the order of their numbers.
+
+        Args:
+            overlaps: of `HistoryFile`, for the same calls.
+        """
+        theirs: dict[int, list[Record]] = defaultdict(list)
+        for number, other in overlaps:
+            theirs[number].append(other)
+        for record in reversed(records):
+            try:
+                self._add(record, theirs.get(record.number, ()))
+            except _Conflict as conflict:
+                self._refuse(record, conflict)
+        self.conflicts += [
+            UndoConflict(
+                mount_path(view.prefix, place.path), "can't come back, for its earlier bytes were not recorded"
+            )
+            for view in self._views.values()
+            for place in view.hollow()
+        ]
+        for prefix, place, state in reversed(self._closing):
+            if place.file is not None:
+                self.steps.append(Step("attributes", prefix, place.path, state=state, closes=True))
+
+    def _refuse(self, record: Record, conflict: _Conflict) -> None:
+        path = record.to_path if conflict.at_target else record.path
+        call = conflict.call
+        if call is None and len(self.conflicts) < NAMED_CONFLICTS:
+            call = next((each.call for each in reversed(self._later(record.number, record.prefix, path))), None)
+        found = UndoConflict(
+            mount_path(record.prefix, path), conflict.reason, None if call is None else f"c{call}"
+        )  # fmt: skip
+        if all(each.path != found.path for each in self.conflicts[-3:]):
+            self.conflicts.append(found)
+
+    # -- one record ------------------------------------------------------------------------------------------------
+
+    def _add(self, record: Record, theirs: Sequence[Record]) -> None:
+        view = self._view(record.prefix)
+        if theirs and not self._is_gone(view, record, theirs[-1]):
+            if self._merge and self._merged(view, record, theirs[0]):
+                return
+            last = theirs[-1]
+            at_target = bool(record.to_path) and record.to_path in (last.path, last.to_path)
+            raise _Conflict(_words_for(record, last), last.call, at_target=at_target)
+        match record.kind:
+            case "create":
+                self._remove(view, record)
+            case "remove":
+                self._make(view, record, record.path)
+            case "rename":
+                self._rename(view, record)
+            case "exchange":
+                self._exchange(view, record)
+            case "content":
+                self._overwrite(view, record)
+            case "attributes":
+                self._attributes(view, record)
+
+    def _view(self, prefix: AgentPath) -> _View:
+        view = self._views.get(prefix)
+        if view is None:
+            volume = self._volumes.get(prefix)
+            if volume is None:
+                raise _Conflict("belongs to a route that is not mounted any more")
+            if volume.features.read_only:
+                raise _Conflict("is on a route that is read-only now")
+            view = self._views[prefix] = _View(prefix, volume)
+        return view
+
+    def _is_gone(self, view: _View, record: Record, last: Record) -> bool:
+        """Return True for a file that the call has made and a later one has removed: nothing is left to do."""
+        place = view.at(record.path)
+        return record.kind == "create" and last.kind == "remove" and (place is None or place.file is None)
+
+    def _remove(self, view: _View, record: Record) -> None:
+        place = view.at(record.path)
+        if place is None or place.file is None:
+            return
+        self._require_left(place, place.file, record)
+        if place.file.is_dir:
+            names = list(view.names(place.file))
+            left = next((name for name in names if not name.startswith(TEMPORARY)), None)
+            if left is not None:
+                raise _Conflict(f"is not empty: '{os.fsdecode(left)}' is in it")
+            for name in names:  # an undo that was killed has left it
+                self.steps.append(Step("clean", view.prefix, record.path + b"/" + name, closes=True))
+        self.steps.append(Step("remove", view.prefix, record.path, seen=place.file.expected))
+        place.put(None)
+
+    def _make(self, view: _View, record: Record, path: bytes, *, at_target: bool = False) -> None:
+        """Plan for a file that comes back. Its bytes may come later: an earlier record of its call leads to them."""
+        before = record.before
+        if before is None:
+            raise _Conflict("was there, and its history does not say what it was", at_target=at_target)
+        place = view.at(path)
+        if place is None:
+            raise _Conflict("was in a directory that is not there any more", at_target=at_target)
+        is_dir = stat.S_ISDIR(before.mode)
+        if place.file is not None:
+            if not _is_restored(place.file.stamp, before):
+                raise _Conflict("has been made anew", at_target=at_target)
+            if is_dir:
+                self._closing.append((view.prefix, place, before))
+            return  # the change was not made, though it was recorded: the server was killed in between
+        node = _node_of(record)
+        if (twin := self._twin(view, node, record, before)) is not None:
+            self.steps.append(
+                Step("link", view.prefix, path, twin.path, node=0 if twin.seen is None else twin.seen.node)
+            )
+            place.put(twin.file)
+            return
+        source = self._source(view, record, at_target=at_target)
+        file = _File(None, _stamp_of(before))
+        file.hollow = record.image is None and before.size > 0 and stat.S_ISREG(before.mode)
+        if is_dir:
+            # Closed to its owner, it could not be filled.
+            source = KeptSource(before._replace(mode=before.mode | stat.S_IRWXU))
+            self._closing.append((view.prefix, place, before))
+        elif node:
+            self._made[view.prefix, node] = file
+        self.steps.append(Step("make", view.prefix, path, source=source))
+        place.put(file)
+
+    def _twin(self, view: _View, node: int, record: Record, before: State) -> _Twin | None:
+        """Return the file of a name that was one of several: it has others still, or has come back with another one."""
+        if (before.nlink < 2 and not record.linked) or not record.node or stat.S_ISDIR(before.mode):
+            return None
+        if not view.volume.features.links:
+            return None
+        made = self._made.get((view.prefix, node))
+        if made is not None and made.place is not None and made.place.file is made:
+            return _Twin(made.place.path, made, None)
+        try:
+            attr = view.volume.getattr(node)
+        except OSError as error:
+            if error.errno not in VANISHED:
+                raise
+            return None
+        is_it = stat.S_IFMT(attr.mode) == stat.S_IFMT(before.mode) and attr.nlink > 0 and attr.rdev == before.rdev
+        if not is_it:
+            return None
+        file = view.file(attr)
+        return _Twin(b"", file, file.seen)
+
+    def _rename(self, view: _View, record: Record) -> None:
+        old, new = view.at(record.path), view.at(record.to_path)
+        if new is None or (old is None and new.file is not None):
+            raise _Conflict("was renamed in a directory that is not there any more", at_target=new is None)
+        if old is not None and old.file is not None:
+            if record.node and (old.file.seen is None or old.file.seen.node != record.node):
+                raise _Conflict(f"has been made anew, since it was renamed to '{os.fsdecode(record.to_path)}'")
+            return  # as in `_make`: it was not renamed
+        if new.file is None or old is None:
+            raise _Conflict("is not there any more", at_target=True)
+        self._require_left(new, new.file, record)
+        if record.before is not None:
+            self._source(view, record, at_target=True)  # a conflict now, and not when the file is renamed back
+        self.steps.append(Step("rename", view.prefix, record.to_path, record.path, seen=new.file.expected))
+        old.put(new.file)
+        new.put(None)
+        if record.before is not None:
+            self._make(view, record, record.to_path, at_target=True)
+
+    def _exchange(self, view: _View, record: Record) -> None:
+        one, other = view.at(record.path), view.at(record.to_path)
+        if one is None or one.file is None:
+            raise _Conflict("is not there any more")
+        if other is None or other.file is None:
+            raise _Conflict("is not there any more", at_target=True)
+        if record.node and one.file.seen is not None and one.file.seen.node == record.node:
+            return
+        self._require_left(other, other.file, record)
+        self.steps.append(Step("exchange", view.prefix, record.path, record.to_path, seen=one.file.expected))
+        file, other_file = one.file, other.file
+        one.put(other_file)
+        other.put(file)
+
+    def _overwrite(self, view: _View, record: Record) -> None:
+        place, file, before = self._there(view, record)
+        if not file.is_regular:
+            raise _Conflict("is no regular file any more")
+        self._require_left(place, file, record)
+        source = self._source(view, record)
+        self.steps.append(Step("overwrite", view.prefix, record.path, source=source, seen=file.expected))
+        file.change(before)
+        file.hollow = record.image is None and before.size > 0
+
+    def _attributes(self, view: _View, record: Record) -> None:
+        place, file, before = self._there(view, record)
+        self._require_left(place, file, record)
+        self.steps.append(Step("attributes", view.prefix, record.path, state=before, seen=file.expected))
+        file.change(before)
+
+    def _there(self, view: _View, record: Record) -> tuple[_Place, _File, State]:
+        place = view.at(record.path)
+        if place is None or place.file is None or record.before is None:
+            raise _Conflict("is not there any more")
+        return place, place.file, record.before
+
+    def _require_left(self, place: _Place, file: _File, record: Record) -> None:
+        """Raise a conflict unless the file is as the call has left it. Once a step has changed the file, or moved it to
+        the path, the calls have: a stamp is of the file that had the path at the end of its call."""
+        after = record.after
+        if after is None or file.checked:
+            return
+        file.checked = True
+        if file.is_changed or place.is_moved:
+            return
+        found = file.stamp
+        same = found[:3] == after[:3] if file.is_dir else found == after
+        if not same:
+            raise _Conflict("has changed since", at_target=record.kind == "rename")
+
+    # -- earlier bytes -------------------------------------------------------------------------------------------
+
+    def _source(self, view: _View, record: Record, *, at_target: bool = False) -> Source:
+        state, image = record.before, record.image
+        assert state is not None, "its state is known"
+        source = None if image is None else image_source(view.volume, self._image_path, state, image)
+        if source is not None:
+            return source
+        if image is not None and stat.S_ISREG(state.mode) and state.size:
+            why = image.name if image.place == "lost" else "they are gone"
+            raise _Conflict(f"can't come back, for its earlier bytes were not kept: {why}", at_target=at_target)
+        return KeptSource(state)
+
+    def _merged(self, view: _View, record: Record, first: Record) -> bool:
+        """Plan for the merge of a file by lines, if there is one without a conflict.
+
+        Its base are the bytes that the call left. They are those before the first change by another call.
+        """
+        path = record.to_path if record.kind == "rename" else record.path
+        if record.kind not in ("content", "rename") or record.before is None or first.before is None:
+            return False
+        place = view.at(path)
+        at_path = first.to_path if first.kind == "rename" else first.path
+        if at_path != path or first.kind not in ("content", "rename") or first.image is None:
+            return False
+        file = None if place is None else place.file
+        if file is None or file.expected is None or not file.is_regular or record.image is None:
+            return False
+        if max(file.expected.size, record.before.size, first.before.size) > MERGED_BYTES:
+            return False
+        base = image_source(view.volume, self._image_path, first.before, first.image)
+        theirs = image_source(view.volume, self._image_path, record.before, record.image)
+        if base is None or theirs is None:
+            return False
+        ours = NodeSource(view.volume, file.expected.node)
+        texts = [_whole(source) for source in (base, ours, theirs)]
+        if any(is_binary(text) for text in texts):
+            return False
+        merged, is_clean = merge_lines(*texts)
+        if not is_clean:
+            return False
+        source = BytesSource(ours.state, merged)
+        self.steps.append(Step("merge", view.prefix, path, source=source, seen=file.expected))
+        file.change(source.state)
+        return True
+
+
+def image_source(volume: Volume, image_path: Callable[[Image], str], state: State, image: Image) -> Source | None:
+    """Return the bytes of an image with a state; None if they are lost, or gone since."""
+    if image.place == "file":
+        path = image_path(image)
+        return KeptSource(state, path) if os.path.exists(path) else None
+    if image.place != "snapshot":
+        return None
+    if not isinstance(volume, SnapshotVolume):
+        return None
+    try:
+        view = volume.snapshot(image.name)
+        view.getattr(image.node)
+    except OSError:
+        return None
+    return NodeSource(view, image.node, state)
+
+
+def mount_path(prefix: AgentPath, path: bytes) -> str:
+    """Return the path in the mount of one inside a route."""
+    inner = os.fsdecode(path)
+    return inner if prefix == "/" else prefix + inner.rstrip("/")
+
+
+def _whole(source: Source) -> bytes:
+    data = bytearray()
+    for offset, piece in source.pieces():
+        data += bytes(offset - len(data)) + piece
+    return bytes(data + bytes(max(0, source.state.size - len(data))))
+
+
+def _node_of(record: Record) -> int:
+    """Return the node of the file that a record has removed or replaced; 0 if it is not known."""
+    if record.kind == "remove":
+        return record.node
+    return 0 if record.image is None else record.image.node
+
+
+def _is_restored(found: Stamp, before: State) -> bool:
+    """Return True if a file is the one with this state; of a directory only that it is one."""
+    if stat.S_IFMT(found.mode) != stat.S_IFMT(before.mode):
+        return False
+    return stat.S_ISDIR(found.mode) or (found.size, found.mtime_ns) == (before.size, before.mtime_ns)
+
+
+class _Twin(NamedTuple):
+    """A file that gets another name."""
+
+    path: bytes
+    """A name that a step has given it; empty if it is in the volume."""
+    file: _File
+    seen: Seen | None
+
+
+def _words_for(record: Record, other: Record) -> str:
+    if other.kind in ("create", "remove", "rename", "exchange") and other.path not in (record.path, record.to_path):
+        return f"has '{os.fsdecode(other.to_path or other.path)}' in it, which was changed since"
+    words = {"create": "was made anew", "remove": "was removed", "rename": "was renamed", "exchange": "was exchanged"}
+    return f"{words.get(other.kind, 'was changed')} since"
+
+
+class _Conflict(Exception):
+    """A record can't be taken back. The text continues a sentence that begins with the path."""
+
+    def __init__(self, reason: str, call: int | None = None, *, at_target: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.call = call
+        self.at_target = at_target
+
+
+# -- the tree with the planned steps in it -----------------------------------------------------------------------
+
+
+class _File:
+    """A file in a `_View`; several places have it if it has hard links.
+
+    Attributes:
+        seen: the file in the volume, None if a step has made it.
+        stamp: what it is when the steps are made.
+        is_changed: a step has changed it.
+        checked: it was compared with what its call has left.
+        hollow: a step has made it, and a later one gives it its bytes.
+        names: of a directory: the places that were looked at, or that steps have changed.
+        place: where a step has put it last; None if none has.
+    """
+
+    __slots__ = ("checked", "hollow", "is_changed", "names", "place", "seen", "stamp")
+
+    def __init__(self, seen: Seen | None, stamp: Stamp) -> None:
+        self.seen = seen
+        self.stamp = stamp
+        self.is_changed = False
+        self.checked = False
+        self.hollow = False
+        self.names: dict[bytes, _Place] = {}
+        self.place: _Place | None = None
+
+    @property
+    def is_dir(self) -> bool:
+        return stat.S_ISDIR(self.stamp.mode)
+
+    @property
+    def is_regular(self) -> bool:
+        return stat.S_ISREG(self.stamp.mode)
+
+    @property
+    def expected(self) -> Seen | None:
+        """The file in the volume, if no step has changed it."""
+        return None if self.is_changed else self.seen
+
+    def change(self, state: State) -> None:
+        self.stamp = _stamp_of(state)
+        self.is_changed = True
+
+
+class _Place:
+    """A name in a `_View`.
+
+    Attributes:
+        moved: a step has put another file here, or none.
+    """
+
+    __slots__ = ("above", "file", "moved", "name")
+
+    def __init__(self, above: _Place | None, name: bytes, file: _File | None) -> None:
+        self.above = above
+        self.name = name
+        self.file = file
+        self.moved = False
+
+    @property
+    def path(self) -> bytes:
+        parts = []
+        place: _Place = self
+        while place.above is not None:
+            parts.append(place.name)
+            place = place.above
+        return b"/" + b"/".join(reversed(parts))
+
+    def put(self, file: _File | None) -> None:
+        """Have another file here, or none."""
+        self.file = file
+        self.moved = True
+        if file is not None:
+            file.place = self
+            for below in file.names.values():
+                below.above = self
+
+    @property
+    def is_moved(self) -> bool:
+        """True if a step has moved the file here, or a directory above it."""
+        place: _Place | None = self
+        while place is not None and not place.moved:
+            place = place.above
+        return place is not None
+
+
+class _View:
+    """The tree of a route with the planned steps in it."""
+
+    def __init__(self, prefix: AgentPath, volume: Volume) -> None:
+        self.prefix = prefix
+        self.volume = volume
+        self._files: dict[int, _File] = {}  # by node
+        self._root = _Place(None, b"", self.file(volume.getattr(ROOT_NODE)))
+
+    def at(self, path: bytes) -> _Place | None:
+        """Return the place of a path; None if its directory is not there."""
+        place = self._root
+        for name in path.split(b"/"):
+            if not name:
+                continue
+            directory = place.file
+            if directory is None or not directory.is_dir:
+                return None
+            below = directory.names.get(name)
+            if below is None:
+                below = directory.names[name] = _Place(place, name, self._look(directory, name))
+            place = below
+        return place
+
+    def _look(self, directory: _File, name: bytes) -> _File | None:
+        if directory.seen is None:
+            return None
+        try:
+            return self.file(self.volume.lookup(directory.seen.node, name))
+        except OSError as error:
+            if error.errno not in VANISHED:
+                raise
+            return None
+
+    def file(self, attr: Attr) -> _File:
+        """Return a file of the volume; the same one for each of its names."""
+        found = self._files.get(attr.node)
+        if found is None:
+            seen = Seen.of(attr)
+            found = self._files[attr.node] = _File(seen, seen.stamp)
+        return found
+
+    def names(self, directory: _File) -> Iterator[bytes]:
+        """Return the names in a directory."""
+        yield from (name for name, below in directory.names.items() if below.file is not None)
+        if directory.seen is not None:
+            listed = entries(self.volume, directory.seen.node)
+            yield from (name for name, _ in listed if name not in directory.names)
+
+    def hollow(self) -> Iterator[_Place]:
+        """Return the places of files that no step has given their bytes."""
+        left = [self._root]
+        while left:
+            place = left.pop()
+            if place.file is not None:
+                left += place.file.names.values()
+                if place.file.hollow:
+                    yield place
+
+
+def _stamp_of(state: State) -> Stamp:
+    return Stamp(state.mode, state.uid, state.gid, state.size, state.mtime_ns)

@@ -1,0 +1,234 @@
+"""`MountHistory`: the calls of a mount, as the verbs of a mount show them and take them back.
+
+The history keeps paths of routes and numbers (`history/`); verbs speak of paths of the mount and of names, `c42`.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import threading
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+
+from fusebackend.base import paths
+from fusebackend.base.git_patch import quoted
+from fusebackend.base.paths import AgentPath
+from fusebackend.control.verbs import DiffForm
+from fusebackend.history.calls import OpenCall
+from fusebackend.history.history_file import Filter
+from fusebackend.history.recorder import Recorder
+from fusebackend.history.records import Call, Record, call_number
+from fusebackend.history.undo import Undo
+from fusebackend.history.undo_plan import image_source, mount_path
+from fusebackend.protocol import Actor, CallInfo, ChangeInfo, UndoResult, Volume, current_actor
+from fusebackend.protocol.records import FILE_TYPES
+from fusebackend.trees import diff_output
+from fusebackend.trees.diff import Differences, differences
+from fusebackend.trees.recorded import Past, sides
+from fusebackend.volumes.placing import Source
+
+MAX_LISTED = 10_000
+"""Calls or changes in one answer, at most: some 4 MiB."""
+
+MAX_NAMED = 1000
+"""Calls that clients have begun and not ended; beyond, the oldest is forgotten."""
+
+
+class MountHistory:
+    """See the module's docstring. Any thread; each method waits for the history's file.
+
+    Args:
+        recorder: of the mount.
+        volumes: of the routes, by prefix.
+    """
+
+    def __init__(self, recorder: Recorder, volumes: Mapping[AgentPath, Volume]) -> None:
+        self._recorder = recorder
+        self._file = recorder.history
+        self._volumes = volumes
+        self._undo = Undo(recorder, volumes)
+        self._named: dict[str, OpenCall] = {}
+        self._guard = threading.Lock()
+
+    # -- looking -----------------------------------------------------------------------------------------------
+
+    def log(
+        self,
+        calls: Sequence[str],
+        by: str | None,
+        since_ns: int | None,
+        path: str | None,
+        before: str | None,
+        limit: int,
+    ) -> list[CallInfo]:
+        """Return calls that changed something, the newest first; or those of `calls`, in that order."""
+        if calls:
+            return [call_info(self.call(each)) for each in calls]
+        wanted = Filter(
+            by=by or "",
+            since_ns=since_ns,
+            path=None if path is None else paths.normalise(path),
+            before=None if before is None else call_number(before),
+        )
+        return [call_info(each) for each in self._file.calls(_bounded(limit), wanted)]
+
+    def call(self, name: str) -> Call:
+        """Return a call by its name.
+
+        Raises:
+            ValueError: it is no name of a call.
+            OSError: ENOENT, there is none of that name.
+        """
+        found = self._file.call(call_number(name))
+        if found is None:
+            raise OSError(errno.ENOENT, f"there is no call '{name}' ('fusebackend log' lists those of the last 24 h)")
+        return found
+
+    def changes(self, call: str, after: int, limit: int) -> list[ChangeInfo]:
+        """Return the changes of a call after the one of this number."""
+        records = self._file.records(self.call(call).number)
+        later = [each for each in records if each.number > after]
+        return [change_info(each) for each in later[: _bounded(limit)]]
+
+    def diff(self, call: str, given: Sequence[str], form: DiffForm, columns: int) -> Iterator[bytes]:
+        """Return what a call did as text, in pieces of whole lines.
+
+        Raises:
+            ValueError: it is no name of a call, or a path is malformed.
+            OSError: ENOENT, there is no such call, or it has not changed one of the paths.
+        """
+        found = self.call(call)
+        before, after = sides(self._file.records(found.number), Past(self._volumes, self._later, self._source))
+        inner = [os.fsencode(paths.normalise(each)).strip(b"/") for each in given] or [b""]
+        try:
+            result = differences(before, after, inner, ways=before.ways & after.ways)
+        except FileNotFoundError as error:
+            raise OSError(errno.ENOENT, f"{call} has not changed '/{error.filename}'") from None
+        result.emptied.clear()  # the trees have only what the call changed
+        return _said(result, form, columns)
+
+    def _later(self, number: int, prefix: AgentPath, path: bytes) -> list[Record]:
+        return self._file.later(number, prefix, path, with_undone=True)
+
+    def _source(self, record: Record) -> Source:
+        """Return the bytes of a record's image. Raises OSError."""
+        volume, state, image = self._volumes.get(record.prefix), record.before, record.image
+        if volume is None or state is None or image is None:
+            raise OSError(errno.EIO, f"the mount has no route '{record.prefix}' any more")
+        source = image_source(volume, self._recorder.images.path, state, image)
+        if source is None:
+            raise OSError(errno.EIO, "they have been deleted")
+        return source
+
+    # -- taking back -------------------------------------------------------------------------------------------
+
+    def undo(
+        self, calls: Sequence[str], by: str | None, *, keep_newer: bool, merge_lines: bool, dry_run: bool
+    ) -> UndoResult:
+        """Take calls back."""
+        numbers = [call_number(each) for each in dict.fromkeys(calls)]
+        actor = current_actor(Actor(uid=os.geteuid(), pid=os.getpid()))
+        return self._undo.undo(
+            numbers, by=by or "", keep_newer=keep_newer, merge_lines=merge_lines, dry_run=dry_run, actor=actor
+        )
+
+    # -- calls that clients name -------------------------------------------------------------------------------
+
+    def begin_call(self, title: str, pid: int, actor: Actor) -> str:
+        """Have what a process and its descendants change belong to one call; returns the id for `end_call`."""
+        name = actor.call or uuid.uuid4().hex
+        call = self._recorder.calls.name(pid, title, actor)
+        with self._guard:
+            before = self._named.pop(name, None)
+            self._named[name] = call
+            forgotten = self._named.pop(next(iter(self._named))) if len(self._named) > MAX_NAMED else None
+        for each in (before, forgotten):
+            if each is not None:
+                self._recorder.calls.end(each)
+        return name
+
+    def end_call(self, name: str) -> str | None:
+        """End a call; returns its name in the log, None if it has changed nothing, or if none goes on."""
+        with self._guard:
+            call = self._named.pop(name, None)
+        if call is None:
+            return None
+        self._recorder.calls.end(call)
+        return f"c{call.number}" if call.number else None
+
+    # -- space -------------------------------------------------------------------------------------------------
+
+    @property
+    def image_bytes(self) -> int:
+        return self._recorder.images.size_bytes
+
+    @property
+    def log_bytes(self) -> int:
+        return self._file.size_bytes
+
+    def forgettable(self) -> list[int]:
+        """Return the numbers of the calls that can be deleted: all but commands that go on."""
+        return [*self._file.oldest(-1), *(call.number for call in self._interruptible())]
+
+    def _interruptible(self) -> list[OpenCall]:
+        return [call for call in self._recorder.calls.open() if call.kind != "command"]
+
+    def forget(self, calls: Sequence[int]) -> None:
+        """Delete calls with their records and the bytes that these alone need; those that go on end first."""
+        for call in self._interruptible():
+            if call.number in calls:
+                self._recorder.calls.end(call)
+        below = self._recorder.images.next_number()
+        self._file.forget(calls)
+        self._recorder.images.clean(self._file.images("file"), below)
+
+
+def _bounded(limit: int) -> int:
+    return min(max(limit, 0), MAX_LISTED)
+
+
+def _said(result: Differences, form: DiffForm, columns: int) -> Iterator[bytes]:
+    """Return differences as text."""
+    if form == "patch":
+        yield from diff_output.patch(result)
+        return
+    if form == "json":
+        for value in diff_output.as_objects(result):
+            yield json.dumps(value).encode("ascii") + b"\n"
+        return
+    if form == "names":
+        lines = diff_output.name_status(result)
+    else:
+        lines = diff_output.stat_lines(list(diff_output.stat_rows(result)), columns)
+    for line in lines:
+        yield line.encode() + b"\n"
+    for path, reason in result.skipped:
+        yield f"# {quoted(path or b'.')}: not compared: {reason}\n".encode()
+
+
+def call_info(call: Call) -> CallInfo:
+    """Return a call as the verbs have it."""
+    undone_by = None if call.undone_by is None else f"c{call.undone_by}"
+    undoes = [f"c{number}" for number in call.undoes]
+    return CallInfo(
+        call.ref, call.kind, call.title, call.actor, call.began_ns, call.ended_ns, call.changes, undoes, undone_by
+    )
+
+
+def change_info(record: Record) -> ChangeInfo:
+    """Return a record as the verbs have it, with paths of the mount."""
+    before, image = record.before, record.image
+    return ChangeInfo(
+        record.number,
+        f"c{record.call}",
+        record.time_ns,
+        record.kind,
+        mount_path(record.prefix, record.path),
+        mount_path(record.prefix, record.to_path) if record.to_path else None,
+        None if before is None else FILE_TYPES.get(before.mode & ~0o7777, "file"),
+        None if before is None else before.size,
+        None if image is None else image.place,
+        image.name if image is not None and image.place == "lost" else None,
+    )

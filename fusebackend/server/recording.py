@@ -1,0 +1,182 @@
+"""`Recording`: the history of a mount that is served: its file, the recorders of kernel and verbs, and retention.
+
+A thread ends calls that are quiet, stamps them, and deletes what is older than a day or too much. `close` comes after
+the last change.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from fusebackend.history.history_file import FILE_NAME, HistoryFile
+from fusebackend.history.images import Images
+from fusebackend.history.recorder import Recorder
+from fusebackend.history.steps import Steps
+from fusebackend.protocol import SnapshotVolume
+from fusebackend.trees.automatic import AutomaticSnapshots, is_automatic, name_at
+
+if TYPE_CHECKING:
+    from fusebackend.vfs.junctions import Route
+    from fusebackend.vfs.mounted_tree import FileSystem
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+KEPT_S: Final = 24 * 3600
+"""Calls, their records and bytes are kept for so long after the call's end."""
+
+LOOK_S: Final = 0.5
+"""How often quiet calls are looked for."""
+
+CLEAN_S: Final = 60.0
+"""How often old ones are deleted."""
+
+GONE_AT_ONCE: Final = 100
+"""Calls that go at a time when the bytes are too many, the oldest first."""
+
+
+class Recording:
+    """See the module's docstring.
+
+    Args:
+        directory: of the history.
+        mountpoint: must not have the directory in it.
+        filesystem: the mounted tree.
+        automatic: the snapshots that the mount takes by itself. None: images are in no snapshots.
+        urls: prefix → URL of the backend, where it is known.
+
+    Raises:
+        OSError: there can't be a history in the directory, or another server has it open.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        mountpoint: str,
+        filesystem: FileSystem,
+        automatic: AutomaticSnapshots | None,
+        urls: Mapping[str, str] | None = None,
+    ) -> None:
+        real = os.path.realpath(directory)
+        if os.path.commonpath([real, os.path.realpath(mountpoint)]) == os.path.realpath(mountpoint):
+            raise OSError(f"it would be inside the mount: '{directory}'; set XDG_STATE_HOME to another place")
+        self.directory = directory
+        self._filesystem = filesystem
+        self._automatic = automatic
+        self.history = HistoryFile(os.path.join(directory, FILE_NAME))
+        try:
+            self.history.bind({route.prefix: _identity(route, urls or {}) for route in filesystem.tree.routes})
+            self.images = Images(directory, None if automatic is None else _now, is_automatic)
+            self.images.clean(self.history.images("file"))
+            self.recorder = Recorder(self.history, self.images)
+            self.calls = self.recorder.calls
+            self.steps = Steps(self.recorder, filesystem.tree)
+            self._attach()
+        except BaseException:
+            self.history.close()
+            raise
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="fusebackend-calls", daemon=True)
+        self._thread.start()
+
+    @staticmethod
+    def opened(
+        directory: str,
+        mountpoint: str,
+        filesystem: FileSystem,
+        automatic: AutomaticSnapshots | None,
+        warnings: list[str],
+        urls: Mapping[str, str] | None = None,
+    ) -> Recording | None:
+        """Return the history of a mount; None, and a line in `warnings`, if there can't be one."""
+        try:
+            return Recording(directory, mountpoint, filesystem, automatic, urls)
+        except OSError as error:
+            warnings.append(f"no history of calls is kept, so nothing can be undone: {error.strerror or error}")
+            return None
+
+    def _attach(self) -> None:
+        filesystem = self._filesystem
+        routes = filesystem.tree.routes
+        self.recorder.follow(routes)
+        self.recorder.stamp_interrupted()
+        filesystem.record(partial(self.recorder.door, filesystem.names), self.calls.author)
+        for route in routes:
+            route.undo = "none" if route.volume.features.read_only else "copies"
+            if isinstance(route.volume, SnapshotVolume):
+                route.volume.before_commit = self.history.flush
+                if self._automatic is not None:
+                    route.undo = "instant"
+        if self._automatic is not None:
+            self._automatic.keep = lambda: self.history.images("snapshot")
+
+    def close(self) -> None:
+        """End all calls, and close the file. Twice is once."""
+        if self._ending.is_set():
+            return
+        self._ending.set()
+        self._thread.join()
+        for route in self._filesystem.tree.routes:
+            if isinstance(route.volume, SnapshotVolume):
+                route.volume.before_commit = None
+        self.calls.close()
+        self.history.close()
+
+    @property
+    def is_open(self) -> bool:
+        """False once the mount has ended: the backend's verbs go on, and nothing is recorded of them."""
+        return not self._ending.is_set()
+
+    def describe(self) -> dict[str, Any]:
+        """For `status`."""
+        return {
+            "path": self.directory,
+            "bytes": self.history.size_bytes,
+            "image_bytes": self.images.size_bytes,
+            "incomplete": self.recorder.incomplete or self.history.failed,
+        }
+
+    # -- what goes -------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        clean_at_s = time.monotonic() + CLEAN_S
+        while not self._ending.wait(LOOK_S):
+            try:
+                self.calls.end_quiet()
+                if time.monotonic() >= clean_at_s:
+                    clean_at_s = time.monotonic() + CLEAN_S
+                    self.clean()
+            except Exception:  # the next time may be better
+                log.exception("the history can't be kept up")
+
+    def clean(self, time_ns: int | None = None) -> None:
+        """Delete calls that ended more than a day ago, the oldest calls where images take too much, and images that no
+        record needs."""
+        below = self.images.next_number()
+        gone = self.history.ended_before((time.time_ns() if time_ns is None else time_ns) - KEPT_S * 10**9)
+        if not gone and self.images.is_too_much():
+            gone = self.history.oldest(GONE_AT_ONCE)
+            if gone:
+                log.info("images of the history take too much of the disk: the oldest %d calls go", len(gone))
+        if gone:
+            self.history.forget(gone)
+            self.images.clean(self.history.images("file"), below)
+
+
+def _identity(route: Route, urls: Mapping[str, str]) -> str | None:
+    """Return a text that names the backend of a route; None if its files end with the server."""
+    volume = route.volume
+    if not volume.features.durable:
+        return None
+    return urls.get(route.prefix) or f"{type(volume).__name__} {getattr(volume, 'path', '')}".rstrip()
+
+
+def _now() -> str:
+    return name_at(time.time_ns())

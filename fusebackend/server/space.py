@@ -1,0 +1,56 @@
+"""What a mount takes of the disk, and the deletion of its past: the verbs `df` and `prune`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+
+from fusebackend.protocol import PruneResult, SnapshotVolume, SpaceInfo
+from fusebackend.server.history import MountHistory
+from fusebackend.trees.automatic import time_of
+from fusebackend.trees.snapshots import Snapshots
+
+
+def space(snapshots: Snapshots | None, past: MountHistory | None, branch_bytes: int) -> SpaceInfo:
+    """Return what a mount takes of the disk. Files are those of routes that keep snapshots; others are not counted:
+    that would be a walk of all their files."""
+    volumes = _volumes(snapshots)
+    kept = sum(volume.snapshot_bytes() for volume in volumes)
+    live = sum(_used_bytes(volume) for volume in volumes) - kept if volumes else None
+    images = 0 if past is None else past.image_bytes
+    log = 0 if past is None else past.log_bytes
+    automatic, named = _by_kind(snapshots)
+    goes = kept if automatic and not named else 0
+    return SpaceInfo(live, kept, images, branch_bytes, log, goes + images + log)
+
+
+def prune(snapshots: Snapshots | None, past: MountHistory | None, *, dry_run: bool) -> PruneResult:
+    """Delete the automatic snapshots and the calls that have ended, with the bytes that they replaced."""
+    automatic, _ = _by_kind(snapshots)
+    calls = [] if past is None else past.forgettable()
+    going = PruneResult(automatic, len(calls), 0 if past is None else past.image_bytes)
+    if dry_run:
+        return going
+    if past is not None:
+        past.forget(calls)
+        going.bytes -= past.image_bytes
+    if snapshots is not None and automatic:
+        with contextlib.suppress(FileNotFoundError):  # the policy has deleted one just now
+            snapshots.delete(automatic)
+    return going
+
+
+def _volumes(snapshots: Snapshots | None) -> list[SnapshotVolume]:
+    return [] if snapshots is None else list(snapshots.distinct.values())
+
+
+def _used_bytes(volume: SnapshotVolume) -> int:
+    disk = volume.statfs()
+    return (disk.blocks - disk.blocks_free) * disk.block_bytes
+
+
+def _by_kind(snapshots: Snapshots | None) -> tuple[list[str], list[str]]:
+    """Return the names of automatic snapshots, and those of others."""
+    found: Iterable[str] = [] if snapshots is None else [each.name for each in snapshots.all()]
+    automatic = [name for name in found if time_of(name) is not None]
+    return automatic, [name for name in found if time_of(name) is None]

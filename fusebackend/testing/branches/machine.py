@@ -1,0 +1,102 @@
+"""`BranchMachine`: random operations on a volume, and from some moment on in a branch over it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+from hypothesis.stateful import precondition, rule
+
+from fusebackend.base.paths import ROOT, AgentPath
+from fusebackend.protocol import SnapshotVolume, Volume
+from fusebackend.testing.model import VolumeMachine
+from fusebackend.testing.snapshots.copy import Copied, copy_of, read_once
+from fusebackend.trees.branch_volume import BranchVolume
+from fusebackend.trees.composed import Places
+from fusebackend.trees.lower_tree import LowerTree
+
+SNAPSHOT = "below"
+
+
+def branch_over(path: str | os.PathLike[str], volumes: Mapping[AgentPath, Volume], *, time_ns: int = 0) -> BranchVolume:
+    """Open a branch over volumes at prefixes, or make it. Those with snapshots are taken as in the snapshot `below`."""
+    places = Places(volumes)
+    views: dict[int, Volume] = {}
+    frozen = set()
+    for route, prefix in enumerate(places.prefixes):
+        volume = views[route] = volumes[prefix]
+        if isinstance(volume, SnapshotVolume):
+            if all(taken.name != SNAPSHOT for taken in volume.snapshots()):
+                volume.take_snapshot(SNAPSHOT)
+            views[route] = volume.snapshot(SNAPSHOT)
+            frozen.add(route)
+    return BranchVolume(path, LowerTree(places, views, frozen, time_ns))
+
+
+class BranchMachine(VolumeMachine):
+    """Subclass it and override `make_volume`; see the package's docstring."""
+
+    volume: Any
+    below: Volume | None = None
+    """The volume under the branch, once there is one."""
+
+    _copy: dict[bytes, Copied]
+    _directory: str
+
+    @precondition(lambda self: self.below is None and len(self.tree.nodes()) > 4)
+    @rule()
+    def branch(self) -> None:
+        """Let a branch take the place of the volume."""
+        for handle in self.handles:
+            self.do_close(handle.token)
+        self.handles, self.orphans = [], []
+        self.volume.forget([node.number for node in self.held])
+        self.held = set()
+        for node in self.tree.nodes():
+            node.number = 0
+        self.tree.root.number = 1
+        self.below = self.volume
+        self._copy = copy_of(self.below)
+        self._directory = tempfile.mkdtemp()
+        self.volume = self._opened()
+        self.features = self.volume.features
+
+    def _opened(self) -> BranchVolume:
+        assert self.below is not None
+        return branch_over(f"{self._directory}/branch.db", {ROOT: self.below})
+
+    @precondition(lambda self: self.below is not None)
+    @rule()
+    def reopen_branch(self) -> None:
+        """Close the branch, and open it again."""
+        self.handles, self.orphans, self.held = [], [], set()
+        self.volume.close()
+        self.volume = self._opened()
+        for node in self.tree.nodes():
+            node.number = 0
+        self.tree.root.number = 1
+
+    @precondition(lambda self: self.below is not None)
+    @rule()
+    def nothing_changes_below(self) -> None:
+        """Compare the volume under the branch with the copy that was made before: all but access times."""
+        assert self.below is not None
+        now = read_once(self.below)
+        assert _but_atimes(now) == _but_atimes(self._copy)
+
+    def teardown(self) -> None:
+        if self.below is not None:
+            try:
+                self.nothing_changes_below()
+            finally:
+                self.volume.close()
+                shutil.rmtree(self._directory)
+                self.volume = self.below
+        super().teardown()
+
+
+def _but_atimes(copy: dict[bytes, Copied]) -> dict[bytes, Copied]:
+    return {path: each._replace(times_ns=(0, *each.times_ns[1:])) for path, each in copy.items()}

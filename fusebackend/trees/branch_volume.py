@@ -1,0 +1,772 @@
+"""`BranchVolume`: one branch as a volume: a file of changes above a tree that is never touched (copy-on-write).
+
+The rules are those of every native volume (`volumes/posix.py`), and so are the tables (`backends/sqlite/schema.py`).
+What the file has no row for is answered by the lower tree (`lower_tree.py`): reading a branch writes nothing, and no
+access time moves. A change copies up, in the transaction that has the change:
+
+- attributes: the row of the inode, with its extended attributes, at the first change of one;
+- names: the list of a directory's entries, at the first change of a name in it. Its files stay below;
+- bytes: chunk by chunk. `Origin.limit` is where the lower bytes end: behind it nothing shines through.
+
+So no whiteout is needed, a rename of a directory is two names, and a file with several links is copied up once.
+Nodes of the lower tree have numbers below `FIRST_OWN`, new files those from there on.
+
+A live file, of a route that keeps no snapshots, can change below. Its bytes are copied as a whole at the first change
+of a byte, into a node of the file that has no name (`Origin.base`): a merge needs them. Until then size, mtime and
+bytes are those of below.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sqlite3
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from fusebackend.backends.sqlite.backend import SqliteVolume
+from fusebackend.backends.sqlite.flusher import Worker
+from fusebackend.backends.sqlite.old_rows import Newest
+from fusebackend.backends.sqlite.stored_tree import CACHE_INODES, DirtyBuffer, sqlite_errors
+from fusebackend.base.errors import oserror
+from fusebackend.base.paths import AgentPath, to_name, to_text
+from fusebackend.base.stamps import now_ns
+from fusebackend.databases.sqlite import open_file, transaction
+from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, Attr, Features, Volume
+from fusebackend.trees.lower_tree import FIRST_OWN, LowerTree
+from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT, Chunk, allocated_blocks
+from fusebackend.volumes.contents import ATTEMPTS, PIECE_BYTES
+from fusebackend.volumes.storage import Inode
+
+IDENTITY: Final = 0x66626B62
+"""The application id of a branch's file, which is no volume by itself: its names lead to files of the lower tree."""
+
+PAGE_ENTRIES: Final = 1000
+
+_TABLES: Final = (
+    """CREATE TABLE IF NOT EXISTS origin (
+        node INTEGER PRIMARY KEY, path BLOB, own INTEGER NOT NULL, names INTEGER NOT NULL, "limit" INTEGER,
+        base INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, ctime_ns INTEGER NOT NULL, size INTEGER NOT NULL,
+        version INTEGER NOT NULL)""",
+    """CREATE TABLE IF NOT EXISTS lower_dentry (
+        parent INTEGER NOT NULL, name BLOB NOT NULL, node INTEGER NOT NULL, mode INTEGER NOT NULL,
+        mtime_ns INTEGER NOT NULL, ctime_ns INTEGER NOT NULL, size INTEGER NOT NULL, version INTEGER NOT NULL,
+        PRIMARY KEY (parent, name)) WITHOUT ROWID""",
+)
+"""`origin`: an `Origin` each; `lower_dentry`: a live directory's entries when they were copied up."""
+
+_ROUTES: Final = """CREATE TABLE IF NOT EXISTS branch_route (
+    prefix BLOB PRIMARY KEY, snapshot BLOB, number INTEGER NOT NULL, time_ns INTEGER NOT NULL) WITHOUT ROWID"""
+"""A `BranchRoute` each."""
+
+Stamp = tuple[int, int, int, int]
+"""`Attr.fingerprint`: mtime_ns, ctime_ns, size and version."""
+
+
+class BranchRoute(NamedTuple):
+    """A route below a branch."""
+
+    prefix: AgentPath
+    snapshot: str | None
+    """The name of its snapshot; None for a live route."""
+    number: int
+    time_ns: int
+    """Of the snapshot; of a live route, when the branch was made. Since the epoch."""
+
+
+@dataclass(slots=True)
+class Origin:
+    """The parts of a lower file that a branch has of its own."""
+
+    node: int
+    path: bytes | None
+    """In the lower tree, without a slash at its beginning; None if it is not known."""
+    own: bool = False
+    """Its attributes are the branch's."""
+    names: bool = False
+    """Of a directory: its entries are the branch's."""
+    limit: int | None = None
+    """Of a regular file: bytes from here on are the branch's, and so are chunks before it that the branch has. None: no
+    byte was changed."""
+    base: int = 0
+    """The node that has the bytes of a live file as they were when the first one was changed; 0 for none."""
+    stamp: Stamp = (0, 0, 0, 0)
+    """Of the lower file, when it was copied up; of a live file with bytes of below, as it was seen last."""
+
+
+@dataclass(frozen=True, slots=True)
+class LowerEntry:
+    """An entry of a live directory when its entries were copied up."""
+
+    node: int
+    mode: int
+    stamp: Stamp
+
+
+class _Buffer(DirtyBuffer):
+    """The dirty buffer of a branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.origins: dict[int, Origin | None] = {}
+        """Those that have changed; None for one that is gone."""
+        self.listed: list[tuple[int, bytes, Attr]] = []
+        """Entries of live directories that were copied up: directory, name, attributes."""
+        self.followed: int | None = None
+        """The merge whose renames are in `origins`."""
+
+    def __bool__(self) -> bool:
+        return bool(self.origins) or self.followed is not None or super().__bool__()
+
+    def write(self, db: sqlite3.Connection, new_row: Callable[[], int], newest: Newest) -> None:
+        super().write(db, new_row, newest)
+        if self.followed is not None:
+            db.execute("INSERT OR REPLACE INTO meta VALUES ('followed', ?)", (self.followed,))
+        gone = [(node,) for node, origin in self.origins.items() if origin is None]
+        db.executemany("DELETE FROM origin WHERE node = ?", gone)
+        rows = [
+            (each.node, each.path, each.own, each.names, each.limit, each.base, *each.stamp)
+            for each in self.origins.values()
+            if each is not None
+        ]
+        db.executemany("INSERT OR REPLACE INTO origin VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        db.executemany(
+            "INSERT OR REPLACE INTO lower_dentry VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            [(parent, name, attr.node, attr.mode, *attr.fingerprint) for parent, name, attr in self.listed],
+        )
+
+
+class BranchVolume(SqliteVolume):
+    """See the module's docstring.
+
+    Args:
+        path: the file; made when it is missing (its directory must exist).
+        lower: the tree below. It belongs to this volume from now on.
+        routes: of a new branch, kept in its file for `read_routes`.
+
+    Raises:
+        VolumeFileError: the file is in use, is no branch, or can't be opened.
+        OSError: the lower tree does not answer.
+    """
+
+    identity = IDENTITY
+    has_sync_log = False
+    keeps_patches = False
+    _dirty: _Buffer
+
+    def __init__(self, path: str | os.PathLike[str], lower: LowerTree, routes: Sequence[BranchRoute] = ()) -> None:
+        self.lower = lower
+        self.routes = tuple(routes)
+        self.created_ns = now_ns()
+        """When the branch was made, since the epoch."""
+        self._origins: dict[int, Origin] = {}
+        self._seen: dict[int, Stamp] = {}  # of live files, in this session
+        self._gone: set[int] = set()  # nodes of the lower tree that were deleted in this session
+        self._handles: dict[int, tuple[Volume, int]] = {}  # files of the lower tree that are open, see `open`
+        is_live = any(route not in lower.frozen for route in lower.views)
+        # The first change of a live file copies all of it, which the mount's loop must not wait for.
+        blocking = is_live or any(view.features.blocking for view in lower.views.values())
+        self.features = Features(change_feed=not is_live, blocking=blocking)
+        super().__init__(path)
+        try:
+            with self.lock:
+                self._load()
+                lower.is_held = self._held.__contains__
+                if ROOT_NODE not in self._origins:
+                    self._begin()
+        except BaseException:
+            self.close()
+            raise
+
+    def _workers(self) -> Sequence[Worker]:
+        return ()  # no snapshots, and no index: most files are below
+
+    def _new_buffer(self) -> _Buffer:
+        return _Buffer()
+
+    def _load(self) -> None:
+        with sqlite_errors():
+            with transaction(self._db):
+                for statement in _TABLES:
+                    self._db.execute(statement)
+                # Files that were open without a name when the last server ended.
+                gone = "DELETE FROM origin WHERE own AND node NOT IN (SELECT node FROM inode)"
+                self._db.execute(gone)
+                self._db.execute("INSERT OR IGNORE INTO meta VALUES ('created_ns', ?)", (self.created_ns,))
+            self.created_ns = self._scalar("SELECT value FROM meta WHERE key = 'created_ns'")
+            rows = self._db.execute("SELECT * FROM origin").fetchall()
+        for node, path, own, names, limit, base, *stamp in rows:
+            mtime_ns, ctime_ns, size, version = stamp
+            stamped = (mtime_ns, ctime_ns, size, version)
+            self._origins[node] = Origin(node, path, bool(own), bool(names), limit, base, stamped)
+            self.lower.keep(node, path)
+        self.lower.reserve(self._scalar("SELECT coalesce(max(node), 0) FROM lower_dentry"))
+
+    def _begin(self) -> None:
+        """A new branch: its root is that of the lower tree."""
+        attr = self.lower.attr_of(ROOT_NODE)
+        inode = super()._inode(ROOT_NODE)
+        _copy_attributes(attr, inode)
+        self._origins[ROOT_NODE] = Origin(ROOT_NODE, b"", own=True, stamp=attr.fingerprint)
+        self._origin_changed(self._origins[ROOT_NODE])
+        inode.xattrs = self.lower.xattrs(ROOT_NODE)
+        super()._xattrs_changed(inode)
+        super()._changed(inode)
+        self._next_node = max(self._next_node, FIRST_OWN)
+        rows = [
+            (to_name(each.prefix), None if each.snapshot is None else to_name(each.snapshot), *each[2:])
+            for each in self.routes
+        ]
+        with sqlite_errors(), transaction(self._db):
+            self._db.execute(_ROUTES)
+            self._db.executemany("INSERT OR REPLACE INTO branch_route VALUES (?, ?, ?, ?)", rows)
+        self.sync()
+
+    # -- for a merge, and for what is shown of a branch --------------------------------------------------------
+
+    def origins(self) -> list[Origin]:
+        """Return the lower files of which the branch has something of its own. Files that it has deleted are not among
+        them, unless it has their bytes."""
+        with self.lock:
+            return [origin for origin in self._origins.values() if origin.own]
+
+    def origin(self, node: int) -> Origin | None:
+        """Return the origin of a node; None for one that is new, or that is as it is below."""
+        origin = self._origins.get(node)
+        return origin if origin is not None and origin.own else None
+
+    def kept_bytes(self, node: int) -> Origin | None:
+        """Return the origin of a live file whose bytes were kept, also of one that the branch has deleted since."""
+        origin = self._origins.get(node)
+        return origin if origin is not None and origin.base else None
+
+    @staticmethod
+    def is_new(node: int) -> bool:
+        """Return True for a node that the lower tree does not have."""
+        return node >= FIRST_OWN
+
+    def has_own_names(self, node: int) -> bool:
+        """Return True for a directory whose entries are not those of below."""
+        return node >= FIRST_OWN or (node in self._origins and self._origins[node].names)
+
+    def has_own_bytes(self, node: int) -> bool:
+        """Return True for a regular file with bytes that were changed."""
+        return node >= FIRST_OWN or (node in self._origins and self._origins[node].limit is not None)
+
+    def lower_entries(self, node: int) -> dict[bytes, LowerEntry]:
+        """Return the entries that a directory of the lower tree had: a live one when they were copied up, another one
+        as it is."""
+        with self.lock:
+            origin = self._origins.get(node)
+            if origin is not None and origin.names and self.lower.is_live(node):
+                self.write_back()
+                with sqlite_errors():
+                    rows = self._db.execute("SELECT * FROM lower_dentry WHERE parent = ?", (node,)).fetchall()
+                for row in rows:
+                    self.lower.find_again(row[2], node, row[1])
+                return {row[1]: LowerEntry(row[2], row[3], (row[4], row[5], row[6], row[7])) for row in rows}
+            return {name: LowerEntry(attr.node, attr.mode, attr.fingerprint) for name, attr in self._below(node)}
+
+    def follow(self, number: int, moves: Sequence[tuple[bytes, bytes]]) -> None:
+        """Note that a merge has renamed files and directories of live routes, which the branch finds by their paths. It
+        is durable when this returns.
+
+        Args:
+            number: of the merge; nothing is done if that of the last one is given again.
+            moves: in their order, paths in the mount before and after, without a slash at the beginning.
+        """
+        with self.lock:
+            with sqlite_errors():
+                last = self._db.execute("SELECT value FROM meta WHERE key = 'followed'").fetchone()
+            if last is not None and last[0] == number:
+                return
+            for origin in self._origins.values():
+                path, node = origin.path, origin.node
+                if path is None or not self.lower.is_numbered(node) or not self.lower.is_live(node):
+                    continue
+                for old, new in moves:
+                    if path == old or path.startswith(old + b"/"):
+                        path = new + path[len(old) :]
+                if path != origin.path:
+                    origin.path = path
+                    self._origin_changed(origin)
+                    self.lower.keep(node, path)
+            self._dirty.followed = number
+            self._note(1, 0)
+        self.sync()
+
+    def changed_names(self) -> int:
+        """Return how many names are new, gone, or lead to a file with something of its own."""
+        with self.lock:
+            origins = self.origins()
+            changed, moved = 0, set[int | None]()
+            for origin in origins:
+                if origin.names:
+                    ours = dict(self._all_children(origin.node))
+                    theirs = {name: entry.node for name, entry in self.lower_entries(origin.node).items()}
+                    others = [name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)]
+                    changed += len(others)
+                    moved |= {ours.get(name) for name in others}
+            at_place = [each for each in origins if not each.names and each.node not in moved]
+            changed += sum(each.node != ROOT_NODE for each in at_place)
+            self.write_back()
+            with sqlite_errors():
+                new = self._db.execute("SELECT count(*) FROM dentry WHERE parent >= ?", (FIRST_OWN,))
+                return changed + int(new.fetchone()[0])
+
+    def _all_children(self, node: int) -> Iterator[tuple[bytes, int]]:
+        after = b""
+        while page := self._children(node, after, PAGE_ENTRIES):
+            yield from page
+            after = page[-1][0]
+
+    # -- copying up --------------------------------------------------------------------------------------------
+
+    def _is_own(self, node: int) -> bool:
+        """Return True if the file has an inode of this node."""
+        if node >= FIRST_OWN:
+            return True
+        origin = self._origins.get(node)
+        return origin is not None and origin.own
+
+    def _origin_changed(self, origin: Origin) -> None:
+        if origin.node not in self._dirty.origins:
+            self._note(1, 0)
+        self._dirty.origins[origin.node] = origin
+
+    def _known(self, node: int) -> Origin:
+        """Return the origin of a node of the lower tree, whose number the file keeps from now on."""
+        origin = self._origins.get(node)
+        if origin is None:
+            origin = self._origins[node] = Origin(node, self.lower.keep(node))
+            self._origin_changed(origin)
+        return origin
+
+    def _copy_attributes(self, inode: Inode, xattrs_are_set: bool = False) -> Origin:
+        """Copy the inode up, if that was not done yet. What the caller has changed in it already stays."""
+        node = inode.node
+        origin = self._known(node)
+        if origin.own:
+            return origin
+        above = self.lower.found_in(node) if self.lower.is_numbered(node) else None
+        if above is not None and not self.has_own_names(above):
+            self._copy_names(above)  # the name is the branch's from now on, whatever becomes of it below
+        below = self.lower.attr_of(node)
+        if not xattrs_are_set:
+            inode.xattrs = self.lower.xattrs(node)
+        target = self.lower.target(node) if stat.S_ISLNK(inode.mode) else b""
+        origin.own, origin.stamp = True, below.fingerprint
+        self._seen[node] = below.fingerprint
+        self._origin_changed(origin)
+        self._unstored.add(node)
+        self._inodes[node] = inode
+        if inode.xattrs:
+            super()._xattrs_changed(inode)
+        if target:
+            chunk = Chunk()
+            chunk.put(0, target)
+            super()._chunk_changed(node, 0, chunk)
+        return origin
+
+    def _copy_names(self, directory: int) -> None:
+        """Copy the entries of a directory up."""
+        inode = self._inode(directory)
+        origin = self._copy_attributes(inode)
+        is_live = self.lower.is_live(directory)
+        names: dict[bytes, int | None] = {}
+        below = 0
+        for name, attr in self._below(directory):
+            names[name] = attr.node
+            below += attr.is_dir
+            if self.lower.is_numbered(attr.node):
+                self._known(attr.node)
+            if is_live:
+                self._dirty.listed.append((directory, name, attr))
+        origin.names = True
+        self._origin_changed(origin)
+        inode.nlink = 2 + below
+        self._dirty.names.setdefault(directory, {}).update(names)
+        self._note(len(names), 0)
+        super()._changed(inode)
+
+    def _below(self, directory: int) -> Iterator[tuple[bytes, Attr]]:
+        after = b""
+        while page := self.lower.listing(directory, after, PAGE_ENTRIES):
+            yield from page
+            after = page[-1][0]
+
+    def _own_bytes(self, inode: Inode) -> None:
+        """A byte of a file is about to be changed, or its size."""
+        if inode.node >= FIRST_OWN:
+            return
+        origin = self._copy_attributes(inode)
+        if origin.limit is None:
+            if self.lower.is_live(inode.node):
+                self._copy_base(inode, origin)
+            origin.limit = inode.size
+            self._origin_changed(origin)
+
+    def _copy_base(self, inode: Inode, origin: Origin) -> None:
+        """Copy the bytes of a live file, as they are at one moment."""
+        base = self._new_inode(stat.S_IFREG | 0o600, 0)
+        base.nlink = 0  # freed when the next server begins, if this one ends on the way
+        super()._changed(base)
+        with self.lower.reading(inode.node, os.O_RDONLY) as (volume, handle):
+            for attempt in range(ATTEMPTS):
+                before = self.lower.attr_of(inode.node)
+                for offset, piece in _pieces(volume, handle):
+                    self._admit(len(piece))
+                    super()._put(base, offset, piece)
+                    base.size = offset + len(piece)
+                after = self.lower.attr_of(inode.node)
+                if after.fingerprint == before.fingerprint or attempt == ATTEMPTS - 1:
+                    break
+                super()._resize(base, 0)
+        super()._resize(base, after.size)
+        base.nlink = 1
+        super()._changed(base)
+        origin.base, origin.stamp = base.node, after.fingerprint
+        inode.size, inode.blocks = base.size, base.blocks
+        self._close_below(inode.node)
+
+    def _close_below(self, node: int) -> None:
+        handle = self._handles.pop(node, None)
+        if handle is not None:
+            handle[0].release(handle[1], os.O_RDONLY)
+
+    # -- storage: inodes ---------------------------------------------------------------------------------------
+
+    def _inode(self, node: int) -> Inode:
+        if self._is_own(node):
+            inode = super()._inode(node)
+            if node < FIRST_OWN and stat.S_ISREG(inode.mode):
+                self._follow(inode, self._origins[node])
+            return inode
+        if node in self._gone:
+            raise oserror(errno.ESTALE)
+        known = self._inodes.get(node)
+        if known is not None and not self.lower.is_live(node):
+            self._inodes.move_to_end(node)
+            return known
+        try:
+            attr = self.lower.attr_of(node)
+        except OSError:
+            if known is not None and known.opens:  # its name below is gone
+                return known
+            raise
+        if known is None or stat.S_IFMT(known.mode) != stat.S_IFMT(attr.mode):
+            return self._add_below(node, attr, self.lower.parent(node) if attr.is_dir else 0)
+        _copy_attributes(attr, known)
+        return known
+
+    def _add_below(self, node: int, attr: Attr, parent: int) -> Inode:
+        inode = self._inodes[node] = Inode(node, attr.mode, parent=parent if attr.is_dir else 0)
+        _copy_attributes(attr, inode)
+        if len(self._inodes) > CACHE_INODES:
+            self._shrink_inodes()
+        return inode
+
+    def _follow(self, inode: Inode, origin: Origin) -> None:
+        """Of a live file with attributes of its own and bytes of below, take size and mtime from there."""
+        node = inode.node
+        if origin.limit is not None or not self.lower.is_live(node):
+            return
+        try:
+            attr = self.lower.attr_of(node)
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+            return
+        # Versions are those of a session.
+        if node not in self._seen and attr.fingerprint[:3] == origin.stamp[:3]:
+            self._seen[node] = attr.fingerprint
+        if attr.fingerprint != self._seen.get(node):
+            origin.stamp = self._seen[node] = attr.fingerprint
+            self._origin_changed(origin)
+            inode.size, inode.blocks, inode.mtime_ns = attr.size, attr.blocks, attr.mtime_ns
+            self._renewed(inode)
+
+    def _changed(self, inode: Inode) -> None:
+        if inode.node < FIRST_OWN:
+            self._copy_attributes(inode)
+        super()._changed(inode)
+
+    def _accessed(self, inode: Inode) -> None:
+        if self._is_own(inode.node):
+            super()._accessed(inode)
+
+    def access_due(self, attr: Attr) -> bool:
+        return self._is_own(attr.node) and super().access_due(attr)
+
+    def _let_go(self, node: int) -> None:
+        super()._let_go(node)
+        if node < FIRST_OWN and node not in self._inodes:
+            self.lower.forget(node)
+
+    def _drop(self, inode: Inode) -> None:
+        node = inode.node
+        super()._drop(inode)
+        if node < FIRST_OWN:
+            self._gone.add(node)
+            origin = self._origins[node]
+            origin.own = origin.names = False
+            origin.limit = None
+            if origin.base:
+                self._origin_changed(origin)
+            else:
+                del self._origins[node]
+                self._dirty.origins[node] = None
+
+    # -- storage: names ----------------------------------------------------------------------------------------
+
+    def _child(self, parent: int, name: bytes) -> int | None:
+        if self.has_own_names(parent):
+            node = super()._child(parent, name)
+            return node if node is None or self._is_there(node) else None
+        try:
+            attr = self.lower.find(parent, name)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        self._found_below(parent, attr)
+        return attr.node
+
+    def _found_below(self, parent: int, attr: Attr) -> None:
+        """Keep the attributes of a frozen file, about which the caller asks next."""
+        node = attr.node
+        if node not in self._inodes and not self._is_own(node) and not self.lower.is_live(node):
+            self._add_below(node, attr, parent)
+
+    def _is_there(self, node: int) -> bool:
+        """Return False for a live file that its route has lost since."""
+        return node >= FIRST_OWN or self._is_own(node) or not self.lower.is_live(node) or self.lower.confirm(node)
+
+    def _sound_entry(self, parent: int, name: bytes, node: int) -> int:
+        self._note_entry(parent, name, node)
+        return super()._sound_entry(parent, name, node) if self._is_there(node) else node
+
+    def _note_entry(self, parent: int, name: bytes, node: int) -> None:
+        """A name of a directory's own entries leads to a file that has nothing of its own: it is where it was."""
+        if not (self._is_own(node) or self.lower.is_noted(node)) and self._is_there(node):
+            self.lower.note(node, parent, name, self.lower.attr_of(node).is_dir)
+
+    def _children(self, parent: int, after: bytes, limit: int) -> list[tuple[bytes, int]]:
+        if not self.has_own_names(parent):
+            self._directory(parent)
+            listed = self.lower.listing(parent, after, limit)
+            for _, attr in listed:
+                self._found_below(parent, attr)
+            return [(name, attr.node) for name, attr in listed]
+        while page := super()._children(parent, after, limit):
+            for name, node in page:
+                self._note_entry(parent, name, node)
+            found = [(name, node) for name, node in page if self._is_there(node)]
+            if found:
+                return found
+            after = page[-1][0]
+        return []
+
+    def _set_child(self, parent: int, name: bytes, node: int | None) -> None:
+        if not self.has_own_names(parent):
+            self._copy_names(parent)
+        super()._set_child(parent, name, node)
+
+    def _require_no_place(self, parent: int, name: bytes) -> None:
+        if self.lower.has_place(parent, name):
+            raise oserror(errno.EBUSY, name)
+
+    def unlink(self, parent: int, name: bytes) -> None:
+        with self.lock:
+            self._require_no_place(parent, name)
+            super().unlink(parent, name)
+
+    def rmdir(self, parent: int, name: bytes) -> None:
+        with self.lock:
+            self._require_no_place(parent, name)
+            super().rmdir(parent, name)
+
+    def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
+        with self.lock:
+            self._require_no_place(parent, name)
+            if flags in (0, RENAME_EXCHANGE):
+                self._require_no_place(new_parent, new_name)
+            super().rename(parent, name, new_parent, new_name, flags)
+
+    # -- storage: bytes ----------------------------------------------------------------------------------------
+
+    def open(self, node: int, flags: int) -> Attr | None:
+        with self.lock:
+            inode = self._inode(node)
+            if self._needs_below(inode) and node not in self._handles:
+                self._handles[node] = self.lower.open(node, os.O_RDONLY)
+            return super().open(node, flags)
+
+    def release(self, node: int, flags: int) -> None:
+        with self.lock:
+            is_last = self._inode(node).opens == 1
+            super().release(node, flags)
+            if is_last:
+                self._close_below(node)
+
+    def _reads_below(self, inode: Inode) -> bool:
+        """Return True for a regular file with no byte of its own."""
+        return stat.S_ISREG(inode.mode) and not self.has_own_bytes(inode.node)
+
+    def _needs_below(self, inode: Inode) -> bool:
+        """Return True for a regular file of which bytes may be read from the lower tree."""
+        if inode.node >= FIRST_OWN or not stat.S_ISREG(inode.mode):
+            return False
+        origin = self._origins.get(inode.node)
+        return origin is None or origin.limit is None or (origin.limit > 0 and not origin.base)
+
+    def _read_below(self, node: int, offset: int, size: int) -> bytes:
+        handle = self._handles.get(node)
+        if handle is not None:
+            return handle[0].read(handle[1], offset, size)
+        with self.lower.reading(node, os.O_RDONLY) as (volume, inner):
+            return volume.read(inner, offset, size)
+
+    def _next_below(self, node: int, offset: int) -> int | None:
+        handle = self._handles.get(node)
+        if handle is not None:
+            return handle[0].next_data(handle[1], offset)
+        with self.lower.reading(node, os.O_RDONLY) as (volume, inner):
+            return volume.next_data(inner, offset)
+
+    def _get(self, inode: Inode, offset: int, size: int) -> bytes:
+        if inode.node >= FIRST_OWN:
+            return super()._get(inode, offset, size)
+        if self._reads_below(inode):
+            length = min(size, inode.size - offset)
+            return self._read_below(inode.node, offset, length) if length > 0 else b""
+        if stat.S_ISLNK(inode.mode) and not self._is_own(inode.node):
+            return self.lower.target(inode.node)
+        return super()._get(inode, offset, size)
+
+    def _chunk(self, node: int, index: int) -> Chunk | None:
+        chunk = super()._chunk(node, index)
+        origin = self._origins.get(node) if chunk is None and node < FIRST_OWN else None
+        if origin is None or origin.limit is None:
+            return chunk
+        start = index << CHUNK_SHIFT
+        length = min(CHUNK_BYTES, origin.limit - start)
+        if length <= 0:
+            return None
+        if origin.base:
+            below = super()._chunk(origin.base, index)
+            data = b"" if below is None else bytes(below.data[:length])
+        else:
+            data = self._read_below(node, start, length)
+        return Chunk(data) if data.count(0) < len(data) else None
+
+    def _next_chunk(self, node: int, index: int) -> int | None:
+        if node >= FIRST_OWN:
+            return super()._next_chunk(node, index)
+        origin = self._origins.get(node)
+        own = super()._next_chunk(node, index) if origin is not None and origin.limit is not None else None
+        below = self._next_chunk_below(node, origin, index)
+        return min((each for each in (own, below) if each is not None), default=None)
+
+    def _next_chunk_below(self, node: int, origin: Origin | None, index: int) -> int | None:
+        """Return the first chunk from an index on that the file below has, own or not."""
+        limit = origin.limit if origin is not None else None
+        if origin is not None and origin.base:
+            found = super()._next_chunk(origin.base, index)
+        else:
+            offset = self._next_below(node, index << CHUNK_SHIFT)
+            found = None if offset is None else offset >> CHUNK_SHIFT
+        return None if found is None or (limit is not None and found << CHUNK_SHIFT >= limit) else found
+
+    def next_data(self, node: int, offset: int) -> int | None:
+        with self.lock:
+            inode = self._inode(node)
+            if self._reads_below(inode):
+                return self._next_below(node, offset) if offset < inode.size else None
+            return super().next_data(node, offset)
+
+    def _put(self, inode: Inode, offset: int, data: bytes) -> None:
+        self._own_bytes(inode)
+        super()._put(inode, offset, data)
+
+    def _resize(self, inode: Inode, size: int) -> None:
+        if stat.S_ISREG(inode.mode):
+            self._own_bytes(inode)
+        super()._resize(inode, size)
+        inode.blocks = max(inode.blocks, 0)  # the file below may count them in another way
+        origin = self._origins.get(inode.node)
+        if origin is not None and origin.limit is not None and size < origin.limit:
+            origin.limit = size
+            self._origin_changed(origin)
+
+    def _drop_chunks(self, node: int, first: int) -> int:
+        origin = self._origins.get(node)
+        if origin is None or not origin.limit:
+            return super()._drop_chunks(node, first)
+        freed = self._blocks_below(node, origin, first)
+        freed += super()._drop_chunks(node, first)
+        origin.limit = min(origin.limit, first << CHUNK_SHIFT)
+        self._origin_changed(origin)
+        return self._inodes[node].blocks if first == 0 else freed
+
+    def _blocks_below(self, node: int, origin: Origin, first: int) -> int:
+        """Return the allocated blocks of chunks that shine through, from an index on."""
+        assert origin.limit is not None
+        blocks, index = 0, self._next_chunk_below(node, origin, first) if first else None
+        while index is not None:
+            if super()._chunk(node, index) is None:
+                blocks += allocated_blocks(min(CHUNK_BYTES, origin.limit - (index << CHUNK_SHIFT)))
+            index = self._next_chunk_below(node, origin, index + 1)
+        return blocks
+
+    # -- storage: extended attributes --------------------------------------------------------------------------
+
+    def _xattrs(self, inode: Inode) -> dict[bytes, bytes]:
+        if self._is_own(inode.node):
+            return super()._xattrs(inode)
+        if inode.xattrs is None or self.lower.is_live(inode.node):
+            inode.xattrs = self.lower.xattrs(inode.node)
+        return inode.xattrs
+
+    def _xattrs_changed(self, inode: Inode) -> None:
+        if inode.node < FIRST_OWN:
+            self._copy_attributes(inode, xattrs_are_set=True)
+        super()._xattrs_changed(inode)
+
+
+def _copy_attributes(source: Attr, target: Inode) -> None:
+    target.mode = source.mode
+    target.nlink = max(source.nlink, 2 if source.is_dir else 1)
+    target.uid, target.gid, target.rdev = source.uid, source.gid, source.rdev
+    target.size, target.blocks = source.size, source.blocks
+    target.atime_ns, target.mtime_ns, target.ctime_ns = source.atime_ns, source.mtime_ns, source.ctime_ns
+    target.version = source.version
+
+
+def _pieces(volume: Volume, handle: int) -> Iterator[tuple[int, bytes]]:
+    """Read an open file without its holes: offset and bytes."""
+    offset = volume.next_data(handle, 0)
+    while offset is not None and (piece := volume.read(handle, offset, PIECE_BYTES)):
+        yield offset, piece
+        offset = volume.next_data(handle, offset + len(piece))
+
+
+def read_routes(path: str) -> list[BranchRoute]:
+    """Return the routes below the branch of a file.
+
+    Raises:
+        OSError: ESTALE, it is no branch's, or one that was not made completely; or it can't be read.
+    """
+    try:
+        with contextlib.closing(open_file(path, "mode=ro")) as db:
+            rows = db.execute("SELECT prefix, snapshot, number, time_ns FROM branch_route").fetchall()
+    except sqlite3.Error as error:
+        raise OSError(errno.ESTALE, f"its file '{path}' is no branch, or damaged: {error}") from None
+    routes = []
+    for prefix, snapshot, number, time_ns in rows:
+        name = None if snapshot is None else to_text(snapshot)
+        routes.append(BranchRoute(AgentPath(to_text(prefix)), name, number, time_ns))
+    if not routes:
+        raise OSError(errno.ESTALE, f"its file '{path}' was not made completely; delete the branch")
+    return routes

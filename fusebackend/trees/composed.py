@@ -1,0 +1,201 @@
+"""`ComposedTree`: volumes of several routes as one tree that is only read, as a mount shows its routes.
+
+Each route hides what it covers in the one above (`composite/route_table.py` has the rules), and is an empty directory
+where the tree has no volume of it, so that nothing live shows through. Directories on the way to a prefix that the
+route above does not have are synthesised. A subclass gives each file its number.
+
+Any thread; the volumes have the locks.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from fusebackend.base.errors import oserror
+from fusebackend.base.paths import ROOT, AgentPath, split
+from fusebackend.protocol import ROOT_NODE, Attr, Volume
+
+WAY = -1
+"""In place of a route, of directories that lead to a prefix."""
+
+Under = tuple[int, int]
+"""A route, and a node of its volume."""
+
+
+class Place:
+    """A directory that is the root of a route or leads to one."""
+
+    def __init__(self, route: int, node: int, parent: Place | None, name: bytes) -> None:
+        self.route = route  # `WAY` if it is none's root
+        self.node = node  # a number of its own, for a way
+        self.parent = parent
+        self.name = name
+        self.children: dict[bytes, Place] = {}
+
+
+class Places:
+    """The directories that are roots of routes or lead to them, by the prefixes of all routes of a mount."""
+
+    def __init__(self, prefixes: Iterable[AgentPath]) -> None:
+        self.prefixes = [ROOT, *sorted(prefix for prefix in prefixes if prefix != ROOT)]
+        """Of the routes, by their index."""
+        self.ways: list[Place] = []
+        roots = {ROOT: Place(0, ROOT_NODE, None, b"")}
+        for prefix in sorted(self.prefixes[1:], key=lambda prefix: prefix.count("/")):
+            *way, last = split(prefix)
+            above = roots[ROOT]
+            for name in way:
+                if name not in above.children:
+                    above.children[name] = Place(WAY, len(self.ways), above, name)
+                    self.ways.append(above.children[name])
+                above = above.children[name]
+            roots[prefix] = above.children[last] = Place(self.prefixes.index(prefix), ROOT_NODE, above, last)
+        self.roots = [roots[prefix] for prefix in self.prefixes]
+        """By the index of their routes."""
+
+
+class At(NamedTuple):
+    """One file or directory of the tree."""
+
+    place: Place | None
+    under: Under | None
+    """None for a directory that no route has."""
+
+
+class ComposedTree(abc.ABC):
+    """See the module's docstring.
+
+    Args:
+        places: of the mount.
+        views: the volumes, by the index of their route; those of routes that are not here are empty directories.
+        time_ns: of directories that no route has, since the epoch.
+        permissions: of those.
+        is_frozen: none of the volumes changes.
+    """
+
+    def __init__(
+        self, places: Places, views: Mapping[int, Volume], time_ns: int, permissions: int, is_frozen: bool = True
+    ) -> None:
+        self.places = places
+        self.views = views
+        self.time_ns = time_ns
+        self.permissions = permissions
+        self._is_frozen = is_frozen
+        self._ways: dict[Place, Under | None] = {}  # the directories that routes have there
+
+    @abc.abstractmethod
+    def number(self, route: int, node: int) -> int:
+        """Return the number that the tree gives a node of a route's volume, or a way."""
+
+    def at(self, route: int, node: int) -> At:
+        """Return the meaning of a node of a route's volume, or of a way."""
+        if route == WAY:
+            place = self.places.ways[node]
+        elif node == ROOT_NODE:
+            place = self.places.roots[route]
+        else:
+            return At(None, (route, node))
+        return At(place, self.under(place))
+
+    def under(self, place: Place) -> Under | None:
+        """Return the directory that a route has in this place."""
+        if place.route != WAY:
+            return (place.route, ROOT_NODE) if place.route in self.views else None
+        if place not in self._ways or not self._is_frozen:
+            assert place.parent is not None, "a way is below a route"
+            above, found = self.under(place.parent), None
+            if above is not None:
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    attr = self.views[above[0]].lookup(above[1], place.name)
+                    found = (above[0], attr.node) if attr.is_dir else None
+            self._ways[place] = found
+        return self._ways[place]
+
+    def view(self, at: At) -> tuple[Volume, int]:
+        """Return the volume that has a file, and its node there. ENOENT if none has."""
+        if at.under is None:
+            raise oserror(errno.ENOENT)
+        return self.views[at.under[0]], at.under[1]
+
+    def attr(self, at: At) -> Attr:
+        number = None if at.place is None else self.number(at.place.route, at.place.node)
+        if at.under is not None:
+            route, node = at.under
+            return self._shown(route, self.views[route].getattr(node), number)
+        assert number is not None, "every node but that of a place is a route's"
+        return directory(number, self.time_ns, self.permissions)
+
+    def shown(self, route: int, attr: Attr) -> Attr:
+        """Return attributes of a route's volume, with the number that they have here."""
+        return self._shown(route, attr, None)
+
+    def _shown(self, route: int, attr: Attr, number: int | None) -> Attr:
+        return Attr(
+            self.number(route, attr.node) if number is None else number,
+            attr.mode,
+            nlink=attr.nlink,
+            uid=attr.uid,
+            gid=attr.gid,
+            rdev=attr.rdev,
+            size=attr.size,
+            blocks=attr.blocks,
+            atime_ns=attr.atime_ns,
+            mtime_ns=attr.mtime_ns,
+            ctime_ns=attr.ctime_ns,
+            version=attr.version,
+        )
+
+    def child(self, at: At, name: bytes) -> At | None:
+        """Return the place that a name leads to, if it does."""
+        place = at.place.children.get(name) if at.place is not None else None
+        return None if place is None else At(place, self.under(place))
+
+    def lookup(self, at: At, name: bytes) -> Attr:
+        """As `Volume.lookup`."""
+        child = self.child(at, name)
+        if child is not None:
+            return self.attr(child)
+        if at.under is None:
+            raise oserror(errno.ENOENT, name)
+        route, node = at.under
+        return self.shown(route, self.views[route].lookup(node, name))
+
+    def readdir(self, at: At, after: bytes, limit: int) -> list[tuple[bytes, Attr]]:
+        """As `Volume.readdir`."""
+        found = self._page(at, after, limit)
+        # A page that is not full ends a listing that the kernel keeps (`vfs/coherence/cached_readdir.py`).
+        while at.place is not None and 0 < len(found) < limit:
+            more = self._page(at, found[-1][0], limit - len(found))
+            if not more:
+                break
+            found += more
+        return found
+
+    def _page(self, at: At, after: bytes, limit: int) -> list[tuple[bytes, Attr]]:
+        """Return some entries after a name: those of the route, and the ways to other routes among them."""
+        places = at.place.children if at.place is not None else {}
+        found: list[tuple[bytes, Attr]] = []
+        last = None
+        if at.under is not None:
+            route, inner = at.under
+            page = self.views[route].readdir(inner, after, limit)
+            found = [(name, self.shown(route, attr)) for name, attr in page if name not in places]
+            last = page[-1][0] if page else None  # the route may have more names behind it
+        for name in places:
+            if name > after and (last is None or name <= last):
+                child = self.child(at, name)
+                assert child is not None
+                found.append((name, self.attr(child)))
+        return sorted(found, key=lambda entry: entry[0])[:limit]
+
+
+def directory(node: int, time_ns: int, permissions: int) -> Attr:
+    """Return the attributes of a directory that no route has."""
+    times = {"atime_ns": time_ns, "mtime_ns": time_ns, "ctime_ns": time_ns}
+    return Attr(node, stat.S_IFDIR | permissions, nlink=2, uid=os.geteuid(), gid=os.getegid(), **times)

@@ -1,0 +1,335 @@
+"""`LowerTree`: the tree below a branch, of snapshots (frozen) and of routes that keep none (live). It is only read.
+
+Every file has a number that stays: of a frozen route, its node and the route in the bits of one number; of a live one,
+whose nodes do not outlive the session, a number that is given when the file is first seen. The path of a live file is
+kept with its number (`keep`) as soon as a branch has stored the number: it is then found by that path, also after
+another file has taken its place there, and is ESTALE while there is none. A branch stores the numbers of all entries of
+a live directory before it stores anything of one of them, so no other number is ever given to a kept path.
+
+Called with the branch's lock held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Final, TypeVar
+
+from fusebackend.base.errors import oserror
+from fusebackend.protocol import ROOT_NODE, Attr, Volume
+from fusebackend.trees.composed import WAY, At, ComposedTree, Places, Under
+from fusebackend.volumes.contents import opened
+
+NODE_BITS: Final = 37
+ROUTE_BITS: Final = 8
+BASE: Final = 1 << (NODE_BITS + ROUTE_BITS)
+"""Numbers from here on have route and node in their bits; lower ones were given one by one."""
+
+FIRST_OWN: Final = BASE << 1
+"""Numbers from here on are a branch's own."""
+
+WAYS: Final = (1 << ROUTE_BITS) - 1
+"""In place of a route, in the numbers of directories that lead to a prefix."""
+
+PERMISSIONS: Final = 0o755
+"""Of directories that no route has."""
+
+MAX_FOUND: Final = 1 << 17
+"""Files whose place in the tree is remembered beyond those that the kernel holds; 200 bytes each."""
+
+T = TypeVar("T")
+
+
+class _Live:
+    """A file that has no number by its bits."""
+
+    __slots__ = ("under",)
+
+    def __init__(self, under: Under | None) -> None:
+        self.under = under  # None until it is looked for by its path
+
+
+class LowerTree(ComposedTree):
+    """See the module's docstring.
+
+    Args:
+        places: of the routes that the branch has.
+        views: the snapshot of each frozen route, the volume of each live one, by the route's index.
+        frozen: the indices of the frozen ones.
+        time_ns: of directories that no route has, since the epoch.
+    """
+
+    def __init__(self, places: Places, views: Mapping[int, Volume], frozen: Collection[int], time_ns: int) -> None:
+        super().__init__(places, views, time_ns, PERMISSIONS, is_frozen=set(views) <= set(frozen))
+        self.frozen = frozenset(frozen)
+        self._live: dict[int, _Live] = {}
+        self._numbers: dict[Under, int] = {}  # of the files in `_live`
+        self._next = ROOT_NODE + 1
+        self._found: dict[int, tuple[int, bytes]] = {}  # number → directory and name
+        self._directories: set[int] = set()  # those in `_found` that stay there
+        self._kept: dict[int, bytes] = {}  # number → path
+        self._unseen: set[int] = set()  # those of earlier sessions that were not looked for yet
+        self.is_held: Callable[[int], bool] = lambda number: False
+        """Says of a number that the kernel knows it."""
+
+    # -- numbers -----------------------------------------------------------------------------------------------
+
+    def number(self, route: int, node: int) -> int:
+        if route == WAY:
+            return BASE | WAYS << NODE_BITS | node
+        if node == ROOT_NODE and not route:
+            return ROOT_NODE
+        if route < WAYS and not node >> NODE_BITS and (node == ROOT_NODE or route in self.frozen):
+            return BASE | route << NODE_BITS | node
+        number = self._numbers.get((route, node))
+        if number is None:
+            number = self._numbers[route, node] = self._next
+            self._live[number] = _Live((route, node))
+            self._next += 1
+        return number
+
+    def _decoded(self, number: int) -> Under:
+        if number == ROOT_NODE:
+            return 0, ROOT_NODE
+        if number >= BASE:
+            route = number >> NODE_BITS & WAYS
+            return WAY if route == WAYS else route, number & (1 << NODE_BITS) - 1
+        live = self._live.get(number)
+        if live is None:
+            raise oserror(errno.ESTALE)
+        if live.under is None:
+            live.under = self._walked(self._kept[number])
+            self._numbers.setdefault(live.under, number)
+            self._unseen.discard(number)
+        return live.under
+
+    def under_of(self, number: int) -> Under | None:
+        """Return the route and the node of a number; None for a live file that is gone."""
+        try:
+            return self._decoded(number)
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+            return None
+
+    def shown(self, route: int, attr: Attr) -> Attr:
+        if self._unseen and attr.nlink > 1 and not attr.is_dir and (route, attr.node) not in self._numbers:
+            # It may have a number by another of its names.
+            for number in tuple(self._unseen):
+                with contextlib.suppress(OSError):
+                    self._decoded(number)
+            self._unseen.clear()
+        return super().shown(route, attr)
+
+    def is_live(self, number: int) -> bool:
+        """Return True for a file of a route that is not frozen."""
+        if number == ROOT_NODE or number >= BASE:
+            route = self._decoded(number)[0]
+            return route != WAY and route not in self.frozen
+        live = self._live.get(number)
+        return live is None or live.under is None or live.under[0] not in self.frozen
+
+    def is_numbered(self, number: int) -> bool:
+        """Return True for a number that says nothing without its path."""
+        return ROOT_NODE < number < BASE
+
+    def keep(self, number: int, path: bytes | None = None) -> bytes | None:
+        """Remember the path of a number for good, and return it; None if it is not known.
+
+        Args:
+            path: as an earlier session has kept it. The number may be unknown then.
+        """
+        if path is None:
+            path = self.path(number)
+        elif self.is_numbered(number) and number not in self._live:
+            self._live[number] = _Live(None)
+            self._unseen.add(number)
+            self._next = max(self._next, number + 1)
+        if path is not None:
+            self._kept[number] = path
+        return path
+
+    def reserve(self, number: int) -> None:
+        """Give no file this number, nor one below it: a directory of an earlier session had a file of it."""
+        if self.is_numbered(number):
+            self._next = max(self._next, number + 1)
+
+    def find_again(self, number: int, parent: int, name: bytes) -> None:
+        """Find a file by the name that it had in a directory, if its number says nothing."""
+        if self.is_numbered(number) and number not in self._live:
+            above = self.path(parent)
+            if above is not None:
+                self.keep(number, above + b"/" + name if above else name)
+
+    def forget(self, number: int) -> None:
+        """The kernel does not hold a number any more, and no branch has stored it."""
+        if number not in self._directories:
+            self._found.pop(number, None)
+        if number not in self._kept and number not in self._directories:
+            live = self._live.pop(number, None)
+            if live is not None and live.under is not None and self._numbers.get(live.under) == number:
+                del self._numbers[live.under]
+
+    # -- paths -------------------------------------------------------------------------------------------------
+
+    def note(self, number: int, parent: int, name: bytes, is_dir: bool) -> None:
+        """Remember where a file was found."""
+        if len(self._found) >= MAX_FOUND + len(self._directories) and number not in self._found:
+            for each in list(self._found)[: MAX_FOUND // 2]:
+                if not self.is_held(each):
+                    self.forget(each)
+        self._found[number] = parent, name
+        if is_dir:
+            self._directories.add(number)
+
+    def is_noted(self, number: int) -> bool:
+        """Return True if `note` was called for a number that is still remembered."""
+        return number in self._found
+
+    def parent(self, number: int) -> int:
+        """Return the directory that a directory is in."""
+        if number == ROOT_NODE:
+            return ROOT_NODE
+        found = self._found.get(number)
+        if found is not None:
+            return found[0]
+        route, node = self._decoded(number)
+        place = self.at(route, node).place
+        if place is None or place.parent is None:
+            raise oserror(errno.ESTALE)
+        return self.number(place.parent.route, place.parent.node)
+
+    def found_in(self, number: int) -> int | None:
+        """Return the directory in which a file was found in this session."""
+        found = self._found.get(number)
+        return None if found is None else found[0]
+
+    def path(self, number: int) -> bytes | None:
+        """Return the path of a number in the tree, without a slash at its beginning; None if it is not known."""
+        names: list[bytes] = []
+        while number != ROOT_NODE:
+            if number in self._kept:
+                kept = self._kept[number]
+                return b"/".join([kept, *reversed(names)]) if kept else b"/".join(reversed(names))
+            found = self._found.get(number)
+            if found is None:
+                route, node = self._decoded(number)
+                place = self.at(route, node).place
+                if place is None or place.parent is None:
+                    return None
+                found = self.number(place.parent.route, place.parent.node), place.name
+            names.append(found[1])
+            number = found[0]
+        return b"/".join(reversed(names))
+
+    def _walked(self, path: bytes) -> Under:
+        """Return what is at a path now. ESTALE if nothing is."""
+        place, names = self.places.roots[0], [name for name in path.split(b"/") if name]
+        while names and names[0] in place.children:
+            place = place.children[names.pop(0)]
+        under = self.under(place)
+        try:
+            for name in names:
+                if under is None:
+                    raise oserror(errno.ESTALE)
+                under = under[0], self.views[under[0]].lookup(under[1], name).node
+        except (FileNotFoundError, NotADirectoryError):
+            raise oserror(errno.ESTALE) from None
+        if under is None:
+            raise oserror(errno.ESTALE)
+        return under
+
+    def confirm(self, number: int) -> bool:
+        """Find a live file by its path once more. False if there is none."""
+        live = self._live.get(number)
+        path = self.path(number)
+        if live is None or path is None:
+            return number >= BASE or number == ROOT_NODE
+        try:
+            under = self._walked(path)
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+            return False
+        if under != live.under:
+            if live.under is not None and self._numbers.get(live.under) == number:
+                del self._numbers[live.under]
+            live.under = under
+            self._numbers.setdefault(under, number)
+        return True
+
+    def _ask(self, number: int, use: Callable[[At], T]) -> T:
+        """Return the result of `use` for a number, once more if its file has moved."""
+        at = self.at(*self._decoded(number))
+        try:
+            return use(at)
+        except OSError as error:
+            if error.errno != errno.ESTALE or not self.is_numbered(number) or not self.confirm(number):
+                raise
+        return use(self.at(*self._decoded(number)))
+
+    # -- reading -----------------------------------------------------------------------------------------------
+
+    def attr_of(self, number: int) -> Attr:
+        """As `Volume.getattr`; ESTALE for a file that is gone."""
+
+        def attr(at: At) -> Attr:
+            try:
+                return self.attr(at)
+            except FileNotFoundError:
+                raise oserror(errno.ESTALE) from None
+
+        return self._ask(number, attr)
+
+    def find(self, number: int, name: bytes) -> Attr:
+        """As `Volume.lookup`."""
+        found = self._ask(number, lambda at: self.lookup(at, name))
+        self.note(found.node, number, name, found.is_dir)
+        return found
+
+    def listing(self, number: int, after: bytes, limit: int) -> list[tuple[bytes, Attr]]:
+        """As `Volume.readdir`."""
+        page = self._ask(number, lambda at: self.readdir(at, after, limit))
+        for name, attr in page:
+            self.note(attr.node, number, name, attr.is_dir)
+        return page
+
+    def has_place(self, number: int, name: bytes) -> bool:
+        """Return True if a name in a directory is the root of a route, or leads to one."""
+        if number >= FIRST_OWN or self.is_numbered(number):
+            return False
+        place = self.at(*self._decoded(number)).place
+        return place is not None and name in place.children
+
+    def target(self, number: int) -> bytes:
+        """Return the target of a symbolic link."""
+        volume, node = self._ask(number, self.view)
+        return volume.readlink(node)
+
+    def xattrs(self, number: int) -> dict[bytes, bytes]:
+        """Return the extended attributes."""
+        at = self.at(*self._decoded(number))
+        if at.under is None:
+            return {}
+        volume, node = self._ask(number, self.view)
+        if not volume.features.xattrs:
+            return {}
+        found = {}
+        for name in volume.listxattr(node):
+            with contextlib.suppress(OSError):  # removed since, or not for this user
+                found[name] = volume.getxattr(node, name)
+        return found
+
+    def open(self, number: int, flags: int) -> tuple[Volume, int]:
+        """Open a file; returns its volume, and the node to read and to release."""
+        volume, node = self._ask(number, self.view)
+        attr = volume.open(node, flags)
+        return volume, node if attr is None else attr.node
+
+    @contextlib.contextmanager
+    def reading(self, number: int, flags: int) -> Iterator[tuple[Volume, int]]:
+        """Open a file for a block; yields its volume and the node to read."""
+        volume, node = self._ask(number, self.view)
+        with opened(volume, node, flags) as handle:
+            yield volume, handle

@@ -1,0 +1,692 @@
+"""`plan`: the three-way merge of a branch into the main tree, as steps and conflicts; nothing is changed.
+
+A merge takes what the branch has changed since the base and main has not. For each file, bytes, permissions, owner
+and each extended attribute are merged apart; so is its name, where the trees share keys (`merge_pairs.py`). What both
+changed, and not in the same way, is a conflict:
+
+- bytes or attributes changed on both sides; with `lines`, bytes that `merge_lines` merges are none;
+- changed on one side, renamed on the other: a file with other bytes; a directory is followed to its new name;
+- changed or renamed on one side, deleted on the other; for a directory also: deleted here, and something new in it
+  there;
+- renamed on both sides; made on both sides.
+
+A conflict is left to the user, or decided for one side as a whole (`keep`): main's file stays as it is, or the branch's
+takes its place. Steps are in an order in which each can be made; the state of a half-made merge is one that the same
+plan completes, for what was merged already is the same on both sides.
+
+What a route of main can't hold is no step and no conflict: it is in `uncarried`.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeAlias
+
+from fusebackend.base.merge_lines import merge_lines
+from fusebackend.base.paths import AgentPath
+from fusebackend.protocol import Attr, Features
+from fusebackend.trees.merge_pairs import Pairs
+from fusebackend.trees.merge_trees import Item, MergeTree, same_bytes
+from fusebackend.trees.tree import is_below
+from fusebackend.volumes.placing import State
+
+Side: TypeAlias = Literal["main", "branch"]
+Word: TypeAlias = Literal["make", "link", "replace", "attributes", "move", "park", "remove"]
+
+MAX_LINES_BYTES = 16 << 20
+"""A larger file is not merged by lines: it is held in memory three times."""
+
+
+class Conflict(NamedTuple):
+    """A path that both sides have changed."""
+
+    path: AgentPath
+    """In main; in the branch where main has none."""
+    reason: str
+
+
+class Uncarried(NamedTuple):
+    """Something of the branch that a route of main can't hold."""
+
+    path: AgentPath
+    what: str
+
+
+class Stamp(NamedTuple):
+    """A file of main as the plan has seen it. Of a directory, only the type counts."""
+
+    mode: int
+    size: int = 0
+    mtime_ns: int = 0
+    ctime_ns: int = 0
+    """0 for a file with several names, for a change of one of them moves it."""
+
+    def is_that_of(self, attr: Attr) -> bool:
+        """Return True if a file with these attributes is the one that was seen."""
+        now = stamp_of(attr.mode, attr.size, attr.mtime_ns, attr.ctime_ns, attr.nlink)
+        return now[:3] == self[:3] and (now.ctime_ns == self.ctime_ns or not now.ctime_ns or not self.ctime_ns)
+
+
+class Step(NamedTuple):
+    """One change of main.
+
+    - `make`: a file, link, special file or directory, where nothing is.
+    - `link`: another name of the file at `to_path`, in place of what is at `path`.
+    - `replace`: another file in place of the one at `path`, as a whole.
+    - `attributes`: of the file at `path`.
+    - `move`: `path` becomes `to_path`, where nothing is.
+    - `park`: `path` gets out of the way, until a later `move` from there.
+    - `remove`: a file, or an empty directory.
+    """
+
+    word: Word
+    prefix: AgentPath
+    path: bytes
+    """In main, at this step; without a slash at the begin."""
+    to_path: bytes = b""
+    state: State | None = None
+    item: Item | None = None
+    """Of the branch: the bytes."""
+    data: bytes | None = None
+    """The bytes, where lines were merged."""
+    stamp: Stamp | None = None
+    """Of what is at `path`; None for nothing, and for a file that an earlier step has changed."""
+
+
+@dataclass
+class Plan:
+    """See the module's docstring.
+
+    Attributes:
+        steps: the changes, in their order.
+        conflicts: those that are left; the steps then leave them as they are in main.
+        decided: conflicts that `keep` has decided.
+        merged: paths of main whose lines were merged.
+        uncarried: changes of the branch that a route of main can't hold.
+    """
+
+    steps: list[Step] = field(default_factory=list)
+    conflicts: list[Conflict] = field(default_factory=list)
+    decided: list[Conflict] = field(default_factory=list)
+    merged: list[AgentPath] = field(default_factory=list)
+    uncarried: list[Uncarried] = field(default_factory=list)
+
+
+def plan(
+    base: MergeTree,
+    branch: MergeTree,
+    main: MergeTree,
+    *,
+    keep: Side | None = None,
+    lines: bool = False,
+    paths: Collection[bytes] = (b"",),
+    may_differ: Callable[[Item], bool] = lambda item: True,
+) -> Plan:
+    """Return what a merge would do. `main` is moved to the state after it, in memory.
+
+    Args:
+        keep: the side that conflicts are decided for; None leaves them.
+        lines: merge the lines of files that both sides have changed.
+        paths: of the branch or of the base; only what lies at or below one of them is merged.
+        may_differ: as of `Pairs`.
+
+    Raises:
+        OSError: a tree can't be read.
+    """
+    return _Planner(Pairs(base, branch, main, may_differ), main, keep, lines, paths).result
+
+
+class _Fields(NamedTuple):
+    """The attributes of a file that a merge carries over."""
+
+    mode: int | None
+    owner: tuple[int, int] | None
+    xattrs: dict[bytes, bytes]
+
+
+@dataclass
+class _Move:
+    item: Item
+    parent: Callable[[], Item | None]
+    name: bytes
+    parked: bool = False
+
+
+@dataclass
+class _Make:
+    item: Item
+    """Of the branch."""
+    parent: Callable[[], Item | None]
+    name: bytes
+    over: Item | None = None
+    """Of main: a file that it replaces."""
+
+
+@dataclass
+class _Update:
+    item: Item
+    """Of main."""
+    state: State
+    source: Item | None = None
+    """Of the branch, for other bytes."""
+    data: bytes | None = None
+
+
+class _Planner:
+    """One plan."""
+
+    def __init__(self, pairs: Pairs, main: MergeTree, keep: Side | None, lines: bool, paths: Collection[bytes]) -> None:
+        self.result = Plan()
+        self._pairs = pairs
+        self._main = main
+        self._keep = keep
+        self._lines = lines
+        self._paths = tuple(paths)
+        self._made: dict[Item, Item] = {}  # directories and files of the branch → what they become in main
+        self._dropped: set[Item] = set()  # of the branch: main keeps what is there instead
+        self._doomed: dict[Item, None] = {}  # of main
+        self._stay: set[Item] = set()  # of main: it must not be removed, nor what is above it
+        self._makes: list[_Make] = []
+        self._moves: list[_Move] = []
+        self._moving: set[Item] = set()
+        self._changed: set[Item] = set()  # of main, by a step
+        self._updates: list[_Update] = []
+        self._leaders: dict[tuple[AgentPath, int], Item] = {}  # a node of the branch → a file of main with its bytes
+        self._parked = 0
+        self._decide()
+        self._emit()
+
+    # -- decisions ---------------------------------------------------------------------------------------------
+
+    def _is_wanted(self, *items: Item | None) -> bool:
+        return any(
+            path == chosen or is_below(path, chosen)
+            for path in (item.path for item in items if item is not None)
+            for chosen in self._paths
+        )
+
+    def _conflict(self, item: Item, reason: str) -> Side | None:
+        """Note a conflict, and return the side that it is decided for."""
+        found = Conflict(item.shown, reason)
+        (self.result.conflicts if self._keep is None else self.result.decided).append(found)
+        return self._keep
+
+    def _decide(self) -> None:
+        for base in self._pairs.deleted:
+            if self._is_wanted(base):
+                self._decide_deleted(base)
+        for branch in self._pairs.created:
+            if self._is_wanted(branch) or (branch.is_dir and any(is_below(each, branch.path) for each in self._paths)):
+                self._decide_created(branch)
+        for base, branch in self._pairs.kept:
+            if base.parent is None or self._is_wanted(base, branch):
+                self._decide_kept(base, branch)
+        for item in list(self._stay):
+            above = item
+            while above.parent is not None:
+                self._doomed.pop(above, None)
+                above = above.parent
+
+    def _decide_deleted(self, base: Item) -> None:
+        main = self._pairs.main_of(base)
+        if main is None:
+            self._decide_retyped_in_main(base)
+        if main is None or main.is_fixed or self._is_read_only(main):
+            return
+        if self._pairs.is_moved_in_main(base, main):
+            reason = "deleted in the branch, renamed in main"
+        elif not self._is_same(base, main):
+            reason = "deleted in the branch, changed in main"
+        else:
+            reason = ""
+        if reason and self._conflict(main, reason) != "branch":
+            self._stay.add(main)
+            return
+        self._doomed[main] = None
+        if not main.is_dir:
+            return
+        for stranger in self._pairs.strangers(base, main):
+            words = f"made in main, in '{main.shown}', which the branch deleted"
+            if self._conflict(stranger, words) == "branch":
+                self._doom(stranger)
+            else:
+                self._stay.add(stranger)
+
+    def _decide_retyped_in_main(self, base: Item) -> None:
+        """Look for a file of another type that main has in place of one that the branch has deleted."""
+        assert base.parent is not None
+        branch, main = self._pairs.branch_of(base.parent), self._pairs.main_of(base.parent)
+        there = main.child(base.name) if main is not None else None
+        if branch is None or branch.child(base.name) is not None or there is None or there.is_fixed:
+            return  # the place itself is merged elsewhere
+        if self._conflict(there, "deleted in the branch, changed in main") == "branch":
+            self._doom(there)
+
+    def _is_retyped(self, branch: Item) -> bool:
+        """Return True for a file of the branch in place of one of another type, which main has deleted."""
+        assert branch.parent is not None
+        above = self._pairs.base_of(branch.parent)
+        old = above.child(branch.name) if above is not None else None
+        return old is not None and self._pairs.main_of(old) is None and self._pairs.branch_of(old) is None
+
+    def _doom(self, main: Item) -> None:
+        """Have a file or directory of main removed with all below it, but for routes."""
+        self._doomed.update((item, None) for item in main.walk() if not item.is_fixed)
+
+    def _decide_kept(self, base: Item, branch: Item) -> None:
+        moved = self._pairs.is_moved_in_branch(base, branch)
+        main = self._pairs.main_of(base)
+        if main is None:
+            if (moved or not self._is_same(base, branch, self._features(base))) and not branch.is_way:
+                reason = "renamed in the branch, deleted in main" if moved else "changed in the branch, deleted in main"
+                if self._conflict(branch, reason) == "branch":
+                    self._recreate(branch)
+            return
+        is_moved_in_main = self._pairs.is_moved_in_main(base, main) and not self._is_at_place(branch, main)
+        if not main.is_dir and is_moved_in_main and not self._has_same_bytes(base, branch):
+            # A new file in main's new place would not be found again by a merge that is resumed.
+            if self._conflict(main, f"renamed in main, changed in the branch as '{branch.shown}'") == "branch":
+                self._recreate(branch)
+            return
+        self._made[branch] = main
+        if main.is_way or branch.is_way or base.is_way:
+            return
+        self._decide_contents(base, branch, main)
+        if moved and not main.is_fixed:
+            self._decide_move(base, branch, main)
+
+    def _recreate(self, branch: Item) -> None:
+        """Make a file that main has deleted, and the directories above it that main has deleted as well."""
+        if branch not in self._made:
+            self._decide_created(branch, is_decided=True)
+
+    def _decide_contents(self, base: Item | None, branch: Item, main: Item) -> None:
+        """Merge bytes and attributes."""
+        features = self._features(main)
+        old = None if base is None else self._fields(base, features)
+        theirs, ours = self._fields(branch, features), self._fields(main, features)
+        bytes_from, data = self._decide_bytes(base, branch, main)
+        wanted = _merged(old, theirs, ours)
+        if wanted is None or bytes_from == "conflict":
+            words = "made in both, and not the same" if base is None else "changed in both"
+            if wanted is not None and bytes_from != "conflict":
+                raise AssertionError("one of them is a conflict")
+            if self._conflict(main, words) != "branch":
+                return
+            wanted = theirs
+            bytes_from = "main" if self._has_same_bytes(branch, main) else "branch"
+        if bytes_from == "branch" or (wanted != ours and bytes_from == "main"):
+            self._update(branch, main, wanted, branch if bytes_from == "branch" else None, None)
+        elif bytes_from == "lines":
+            self.result.merged.append(main.shown)
+            self._update(branch, main, wanted, None, data)
+        if bytes_from == "branch" or (bytes_from == "main" and branch.nlink > 1 and self._has_same_bytes(branch, main)):
+            self._leaders.setdefault((branch.prefix, branch.node), main)
+
+    def _update(self, branch: Item, main: Item, wanted: _Fields, source: Item | None, data: bytes | None) -> None:
+        if self._is_read_only(main):
+            return
+        features, state = self._features(main), main.state
+        if source is not None or data is not None:
+            theirs = branch.state
+            size = theirs.size if data is None else len(data)
+            state = state._replace(size=size, mtime_ns=theirs.mtime_ns, target=theirs.target, rdev=theirs.rdev)
+        if wanted.mode is not None:
+            state = state._replace(mode=stat.S_IFMT(state.mode) | wanted.mode)
+        if wanted.owner is not None:
+            state = state._replace(uid=wanted.owner[0], gid=wanted.owner[1])
+        if features.xattrs:
+            state = state._replace(xattrs=wanted.xattrs)
+        self._updates.append(_Update(main, state, source, data))
+
+    def _decide_bytes(
+        self, base: Item | None, branch: Item, main: Item
+    ) -> tuple[Literal["main", "branch", "lines", "conflict"], bytes | None]:
+        """Return where the bytes come from."""
+        if branch.is_dir:
+            return "main", None
+        if base is not None and self._has_same_bytes(base, main):  # as a rule known without a read
+            return ("main" if self._has_same_bytes(base, branch) else "branch"), None
+        if self._has_same_bytes(branch, main) or (base is not None and self._has_same_bytes(base, branch)):
+            return "main", None
+        sizes = [item.size for item in (base, branch, main) if item is not None]
+        if self._lines and branch.is_file and base is not None and max(sizes) <= MAX_LINES_BYTES:
+            data, clean = merge_lines(base.read(), main.read(), branch.read())
+            if clean:
+                return ("main", None) if data == main.read() else ("lines", data)
+        return "conflict", None
+
+    @staticmethod
+    def _has_same_bytes(one: Item, other: Item) -> bool:
+        if one.is_file:
+            return same_bytes(one, other)
+        if stat.S_ISLNK(one.mode):
+            return one.state.target == other.state.target
+        if stat.S_ISCHR(one.mode) or stat.S_ISBLK(one.mode):
+            return one.rdev == other.rdev
+        return True
+
+    def _decide_move(self, base: Item, branch: Item, main: Item) -> None:
+        if self._pairs.is_moved_in_main(base, main):
+            if self._is_at_place(branch, main):
+                return
+            words = f"renamed in main, and to '{branch.shown}' in the branch"
+            if self._conflict(main, words) != "branch":
+                return
+        if not self._is_read_only(main) and self._vacates(branch, main):
+            self._moves.append(_Move(main, lambda: self._home(branch), branch.name))
+            self._moving.add(main)
+
+    def _is_at_place(self, branch: Item, main: Item) -> bool:
+        """Return True if main has a file where the branch has it: a merge that was killed may have renamed it."""
+        return branch.name == main.name and self._home(branch) is main.parent
+
+    def _decide_created(self, branch: Item, *, is_decided: bool = False) -> None:
+        assert branch.parent is not None
+        if branch.parent in self._dropped:
+            self._dropped.add(branch)
+            return
+        if not self._has_home(branch):
+            words = f"in '{branch.parent.shown}', which main deleted"
+            if not is_decided and self._conflict(branch, words) != "branch":
+                self._dropped.add(branch)
+                return
+            self._recreate(branch.parent)
+        there = self._occupant(branch)
+        if there is not None and there.type == branch.type and not there.is_fixed and self._stays(there):
+            self._made[branch] = there
+            self._decide_contents(None, branch, there)
+            return
+        retyped = there is None and not is_decided and self._is_retyped(branch)
+        if retyped and self._conflict(branch, "changed in the branch, deleted in main") != "branch":
+            self._dropped.add(branch)
+            return
+        if not self._can_hold(branch):
+            self._dropped.add(branch)
+        elif self._vacates(branch, None):
+            self._makes.append(_Make(branch, lambda: self._home(branch), branch.name))
+            self._made.setdefault(branch, self._future(branch))
+
+    def _can_hold(self, branch: Item) -> bool:
+        """Return False for a kind of file that the route of main can't hold."""
+        features = self._main.volumes[self._main.owner(branch.path)].features
+        able, kind = True, ""
+        if stat.S_ISLNK(branch.mode):
+            able, kind = features.symlinks, "a symbolic link"
+        elif not branch.is_dir and not branch.is_file:
+            able, kind = features.special_files, "a special file"
+        if not able:
+            self.result.uncarried.append(Uncarried(branch.shown, kind))
+        return able and not self._is_read_only(branch)
+
+    def _is_read_only(self, item: Item) -> bool:
+        """Note a change that can't be made because the route of main is read-only."""
+        if self._features(item).read_only:
+            self.result.uncarried.append(Uncarried(item.shown, "a change: the route is read-only"))
+            return True
+        return False
+
+    def _future(self, branch: Item) -> Item:
+        """The item of main that a file of the branch becomes. It is in no directory yet."""
+        assert branch.parent is not None
+        above = self._made.get(branch.parent) or self._home(branch)
+        prefix = above.prefix if above is not None else self._main.owner(branch.path)
+        return Item.future(self._main, prefix, branch)
+
+    def _vacates(self, branch: Item, moving: Item | None) -> bool:
+        """See that the place which the branch gives to a file is free, or will be; False if main keeps what it has."""
+        there = self._occupant(branch)
+        if there is None or there is moving or not self._stays(there):
+            return True
+        if there.is_fixed:
+            self._conflict(there, "the root of a route, in the branch another file")
+            self._dropped.add(branch)
+            return False
+        words = "made in main" if moving is None else f"made in main, and '{moving.shown}' has this name in the branch"
+        if self._conflict(there, words) == "branch":
+            self._doom(there)
+            return True
+        self._dropped.add(branch)
+        return False
+
+    def _stays(self, main: Item) -> bool:
+        """Return False for a file of main that the merge removes, or gives another place."""
+        if main in self._doomed or main in self._moving:
+            return False
+        base = self._pairs.base_of_main(main)
+        branch = self._pairs.branch_of(base) if base is not None else None
+        return base is None or branch is None or not self._pairs.is_moved_in_branch(base, branch)
+
+    def _occupant(self, branch: Item) -> Item | None:
+        """What is in main at the place of a file of the branch."""
+        home = self._home(branch)
+        return None if home is None else home.child(branch.name)
+
+    def _has_home(self, branch: Item) -> bool:
+        return self._home(branch) is not None
+
+    def _home(self, branch: Item) -> Item | None:
+        """Return the directory of main that a file of the branch belongs in; None if main has deleted it."""
+        assert branch.parent is not None
+        made = self._made.get(branch.parent)
+        if made is not None:
+            return made
+        base = self._pairs.base_of(branch.parent)
+        main = None if base is None else self._pairs.main_of(base)
+        return main if main is None or main.is_dir else None
+
+    # -- comparing ---------------------------------------------------------------------------------------------
+
+    def _features(self, item: Item) -> Features:
+        """The features of the route of main that has the item's path."""
+        prefix = item.prefix if item.tree is self._main else self._main.owner(item.path)
+        return self._main.volumes[prefix].features
+
+    @staticmethod
+    def _fields(item: Item, features: Features) -> _Fields:
+        state, keeps = item.state, features.persistent_modes
+        is_link = stat.S_ISLNK(item.mode)
+        return _Fields(
+            stat.S_IMODE(state.mode) if keeps and not is_link else None,
+            (state.uid, state.gid) if keeps and os.geteuid() == 0 else None,
+            dict(state.xattrs) if features.xattrs and not is_link else {},
+        )
+
+    def _is_same(self, one: Item, other: Item, features: Features | None = None) -> bool:
+        if one.is_way or other.is_way:
+            return True
+        known = features or self._features(other)
+        if self._fields(one, known) != self._fields(other, known):
+            return False
+        return one.is_dir or self._has_same_bytes(one, other)
+
+    # -- steps -------------------------------------------------------------------------------------------------
+
+    def _emit(self) -> None:
+        """Put the changes into an order, and move the items of main as they will be moved."""
+        for update in self._updates:  # before other names are made that link to them
+            self._emit_update(update)
+        waiting: list[_Make | _Move] = [*self._makes, *self._moves]
+        waiting.sort(key=lambda change: change.item.path.count(b"/"))
+        # Renames come last: a bucket copies files for one, and a merge that is resumed would take them for changed.
+        waiting = [change for change in waiting if isinstance(change, _Move) or not self._try(change)]
+        self._remove_some()
+        while waiting:
+            left = [change for change in waiting if not self._try(change)]
+            if len(left) == len(waiting) and not self._remove_some() and not self._park(left):
+                for change in left:
+                    self._conflict(change.item, "renamed into itself by both")
+                break
+            waiting = left
+        while self._remove_some():
+            pass
+        for item in self._doomed:
+            if item.is_dir:
+                self._conflict(item, "deleted in the branch, and main has files in it")
+
+    def _try(self, change: _Make | _Move) -> bool:
+        """Make a change if it can be made now."""
+        parent = change.parent()
+        if parent is None or not self._is_placed(parent):
+            return False
+        there = parent.child(change.name)
+        item = change.item if isinstance(change, _Move) else None
+        if item is not None and parent.is_below(item):
+            return False
+        over = None
+        if there is not None:
+            if there is item:
+                return True
+            new = change.item
+            if there not in self._doomed or there.is_dir or new.is_dir:
+                return False
+            over = there
+        if isinstance(change, _Move):
+            if over is not None:
+                self._remove(over)
+            self._step("move", change.item, to=(parent, change.name))
+            change.item.detach()
+            change.item.attach(parent, change.name)
+            self._moving.discard(change.item)
+        else:
+            self._emit_make(change.item, parent, change.name, over)
+        return True
+
+    def _is_placed(self, item: Item) -> bool:
+        while item.parent is not None:
+            if item.parent.names().get(item.name) is not item:
+                return False
+            item = item.parent
+        return item is self._main.root
+
+    def _emit_make(self, branch: Item, parent: Item, name: bytes, over: Item | None) -> None:
+        made = self._made[branch]
+        features = self._features(parent)
+        leader = self._leaders.get((branch.prefix, branch.node)) if branch.nlink > 1 and not branch.is_dir else None
+        if over is not None:
+            over.detach()
+            self._doomed.pop(over)
+        stamp = None if over is None else _stamp(over)
+        path = _join(parent.path, name)
+        if leader is not None and leader.prefix == parent.prefix and features.links and self._is_placed(leader):
+            self.result.steps.append(Step("link", parent.prefix, path, leader.path, stamp=stamp))
+            self._changed.add(leader)
+        else:
+            if leader is not None and not features.links:
+                self.result.uncarried.append(Uncarried(AgentPath(f"/{os.fsdecode(path)}"), "a hard link"))
+            word: Word = "make" if over is None else "replace"
+            self.result.steps.append(Step(word, parent.prefix, path, state=branch.state, item=branch, stamp=stamp))
+            self._leaders.setdefault((branch.prefix, branch.node), made)
+        self._note_uncarried(branch, features, path)
+        made.attach(parent, name)
+
+    def _note_uncarried(self, branch: Item, features: Features, path: bytes) -> None:
+        shown = AgentPath(f"/{os.fsdecode(path)}")
+        if branch.state.xattrs and not features.xattrs:
+            self.result.uncarried.append(Uncarried(shown, "extended attributes"))
+        if not features.persistent_modes and branch.is_file and branch.mode & 0o111:
+            self.result.uncarried.append(Uncarried(shown, "permissions"))
+
+    def _emit_update(self, update: _Update) -> None:
+        item, features = update.item, self._features(update.item)
+        self._changed.add(item)
+        has_bytes = update.source is not None or update.data is not None
+        word: Word = "replace" if has_bytes else "attributes"
+        branch = update.source
+        leader = None
+        if branch is not None and branch.nlink > 1 and features.links:
+            leader = self._leaders.get((branch.prefix, branch.node))
+        if leader is not None and leader is not item and leader.prefix == item.prefix and self._is_placed(leader):
+            self.result.steps.append(Step("link", item.prefix, item.path, leader.path, stamp=_stamp(item)))
+            self._changed.add(leader)
+            return
+        self.result.steps.append(
+            Step(word, item.prefix, item.path, state=update.state, item=branch, data=update.data, stamp=_stamp(item))
+        )
+        if branch is not None:
+            self._note_uncarried(branch, features, item.path)
+
+    def _remove_some(self) -> bool:
+        """Remove what can be removed now: files, and directories without names. True if there was something."""
+        count = len(self._doomed)
+        for item in [*reversed(self._doomed)]:  # what is in a directory comes first
+            if not item.names() and item not in self._moving:
+                self._remove(item)
+        return len(self._doomed) < count
+
+    def _remove(self, item: Item) -> None:
+        self._step("remove", item)
+        item.detach()
+        del self._doomed[item]
+
+    def _park(self, waiting: Iterable[_Make | _Move]) -> bool:
+        """Get something out of the way that other changes wait for, and that waits itself."""
+        for change in waiting:
+            parent = change.parent()
+            there = parent.child(change.name) if parent is not None else None
+            mover = next((each for each in waiting if isinstance(each, _Move) and each.item is there), None)
+            if there is not None and mover is not None and not mover.parked:
+                mover.parked = True
+                self._parked += 1
+                name = b"%d" % self._parked
+                self._step("park", there, to=(self._main.root, name))
+                there.detach()
+                there.parent, there.name = self._main.root, PARKED + name
+                return True
+        return False
+
+    def _step(self, word: Word, item: Item, to: tuple[Item, bytes] | None = None) -> None:
+        to_path = b"" if to is None else to[1] if word == "park" else _join(to[0].path, to[1])
+        stamp = None if item in self._changed else _stamp(item)
+        self._changed.add(item)
+        self.result.steps.append(Step(word, item.prefix, item.path, to_path, stamp=stamp))
+
+
+PARKED = b"\0parked/"
+"""Where the path of a parked item begins: no name has a NUL."""
+
+
+def _join(directory: bytes, name: bytes) -> bytes:
+    return directory + b"/" + name if directory else name
+
+
+def _stamp(item: Item) -> Stamp:
+    return stamp_of(item.mode, item.size, item.mtime_ns, item.ctime_ns, item.nlink)
+
+
+def stamp_of(mode: int, size: int, mtime_ns: int, ctime_ns: int, nlink: int) -> Stamp:
+    """Return the stamp of a file with these attributes."""
+    if stat.S_ISDIR(mode):
+        return Stamp(stat.S_IFMT(mode))
+    return Stamp(mode, size, mtime_ns, ctime_ns if nlink == 1 else 0)
+
+
+def _merged(base: _Fields | None, branch: _Fields, main: _Fields) -> _Fields | None:
+    """Merge attributes, each apart; None where both sides have changed one."""
+    if branch == main:
+        return main
+    if base is None:
+        return None
+    mode, owner = _one(base.mode, branch.mode, main.mode), _one(base.owner, branch.owner, main.owner)
+    if mode == _CONFLICT or owner == _CONFLICT:
+        return None
+    xattrs = {}
+    for name in base.xattrs.keys() | branch.xattrs.keys() | main.xattrs.keys():
+        value = _one(base.xattrs.get(name), branch.xattrs.get(name), main.xattrs.get(name))
+        if value == _CONFLICT:
+            return None
+        if isinstance(value, bytes):
+            xattrs[name] = value
+    return _Fields(mode if isinstance(mode, int) else None, owner if isinstance(owner, tuple) else None, xattrs)
+
+
+_CONFLICT = "conflict"
+
+
+def _one(base: object, branch: object, main: object) -> object:
+    if branch in (base, main):
+        return main
+    return branch if main == base else _CONFLICT

@@ -1,0 +1,210 @@
+"""The three trees of a branch's merge: `BranchBase`, the branch itself, and main.
+
+The base of a frozen route is its snapshot. That of a live one is what the branch has noted when it copied something up:
+the bytes of a file that it has changed, and the entries of a directory. Of anything else it is the route as it is now;
+a file that main has changed since, and that the branch has deleted, counts as changed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Hashable, Mapping, Sequence
+
+from fusebackend.base.errors import oserror
+from fusebackend.base.paths import ROOT, AgentPath
+from fusebackend.protocol import Attr, Features, StatFs, Volume
+from fusebackend.trees.branch_volume import BranchVolume
+from fusebackend.trees.lower_tree import FIRST_OWN
+from fusebackend.trees.merge_trees import Item, MergeTree
+
+_GONE = (errno.ESTALE, errno.ENOENT)
+
+
+class BranchBase(Volume):
+    """The state that a branch began with, as far as it is known. Its nodes are those of the branch."""
+
+    features = Features(read_only=True)
+
+    def __init__(self, branch: BranchVolume) -> None:
+        self._branch = branch
+        self._lower = branch.lower
+        self.lock = branch.lock
+        self._noted: dict[int, Attr] = {}  # entries of live directories, when those were copied up
+
+    def is_unknown(self, node: int) -> bool:
+        """Return True for a live file that was changed since the branch has last looked at it, if its bytes were not
+        kept."""
+        with self.lock:
+            if node >= FIRST_OWN or not self._lower.is_live(node) or self._kept_bytes(node):
+                return False
+            try:
+                now = self._lower.attr_of(node)
+            except OSError as error:
+                if error.errno not in _GONE:
+                    raise
+                return True
+            noted = self._noted.get(node)
+            if noted is None:
+                return now.mtime_ns > self._branch.created_ns
+            return now.fingerprint[:3] != noted.fingerprint[:3]
+
+    def _kept_bytes(self, node: int) -> int:
+        """Return the node of the branch that has the bytes of a live file as they were; 0 for none."""
+        origin = self._branch.kept_bytes(node)
+        return 0 if origin is None else origin.base
+
+    def _as_it_was(self, attr: Attr) -> Attr:
+        node = attr.node
+        if node in self._noted:
+            return self._noted[node]
+        origin = self._branch.kept_bytes(node)
+        if origin is None:
+            return attr
+        mtime_ns, ctime_ns, size, version = origin.stamp
+        times = {"atime_ns": attr.atime_ns, "mtime_ns": mtime_ns, "ctime_ns": ctime_ns}
+        return Attr(node, attr.mode, nlink=attr.nlink, uid=attr.uid, gid=attr.gid, rdev=attr.rdev, size=size,
+                    version=version, **times)  # fmt: skip
+
+    # -- the kernel face ---------------------------------------------------------------------------------------
+
+    def lookup(self, parent: int, name: bytes) -> Attr:
+        with self.lock:
+            for found, attr in self.readdir(parent, b"", 1 << 30):
+                if found == name:
+                    return attr
+        raise oserror(errno.ENOENT, name)
+
+    def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
+        with self.lock:
+            if not (self._branch.has_own_names(node) and self._lower.is_live(node)):
+                return [(name, self._as_it_was(attr)) for name, attr in self._lower.listing(node, after, limit)]
+            entries = self._branch.lower_entries(node)
+            return [
+                (name, self._entry(entries[name].node, entries[name].mode, entries[name].stamp))
+                for name in sorted(entries)
+                if name > after
+            ][:limit]
+
+    def _entry(self, node: int, mode: int, stamp: tuple[int, int, int, int]) -> Attr:
+        """Return the attributes of an entry that was noted: what a listing does not have is as it is now."""
+        origin = self._branch.kept_bytes(node)
+        mtime_ns, ctime_ns, size, version = stamp if origin is None else origin.stamp
+        known = {"mtime_ns": mtime_ns, "ctime_ns": ctime_ns, "size": size, "version": version}
+        try:
+            now = self._lower.attr_of(node)
+            attr = Attr(node, mode if origin is None else now.mode, nlink=now.nlink, uid=now.uid, gid=now.gid,
+                        rdev=now.rdev, atime_ns=now.atime_ns, **known)  # fmt: skip
+        except OSError as error:
+            if error.errno not in _GONE:
+                raise
+            attr = Attr(node, mode, **known)
+        self._noted[node] = attr
+        return attr
+
+    def getattr(self, node: int) -> Attr:
+        with self.lock:
+            try:
+                return self._as_it_was(self._lower.attr_of(node))
+            except OSError as error:
+                if error.errno in _GONE and node in self._noted:
+                    return self._noted[node]
+                raise
+
+    def readlink(self, node: int) -> bytes:
+        with self.lock:
+            return self._lower.target(node)
+
+    def _xattrs(self, node: int) -> dict[bytes, bytes]:
+        with self.lock:
+            try:
+                return self._lower.xattrs(node)
+            except OSError as error:
+                if error.errno in _GONE and node in self._noted:
+                    return {}
+                raise
+
+    def listxattr(self, node: int) -> Sequence[bytes]:
+        return list(self._xattrs(node))
+
+    def getxattr(self, node: int, name: bytes) -> bytes:
+        try:
+            return self._xattrs(node)[name]
+        except KeyError:
+            raise oserror(errno.ENODATA, name) from None
+
+    def read(self, node: int, offset: int, size: int) -> bytes:
+        with self.lock:
+            kept = self._kept_bytes(node)
+            if kept:
+                return self._branch.read(kept, offset, size)
+            with self._lower.reading(node, os.O_RDONLY) as (volume, handle):
+                return volume.read(handle, offset, size)
+
+    def next_data(self, node: int, offset: int) -> int | None:
+        with self.lock:
+            kept = self._kept_bytes(node)
+            if kept:
+                return self._branch.next_data(kept, offset)
+            with self._lower.reading(node, os.O_RDONLY) as (volume, handle):
+                return volume.next_data(handle, offset)
+
+    def statfs(self) -> StatFs:
+        return self._branch.statfs()
+
+
+def trees_of(
+    branch: BranchVolume, volumes: Mapping[AgentPath, Volume]
+) -> tuple[MergeTree, MergeTree, MergeTree, Callable[[Item], bool]]:
+    """Return base, branch and main for a merge, and `may_differ` of `Pairs`.
+
+    Args:
+        volumes: prefix → volume, of the routes of the mount: those that the branch was made over.
+    """
+    lower = branch.lower
+    indices = {prefix: index for index, prefix in enumerate(lower.places.prefixes)}
+
+    def key(prefix: AgentPath, node: int) -> Hashable:
+        """Route and node below."""
+        if node >= FIRST_OWN:
+            return "new", node
+        with branch.lock:
+            return lower.under_of(node)
+
+    def main_key(prefix: AgentPath, node: int) -> Hashable:
+        return indices[prefix], node
+
+    view = BranchBase(branch)
+    frozen_ns = min((route.time_ns for route in branch.routes if route.snapshot is not None), default=0)
+    base = MergeTree({ROOT: view}, volumes, key, frozen_ns, view.is_unknown)
+    theirs = MergeTree({ROOT: branch}, volumes, key)
+    main = MergeTree(volumes, volumes, main_key)
+    return base, theirs, main, _may_differ(branch, base)
+
+
+def _may_differ(branch: BranchVolume, base: MergeTree) -> Callable[[Item], bool]:
+    """Everything that has something of its own, and the directories that lead there. All, where a way is not known, or
+    where a file has other names as well."""
+    nodes: set[int] = set()
+    for origin in branch.origins():
+        if origin.path is None or not _has_one_name(branch, origin.node):
+            return lambda item: True
+        item: Item | None = base.root
+        nodes.add(base.root.node)
+        for name in origin.path.split(b"/") if origin.path else ():
+            item = item.child(name) if item is not None else None
+            if item is not None:
+                nodes.add(item.node)
+        nodes.add(origin.node)
+    return lambda item: item.node >= FIRST_OWN or item.node in nodes or not item.node
+
+
+def _has_one_name(branch: BranchVolume, node: int) -> bool:
+    try:
+        with branch.lock:
+            below = branch.lower.attr_of(node)
+            return below.is_dir or (below.nlink == 1 and branch.getattr(node).nlink <= 1)
+    except OSError as error:
+        if error.errno not in _GONE:
+            raise
+        return False

@@ -1,0 +1,190 @@
+"""`Pairs`: which file of the branch, and which of main, is which file of the base.
+
+Files are the same if they have the same path in the same pair of directories, and the same type. A file that has lost
+its path is the same as one at a new path, if their keys say so: it was renamed. A file at a path that was there before
+is never the target of a rename, so that an editor's `rename(new, old)` is a change of `old`.
+
+Only what the branch may have changed is compared. Main is looked at where the branch has changed something; it is
+walked as a whole only to find a file again that the branch has changed, and that is no longer where it was.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator
+
+from fusebackend.trees.merge_trees import Item, MergeTree
+
+
+class Pairs:
+    """See the module's docstring. The constructor compares base and branch.
+
+    Args:
+        base, branch, main: the trees.
+        may_differ: says of a file or directory of the branch if it, or something below it, may be other than in the
+            base. Others are not looked into.
+
+    Attributes:
+        deleted: of the base, all that the branch does not have, each directory before what was in it.
+        created: of the branch, all that the base does not have, each directory before what is in it.
+        kept: pairs of base and branch that may differ, each directory before what is in it.
+    """
+
+    def __init__(
+        self,
+        base: MergeTree,
+        branch: MergeTree,
+        main: MergeTree,
+        may_differ: Callable[[Item], bool] = lambda item: True,
+    ) -> None:
+        self._base = base
+        self._main = main
+        self._may_differ = may_differ
+        self.deleted: list[Item] = []
+        self.created: list[Item] = []
+        self.kept: list[tuple[Item, Item]] = []
+        self._to_branch: dict[Item, Item] = {}
+        self._from_branch: dict[Item, Item] = {}
+        self._to_main: dict[Item, Item | None] = {base.root: main.root}
+        self._from_main: dict[Item, Item] = {main.root: base.root}
+        self._vanished: list[Item] = []
+        self._appeared: deque[Item] = deque()
+        self._lost: dict[Hashable, Item] = {}
+        self._compare(base.root, branch.root)
+        self._find_renamed()
+
+    # -- base and branch ---------------------------------------------------------------------------------------
+
+    def _compare(self, base: Item, branch: Item) -> None:
+        left = [(base, branch)]
+        while left:
+            ours, theirs = left.pop()
+            self._to_branch[ours], self._from_branch[theirs] = theirs, ours
+            self.kept.append((ours, theirs))
+            before, after = ours.names(), theirs.names()
+            for name in sorted(before.keys() | after.keys(), reverse=True):
+                old, new = before.get(name), after.get(name)
+                if old is not None and new is not None and old.type == new.type:
+                    if old.key is None or old.key != new.key or self._may_differ(new):
+                        left.append((old, new))
+                    continue
+                if old is not None and not old.is_fixed:
+                    self._vanish(old)
+                if new is not None and not new.is_fixed:
+                    self._appeared.append(new)
+
+    def _vanish(self, top: Item) -> None:
+        self._vanished.append(top)
+        for item in top.walk():
+            if item.key is not None and not item.is_fixed:
+                self._lost.setdefault(item.key, item)
+
+    def _find_renamed(self) -> None:
+        """Directories first: what is in one that was renamed is the same as before."""
+        files: list[Item] = []
+        while self._appeared or files:
+            new = self._appeared.popleft() if self._appeared else files.pop()
+            if not new.is_dir and self._appeared:
+                files.append(new)
+                continue
+            old = self._lost.get(new.key) if new.key is not None else None
+            if old is not None and self._is_renamed(old, new):
+                self._compare(old, new)
+                continue
+            self.created.append(new)
+            self._appeared.extend(item for item in new.names().values() if not item.is_fixed)
+        self.created.sort(key=_depth)
+        self.deleted = [item for top in self._vanished for item in self._deleted_of(top)]
+
+    def _is_renamed(self, old: Item, new: Item) -> bool:
+        same_route = self._main.owner(old.path) == self._main.owner(new.path)
+        return old.type == new.type and same_route and self.branch_of(old) is None
+
+    def _deleted_of(self, top: Item) -> Iterator[Item]:
+        left = [top]
+        while left:
+            item = left.pop()
+            if item in self._to_branch:
+                continue  # it was renamed, and what was deleted in it is in `_vanished`
+            yield item
+            left += [below for below in item.names().values() if not below.is_fixed]
+
+    def branch_of(self, base: Item) -> Item | None:
+        """Return the same file in the branch."""
+        found = self._to_branch.get(base)
+        if found is None and base.parent is not None:
+            parent = self.branch_of(base.parent)
+            found = parent.child(base.name) if parent is not None else None
+            if found is not None and (found.type != base.type or found in self._from_branch):
+                return None
+        return found
+
+    def base_of(self, branch: Item) -> Item | None:
+        """Return the same file in the base; None for one that the branch has made."""
+        found = self._from_branch.get(branch)
+        if found is None and branch.parent is not None:
+            parent = self.base_of(branch.parent)
+            found = parent.child(branch.name) if parent is not None else None
+            if found is not None and found.type != branch.type:
+                return None
+        return found
+
+    # -- base and main -----------------------------------------------------------------------------------------
+
+    def main_of(self, base: Item) -> Item | None:
+        """Return the same file in main."""
+        if base not in self._to_main:
+            found = self._there(base) or self._renamed(base)
+            self._to_main[base] = found
+            if found is not None:
+                self._from_main.setdefault(found, base)
+        return self._to_main[base]
+
+    def _there(self, base: Item) -> Item | None:
+        assert base.parent is not None, "the roots are the same"
+        parent = self.main_of(base.parent)
+        found = parent.child(base.name) if parent is not None else None
+        return found if found is not None and found.type == base.type else None
+
+    def _renamed(self, base: Item) -> Item | None:
+        if base.key is None or not any(self._main.key_of(prefix, 1) is not None for prefix in self._main.volumes):
+            return None
+        found = self._main.find_key(base.key)
+        if found is None or found.type != base.type or found.prefix != self._main.owner(base.path):
+            return None
+        other = self._base.find(found.path)
+        return None if other is not None and other.type == found.type else found
+
+    def base_of_main(self, main: Item) -> Item | None:
+        """Return the same file in the base, of one that is where it was."""
+        found = self._from_main.get(main)
+        if found is None and main.parent is not None:
+            parent = self.base_of_main(main.parent)
+            found = parent.child(main.name) if parent is not None else None
+            if found is not None and found.type != main.type:
+                return None
+        return found
+
+    def is_moved_in_main(self, base: Item, main: Item) -> bool:
+        """Return True if a file has another name or directory in main than in the base."""
+        if base.parent is None or main.parent is None:
+            return False
+        return base.name != main.name or self.main_of(base.parent) is not main.parent
+
+    def is_moved_in_branch(self, base: Item, branch: Item) -> bool:
+        """Return True if a file has another name or directory in the branch than in the base."""
+        if base.parent is None or branch.parent is None:
+            return False
+        return base.name != branch.name or self.branch_of(base.parent) is not branch.parent
+
+    def strangers(self, base: Item, main: Item) -> Iterable[Item]:
+        """Return what main has put into a directory since."""
+        before = base.names()
+        for name, item in main.names().items():
+            old = before.get(name)
+            if not item.is_fixed and (old is None or old.type != item.type):
+                yield item
+
+
+def _depth(item: Item) -> int:
+    return item.path.count(b"/")

@@ -1,0 +1,707 @@
+"""`Merge`: makes the steps of a plan (`merge.py`) in the volumes of the main tree.
+
+New contents are written first, into a directory of the server's in the route (`STAGING`), with the locks free. Then
+
+- a route that keeps snapshots (`sqlite:`, `memory:`, `postgres:`) changes in one go: no reader and no crash sees a part
+  of the merge there, and after an error nothing of it is done;
+- any other route changes file by file. Each file is the old one or the new one, for it gets its name by a rename, and
+  its bytes by one store where files are stored whole.
+
+Main may change until then: each step compares what is there with what the plan has seen, and if that differs the merge
+is planned again. It is resumed the same way: after a kill the same command plans what is left to be done, for what was
+merged is the same on both sides. The journal, a file of JSON lines beside the branch's, says that a merge is under way,
+in which routes, and what has been parked: it is complete before the first change, and goes when all is durable.
+
+A merge belongs to one thread, which waits for the volumes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+import stat
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from fusebackend.base.errors import oserror
+from fusebackend.base.paths import AgentPath, split, to_name, to_text
+from fusebackend.protocol import (
+    RENAME_EXCHANGE,
+    RENAME_NOREPLACE,
+    ROOT_NODE,
+    Attr,
+    Caller,
+    Change,
+    Changes,
+    SnapshotVolume,
+    Volume,
+)
+from fusebackend.trees.merge import PARKED, Conflict, Plan, Step
+from fusebackend.trees.merge_records import MergeRecords
+from fusebackend.trees.tree import split as split_path
+from fusebackend.volumes import placing
+from fusebackend.volumes.native import NativeVolume
+from fusebackend.volumes.placing import BytesSource, KeptSource, Name, Source
+from fusebackend.volumes.walk import entries
+
+STAGING: Final = b".fusebackend-merge-"
+"""The name of the server's directory in the root of a route begins so; the branch's name follows."""
+
+ATTEMPTS: Final = 5
+"""So often a merge is planned, while main changes at its paths."""
+
+FORMAT: Final = 1
+"""Of the journal."""
+
+
+class MainChangedError(Exception):
+    """Main is not as the plan has seen it."""
+
+    def __init__(self, path: AgentPath) -> None:
+        super().__init__(path)
+        self.path = path
+
+
+class Journal:
+    """The file that says that a merge is under way. Each call is durable when it returns."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return its lines; none if no merge is under way. A line that a crash has cut off counts for nothing."""
+        try:
+            with open(self.path, "rb") as file:
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        found = []
+        for line in data.split(b"\n")[:-1]:
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                break
+        return found
+
+    def begin(self, line: dict[str, Any]) -> None:
+        """Make the file, with its first line."""
+        beside = self.path + ".new"
+        with open(beside, "wb") as file:
+            self._put(file.fileno(), line)
+        os.rename(beside, self.path)
+        self._sync_directory()
+
+    def note(self, line: dict[str, Any]) -> None:
+        """Add a line."""
+        with open(self.path, "ab") as file:
+            self._put(file.fileno(), line)
+
+    def end(self) -> None:
+        """Remove the file: all is done."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path)
+            self._sync_directory()
+
+    def _put(self, fd: int, line: dict[str, Any]) -> None:
+        os.write(fd, json.dumps(line).encode() + b"\n")
+        os.fsync(fd)
+
+    def _sync_directory(self) -> None:
+        fd = os.open(os.path.dirname(self.path) or ".", os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+@dataclass
+class Outcome:
+    """What a merge has done, or would do.
+
+    Attributes:
+        steps: those that were made.
+        plan: the last one; its steps are those that were left to be made then.
+        open_paths: paths that have to change and that somebody has open for writing. Nothing was changed then.
+        partly: what could not be kept on the way, such as an owner.
+    """
+
+    plan: Plan
+    steps: list[Step] = field(default_factory=list)
+    open_paths: list[AgentPath] = field(default_factory=list)
+    partly: list[str] = field(default_factory=list)
+
+    @property
+    def is_refused(self) -> bool:
+        return bool(self.plan.conflicts or self.open_paths)
+
+
+def _unrecorded() -> AbstractContextManager[MergeRecords]:
+    return contextlib.nullcontext(MergeRecords())
+
+
+class Merge:
+    """One merge of one branch.
+
+    Args:
+        branch: its name.
+        volumes: prefix → volume, of the main tree.
+        plan: plans the merge, from trees that are read anew.
+        journal: the path of the journal.
+        written: returns the nodes that somebody has open for writing, each with the prefix of its route.
+        recording: encloses the changes of a plan, and yields what records them.
+        follow: called with a number of its own for each merge, and with the old and the new path of everything that was
+            renamed in main, in order: the branch may know files by their paths. Called again after a kill.
+    """
+
+    def __init__(
+        self,
+        branch: str,
+        volumes: Mapping[AgentPath, Volume],
+        plan: Callable[[], Plan],
+        journal: str,
+        written: Callable[[], Collection[tuple[AgentPath, int]]] = tuple,
+        recording: Callable[[], AbstractContextManager[MergeRecords]] = _unrecorded,
+        follow: Callable[[int, Sequence[tuple[bytes, bytes]]], None] = lambda number, moves: None,
+    ) -> None:
+        self._follow = follow
+        self._branch = branch
+        self._volumes = volumes
+        self._plan = plan
+        self._journal = Journal(journal)
+        self._open = written
+        self._recording = recording
+        self._staging = STAGING + os.fsencode(branch)[: 255 - len(STAGING)]
+
+    def dry_run(self) -> Outcome:
+        """Return what `run` would do."""
+        plan = self._plan()
+        return Outcome(plan, open_paths=self._written(plan))
+
+    def run(self) -> Outcome:
+        """Merge.
+
+        Raises:
+            OSError: of a volume, or of the journal. In a route that changes in one go nothing is done then; in another
+                one a part may be. The same merge does the rest.
+        """
+        self._tidy()
+        done: list[Step] = []
+        partly: list[str] = []
+        for attempt in range(ATTEMPTS):
+            plan = self._plan()
+            outcome = Outcome(plan, done, self._written(plan), partly)
+            if outcome.is_refused:
+                return outcome
+            if not plan.steps:
+                break
+            try:
+                with self._recording() as records:
+                    self._make(plan, done, partly, records)
+                break
+            except MainChangedError as error:
+                self._tidy()
+                if attempt == ATTEMPTS - 1:
+                    plan.conflicts.append(Conflict(error.path, "main changes it again and again"))
+                    return outcome
+            except Exception:
+                self._tidy()
+                raise
+        for volume in {id(volume): volume for volume in self._volumes.values()}.values():
+            if not volume.features.read_only:
+                volume.sync()
+        self._tidy()
+        return outcome
+
+    def _written(self, plan: Plan) -> list[AgentPath]:
+        found: list[AgentPath] = []
+        written = {(id(self._volumes[prefix]), node) for prefix, node in self._open()}
+        for step in plan.steps if written else ():
+            if step.stamp is None or step.word not in ("replace", "link", "remove") or step.path.startswith(PARKED):
+                continue
+            route = self._route(step.prefix)
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError), route.volume.lock:
+                attr = route.find(step.path)
+                if attr is not None and stat.S_ISREG(attr.mode) and (id(route.volume), attr.node) in written:
+                    found.append(AgentPath("/" + to_text(step.path)))
+        return found
+
+    def _route(self, prefix: AgentPath) -> _Route:
+        return _Route(prefix, self._volumes[prefix], self._staging)
+
+    def _make(self, plan: Plan, done: list[Step], partly: list[str], records: MergeRecords) -> None:
+        by_route: dict[AgentPath, list[Step]] = {}
+        for step in plan.steps:
+            by_route.setdefault(step.prefix, []).append(step)
+        header = {"format": FORMAT, "branch": self._branch, "id": secrets.randbits(62), "routes": list(by_route)}
+        self._journal.begin({**header, "steps": len(plan.steps)})
+        # Those that change in one go come last: an error in another one leaves them as they are.
+        for prefix in sorted(by_route, key=lambda prefix: isinstance(self._volumes[prefix], SnapshotVolume)):
+            route = self._route(prefix)
+            steps = by_route[prefix]
+            if isinstance(route.volume, SnapshotVolume):
+                moves = [[os.fsdecode(old), os.fsdecode(new)] for old, new in map(_ends, steps) if new]
+                if moves:
+                    self._journal.note({"moves": moves, "prefix": prefix})
+                partly += _AtOnce(route, steps, records).run()
+                done += steps
+            else:
+                partly += _OneByOne(route, steps, records, self._journal, done).run()
+            self._journal.note({"merged": prefix})
+
+    def _tidy(self) -> None:
+        """End a merge that is under way, whole or not: bring back what it has parked, tell the branch of renames, and
+        remove what was staged, and the journal."""
+        lines = self._journal.read()
+        if not lines:
+            return
+        moves: list[tuple[bytes, bytes]] = []
+        for prefix in lines[0]["routes"]:
+            if prefix in self._volumes:
+                route = self._route(AgentPath(prefix))
+                moves += route.bring_back(_made(route, [line for line in lines if line.get("prefix") == prefix]))
+                route.clear()
+        if moves:
+            self._follow(lines[0]["id"], moves)
+        self._journal.end()
+
+
+def _made(route: _Route, lines: Iterable[dict[str, Any]]) -> list[tuple[bytes, bytes]]:
+    """Return the renames of a route's lines that were made. Of the last line that is not known from the journal."""
+    noted = [[(os.fsencode(old), os.fsencode(new)) for old, new in line["moves"]] for line in lines]
+    with route.volume.lock:
+        if noted and not (route.has(noted[-1][-1][1]) and not route.has(noted[-1][-1][0])):
+            noted.pop()
+    return [move for moves in noted for move in moves]
+
+
+def _ends(step: Step) -> tuple[bytes, bytes]:
+    """Return the paths before and after a step that renames; nothing for another one."""
+    if step.word == "park":
+        return step.path, PARKED + step.to_path
+    return (step.path, step.to_path) if step.word == "move" else (b"", b"")
+
+
+class _Route:
+    """A route that changes, and the names in it that are known. Call it with the lock held, but for `clear`."""
+
+    def __init__(self, prefix: AgentPath, volume: Volume, staging: bytes) -> None:
+        self.prefix = prefix
+        self.volume = volume
+        self.staging_name = staging
+        self._skip = len(split(prefix))
+        self._known: dict[bytes, int] = {}
+        self.staging_node = 0
+
+    def inner(self, path: bytes) -> str:
+        """The path in the volume, of one of the whole tree."""
+        return "/" + to_text(b"/".join(path.split(b"/")[self._skip :]))
+
+    def shown(self, path: bytes) -> AgentPath:
+        return AgentPath("/" + to_text(path))
+
+    def directory(self, path: bytes) -> int:
+        """Return the node of a directory. ENOENT, ENOTDIR."""
+        node = self._known.get(path)
+        if node is None:
+            names = path.split(b"/")[self._skip :] if path else []
+            if not names:
+                return ROOT_NODE
+            attr = self.volume.lookup(self.directory(split_path(path)[0]), names[-1])
+            if not attr.is_dir:
+                raise oserror(errno.ENOTDIR)
+            node = self._known[path] = attr.node
+        return node
+
+    def place(self, path: bytes) -> tuple[int, bytes]:
+        """Return the directory and the name of a path; of a parked one, those in the staging directory."""
+        if path.startswith(PARKED):
+            return self.staging(), b"parked-" + path[len(PARKED) :]
+        above, name = split_path(path)
+        return self.directory(above), name
+
+    def find(self, path: bytes) -> Attr | None:
+        """Return the attributes of what is at a path."""
+        parent, name = self.place(path)
+        try:
+            return self.volume.lookup(parent, name)
+        except FileNotFoundError:
+            return None
+
+    def has(self, path: bytes) -> bool:
+        """Return True if there is something at a path."""
+        try:
+            return self.find(path) is not None
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    def forget(self) -> None:
+        """A directory was moved or removed."""
+        self._known.clear()
+
+    def staging(self) -> int:
+        """Return the staging directory, which is made when it is first needed."""
+        if not self.staging_node:
+            try:
+                self.staging_node = self.volume.lookup(ROOT_NODE, self.staging_name).node
+            except FileNotFoundError:
+                owner = Caller(os.geteuid(), os.getegid(), os.getpid())
+                with placing.changing(self.volume) as changes:
+                    made = self.volume.mkdir(ROOT_NODE, self.staging_name, 0o700, owner)
+                    self.staging_node = made.node
+                    changes += [Change(node=ROOT_NODE), Change(made.node, ROOT_NODE, self.staging_name)]
+        return self.staging_node
+
+    def bring_back(self, moves: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+        """Give parked files their names again, or those that they were to get; returns all renames."""
+        made = list(moves)
+        for old, parked in moves:
+            if not parked.startswith(PARKED) or any(each == parked for each, _ in moves):
+                continue
+            with placing.changing(self.volume) as changes:
+                attr = self.find(parked)
+                if attr is None:
+                    continue
+                there, here = self.place(parked), self.place(old)
+                self.volume.rename(*there, *here, RENAME_NOREPLACE)
+                changes += [Change(node=here[0]), Change(attr.node, *here, "created", self.inner(old))]
+                made.append((parked, old))
+        self.forget()
+        return made
+
+    def clear(self) -> None:
+        """Remove the staging directory with all that is in it but parked files. The lock is free in between."""
+        try:
+            node = self.volume.lookup(ROOT_NODE, self.staging_name).node
+        except FileNotFoundError:
+            return
+        self._empty(node)
+        with placing.changing(self.volume) as changes, contextlib.suppress(FileNotFoundError):
+            self.volume.rmdir(ROOT_NODE, self.staging_name)
+            changes += [Change(node=ROOT_NODE), Change(node, ROOT_NODE, self.staging_name)]
+        self.staging_node = 0
+
+    def _empty(self, directory: int) -> None:
+        for name, attr in list(entries(self.volume, directory)):
+            node, is_dir = attr.node, attr.is_dir
+            if is_dir:
+                self._empty(node)
+            with placing.changing(self.volume) as changes:
+                self.volume.rmdir(directory, name) if is_dir else self.volume.unlink(directory, name)
+                changes += [Change(node=directory), Change(node, directory, name)]
+
+
+class _Steps:
+    """Steps in one route.
+
+    Attributes:
+        partly: what could not be kept.
+    """
+
+    def __init__(self, route: _Route, steps: Sequence[Step], records: MergeRecords) -> None:
+        self.route = route
+        self.records = records
+        self.volume = route.volume
+        self.steps = steps
+        self.partly: list[str] = []
+        self.staged: dict[bytes, int] = {}
+        """Nodes of what `stage` has made, by their names."""
+
+    def source(self, step: Step) -> Source:
+        assert step.state is not None, "a step that has a source has a state"
+        if step.data is not None:
+            return BytesSource(step.state, step.data)
+        if step.item is not None and stat.S_ISREG(step.state.mode):
+            return step.item.source(step.state)
+        return KeptSource(step.state)
+
+    def check(self, step: Step) -> Attr | None:
+        """Return what is at the path of a step, if it is what the plan has seen there."""
+        try:
+            attr = self.route.find(step.path)
+        except (FileNotFoundError, NotADirectoryError):
+            attr = None
+        if attr is None or step.stamp is None:
+            is_same = (attr is None) is (step.stamp is None and step.word not in _MOVES)
+        else:
+            is_same = step.stamp.is_that_of(attr)
+        if not is_same:
+            raise MainChangedError(self.route.shown(step.path))
+        return attr
+
+    def lost(self, step: Step, placed: placing.Placed) -> None:
+        self.partly += [f"{self.route.shown(step.path)}: {words}" for words in placed.lost]
+
+    def stage(self, step: Step, name: bytes) -> None:
+        """Make the file of a step in the staging directory."""
+        staging = self.route.staging()
+        with placing.staged(self.volume, staging, name, self.source(step)) as ready, self.volume.lock:
+            placed = placing.make(self.volume, staging, name, ready, [], "")
+        self.staged[name] = placed.attr.node
+        self.lost(step, placed)
+
+    def report(self, changes: Changes, parent: int, name: bytes, node: int, word: str, path: bytes) -> None:
+        """Add the changes of a name that leads to another file now."""
+        kind: Any = "created" if word == "make" else "modified"
+        changes += [Change(node=parent), Change(node, parent, name, kind, self.route.inner(path))]
+
+    def going(self, step: Step, attr: Attr | None) -> None:
+        """Record that what is at the path of a step is removed, or replaced."""
+        if attr is not None:
+            self.records.removed(self.route.prefix, self.volume, self.recorded(step.path), attr)
+
+    def come(self, step: Step, node: int) -> None:
+        """Record what is at the path of a step now."""
+        path, is_link = self.recorded(step.path), step.word == "link"
+        self.records.created(self.route.prefix, self.volume, path, node, linked=is_link)
+
+    def recorded(self, path: bytes) -> bytes:
+        """The path in the volume, as the history has it."""
+        return to_name(self.route.inner(path))
+
+    def make_here(self, step: Step, changes: Changes) -> None:
+        parent, name = self.route.place(step.path)
+        source = self.source(step)
+        placed = placing.make(self.volume, parent, name, source, changes, self.route.inner(step.path))
+        self.come(step, placed.attr.node)
+        self.lost(step, placed)
+
+    def move(self, step: Step, attr: Attr, changes: Changes) -> None:
+        old = Name(*self.route.place(step.path), self._inner(step.path))
+        to_path = PARKED + step.to_path if step.word == "park" else step.to_path
+        new = Name(*self.route.place(to_path), self._inner(to_path))
+        node, is_dir = attr.node, attr.is_dir
+        placing.rename(self.volume, old, new, attr, changes, RENAME_NOREPLACE)
+        if is_dir:
+            self.route.forget()
+        # A parked file gets its record here: in reverse, an undo then finds its old place free.
+        parked = PARKED + step.to_path
+        final = (
+            step.to_path if step.word == "move" else next(each.to_path for each in self.steps if each.path == parked)
+        )
+        if not step.path.startswith(PARKED):
+            self.records.renamed(self.route.prefix, self.recorded(step.path), self.recorded(final), node)
+
+    def _inner(self, path: bytes) -> str:
+        if path.startswith(PARKED):
+            return f"/{to_text(self.route.staging_name)}/parked-{to_text(path[len(PARKED) :])}"
+        return self.route.inner(path)
+
+    def set_attributes(self, step: Step, attr: Attr, changes: Changes) -> None:
+        assert step.state is not None
+        state = step.state._replace(atime_ns=attr.atime_ns, mtime_ns=attr.mtime_ns)
+        inner = self.route.inner(step.path)
+        self.records.changes(self.route.prefix, self.volume, self.recorded(step.path), attr, content=False)
+        self.lost(step, placing.set_attributes(self.volume, attr.node, state, changes, inner))
+
+
+_MOVES = frozenset({"move", "park", "remove"})
+
+
+class _OneByOne(_Steps):
+    """Steps that are made one after the other."""
+
+    def __init__(
+        self, route: _Route, steps: Sequence[Step], records: MergeRecords, journal: Journal, done: list[Step]
+    ) -> None:
+        super().__init__(route, steps, records)
+        self._journal = journal
+        self._done = done
+
+    def run(self) -> list[str]:
+        for index, step in enumerate(self.steps):
+            old, new = _ends(step)
+            if new:
+                self._journal.note({"moves": [[os.fsdecode(old), os.fsdecode(new)]], "prefix": self.route.prefix})
+            self._run(step, b"%d" % index)
+            self._done.append(step)
+        self.route.clear()
+        return self.partly
+
+    def _run(self, step: Step, name: bytes) -> None:
+        is_staged = step.word in ("make", "replace") and not stat.S_ISDIR(step.state.mode if step.state else 0)
+        by_name = is_staged and self.volume.features.random_writes
+        if by_name:
+            self.stage(step, name)
+        elif step.word == "link":
+            with self.volume.lock:
+                self.volume.link(self._linked(step), self.route.staging(), name)
+        with placing.changing(self.volume) as changes:
+            attr = self.check(step)
+            if by_name or step.word == "link":
+                self._put(step, name, attr, changes)
+            elif step.word == "make":
+                self.make_here(step, changes)
+            elif step.word == "replace":
+                assert attr is not None
+                source, inner = self.source(step), self.route.inner(step.path)
+                self.records.changes(self.route.prefix, self.volume, self.recorded(step.path), attr, content=True)
+                self.lost(step, placing.overwrite(self.volume, attr.node, source, changes, inner))
+            elif step.word == "attributes":
+                assert attr is not None
+                self.set_attributes(step, attr, changes)
+            elif step.word == "remove":
+                assert attr is not None
+                self._remove(step, attr, changes)
+            else:
+                assert attr is not None
+                self.move(step, attr, changes)
+
+    def _linked(self, step: Step) -> int:
+        found = self.route.find(step.to_path)
+        if found is None:
+            raise MainChangedError(self.route.shown(step.to_path))
+        return found.node
+
+    def _put(self, step: Step, name: bytes, attr: Attr | None, changes: Changes) -> None:
+        """Give what was staged its name."""
+        parent, final = self.route.place(step.path)
+        staging = self.route.staging()
+        node = self.volume.lookup(staging, name).node
+        if attr is not None and attr.node == node:
+            self.volume.unlink(staging, name)  # the same file has both names: a rename would do nothing
+            return
+        self.going(step, attr)
+        self.volume.rename(staging, name, parent, final, 0 if attr is not None else RENAME_NOREPLACE)
+        self.come(step, node)
+        self.report(changes, parent, final, node, "make" if attr is None else "replace", step.path)
+
+    def _remove(self, step: Step, attr: Attr, changes: Changes) -> None:
+        parent, name = self.route.place(step.path)
+        mark = self.records.mark()
+        self.going(step, attr)
+        try:
+            placing.remove(self.volume, parent, name, attr, changes, self.route.inner(step.path))
+        except OSError as error:
+            self.records.drop(mark)
+            if error.errno == errno.ENOTEMPTY:
+                raise MainChangedError(self.route.shown(step.path)) from None
+            raise
+        if attr.is_dir:
+            self.route.forget()
+
+
+class _AtOnce(_Steps):
+    """Steps of which a reader sees all or none. What they replace goes into the staging directory, so that each can be
+    taken back under the same lock, and is removed afterwards."""
+
+    def __init__(self, route: _Route, steps: Sequence[Step], records: MergeRecords) -> None:
+        super().__init__(route, steps, records)
+        self._back: list[Callable[[Changes], None]] = []
+
+    def run(self) -> list[str]:
+        staged = [
+            (index, step)
+            for index, step in enumerate(self.steps)
+            if step.word in ("make", "replace") and step.state is not None and not stat.S_ISDIR(step.state.mode)
+        ]
+        for index, step in staged:
+            self.stage(step, b"%d" % index)
+        if len(self.steps) > 1 or staged:
+            with placing.changing(self.volume):
+                self.route.staging()
+            self.volume.sync()  # the names below go into one transaction, with nothing else
+        assert isinstance(self.volume, NativeVolume)
+        self.volume.change_at_once(self._commit)
+        self.route.clear()
+        return self.partly
+
+    def _commit(self, changes: Changes) -> None:
+        self._back.clear()
+        self.route.forget()
+        mark = self.records.mark()
+        try:
+            for index, step in enumerate(self.steps):
+                self._run(step, b"%d" % index, changes)
+        except BaseException:
+            for back in reversed(self._back):
+                back(changes)
+            self.records.drop(mark)
+            raise
+
+    def _run(self, step: Step, name: bytes, changes: Changes) -> None:
+        attr = self.check(step)
+        if attr is None and step.state is not None and stat.S_ISDIR(step.state.mode):
+            self.make_here(step, changes)
+            self._undo_by(self._remove_directory, step.path)
+            return
+        if step.word == "attributes":
+            assert attr is not None
+            before = placing.state_of(self.volume, attr)
+            node = attr.node
+            self.set_attributes(step, attr, changes)
+            self._undo_by(self._reset, node, before)
+            return
+        if step.word in ("move", "park"):
+            assert attr is not None
+            self.move(step, attr, changes)
+            to_path = PARKED + step.to_path if step.word == "park" else step.to_path
+            self._undo_by(self._rename_back, self.route.place(to_path), step.path)
+            return
+        parent, final = self.route.place(step.path)
+        staging = self.route.staging()
+        if step.word == "remove":
+            assert attr is not None
+            if attr.is_dir and self.volume.readdir(attr.node, b"", 1):
+                raise MainChangedError(self.route.shown(step.path))
+            node, is_dir = attr.node, attr.is_dir
+            self.going(step, attr)
+            self.volume.rename(parent, final, staging, b"old-" + name, RENAME_NOREPLACE)
+            path = self.route.inner(step.path) + ("/" if is_dir else "")
+            changes += [Change(node=parent), Change(node, parent, final, "deleted", path)]
+            self._undo_by(self._rename_back, (staging, b"old-" + name), step.path)
+            if is_dir:
+                self.route.forget()
+            return
+        if step.word == "link":
+            found = self.route.find(step.to_path)
+            if found is None:
+                raise MainChangedError(self.route.shown(step.to_path))
+            if attr is not None and attr.node == found.node:
+                return
+            self.staged[name] = self.volume.link(found.node, staging, name).node
+        node = self.staged[name]
+        flags = RENAME_NOREPLACE if attr is None else RENAME_EXCHANGE
+        is_new = attr is None
+        self.going(step, attr)
+        self.volume.rename(staging, name, parent, final, flags)
+        self.come(step, node)
+        self.report(changes, parent, final, node, "make" if is_new else "replace", step.path)
+        self._undo_by(self._swap_back, name, parent, final, flags)
+
+    # -- taking back -------------------------------------------------------------------------------------------
+
+    def _undo_by(self, undo: Callable[..., None], *args: object) -> None:
+        self._back.append(lambda changes: undo(changes, *args))
+
+    def _remove_directory(self, changes: Changes, path: bytes) -> None:
+        parent, name = self.route.place(path)
+        attr = self.volume.lookup(parent, name)
+        placing.remove(self.volume, parent, name, attr, changes, self.route.inner(path))
+        self.route.forget()
+
+    def _reset(self, changes: Changes, node: int, before: placing.State) -> None:
+        placing.set_attributes(self.volume, node, before, changes)
+
+    def _rename_back(self, changes: Changes, there: tuple[int, bytes], path: bytes) -> None:
+        self.route.forget()
+        parent, name = self.route.place(path)
+        self.volume.rename(*there, parent, name, RENAME_NOREPLACE)
+        changes += [Change(node=there[0]), Change(node=parent), Change(parent=there[0], name=there[1]),
+                    Change(parent=parent, name=name, path=self.route.inner(path))]  # fmt: skip
+
+    def _swap_back(self, changes: Changes, staged: bytes, parent: int, name: bytes, flags: int) -> None:
+        self.volume.rename(parent, name, self.route.staging(), staged, flags)
+        changes += [Change(node=parent), Change(parent=parent, name=name)]
+
+
+def paths_of(steps: Iterable[Step]) -> Iterator[AgentPath]:
+    """Return the paths of main that steps change."""
+    for step in steps:
+        for path in (step.path, step.to_path if step.word in ("move", "link") else b""):
+            if path and not path.startswith(PARKED):
+                yield AgentPath("/" + to_text(path))

@@ -1,0 +1,286 @@
+"""`MergeTree`: a tree of routes that is compared for a merge, read as far as it is asked for.
+
+An `Item` is a file or directory in it. A directory lists its names when they are first asked for. A merge moves, adds
+and removes items of the main tree in memory while it plans, so that a path always is the one at that step.
+
+`Item.key` names one file in several trees: a snapshot's nodes are those of the volume that it was taken of. None where
+nothing is known but the path. A tree belongs to one thread; its calls wait for the volumes.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from typing import TypeAlias
+
+from fusebackend.base.paths import ROOT, AgentPath, split, to_text
+from fusebackend.protocol import ROOT_NODE, Attr, Volume
+from fusebackend.volumes.contents import PIECE_BYTES, data_pieces, opened
+from fusebackend.volumes.placing import NodeSource, State, state_of
+from fusebackend.volumes.walk import entries
+
+KeyOf: TypeAlias = Callable[[AgentPath, int], Hashable]
+"""The key of a node of the volume under a prefix."""
+
+RACY_NS = 2 * 10**9
+"""A file that changed so shortly before a snapshot may have the same ctime as after it (`diff.py`)."""
+
+
+class _Place:
+    """A directory that is the root of a route, or leads to one."""
+
+    def __init__(self, prefix: AgentPath | None = None) -> None:
+        self.prefix = prefix
+        self.children: dict[bytes, _Place] = {}
+
+
+class Item:
+    """A file or directory of a tree.
+
+    Attributes:
+        prefix: of its volume.
+        node: in its volume; 0 for a directory that only leads to a route, and for one that a merge will make.
+        is_fixed: the root of a route, or a directory on the way to one: it is neither moved nor removed.
+        parent, name: where it is now; a merge moves items.
+    """
+
+    __slots__ = ("_names", "_place", "_state", "ctime_ns", "is_fixed", "key", "mode", "mtime_ns", "name", "nlink",
+                 "node", "parent", "prefix", "rdev", "size", "tree", "version")  # fmt: skip
+
+    def __init__(
+        self, tree: MergeTree, prefix: AgentPath, attr: Attr, parent: Item | None, name: bytes, place: _Place | None
+    ) -> None:
+        self.tree = tree
+        self.prefix = prefix
+        self.node = attr.node
+        self.mode = attr.mode
+        self.size = attr.size
+        self.nlink = attr.nlink
+        self.rdev = attr.rdev
+        self.mtime_ns = attr.mtime_ns
+        self.ctime_ns = attr.ctime_ns
+        self.version = attr.version
+        self.parent = parent
+        self.name = name
+        self.key = tree.key_of(prefix, attr.node) if attr.node else None
+        self.is_fixed = place is not None
+        self._place = place
+        self._names: dict[bytes, Item] | None = None
+        self._state: State | None = None
+
+    @classmethod
+    def future(cls, tree: MergeTree, prefix: AgentPath, like: Item) -> Item:
+        """Return what a merge will make of an item of another tree. It is in no directory yet, and has no node."""
+        attr = Attr(0, like.mode, nlink=1, rdev=like.rdev, size=like.size, mtime_ns=like.mtime_ns)
+        made = cls(tree, prefix, attr, None, b"", None)
+        made._names = {}
+        return made
+
+    @property
+    def volume(self) -> Volume:
+        return self.tree.volumes[self.prefix]
+
+    @property
+    def type(self) -> int:
+        return stat.S_IFMT(self.mode)
+
+    @property
+    def is_dir(self) -> bool:
+        return stat.S_ISDIR(self.mode)
+
+    @property
+    def is_file(self) -> bool:
+        return stat.S_ISREG(self.mode)
+
+    @property
+    def is_way(self) -> bool:
+        """True for a directory that no volume has, because it only leads to a route."""
+        return self.is_fixed and not self.node
+
+    @property
+    def path(self) -> bytes:
+        """Its path in the tree, without a slash at the begin; empty for the root."""
+        names = []
+        item: Item | None = self
+        while item is not None and item.parent is not None:
+            names.append(item.name)
+            item = item.parent
+        return b"/".join(reversed(names))
+
+    @property
+    def shown(self) -> AgentPath:
+        """Its path for people."""
+        return AgentPath("/" + to_text(self.path))
+
+    @property
+    def state(self) -> State:
+        """Its attributes, read once."""
+        if self._state is None:
+            if self.node:
+                self._state = state_of(self.volume, self.volume.getattr(self.node))
+            else:
+                self._state = State(self.mode, os.geteuid(), os.getegid(), 0, 0, 2, 0, 0, {}, b"")
+        return self._state
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self._state = state
+
+    def source(self, state: State | None = None) -> NodeSource:
+        """Its bytes, with its own attributes or others."""
+        return NodeSource(self.volume, self.node, self.state if state is None else state)
+
+    def read(self) -> bytes:
+        """Return the bytes of a regular file."""
+        data = bytearray()
+        for offset, piece in data_pieces(self.volume, self.node):
+            data += bytes(offset - len(data))
+            data += piece
+        return bytes(data)
+
+    def names(self) -> dict[bytes, Item]:
+        """Return the items in a directory; nothing for a file. The dict is the directory's own."""
+        if self._names is None:
+            self._names = {} if not self.is_dir else self.tree.listed(self, self._place)
+        return self._names
+
+    def child(self, name: bytes) -> Item | None:
+        return self.names().get(name)
+
+    def walk(self) -> Iterator[Item]:
+        """The item and all below it, a directory before what is in it."""
+        left = [self]
+        while left:
+            item = left.pop()
+            yield item
+            if item.is_dir:
+                left += item.names().values()
+
+    def is_below(self, other: Item) -> bool:
+        """Return True for the other item itself, and all below it."""
+        item: Item | None = self
+        while item is not None and item is not other:
+            item = item.parent
+        return item is other
+
+    def detach(self) -> None:
+        """Take it out of its directory, in memory."""
+        assert self.parent is not None, "a root has no directory"
+        if self.parent.names().get(self.name) is self:
+            del self.parent.names()[self.name]
+
+    def attach(self, parent: Item, name: bytes) -> None:
+        """Put it into a directory, in memory."""
+        self.parent, self.name = parent, name
+        parent.names()[name] = self
+
+
+class MergeTree:
+    """See the module's docstring.
+
+    Args:
+        volumes: prefix → volume. A tree in one volume has only the default one.
+        prefixes: those of all routes of the mount.
+        key_of: gives keys; None where nodes of the volumes mean nothing in other trees.
+        time_ns: when the tree was frozen; 0 for one that changes.
+        is_unknown: says of a node that its bytes are not those that the tree had, which nobody has kept.
+    """
+
+    def __init__(
+        self,
+        volumes: Mapping[AgentPath, Volume],
+        prefixes: Mapping[AgentPath, object] | None = None,
+        key_of: KeyOf | None = None,
+        time_ns: int = 0,
+        is_unknown: Callable[[int], bool] = lambda node: False,
+    ) -> None:
+        self.is_unknown = is_unknown
+        self.volumes = volumes
+        self.key_of: KeyOf = key_of or (lambda prefix, node: None)
+        self.time_ns = time_ns
+        top = _Place(ROOT)
+        self.prefixes = frozenset(volumes if prefixes is None else prefixes)
+        for prefix in self.prefixes:
+            place = top
+            for name in split(prefix):
+                place = place.children.setdefault(name, _Place())
+            place.prefix = prefix
+        self.root = Item(self, ROOT, volumes[ROOT].getattr(ROOT_NODE), None, b"", top)
+        self._by_key: dict[Hashable, Item] | None = None
+
+    def listed(self, item: Item, place: _Place | None) -> dict[bytes, Item]:
+        """List a directory, with the routes in it."""
+        found: dict[bytes, Item] = {}
+        if item.node:
+            for name, attr in entries(self.volumes[item.prefix], item.node):
+                below = place.children.get(name) if place is not None else None
+                if below is None or (below.prefix not in self.volumes and attr.is_dir):
+                    found[name] = Item(self, item.prefix, attr, item, name, below)
+        for name, below in place.children.items() if place is not None else ():
+            if below.prefix is not None and below.prefix in self.volumes:
+                attr = self.volumes[below.prefix].getattr(ROOT_NODE)
+                found[name] = Item(self, below.prefix, attr, item, name, below)
+            elif name not in found:
+                found[name] = Item(self, item.prefix, Attr(0, stat.S_IFDIR | 0o755), item, name, below)
+        return found
+
+    def find(self, path: bytes) -> Item | None:
+        """Return the item at a path."""
+        item: Item | None = self.root
+        for name in path.split(b"/") if path else ():
+            item = item.child(name) if item is not None else None
+        return item
+
+    def find_key(self, key: Hashable) -> Item | None:
+        """Return an item with a key. The first call reads the names of the whole tree."""
+        if self._by_key is None:
+            self._by_key = {}
+            for item in self.root.walk():
+                if item.key is not None:
+                    self._by_key.setdefault(item.key, item)
+        return self._by_key.get(key)
+
+    def owner(self, path: bytes) -> AgentPath:
+        """Return the prefix of the route that has a path."""
+        best = ROOT
+        for prefix in self.prefixes:
+            inner = b"/".join(split(prefix))
+            if len(prefix) > len(best) and (path == inner or path.startswith(inner + b"/")):
+                best = prefix
+        return best
+
+
+def same_bytes(one: Item, other: Item) -> bool:
+    """Return True if two regular files hold the same bytes. Files that one snapshot and its volume have in common are
+    not read."""
+    if one.size != other.size or one.tree.is_unknown(one.node) or other.tree.is_unknown(other.node):
+        return False
+    if one.size == 0 or (one.volume is other.volume and one.node == other.node):
+        return True
+    if _is_untouched(one, other) or _is_untouched(other, one):
+        return True
+    with opened(one.volume, one.node, os.O_RDONLY) as mine, opened(other.volume, other.node, os.O_RDONLY) as theirs:
+        offset = 0
+        while offset < one.size:
+            if one.size > PIECE_BYTES:  # holes that both have are not read
+                data = min(_next_data(one.volume, mine, offset), _next_data(other.volume, theirs, offset))
+                offset = max(offset, data - data % PIECE_BYTES)
+            piece = one.volume.read(mine, offset, PIECE_BYTES)
+            if piece != other.volume.read(theirs, offset, PIECE_BYTES):
+                return False
+            if not piece:
+                return True
+            offset += len(piece)
+    return True
+
+
+def _next_data(volume: Volume, node: int, offset: int) -> int:
+    found = volume.next_data(node, offset)
+    return 1 << 62 if found is None else found
+
+
+def _is_untouched(frozen: Item, live: Item) -> bool:
+    is_same = frozen.key is not None and frozen.key == live.key
+    stamps = (frozen.mtime_ns, frozen.ctime_ns, frozen.version) == (live.mtime_ns, live.ctime_ns, live.version)
+    return is_same and stamps and 0 < frozen.ctime_ns < frozen.tree.time_ns - RACY_NS

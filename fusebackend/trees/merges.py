@@ -1,0 +1,145 @@
+"""`Merges`: the merges of a mount's branches into its main tree.
+
+One at a time, by any thread but the mount's loop. A merge is a call of the history, and can be undone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+from fusebackend.base.paths import AgentPath, normalise, to_name, to_text
+from fusebackend.history.calls import OpenCall
+from fusebackend.history.recorder import Recorder
+from fusebackend.protocol import MergeResult, UndoConflict, UndoneChange, Volume
+from fusebackend.trees.branch_volume import BranchVolume
+from fusebackend.trees.branches import Branches
+from fusebackend.trees.merge import PARKED, Conflict, Plan, Side, Step, plan
+from fusebackend.trees.merge_branch import trees_of
+from fusebackend.trees.merge_records import MergeRecords
+from fusebackend.trees.merge_run import Merge, Outcome
+
+_WORDS = {"make": "create", "link": "create", "replace": "replace", "attributes": "attributes", "move": "rename",
+          "remove": "remove"}  # fmt: skip
+
+
+class Merges:
+    """See the module's docstring.
+
+    Args:
+        branches, volumes: of the mount.
+        written: returns the nodes that somebody has open for writing, each with the prefix of its route.
+        recorder: of the history; None if there is none.
+    """
+
+    def __init__(
+        self,
+        branches: Branches,
+        volumes: Mapping[AgentPath, Volume],
+        written: Callable[[], Collection[tuple[AgentPath, int]]],
+        recorder: Recorder | None = None,
+    ) -> None:
+        self._branches = branches
+        self._volumes = dict(volumes)
+        self._written = written
+        self._recorder = recorder
+        self._guard = threading.Lock()
+
+    def merge(
+        self,
+        name: str,
+        paths: Sequence[str] = (),
+        *,
+        keep: Side | None = None,
+        lines: bool = False,
+        dry_run: bool = False,
+    ) -> MergeResult:
+        """Merge a branch.
+
+        Args:
+            name: of the branch.
+            paths: only what lies at or below one of these is merged; everything when empty.
+            keep: the side that conflicts are decided for; None refuses them.
+            lines: merge the lines of text files that both have changed.
+            dry_run: change nothing.
+
+        Raises:
+            ValueError: a path is malformed.
+            OSError: ENOENT, there is no such branch, or nothing at a path; ESTALE, it can't be opened; errors of the
+                volumes. The same merge does the rest then.
+        """
+        with self._guard:
+            branch = self._branches.volume(name)
+            chosen = [to_name(normalise(path)).strip(b"/") for path in paths] or [b""]
+            branch.sync()
+            call: list[OpenCall] = []
+            merge = Merge(
+                name,
+                self._volumes,
+                lambda: self._plan(branch, keep, lines, chosen),
+                self._branches.journal(name),
+                self._written,
+                lambda: self._recording(name, call),
+                branch.follow,
+            )
+            outcome = merge.dry_run() if dry_run else merge.run()
+        number = call[0].number if call else 0
+        return _result(name, outcome, dry_run, f"c{number}" if number else None)
+
+    def _plan(self, branch: BranchVolume, keep: Side | None, lines: bool, paths: Collection[bytes]) -> Plan:
+        base, theirs, main, may_differ = trees_of(branch, self._volumes)
+        return plan(base, theirs, main, keep=keep, lines=lines, paths=paths, may_differ=may_differ)
+
+    @contextlib.contextmanager
+    def _recording(self, name: str, calls: list[OpenCall]) -> Iterator[MergeRecords]:
+        if self._recorder is None:
+            yield MergeRecords()
+            return
+        with self._recorder.calls.inside("merge", f"merge branch '{name}'") as call:
+            calls[:] = [call]
+            yield MergeRecords(self._recorder, call)
+
+    def compare(self, name: str) -> tuple[int, int]:
+        """Return how many conflicts a merge of a branch would find, and how many changes it would make.
+
+        Raises:
+            OSError: as `merge`.
+        """
+        with self._guard:
+            found = self._plan(self._branches.volume(name), None, False, [b""])
+            return len(found.conflicts), len(found.steps)
+
+
+def _result(name: str, outcome: Outcome, dry_run: bool, call: str | None) -> MergeResult:
+    found = outcome.plan
+    conflicts = [_conflict(each) for each in found.conflicts]
+    conflicts += [UndoConflict(path, "is open for writing in the mount") for path in outcome.open_paths]
+    partly = [f"{each.path}: {each.what} can't be kept there" for each in found.uncarried] + outcome.partly
+    steps = found.steps if dry_run else outcome.steps
+    return MergeResult(
+        branch=name,
+        call=call,
+        changes=[] if conflicts else list(_changes(steps, set(found.merged))),
+        decided=[_conflict(each) for each in found.decided],
+        conflicts=conflicts,
+        partly=list(dict.fromkeys(partly)),
+    )
+
+
+def _conflict(conflict: Conflict) -> UndoConflict:
+    return UndoConflict(conflict.path, conflict.reason)
+
+
+def _changes(steps: Sequence[Step], merged: set[AgentPath]) -> Iterator[UndoneChange]:
+    parked = {PARKED + step.to_path: step.path for step in steps if step.word == "park"}
+    for step in steps:
+        if step.word == "park":
+            continue
+        path = "/" + to_text(step.path)
+        if step.word == "move":
+            old = "/" + os.fsdecode(parked.get(step.path, step.path))
+            yield UndoneChange("rename", "/" + to_text(step.to_path), old)
+        else:
+            yield UndoneChange("merge" if path in merged and step.data is not None else _WORDS[step.word], path)

@@ -1,0 +1,302 @@
+"""`sides`: two trees, before a call and after it, put together from the records of the history.
+
+They have the paths that the call has changed, and the directories above these. `diff.differences` of the two is what
+the call did, and nothing of what others did meanwhile or since.
+
+A file after the call is as the next call found it that changed it, or as it is now. The records of the call itself lead
+back from there: each has the state before its change. Bytes that the history has lost can't be read: EIO, with the
+reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from fusebackend.base.errors import VANISHED
+from fusebackend.base.paths import AgentPath
+from fusebackend.history.records import Record
+from fusebackend.protocol import Attr, Volume
+from fusebackend.trees.tree import join, split
+from fusebackend.volumes.placing import NodeSource, Source, State
+from fusebackend.volumes.walk import Place, entries, resolve
+
+MAX_MOVES: Final = 100
+"""Later renames that a file is followed through."""
+
+
+class Version(NamedTuple):
+    """A file at some time.
+
+    Attributes:
+        state: its attributes.
+        source: its bytes, for regular files; None where they are lost.
+        why_lost: the reason.
+    """
+
+    state: State
+    source: Source | None
+    why_lost: str = ""
+
+
+class Past(NamedTuple):
+    """What the sides of a call are made of.
+
+    Attributes:
+        volumes: of the routes, by prefix.
+        later: returns the records of other calls after a record that touch a path of its route, undone ones, too.
+        source: returns the bytes of a record's image.
+    """
+
+    volumes: Mapping[AgentPath, Volume]
+    later: Callable[[int, AgentPath, bytes], list[Record]]
+    source: Callable[[Record], Source]
+
+
+def sides(records: list[Record], past: Past) -> tuple[RecordedTree, RecordedTree]:
+    """Return the trees before and after a call.
+
+    Args:
+        records: of the call, in their order.
+    """
+    before: dict[bytes, Version | None] = {}
+    after: dict[bytes, Version | None] = {}
+    by_route: dict[AgentPath, list[Record]] = defaultdict(list)
+    for record in records:
+        by_route[record.prefix].append(record)
+    for prefix, found in by_route.items():
+        replay = _Replay(prefix, found, past)
+        replay.run()
+        head = os.fsencode(prefix).strip(b"/")
+        for paths, side in ((replay.now, before), (replay.after, after)):
+            side.update({join(head, path.strip(b"/")) if path != b"/" else head: each for path, each in paths.items()})
+    return RecordedTree(before), RecordedTree(after)
+
+
+class _Replay:
+    """The records of a call in one route, from the last to the first.
+
+    Attributes:
+        after: path → the file after the call, of every path that it changed.
+        now: path → the file before the records that were taken back so far.
+    """
+
+    def __init__(self, prefix: AgentPath, records: list[Record], past: Past) -> None:
+        self.after: dict[bytes, Version | None] = {}
+        self.now: dict[bytes, Version | None] = {}
+        self._prefix = prefix
+        self._records = records
+        self._past = past
+        self._volume = past.volumes.get(prefix)
+        self._last = records[-1].number
+
+    def run(self) -> None:
+        for record in reversed(self._records):
+            if record.kind == "rename":
+                self._rename(record)
+            elif record.kind == "exchange":
+                self._exchange(record)
+            else:
+                self._touch(record.path)
+                self.now[record.path] = None if record.kind == "create" else self._before(record)
+
+    def _before(self, record: Record) -> Version | None:
+        """Return the file of a record before its change."""
+        if record.before is None:
+            return None
+        state = record.before
+        if not stat.S_ISREG(state.mode):
+            return Version(state, None)
+        if record.kind == "attributes":
+            there = self.now.get(record.path)
+            return Version(state, None if there is None else there.source)
+        if record.image is None:
+            return Version(state, None, "the history has no bytes of it")
+        if record.image.place == "lost":
+            return Version(state, None, record.image.name)
+        try:
+            return Version(state, self._past.source(record))
+        except OSError as error:
+            return Version(state, None, error.strerror or str(error))
+
+    def _rename(self, record: Record) -> None:
+        self._touch_all(record.to_path)
+        self._touch_all(record.path)
+        moved = self._taken(record.to_path)
+        self.now[record.to_path] = self._before(record)
+        self._put(record.path, moved)
+
+    def _exchange(self, record: Record) -> None:
+        self._touch_all(record.to_path)
+        self._touch_all(record.path)
+        one, other = self._taken(record.path), self._taken(record.to_path)
+        self._put(record.path, other)
+        self._put(record.to_path, one)
+
+    def _taken(self, path: bytes) -> dict[bytes, Version | None]:
+        """Take a path and all below it away; returns what was there, by what follows the path."""
+        found = {}
+        for each in list(self.now):
+            if each == path or each.startswith(path + b"/"):
+                found[each[len(path) :]] = self.now[each]
+                self.now[each] = None
+        return found
+
+    def _put(self, path: bytes, found: Mapping[bytes, Version | None]) -> None:
+        for rest, version in found.items():
+            self._touch(path + rest)
+            self.now[path + rest] = version
+
+    def _touch(self, path: bytes) -> None:
+        if path not in self.after:
+            self.after[path] = self._found(path)
+            self.now.setdefault(path, self.after[path])
+
+    def _touch_all(self, path: bytes) -> None:
+        """Touch a path, and what is below it now."""
+        self._touch(path)
+        place = self._resolved(path)
+        if self._volume is None or place is None or place.attr is None or not place.attr.is_dir:
+            return
+        left = [(path, place.attr.node)]
+        while left:
+            directory, node = left.pop()
+            for entry in self._listed(node):
+                inner = join(directory.rstrip(b"/"), entry[0])
+                self._touch(inner)
+                if entry[1].is_dir:
+                    left.append((inner, entry[1].node))
+
+    def _listed(self, node: int) -> Iterator[tuple[bytes, Attr]]:
+        assert self._volume is not None
+        with contextlib.suppress(OSError):
+            yield from entries(self._volume, node)
+
+    # -- after the call ----------------------------------------------------------------------------------------
+
+    def _found(self, path: bytes) -> Version | None:
+        """Return the file that the call left at a path: as the next record of another call has it, or as it is now."""
+        number, state = self._last, None
+        for _ in range(MAX_MOVES):
+            moved = False
+            for record in self._past.later(number, self._prefix, path):
+                if record.path == path:
+                    if record.kind == "create":
+                        return None
+                    if record.kind in ("rename", "exchange"):
+                        path, number, moved = record.to_path, record.number, True
+                        break
+                    if record.kind == "attributes" and record.before is not None:
+                        state = state or record.before
+                        continue
+                    found = self._before(record)
+                    return found if found is None or state is None else found._replace(state=state)
+                if record.to_path == path:
+                    if record.kind == "rename":
+                        return self._before(record)
+                    path, number, moved = record.path, record.number, True
+                    break
+                if record.to_path and path.startswith(record.path + b"/"):
+                    path, number, moved = record.to_path + path[len(record.path) :], record.number, True
+                    break
+            if not moved:
+                break
+        live = self._live(path)
+        return live if live is None or state is None else live._replace(state=state)
+
+    def _live(self, path: bytes) -> Version | None:
+        """Return the file at a path now."""
+        place = self._resolved(path)
+        if place is None or place.attr is None or self._volume is None:
+            return None
+        try:
+            source = NodeSource(self._volume, place.attr.node)
+        except OSError as error:
+            if error.errno in VANISHED:
+                return None
+            raise
+        return Version(source.state, source)
+
+    def _resolved(self, path: bytes) -> Place | None:
+        if self._volume is None:
+            return None
+        try:
+            return resolve(self._volume, os.fsdecode(path), follow=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+
+class RecordedTree:
+    """A tree of versions of files, as `Tree` shows one of the file system. Paths have no leading slash."""
+
+    device = 0
+
+    def __init__(self, versions: Mapping[bytes, Version | None]) -> None:
+        self._versions = {path: each for path, each in versions.items() if each is not None}
+        self._names: dict[bytes, set[bytes]] = defaultdict(set)
+        self.ways = {b""}
+        for path in versions:
+            self._add_ways(path)
+        for path in self._versions:
+            while path:
+                directory, name = split(path)
+                self._names[directory].add(name)
+                path = directory
+
+    def _add_ways(self, path: bytes) -> None:
+        """Note the directories above a path, of which nothing is known but that they were there."""
+        while path := split(path)[0]:
+            if path not in self._versions:
+                self.ways.add(path)
+
+    def entry(self, path: bytes) -> os.stat_result | None:
+        found = self._versions.get(path)
+        if found is not None:
+            return _stat(found.state)
+        return _stat(_DIRECTORY) if path in self._names or path == b"" else None
+
+    def entries(self, path: bytes) -> dict[bytes, os.stat_result]:
+        found = {}
+        for name in self._names.get(path, ()):
+            entry = self.entry(join(path, name))
+            if entry is not None:
+                found[name] = entry
+        return found
+
+    @contextlib.contextmanager
+    def reading(self, path: bytes) -> Iterator[int]:
+        """Copy a file's bytes to an unnamed one, and open that."""
+        version = self._versions[path]
+        if version.source is None:
+            raise OSError(errno.EIO, f"its bytes are lost: {version.why_lost}")
+        with tempfile.TemporaryFile(prefix="fusebackend-") as copy:
+            for offset, piece in version.source.pieces():
+                os.pwrite(copy.fileno(), piece, offset)
+            os.ftruncate(copy.fileno(), version.state.size)
+            yield copy.fileno()
+
+    def is_followed(self, path: bytes) -> bool:
+        return True
+
+    def target(self, path: bytes) -> bytes:
+        return self._versions[path].state.target
+
+    def xattrs(self, path: bytes) -> dict[str, bytes]:
+        found = self._versions.get(path)
+        return {} if found is None else {os.fsdecode(name): value for name, value in found.state.xattrs.items()}
+
+
+_DIRECTORY: Final = State(stat.S_IFDIR | 0o755, 0, 0, 0, 0, 2, 0, 0, {}, b"")
+
+
+def _stat(state: State) -> os.stat_result:
+    seconds = (state.atime_ns // 10**9, state.mtime_ns // 10**9, 0)
+    head = (state.mode, 0, 0, state.nlink, state.uid, state.gid, state.size, *seconds)
+    rest = {"st_atime_ns": state.atime_ns, "st_mtime_ns": state.mtime_ns, "st_ctime_ns": 0, "st_rdev": state.rdev}
+    return os.stat_result(head, rest)

@@ -1,0 +1,515 @@
+"""Earlier states of files, put into any volume: new names, contents in place, attributes, removals, renames.
+
+Undo, restore and merge change volumes through this module. A `Source` has the state that a file shall get: `NodeSource`
+that of a node of another volume, such as a snapshot, `KeptSource` attributes with a file on disk for the bytes.
+Each function appends the `Change`s it makes to a list, which `changing` reports to kernel caches and watchers:
+
+    with staged(volume, parent, name, source) as ready, changing(volume) as changes:
+        ...  # compare the file that is there with the expected one: the lock is held
+        make(volume, parent, name, ready, changes, path)
+
+A new file gets its name when it is complete, by a rename from a temporary name beside it, so that no reader and no
+crash sees half of it. `staged` writes a large one with the lock free; without it, `make` holds the lock for as long as
+the bytes take. A volume without random writes stores a whole file at once, and needs no temporary name.
+
+A volume may keep less than the state has (an owner that this process may not give, extended attributes): `Placed.lost`
+names those attributes. A kind of file that it can't hold is ENOTSUP. One process places one name at
+a time: temporary names depend on the name alone, so that the next attempt removes what a crash has left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from typing import Final, NamedTuple, Protocol
+
+from fusebackend.base.errors import VANISHED, oserror
+from fusebackend.linux.holes import data_ranges
+from fusebackend.protocol import (
+    RENAME_EXCHANGE,
+    RENAME_NOREPLACE,
+    Attr,
+    AttrChanges,
+    Caller,
+    Change,
+    Changes,
+    EventKind,
+    ObservableVolume,
+    Volume,
+)
+from fusebackend.volumes.contents import PIECE_BYTES, data_pieces, opened
+
+TEMPORARY: Final = b".fusebackend-placing-"
+"""Temporary names begin so; a part of the digest of the file's name follows."""
+
+STAGED_BYTES = 1 << 20
+"""A larger file is written with the lock free: to write so many bytes takes about a millisecond."""
+
+HOLE_BYTES: Final = 64 << 10
+"""Zeros of a whole block of this size are not written to a new file."""
+
+_NO_XATTRS = frozenset({errno.ENOTSUP, errno.ENOSYS, errno.EPERM, errno.EACCES, errno.ENODATA})
+_WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+
+
+class State(NamedTuple):
+    """The attributes of a file, without its bytes."""
+
+    mode: int
+    """Type and permissions, as st_mode."""
+    uid: int
+    gid: int
+    rdev: int
+    size: int
+    nlink: int
+    atime_ns: int
+    mtime_ns: int
+    xattrs: dict[bytes, bytes]
+    target: bytes
+    """Of a symbolic link."""
+
+
+def state_of(volume: Volume, attr: Attr) -> State:
+    """Return the state of a node of a volume. A volume without extended attributes has none to show."""
+    xattrs: dict[bytes, bytes] = {}
+    is_link = stat.S_ISLNK(attr.mode)
+    if volume.features.xattrs and not is_link:
+        for name in volume.listxattr(attr.node):
+            with contextlib.suppress(OSError):  # removed since, or not for this user
+                xattrs[name] = volume.getxattr(attr.node, name)
+    target = volume.readlink(attr.node) if is_link else b""
+    return State(attr.mode, attr.uid, attr.gid, attr.rdev, attr.size, attr.nlink, attr.atime_ns, attr.mtime_ns, xattrs,
+                 target)  # fmt: skip
+
+
+# -- sources -----------------------------------------------------------------------------------------------------
+
+
+class Source(Protocol):
+    """A state with its bytes."""
+
+    @property
+    def state(self) -> State: ...
+
+    def pieces(self) -> Iterator[tuple[int, bytes]]:
+        """Read the bytes of a regular file: each piece with its offset, holes left out. May be called again."""
+
+
+class NodeSource:
+    """A node of a volume, such as a snapshot."""
+
+    def __init__(self, volume: Volume, node: int, state: State | None = None) -> None:
+        self._volume = volume
+        self._node = node
+        self.state = state_of(volume, volume.getattr(node)) if state is None else state
+
+    def pieces(self) -> Iterator[tuple[int, bytes]]:
+        return data_pieces(self._volume, self._node)
+
+
+class KeptSource:
+    """A state whose bytes are in a file on disk. Without a file it has none."""
+
+    def __init__(self, state: State, path: str | None = None) -> None:
+        self.state = state
+        self._path = path
+
+    def pieces(self) -> Iterator[tuple[int, bytes]]:
+        if self._path is None:
+            return
+        fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if self.state.size <= HOLE_BYTES:
+                yield 0, os.pread(fd, HOLE_BYTES, 0)
+                return
+            yield from _pieces(fd)
+        finally:
+            os.close(fd)
+
+
+class BytesSource:
+    """A state with bytes in memory, such as lines that were merged."""
+
+    def __init__(self, state: State, data: bytes) -> None:
+        self.state = state._replace(size=len(data))
+        self._data = data
+
+    def pieces(self) -> Iterator[tuple[int, bytes]]:
+        yield 0, self._data
+
+
+def _pieces(fd: int) -> Iterator[tuple[int, bytes]]:
+    for start, end in data_ranges(fd, os.fstat(fd).st_size):
+        while start < end and (piece := os.pread(fd, min(PIECE_BYTES, end - start), start)):
+            yield start, piece
+            start += len(piece)
+
+
+# -- placing -----------------------------------------------------------------------------------------------------
+
+
+class Placed(NamedTuple):
+    """The outcome of a change."""
+
+    attr: Attr
+    """Of the node that has the state now."""
+    lost: tuple[str, ...] = ()
+    """Attributes that the volume did not take: `owner`, `mode`, `times`, `extended attributes`."""
+
+
+@contextlib.contextmanager
+def changing(volume: Volume) -> Iterator[Changes]:
+    """Hold a volume's lock for a change, and report the changes in the list at the end, also after an error."""
+    if isinstance(volume, ObservableVolume):
+        with volume.changing() as changes:
+            yield changes
+    else:
+        with volume.lock:
+            yield []
+
+
+def temporary(name: bytes) -> bytes:
+    """Return the temporary name of a file in its directory, the same at each attempt."""
+    return TEMPORARY + hashlib.sha256(name).hexdigest()[:16].encode()
+
+
+class _Staged(NamedTuple):
+    """A source that is complete under a temporary name."""
+
+    source: Source
+    placed: Placed
+
+    @property
+    def state(self) -> State:
+        return self.source.state
+
+    def pieces(self) -> Iterator[tuple[int, bytes]]:
+        return self.source.pieces()
+
+
+@contextlib.contextmanager
+def staged(volume: Volume, parent: int, name: bytes, source: Source) -> Iterator[Source]:
+    """Write a large file beside its place, with the lock free, and yield a source from which `make` only renames it.
+
+    The end removes the file if `make` did not take it. `make` writes small files itself, and all files on volumes that
+    store whole files.
+    """
+    state = source.state
+    if not stat.S_ISREG(state.mode) or state.size <= STAGED_BYTES or not volume.features.random_writes:
+        yield source
+        return
+    beside = temporary(name)
+    placed = _write_beside(volume, parent, beside, source)
+    try:
+        yield _Staged(source, placed)
+    finally:
+        with volume.lock:
+            if _node_at(volume, parent, beside) == placed.attr.node:
+                volume.unlink(parent, beside)
+
+
+def make(volume: Volume, parent: int, name: bytes, source: Source, changes: Changes, path: str) -> Placed:
+    """Make a file, directory, link or special file under a vacant name. An error leaves nothing.
+
+    A directory's times move with each name that is made in it: give them to it later (`set_attributes`).
+
+    Args:
+        path: of the name, in the volume, for watchers; a directory's without the slash at its end.
+
+    Raises:
+        OSError: EEXIST; ENOTSUP for a kind that the volume can't hold; from the volume.
+    """
+    state = source.state
+    kind = stat.S_IFMT(state.mode)
+    if kind == stat.S_IFREG:
+        placed = _make_file(volume, parent, name, source)
+    else:
+        placed = _make_other(volume, parent, name, kind, source)
+    changes.append(Change(node=parent))
+    shown = path + "/" if kind == stat.S_IFDIR else path
+    changes.append(Change(placed.attr.node, parent, name, "created", shown))
+    return placed
+
+
+def _make_file(volume: Volume, parent: int, name: bytes, source: Source) -> Placed:
+    if not volume.features.random_writes:
+        return _write(volume, parent, name, source)
+    _require_vacant(volume, parent, name)
+    if isinstance(source, _Staged):
+        beside, placed = temporary(name), source.placed
+    elif source.state.size == 0:
+        return _write(volume, parent, name, source)
+    else:
+        beside = temporary(name)
+        placed = _write_beside(volume, parent, beside, source)
+    try:
+        volume.rename(parent, beside, parent, name, RENAME_NOREPLACE)
+    except OSError:
+        _drop(volume, parent, beside)
+        raise
+    return placed
+
+
+def _require_vacant(volume: Volume, parent: int, name: bytes) -> None:
+    if _node_at(volume, parent, name) is not None:
+        raise oserror(errno.EEXIST)
+
+
+def _node_at(volume: Volume, parent: int, name: bytes) -> int | None:
+    try:
+        return volume.lookup(parent, name).node
+    except FileNotFoundError:
+        return None
+
+
+def _write_beside(volume: Volume, parent: int, beside: bytes, source: Source) -> Placed:
+    try:
+        return _write(volume, parent, beside, source)
+    except FileExistsError:  # a crash has left it
+        volume.unlink(parent, beside)
+        return _write(volume, parent, beside, source)
+
+
+def _write(volume: Volume, parent: int, name: bytes, source: Source) -> Placed:
+    """Make a regular file with its bytes and attributes."""
+    state = source.state
+    attr = volume.create(parent, name, 0o600, _WRITE_FLAGS, _owner(state))
+    node = attr.node
+    try:
+        try:
+            end = 0
+            for offset, piece in _without_zeros(source.pieces()):
+                volume.write(node, offset, piece)
+                end = offset + len(piece)
+            if end != state.size:
+                volume.setattr(node, AttrChanges(size=state.size))
+            placed = set_attributes(volume, node, state)
+            if not volume.features.random_writes:
+                volume.flush(node)  # stores both at once
+        finally:
+            volume.release(node, _WRITE_FLAGS)
+        return placed
+    except BaseException:
+        _drop(volume, parent, name)
+        raise
+
+
+def _owner(state: State) -> Caller:
+    return Caller(state.uid, state.gid, os.getpid())
+
+
+def _without_zeros(pieces: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    """Leave out blocks of zeros, which become holes."""
+    for offset, piece in pieces:
+        start, at = 0, 0
+        while at < len(piece):
+            end = min(at + HOLE_BYTES - (offset + at) % HOLE_BYTES, len(piece))
+            if not piece[at:end].strip(b"\0"):
+                if start < at:
+                    yield offset + start, piece[start:at]
+                start = end
+            at = end
+        if start < len(piece):
+            yield offset + start, piece[start:] if start else piece
+
+
+def _drop(volume: Volume, parent: int, name: bytes) -> None:
+    """Remove what could not be completed. The error that is being raised is the one to tell."""
+    with contextlib.suppress(OSError):
+        volume.unlink(parent, name)
+
+
+def _make_other(volume: Volume, parent: int, name: bytes, kind: int, source: Source) -> Placed:
+    state = source.state
+    if kind == stat.S_IFDIR:
+        node = volume.mkdir(parent, name, 0o700, _owner(state)).node
+    elif kind == stat.S_IFLNK:
+        node = volume.symlink(parent, name, state.target, _owner(state)).node
+    else:
+        node = volume.mknod(parent, name, kind | 0o600, state.rdev, _owner(state)).node
+    try:
+        return set_attributes(volume, node, state)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            volume.rmdir(parent, name) if kind == stat.S_IFDIR else volume.unlink(parent, name)
+        raise
+
+
+def link(volume: Volume, node: int, parent: int, name: bytes, changes: Changes, path: str) -> Placed:
+    """Give a file another name, which is vacant. ENOTSUP on volumes without hard links."""
+    attr = volume.link(node, parent, name)
+    changes += [Change(node=parent), Change(node=node), Change(node, parent, name, "created", path)]
+    return Placed(attr)
+
+
+def overwrite(volume: Volume, node: int, source: Source, changes: Changes, path: str) -> Placed:
+    """Give a regular file the bytes and attributes of another state, in place: its links and open handles see it.
+
+    Only pieces that differ are written. Holes between data get zeros. A reader that takes the lock sees the whole
+    change; after an error or a crash the file may have a part of the bytes.
+    """
+    state = source.state
+    changes.append(Change(node=node, kind="modified", path=path))
+    with _writable(volume, node) as handle:
+        if volume.features.random_writes:
+            _overwrite(volume, handle, source)
+        else:
+            volume.setattr(handle, AttrChanges(size=0))
+            for offset, piece in source.pieces():
+                volume.write(handle, offset, piece)
+            volume.setattr(handle, AttrChanges(size=state.size))
+        placed = set_attributes(volume, node, state)
+        if not volume.features.random_writes:
+            volume.flush(handle)
+    return placed
+
+
+@contextlib.contextmanager
+def _writable(volume: Volume, node: int) -> Iterator[int]:
+    """Open a file for reading and writing, also one that its owner may not write: it gets its mode afterwards."""
+    with contextlib.ExitStack() as opening:
+        try:
+            handle = opening.enter_context(opened(volume, node, os.O_RDWR))
+        except PermissionError:
+            mode = stat.S_IMODE(volume.getattr(node).mode)
+            volume.setattr(node, AttrChanges(mode=mode | stat.S_IRUSR | stat.S_IWUSR))
+            handle = opening.enter_context(opened(volume, node, os.O_RDWR))
+        yield handle
+
+
+def _overwrite(volume: Volume, node: int, source: Source) -> None:
+    state = source.state
+    size = volume.getattr(node).size
+    if size > state.size:
+        volume.setattr(node, AttrChanges(size=state.size))
+        size = state.size
+    end = 0
+    for offset, piece in source.pieces():
+        _clear(volume, node, end, min(offset, size))
+        if piece and volume.read(node, offset, len(piece)) != piece:
+            volume.write(node, offset, piece)
+            size = max(size, offset + len(piece))
+        end = offset + len(piece)
+    if _has_data(volume, node, end, size):
+        volume.setattr(node, AttrChanges(size=end))  # the rest is a hole
+        size = end
+    if size < state.size:
+        volume.setattr(node, AttrChanges(size=state.size))
+
+
+def _has_data(volume: Volume, node: int, start: int, end: int) -> bool:
+    if start >= end:
+        return False
+    found = volume.next_data(node, start)
+    return found is not None and found < end
+
+
+def _clear(volume: Volume, node: int, start: int, end: int) -> None:
+    """Make a range of an open file zeros, where it is not."""
+    while _has_data(volume, node, start, end):
+        start = max(start, volume.next_data(node, start) or 0)
+        piece = volume.read(node, start, min(PIECE_BYTES, end - start))
+        if not piece:
+            return
+        if piece.strip(b"\0"):
+            volume.write(node, start, bytes(len(piece)))
+        start += len(piece)
+
+
+def set_attributes(volume: Volume, node: int, state: State, changes: Changes | None = None, path: str = "") -> Placed:
+    """Give a node the owner, mode, times and extended attributes of a state. What it has already costs no call.
+
+    In this order: a change of owner clears set-ID bits and capabilities, and extended attributes can be set while the
+    file may be written. A file that stays another user's gets no set-ID bits.
+    """
+    if changes is not None:
+        changes.append(Change(node=node, kind="attributes", path=path))
+    lost: list[str] = []
+    attr = volume.getattr(node)
+    is_link = stat.S_ISLNK(state.mode)
+    if (attr.uid, attr.gid) != (state.uid, state.gid):
+        try:
+            attr = volume.setattr(node, AttrChanges(uid=state.uid, gid=state.gid))
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.EINVAL, errno.ENOTSUP):
+                raise
+            lost.append("owner")
+    if not is_link and not _set_xattrs(volume, attr, state.xattrs):
+        lost.append("extended attributes")
+    mode = stat.S_IMODE(state.mode)
+    if (attr.uid, attr.gid) != (state.uid, state.gid):
+        mode &= ~(stat.S_ISUID | stat.S_ISGID)
+    wanted = AttrChanges(
+        mode=None if is_link else mode, atime_ns=state.atime_ns, mtime_ns=state.mtime_ns
+    )  # fmt: skip
+    try:
+        attr = volume.setattr(node, wanted)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP) and not (is_link and error.errno in VANISHED):
+            raise
+        lost += ["times"] if is_link else ["mode", "times"]
+    return Placed(attr, tuple(lost))
+
+
+def _set_xattrs(volume: Volume, attr: Attr, wanted: dict[bytes, bytes]) -> bool:
+    """Return True if the node has these extended attributes now, and no others."""
+    if not volume.features.xattrs:
+        return not wanted
+    there = {}
+    for name in volume.listxattr(attr.node):
+        with contextlib.suppress(OSError):
+            there[name] = volume.getxattr(attr.node, name)
+    if there == wanted:
+        return True
+    if not attr.mode & stat.S_IWUSR:
+        volume.setattr(attr.node, AttrChanges(mode=stat.S_IMODE(attr.mode) | stat.S_IWUSR))
+    complete = True
+    for name in there.keys() - wanted.keys():
+        complete = _tried(volume.removexattr, attr.node, name) and complete
+    for name, value in wanted.items():
+        if there.get(name) != value:
+            complete = _tried(volume.setxattr, attr.node, name, value) and complete
+    return complete
+
+
+def _tried(change: object, *args: object) -> bool:
+    assert callable(change)
+    try:
+        change(*args)
+    except OSError as error:
+        if error.errno not in _NO_XATTRS:
+            raise
+        return False
+    return True
+
+
+def remove(volume: Volume, parent: int, name: bytes, attr: Attr, changes: Changes, path: str) -> None:
+    """Remove a name; a directory must be empty. ENOENT, ENOTEMPTY."""
+    if attr.is_dir:
+        volume.rmdir(parent, name)
+    else:
+        volume.unlink(parent, name)
+    changes.append(Change(node=parent))
+    changes.append(Change(attr.node, parent, name, "deleted", path + "/" if attr.is_dir else path))
+
+
+class Name(NamedTuple):
+    """A name in a volume."""
+
+    parent: int
+    name: bytes
+    path: str
+    """For watchers; a directory's without the slash at its end."""
+
+
+def rename(volume: Volume, old: Name, new: Name, attr: Attr, changes: Changes, flags: int = 0) -> None:
+    """Rename, as `Volume.rename`. What RENAME_EXCHANGE exchanges may be of different kinds."""
+    volume.rename(old.parent, old.name, new.parent, new.name, flags)
+    end = "/" if attr.is_dir else ""
+    kind: EventKind = "exchanged" if flags & RENAME_EXCHANGE else "moved"
+    changes += [Change(node=old.parent), Change(attr.node, old.parent, old.name), Change(node=new.parent)]
+    changes.append(Change(attr.node, new.parent, new.name, kind, new.path + end, old.path + end))

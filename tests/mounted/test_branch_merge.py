@@ -1,0 +1,161 @@
+"""Merges of branches by the command, over `sqlite:` and `dir:` routes of one mount."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mounts import Mounted, Serve
+
+import fusebackend
+from fusebackend.backends import CompositeBackend, FilesystemBackend, InMemoryBackend
+
+pytestmark = pytest.mark.mounted
+
+LIMIT_S = 60
+LINES = "".join(f"line {number}\n" for number in range(20))
+
+
+@pytest.fixture
+def mounted(serve: Serve, tmp_path: Path) -> Mounted:
+    (tmp_path / "src").mkdir()
+    server: Mounted = serve(f"sqlite:{tmp_path}/volume.db", routes={"/src": f"dir:{tmp_path}/src"})
+    for top in (server.path, server.path / "src"):
+        (top / "notes").mkdir()
+        (top / "notes" / "plan.md").write_text(LINES)
+        (top / "old.txt").write_text("old\n")
+        (top / "run.sh").write_text("#!/bin/sh\n")
+    return server
+
+
+def command(server: Mounted, *arguments: str, code: int = 0) -> str:
+    words = [sys.executable, "-m", "fusebackend", *arguments]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, cwd=server.path, check=False)
+    assert done.returncode == code, (done.stdout, done.stderr)
+    return done.stdout + done.stderr
+
+
+def branch_of(server: Mounted, name: str = "work") -> Path:
+    return Path(command(server, "branch", "create", name).splitlines()[0])
+
+
+def change(top: Path) -> None:
+    (top / "notes" / "plan.md").write_text(LINES.replace("line 3\n", "branch\n"))
+    (top / "notes").rename(top / "papers")
+    (top / "old.txt").unlink()
+    (top / "run.sh").chmod(0o755)
+    (top / "new").mkdir()
+    (top / "new" / "file").write_text("new\n")
+
+
+def test_a_branch_is_merged_and_taken_back(mounted: Mounted) -> None:
+    branch = branch_of(mounted)
+    for top in (branch, branch / "src"):
+        change(top)
+    assert "would rename notes -> papers" in command(mounted, "branch", "merge", "work", "-n")
+    assert (mounted.path / "old.txt").exists()
+    said = command(mounted, "branch", "merge", "work")
+    for top in (mounted.path, mounted.path / "src"):
+        assert (top / "papers" / "plan.md").read_text().splitlines()[3] == "branch"
+        assert not (top / "notes").exists()
+        assert not (top / "old.txt").exists()
+        assert (top / "run.sh").stat().st_mode & 0o777 == 0o755
+        assert (top / "new" / "file").read_text() == "new\n"
+    assert "merged" in command(mounted, "branch", "list")
+    assert "everything of 'work' already" in command(mounted, "branch", "merge", "work")
+    call = said.split("fusebackend undo ")[1].split("'")[0]
+    command(mounted, "undo", call)
+    for top in (mounted.path, mounted.path / "src"):
+        assert (top / "notes" / "plan.md").read_text() == LINES
+        assert (top / "old.txt").read_text() == "old\n"
+        assert (top / "run.sh").stat().st_mode & 0o777 == 0o644
+        assert not (top / "papers").exists()
+        assert not (top / "new").exists()
+
+
+def test_what_both_changed_is_refused_and_decided(mounted: Mounted) -> None:
+    branch = branch_of(mounted)
+    (branch / "old.txt").write_text("branch\n")
+    (branch / "notes/plan.md").write_text(LINES.replace("line 3\n", "branch\n"))
+    (branch / "src/old.txt").write_text("branch\n")
+    (mounted.path / "notes/plan.md").write_text(LINES.replace("line 15\n", "main\n"))
+    (mounted.path / "old.txt").write_text("the mount\n")
+    said = command(mounted, "branch", "merge", "work", code=1)
+    assert "old.txt': changed in both" in said
+    assert "--keep-main" in said
+    assert (mounted.path / "src/old.txt").read_text() == "old\n"
+    assert [each["conflicts"] for each in json.loads(command(mounted, "branch", "list", "--json"))] == [2]
+    command(mounted, "branch", "merge", "work", "--merge-lines", "--keep-main")
+    assert (mounted.path / "old.txt").read_text() == "the mount\n"
+    assert (mounted.path / "src/old.txt").read_text() == "branch\n"
+    wanted = LINES.replace("line 3\n", "branch\n").replace("line 15\n", "main\n")
+    assert (mounted.path / "notes/plan.md").read_text() == wanted
+
+
+def test_a_part_is_merged(mounted: Mounted) -> None:
+    branch = branch_of(mounted)
+    for top in (branch, branch / "src"):
+        change(top)
+    command(mounted, "branch", "merge", "work", "--", "new", "src/run.sh")
+    assert (mounted.path / "new/file").exists()
+    assert (mounted.path / "src/run.sh").stat().st_mode & 0o777 == 0o755
+    assert (mounted.path / "old.txt").exists()
+    assert not (mounted.path / "src/new").exists()
+
+
+def test_a_file_that_is_open_for_writing_is_refused(mounted: Mounted) -> None:
+    branch = branch_of(mounted)
+    (branch / "old.txt").write_text("branch\n")
+    with (mounted.path / "old.txt").open("a"):
+        assert "old.txt': is open for writing" in command(mounted, "branch", "merge", "work", code=1)
+    command(mounted, "branch", "merge", "work")
+    assert (mounted.path / "old.txt").read_text() == "branch\n"
+
+
+def test_a_reader_keeps_the_file_that_it_has_open(mounted: Mounted) -> None:
+    branch = branch_of(mounted)
+    (branch / "old.txt").write_text("branch\n")
+    with (mounted.path / "old.txt").open() as file:
+        command(mounted, "branch", "merge", "work")
+        assert file.read() == "old\n"
+    assert (mounted.path / "old.txt").read_text() == "branch\n"
+
+
+def test_git_takes_the_patch_of_a_branch(mounted: Mounted, tmp_path: Path) -> None:
+    branch = branch_of(mounted)
+    for top in (branch, branch / "src"):
+        change(top)
+    patch = tmp_path / "patch"
+    patch.write_text(command(mounted, "diff", "main..work"))
+    assert "rename from notes/plan.md" in patch.read_text() or "papers/plan.md" in patch.read_text()
+    checked = subprocess.run(
+        ["git", "apply", "--check", str(patch)], cwd=mounted.path, capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stderr
+    command(mounted, "branch", "merge", "work")
+    assert command(mounted, "diff", "main..work") == ""
+
+
+def test_a_merge_by_the_api(tmp_path: Path) -> None:
+    (tmp_path / "mnt").mkdir()
+    (tmp_path / "src").mkdir()
+    routes: dict[str, Any] = {"/src": FilesystemBackend(tmp_path / "src", virtual_mode=True)}
+    backend = CompositeBackend(InMemoryBackend(), routes)
+    with fusebackend.mount(backend, tmp_path / "mnt") as mount:
+        mount.write("/a.txt", "a")
+        mount.create_branch("work")
+        mount.upload_files(
+            [("/.fusebackend/branches/work/a.txt", b"changed"), ("/.fusebackend/branches/work/src/b", b"b")]
+        )
+        result = mount.merge_branch("work")
+        assert [(each.change, each.path) for each in result.changes] == [("create", "/src/b"), ("replace", "/a.txt")]
+        assert result.call is None
+        assert mount.read("/a.txt").file_data["content"] == "changed"  # type: ignore[index]
+        with fusebackend.connect(tmp_path / "mnt") as client:
+            assert client.merge_branch("work").changes == []
+            with pytest.raises(FileNotFoundError, match="no branch 'none'"):
+                client.merge_branch("none")

@@ -1,0 +1,421 @@
+"""Calls as users see them, on real mounts: `log`, `diff`, `undo`, `df`, `prune`, `hook`, and the same in Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mounts import Mounted, Serve
+
+import fusebackend
+from fusebackend import Actor
+from fusebackend.protocol import CallInfo
+
+pytestmark = pytest.mark.mounted
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 60
+
+
+@pytest.fixture
+def mounted(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mounted:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "live").mkdir()
+    return serve(f"sqlite:{tmp_path}/volume.db", routes={"/notes": "memory:", "/src": f"dir:{tmp_path}/live"})
+
+
+def run(*words: object, cwd: Path, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "fusebackend", *map(str, words)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        input="" if stdin is None else stdin, capture_output=True, text=True, timeout=LIMIT_S, cwd=cwd, check=False,
+    )  # fmt: skip
+
+
+def ok(*words: object, cwd: Path, stdin: str | None = None) -> str:
+    done = run(*words, cwd=cwd, stdin=stdin)
+    assert done.returncode == 0, done
+    return done.stdout
+
+
+def session(script: str, cwd: Path) -> None:
+    """Run a script as a process session of its own, which is one call."""
+    done = subprocess.run(
+        ["bash", "-euc", script], cwd=cwd, capture_output=True, text=True, timeout=LIMIT_S, start_new_session=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def logged(mounted: Mounted, **options: Any) -> list[CallInfo]:
+    with fusebackend.connect(mounted.path) as files:
+        return files.log(**options)
+
+
+SCENE = (
+    "mkdir repo; for each in 1 2 3; do echo line $each > repo/f$each; echo $each > src/s$each; done; echo n > notes/n"
+)
+DAMAGE = "rm -rf repo; sed -i s/1/one/ src/s1; mv src/s2 src/moved; : > notes/n; echo new > made"
+
+
+def state(mounted: Mounted) -> dict[str, tuple[int, str | None]]:
+    """Every path with its mode, and the text of a file."""
+    found = {}
+    for path in sorted(mounted.path.rglob("*")):
+        mode = path.lstat().st_mode
+        found[str(path.relative_to(mounted.path))] = (mode, path.read_text() if path.is_file() else None)
+    return found
+
+
+def test_what_a_session_did_is_logged_shown_and_taken_back(mounted: Mounted) -> None:
+    session(SCENE, mounted.path)
+    before = state(mounted)
+    session(DAMAGE, mounted.path)
+    damaged = state(mounted)
+    newest, first = ok("log", cwd=mounted.path).splitlines()
+    call = newest.split()[0]
+    assert "rm -rf repo" in newest
+    assert call != first.split()[0]
+    names = ok("diff", "--name-status", cwd=mounted.path).splitlines()
+    assert names == [
+        "A\tmade", "M\tnotes/n", "D\trepo/f1", "D\trepo/f2", "D\trepo/f3", "R100\tsrc/s2\tsrc/moved", "M\tsrc/s1",
+    ]  # fmt: skip
+    assert ok("diff", call, "--name-status", "--", "src", cwd=mounted.path).splitlines() == names[5:]
+    (lost,) = [json.loads(line) for line in ok("diff", call, "--json", "repo/f1", cwd=mounted.path).splitlines()]
+    assert (lost["change"], lost["path"]) == ("deleted", "repo/f1")
+    assert run("diff", call, "--", "src/s3", cwd=mounted.path).stderr == f"Error: {call} has not changed '/src/s3'\n"
+
+    would = ok("undo", "-n", cwd=mounted.path)
+    assert "would bring back repo/f1" in would
+    assert state(mounted) == damaged
+    done = ok("undo", cwd=mounted.path).splitlines()
+    assert state(mounted) == before
+    undo = done[-1].split("'fusebackend undo ")[1].split("'")[0]
+    assert done[-1] == f"took back {call}; 'fusebackend undo {undo}' takes that back"
+    assert f"undone by {undo}" in ok("log", call, cwd=mounted.path)
+    ok("undo", undo, cwd=mounted.path)
+    assert state(mounted) == damaged
+
+
+def test_the_patch_of_a_call_is_one_that_git_takes(mounted: Mounted, tmp_path: Path) -> None:
+    session(SCENE, mounted.path)
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-a", mounted.path, copy], check=True)
+    session(DAMAGE, mounted.path)
+    patch = ok("diff", cwd=mounted.path)
+    session("echo later >> src/s1; rm made", mounted.path)
+    assert ok("diff", logged(mounted)[1].call, cwd=mounted.path) == patch
+    subprocess.run(["git", "apply", "--check", "-"], input=patch, text=True, cwd=copy, check=True)
+    subprocess.run(["git", "apply", "-"], input=patch, text=True, cwd=copy, check=True)
+    assert (copy / "src/s1").read_text() == "one\n"
+    assert (copy / "made").read_text() == "new\n"
+    assert not (copy / "repo").exists()
+
+
+def test_undo_twice_goes_further_back(mounted: Mounted) -> None:
+    session("echo 1 > a", mounted.path)
+    session("echo 2 > b", mounted.path)
+    ok("undo", cwd=mounted.path)
+    assert sorted(os.listdir(mounted.path)) == ["a", "notes", "src"]
+    ok("undo", cwd=mounted.path)
+    assert sorted(os.listdir(mounted.path)) == ["notes", "src"]
+    assert "there is no call to take back" in run("undo", cwd=mounted.path).stderr
+
+
+def test_what_another_call_changed_since_is_refused_kept_or_merged(mounted: Mounted) -> None:
+    lines = "\\n".join("abcdefgh")
+    session(f"printf '{lines}\\n' > text; echo 1 > other", mounted.path)
+    session("sed -i s/b/B/ text; echo 2 > other", mounted.path)
+    call = logged(mounted)[0].call
+    session("sed -i s/g/G/ text", mounted.path)
+    later = logged(mounted)[0].call
+    done = run("undo", call, cwd=mounted.path)
+    assert (done.returncode, done.stdout) == (1, "")
+    errors = done.stderr.splitlines()
+    assert "'text'" in errors[0]
+    assert later in errors[0]
+    assert errors[-1].startswith("Error: nothing was taken back; --keep-newer leaves these")
+    assert (mounted.path / "other").read_text() == "2\n"
+
+    ok("undo", call, "--merge-lines", cwd=mounted.path)
+    assert (mounted.path / "text").read_text() == "a\nb\nc\nd\ne\nf\nG\nh\n"
+    assert (mounted.path / "other").read_text() == "1\n"
+    ok("undo", logged(mounted)[0].call, cwd=mounted.path)
+    ok("undo", call, "--keep-newer", cwd=mounted.path)
+    assert (mounted.path / "text").read_text() == "a\nB\nc\nd\ne\nf\nG\nh\n"
+    assert (mounted.path / "other").read_text() == "1\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["undo", "c999"], "there is no call 'c999'"),
+        (["undo", "monday"], "'monday' is no call; calls have names such as 'c42'"),
+        (["log", "c999"], "there is no call 'c999'"),
+        (["diff", "c999"], "there is no call 'c999'"),
+        (["restore", "x", "--from", "c999"], "there is no call 'c999'"),
+    ],
+)
+def test_a_call_that_is_not_there(mounted: Mounted, words: list[str], error: str) -> None:
+    done = run(*words, cwd=mounted.path)
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"Error: {error}")
+
+
+def test_without_a_history(serve: Serve) -> None:
+    mounted = serve("memory:", options=["history=off"])
+    for words in (["log"], ["undo"], ["diff", "c1"]):
+        done = run(*words, cwd=mounted.path)
+        assert done.returncode == 1
+        assert done.stderr == "Error: this mount keeps no history of calls: mount it without '-o history=off'\n"
+    assert run("df", cwd=mounted.path).returncode == 0
+
+
+# -- who acts ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_actor_is_that_of_a_client_and_of_a_block(mounted: Mounted) -> None:
+    with fusebackend.connect(mounted.path, actor=Actor(agent="planner", thread="t1")) as files:
+        files.write("/a", "1")
+        with fusebackend.acting(Actor(agent="coder", call="toolu_1")):
+            files.write("/b", "1")
+            files.write("/c", "1")
+        files.write("/d", "1")
+    with fusebackend.connect(mounted.path) as files:
+        files.write("/e", "1")
+    found = logged(mounted)
+    assert [(each.actor.agent, each.actor.thread, each.actor.call, each.changes) for each in reversed(found)] == [
+        ("planner", "t1", "", 1), ("coder", "", "toolu_1", 2), ("planner", "t1", "", 1), ("", "", "", 1),
+    ]  # fmt: skip
+    assert {(each.actor.uid, each.actor.pid) for each in found} == {(os.geteuid(), os.getpid())}
+    assert [each.call for each in logged(mounted, by="planner")] == [found[1].call, found[3].call]
+    assert "toolu_1" not in ok("log", "--by", "planner", cwd=mounted.path)
+    ok("undo", "--by", "coder", cwd=mounted.path)
+    assert sorted(os.listdir(mounted.path)) == ["a", "d", "e", "notes", "src"]
+
+
+def test_commands_of_one_client_have_the_actor_that_each_was_made_by(mounted: Mounted) -> None:
+    import anyio
+
+    async def work(files: fusebackend.Client) -> None:
+        async def one(name: str) -> None:
+            with fusebackend.acting(Actor(agent=name)):
+                answer = await files.aexecute(f"echo {name} > /{name}; sleep 0.1")
+                assert answer.exit_code == 0, answer
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(8):
+                tasks.start_soon(one, f"agent{number}")
+
+    with fusebackend.connect(mounted.path) as files:
+        anyio.run(work, files)
+    found = logged(mounted)
+    assert sorted((each.actor.agent, each.changes, each.kind) for each in found) == [
+        (f"agent{number}", 1, "command") for number in range(8)
+    ]
+
+
+def test_a_call_is_named_for_a_process_and_its_descendants(mounted: Mounted) -> None:
+    with fusebackend.connect(mounted.path) as files:
+        name = files.begin_call("tidy up", id="toolu_7", agent="me", thread="t")
+        assert name == "toolu_7"
+        (mounted.path / "one").write_text("1")
+        subprocess.run(["bash", "-c", "setsid sh -c 'echo 2 > two'"], cwd=mounted.path, check=True)
+        call = files.end_call(name)
+        (mounted.path / "three").write_text("3")
+        assert files.end_call(name) is None
+        assert files.end_call(files.begin_call("nothing")) is None
+        (found,) = files.log([str(call)])
+        assert (found.title, found.kind, found.actor.agent, found.actor.call) == ("tidy up", "tool", "me", "toolu_7")
+        assert [each.path for each in files.changes(found.call)] == ["/one", "/two"]
+        files.undo(found.call)
+        assert sorted(os.listdir(mounted.path)) == ["notes", "src", "three"]
+        with pytest.raises(ProcessLookupError, match="there is no process"):
+            files.begin_call("x", pid=2**22 + 1)
+
+
+def test_log_in_pages(mounted: Mounted) -> None:
+    with fusebackend.connect(mounted.path) as files:
+        for number in range(5):
+            files.write(f"/{number}", "x")
+        newest = files.log(limit=2)
+        rest = files.log(before=newest[-1].call)
+        assert len(rest) == 3
+        assert [each.title for each in newest + rest] == [f"write /{number}" for number in (4, 3, 2, 1, 0)]
+        assert files.log(path="/3")[0].title == "write /3"
+        assert files.log(since_ns=time.time_ns() + 10**9) == []
+        with pytest.raises(ValueError, match="is no call"):
+            files.log(before="yesterday")
+        files.upload_files([(f"/many/{number}", b"") for number in range(5)])
+        first = files.changes(files.log(limit=1)[0].call, limit=4)
+        assert [each.path for each in first] == ["/many", "/many/0", "/many/1", "/many/2"]
+        more = files.changes(first[0].call, after=first[-1].number)
+        assert [each.path for each in more] == ["/many/3", "/many/4"]
+
+
+def test_log_follows(mounted: Mounted) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fusebackend", "log", "-f", "--json"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=mounted.path, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        with fusebackend.connect(mounted.path) as files:
+            files.write("/one", "1")
+            assert process.stdout is not None
+            assert json.loads(process.stdout.readline())["title"] == "write /one"
+            files.write("/two", "2")
+            assert json.loads(process.stdout.readline())["title"] == "write /two"
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+# -- hooks -------------------------------------------------------------------------------------------------------------
+
+AGENT = r"""
+import json, subprocess, sys
+settings, cwd = json.load(open(sys.argv[1])), sys.argv[2]
+
+def hooks(event, told):
+    for group in settings["hooks"].get(event, []):
+        for each in group["hooks"]:
+            done = subprocess.run(each["command"], shell=True, input=json.dumps(told), text=True,
+                                  capture_output=True, timeout=each["timeout"], cwd=cwd)
+            assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done
+
+def tool(number, name, given, work):
+    told = {"session_id": "abc123", "transcript_path": "/t.jsonl", "cwd": cwd, "permission_mode": "default",
+            "tool_name": name, "tool_input": given, "tool_use_id": f"toolu_{number}"}
+    hooks("PreToolUse", {**told, "hook_event_name": "PreToolUse"})
+    work()
+    hooks("PostToolUse", {**told, "hook_event_name": "PostToolUse", "tool_response": {}})
+
+def bash(number, command):
+    def work():
+        subprocess.run(["bash", "-c", command], cwd=cwd, check=True, start_new_session=True)
+    tool(number, "Bash", {"command": command, "description": "x"}, work)
+
+bash(1, "for each in 1 2 3; do (setsid sh -c 'echo more >> file'); done; mkdir d")
+bash(2, "cat file")
+tool(3, "Write", {"file_path": cwd + "/written", "content": "x"}, lambda: open(cwd + "/written", "w").write("x"))
+bash(4, "rm -rf d file")
+"""
+
+
+@pytest.mark.parametrize("agent", ["claude-code", "codex"])
+def test_tool_calls_of_a_coding_agent_are_calls(
+    mounted: Mounted, tmp_path: Path, agent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    for variable in ("CLAUDE_CONFIG_DIR", "CODEX_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    ok("hook", agent, "--install", cwd=tmp_path)
+    (settings,) = home.rglob("*.json")
+    program = tmp_path / "agent.py"
+    program.write_text(AGENT)
+    subprocess.run([sys.executable, program, settings, mounted.path], check=True, timeout=LIMIT_S)
+    found = list(reversed(logged(mounted)))
+    assert [(each.kind, each.actor.agent, each.actor.thread, each.actor.call) for each in found] == [
+        ("tool", agent, "abc123", f"toolu_{number}") for number in (1, 3, 4)
+    ]
+    assert [each.title for each in found][1:] == [f"Write: {mounted.path}/written", "Bash: rm -rf d file"]
+    assert not (mounted.path / "file").exists()
+    ok("undo", "--by", "toolu_4", cwd=mounted.path)
+    assert (mounted.path / "file").read_text() == "more\n" * 3
+    assert (mounted.path / "written").read_text() == "x"
+
+
+def test_a_hook_outside_of_mounts_costs_next_to_nothing(tmp_path: Path) -> None:
+    told = json.dumps({"cwd": str(tmp_path), "tool_name": "Bash", "tool_use_id": "1", "hook_event_name": "PreToolUse"})
+    assert ok("hook", "run", "pre", "--agent", "codex", cwd=tmp_path, stdin=told) == ""
+
+
+# -- in this process, and space ----------------------------------------------------------------------------------------
+
+
+def test_a_mount_of_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fusebackend.backends import InMemoryBackend
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    place = tmp_path / "mount"
+    place.mkdir()
+    with InMemoryBackend() as backend, fusebackend.mount(backend, place, history="on") as files:
+        with fusebackend.acting(Actor(agent="planner")):
+            files.write("/plan.md", "monday\n")
+        (call,) = files.log(by="planner")
+        assert (call.title, call.changes, call.actor.agent) == ("write /plan.md", 1, "planner")
+        assert "+monday" in files.diff(call.call)
+        undone = files.undo(call.call)
+        assert undone.undo is not None
+        assert files.ls("/").entries == []
+        assert files.undo(undone.undo, dry_run=True).changes[0].path == "/plan.md"
+        with pytest.raises(ValueError, match="not both"):
+            files.undo(keep_newer=True, merge_lines=True)
+
+
+def test_a_langgraph_tool_is_a_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("langgraph")
+    from langchain_core.messages import AIMessage
+    from langchain_core.tools import tool
+    from langgraph.graph import START, MessagesState, StateGraph
+    from langgraph.prebuilt import ToolNode
+
+    from fusebackend.backends import InMemoryBackend
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    place = tmp_path / "mount"
+    place.mkdir()
+    with InMemoryBackend() as backend, fusebackend.mount(backend, place, history="on") as files:
+
+        @tool
+        def note(word: str) -> str:
+            """Write two files."""
+            files.write(f"/{word}1", word)
+            files.write(f"/{word}2", word)
+            return word
+
+        graph: Any = StateGraph(MessagesState)
+        graph.add_node("tools", ToolNode([note]))
+        graph.add_edge(START, "tools")
+        calls = [{"name": "note", "args": {"word": word}, "id": f"call_{word}"} for word in "ab"]
+        config = {"configurable": {"thread_id": "t1"}, "metadata": {"lc_agent_name": "planner"}}
+        graph.compile().invoke({"messages": [AIMessage("", tool_calls=calls)]}, config)
+        found = files.log()
+        assert [(each.kind, each.actor.agent, each.actor.thread, each.changes) for each in found] == [
+            ("tool", "planner", "t1", 2), ("tool", "planner", "t1", 2),
+        ]  # fmt: skip
+        assert len({each.actor.call for each in found}) == 2
+        files.undo(*(each.call for each in found))
+        assert files.ls("/").entries == []
+
+
+def test_df_and_prune(mounted: Mounted) -> None:
+    session("head -c 300000 /dev/urandom > src/file", mounted.path)
+    session("rm src/file", mounted.path)
+    with fusebackend.connect(mounted.path) as files:
+        taken = files.create_snapshot("mine")
+        space = files.df()
+        assert space.images is not None
+        assert space.images >= 300_000
+        assert space.log is not None
+        assert space.reclaimable is not None
+        assert space.reclaimable >= space.images
+        would = json.loads(ok("prune", "-n", "--json", cwd=mounted.path))
+        assert would["calls"] == len(files.log()) == 2
+        assert run("prune", cwd=mounted.path).stderr.startswith("Error: what is pruned can't be had back")
+        assert len(files.log()) == 2
+        ok("prune", "--yes", cwd=mounted.path)
+        assert files.log() == []
+        assert files.df().images == 0
+        assert [each.name for each in files.snapshots()] == [taken.name]
+        files.write("/after", "x")
+        assert files.undo().changes[0].path == "/after"

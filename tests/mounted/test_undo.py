@@ -1,0 +1,190 @@
+"""What programs did to files of a mount, taken back: as it was, and with the caches of the kernel right."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mounts import Mounted, Serve
+
+import fusebackend
+from fusebackend.protocol import UndoResult
+
+pytestmark = pytest.mark.mounted
+
+LIMIT_S = 60
+
+KINDS = {"sqlite": "sqlite:{tmp}/volume.db", "memory": "memory:", "dir": "dir:{tmp}/live"}
+
+SCENE = r"""
+mkdir -p repo/sub/deep
+head -c 300000 /dev/urandom > repo/bytes
+printf 'one\ntwo\nthree\n' > repo/sub/text
+touch -d 2001-02-03T04:05:06.789 repo/sub/text
+chmod 4750 repo/bytes
+ln repo/bytes repo/sub/deep/other-name
+ln -s sub/text repo/link
+mkfifo repo/fifo
+truncate -s 5M repo/sparse; printf x | dd of=repo/sparse bs=1 seek=3000000 conv=notrunc status=none
+: > repo/empty
+printf '#!/bin/sh\necho run\n' > repo/run; chmod 755 repo/run; touch -d 2011-01-01 repo/run
+for n in $(seq 30); do echo "file $n" > repo/sub/deep/$n; done
+python3 -c 'import os; os.setxattr("repo/run", "user.colour", b"red")'
+"""
+
+HARM = {
+    "rm": "rm -rf repo",
+    "write": "sed -i s/two/TWO/ repo/sub/text; echo more >> repo/bytes; chmod 600 repo/run; : > repo/run",
+    "move": "mv repo/sub repo/moved; rm repo/moved/text; mkdir repo/sub; echo new > repo/sub/text; "
+    "mv repo/run repo/empty",
+    "attributes": 'truncate -s 100 repo/sparse; python3 -c \'import os; os.removexattr("repo/run", "user.colour")\'',
+    "kinds": "rm repo/link repo/fifo; ln -s elsewhere repo/link; mkdir repo/fifo; touch repo/fifo/in-it",
+    "tar": "tar -C repo -cf all.tar . && rm -rf repo/* && tar -C repo -xf all.tar && rm all.tar; touch repo/*",
+}
+
+
+@pytest.fixture(params=list(KINDS))
+def mounted(request: pytest.FixtureRequest, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mounted:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "live").mkdir()
+    return serve(KINDS[request.param].format(tmp=tmp_path))
+
+
+def session(script: str, cwd: Path) -> None:
+    """Run a script as a process session of its own, which is one call."""
+    done = subprocess.run(
+        ["bash", "-euc", script], cwd=cwd, capture_output=True, text=True, timeout=LIMIT_S, start_new_session=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def undo(path: Path, *calls: str, **options: Any) -> UndoResult:
+    with fusebackend.connect(path) as files:
+        return files.undo(*calls, **options)
+
+
+def tree(top: Path) -> dict[str, Any]:
+    """Return every file with what stat(2) and its bytes say, but for access and change times, and the times of
+    directories."""
+    found = {}
+    for directory, below, names in os.walk(top):
+        for name in (*below, *names):
+            path = os.path.join(directory, name)
+            status = os.lstat(path)
+            is_dir, is_file = stat.S_ISDIR(status.st_mode), stat.S_ISREG(status.st_mode)
+            attributes = [] if stat.S_ISLNK(status.st_mode) else os.listxattr(path)
+            found[os.path.relpath(path, top)] = (
+                status.st_mode, status.st_uid, status.st_gid,
+                None if is_dir else (status.st_size, status.st_mtime_ns, status.st_nlink),
+                Path(path).read_bytes() if is_file else os.readlink(path) if stat.S_ISLNK(status.st_mode) else None,
+                {attribute: os.getxattr(path, attribute) for attribute in attributes},
+            )  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_everything_is_as_it_was(mounted: Mounted, harm: str) -> None:
+    session(SCENE, mounted.path)
+    before = tree(mounted.path)
+    session(HARM[harm], mounted.path)
+    after = tree(mounted.path)
+    assert after != before
+    undone = undo(mounted.path)
+    assert undone.conflicts == [] and undone.partly == []
+    assert tree(mounted.path) == before
+    assert (mounted.path / "repo/bytes").stat().st_ino == (mounted.path / "repo/sub/deep/other-name").stat().st_ino
+    redone = undo(mounted.path, undone.undo or "")
+    assert redone.conflicts == []
+    assert tree(mounted.path) == after
+
+
+def test_a_process_that_has_a_file_open_reads_the_old_bytes(mounted: Mounted) -> None:
+    path = mounted.path / "file"
+    session("echo before > file", mounted.path)
+    with open(path) as reader:
+        session("echo after, and longer > file", mounted.path)
+        assert reader.read() == "after, and longer\n"
+        undo(mounted.path)
+        reader.seek(0)
+        assert reader.read() == "before\n"
+
+
+@contextlib.contextmanager
+def at_work(directory: Path) -> Iterator[dict[str, str]]:
+    """Have another program write files in a directory meanwhile; yields what it has written."""
+    written: dict[str, str] = {}
+    ending = threading.Event()
+
+    def work() -> None:
+        number = 0
+        while not ending.is_set():
+            directory.mkdir(parents=True, exist_ok=True)
+            name = f"theirs{number % 50}"
+            (directory / name).write_text(f"written {number}\n")
+            written[name] = f"written {number}\n"
+            number += 1
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield written
+    finally:
+        ending.set()
+        thread.join()
+
+
+def test_another_program_goes_on_in_the_same_directory(mounted: Mounted) -> None:
+    session("mkdir repo; for n in $(seq 200); do echo $n > repo/$n; done", mounted.path)
+    before = tree(mounted.path)
+    with at_work(mounted.path / "repo") as written:
+        session("rm repo/[0-9]*", mounted.path)
+        with fusebackend.connect(mounted.path) as files:
+            call = next(
+                each.call for each in files.log() if each.title.startswith(("bash", "rm")) and each.changes == 200
+            )
+        undone = undo(mounted.path, call)
+        time.sleep(0.1)
+    assert undone.conflicts == []
+    after = tree(mounted.path)
+    assert {name: found for name, found in after.items() if "theirs" not in name} == before
+    assert len(written) > 5
+    assert all((mounted.path / "repo" / name).read_text() == text for name, text in written.items())
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "dir"])
+@pytest.mark.parametrize("after_s", [0.01, 0.05, 0.15, 0.4])
+def test_a_killed_server_finishes_the_undo_with_the_same_command(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, after_s: float
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "live").mkdir()
+    url = KINDS[kind].format(tmp=tmp_path)
+    mounted = serve(url, at="mnt")
+    session("mkdir repo; for n in $(seq 500); do echo $n > repo/$n; done; ln repo/1 repo/one", mounted.path)
+    before = tree(mounted.path)
+    session("rm -rf repo; sync -f .", mounted.path)
+    with fusebackend.connect(mounted.path) as files:
+        call = files.log()[0].call
+
+    def undoing() -> None:
+        with contextlib.suppress(Exception):  # the server ends meanwhile
+            undo(mounted.path, call)
+
+    thread = threading.Thread(target=undoing)
+    thread.start()
+    time.sleep(after_s)
+    mounted.kill()
+    thread.join()
+    again = serve(url, at="mnt")
+    with fusebackend.connect(again.path) as files:
+        if files.log(calls=(call,))[0].undone_by is None:
+            assert files.undo(call).conflicts == []
+    assert tree(again.path) == before

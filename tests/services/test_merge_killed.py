@@ -1,0 +1,43 @@
+"""A merge that is killed at each write of its journal, over `sqlite:`, `dir:`, a store and S3: resumed each time."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from profiles import amount
+
+from services.s3 import Bucket
+
+SCRIPT = Path(__file__).parents[1] / "unit" / "trees" / "merge_killed.py"
+EVERY = amount("FUSEBACKEND_MERGE_KILLS_EVERY", dev=15, ci=5, soak=1)
+"""Each write of so many is a kill: 1 takes several minutes."""
+
+pytestmark = [pytest.mark.services, pytest.mark.slow, pytest.mark.timeout(2400)]
+
+
+def run(directory: Path, s3: str, point: int | str) -> tuple[int, list[str]]:
+    directory.mkdir(exist_ok=True)
+    command = [sys.executable, str(SCRIPT), str(directory), s3, str(point)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=120, check=False)
+    return done.returncode, done.stdout.splitlines()
+
+
+def test_a_merge_is_resumed_after_a_kill_at_each_write(tmp_path: Path, flat_bucket: Bucket) -> None:
+    run(tmp_path / "whole", flat_bucket.url("whole/"), "fill")
+    code, (merged, *wanted) = run(tmp_path / "whole", flat_bucket.url("whole/"), -1)
+    assert code == 0
+    writes = int(merged.removeprefix("merged "))
+    for point in range(0, writes, EVERY):
+        directory, s3 = tmp_path / str(point), flat_bucket.url(f"{point}/")
+        run(directory, s3, "fill")
+        code, lines = run(directory, s3, point)
+        assert code == -9, lines
+        code, (merged, *found) = run(directory, s3, -1)
+        assert (code, merged.split()[0]) == (0, "merged"), (point, merged)
+        assert found == wanted, point
+        assert not (directory / "branches" / "b.merge").exists()
+        shutil.rmtree(directory)

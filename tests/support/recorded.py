@@ -1,0 +1,222 @@
+"""`Recorded`: volumes whose changes are recorded in calls, as those of the kernel are, without a mount."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+from fusebackend.base.paths import ROOT, AgentPath
+from fusebackend.history.history_file import HistoryFile
+from fusebackend.history.images import Images
+from fusebackend.history.recorder import Recorder, RecordingVolume
+from fusebackend.history.undo import Undo
+from fusebackend.protocol import ROOT_NODE, Actor, Attr, AttrChanges, Caller, Volume
+from fusebackend.volumes.contents import data_pieces, opened
+from fusebackend.volumes.placing import state_of
+from fusebackend.volumes.walk import entries
+
+T = TypeVar("T")
+
+ME = Caller(os.geteuid(), os.getegid())
+
+
+class Names:
+    """Stands for `NodePaths`: the path by which a node was last reached."""
+
+    def __init__(self) -> None:
+        self.paths: dict[int, str] = {ROOT_NODE: "/"}
+
+    def directory(self, route: object, node: int) -> str | None:
+        return self.paths.get(node)
+
+    of = last = directory
+
+
+class Files:
+    """The files of a route, changed as the kernel would: through the recorder's door. Paths are bytes or text."""
+
+    def __init__(self, volume: Volume, door: RecordingVolume, names: Names) -> None:
+        self.volume = volume
+        self.door = door
+        self._names = names
+
+    def at(self, path: str) -> tuple[int, bytes]:
+        *above, name = os.fsencode(path).strip(b"/").split(b"/")
+        parent, way = ROOT_NODE, ""
+        for each in above:
+            parent = self.volume.lookup(parent, each).node
+            way += "/" + os.fsdecode(each)
+            self._names.paths[parent] = way
+        return parent, name
+
+    def attr(self, path: str) -> Attr:
+        if path == "/":
+            return self.volume.getattr(ROOT_NODE)
+        attr = self.volume.lookup(*self.at(path))
+        self.volume.hold(attr.node)  # the kernel knows it from now on
+        self._names.paths[attr.node] = path
+        return attr
+
+    def exists(self, path: str) -> bool:
+        try:
+            self.attr(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def read(self, path: str) -> bytes:
+        data = bytearray()
+        for offset, piece in data_pieces(self.volume, self.attr(path).node):
+            data += bytes(offset - len(data)) + piece
+        return bytes(data)
+
+    def write(self, path: str, data: bytes, mode: int = 0o644) -> None:
+        """Create a file, or replace its bytes: open(2) with O_TRUNC."""
+        if self.exists(path):
+            with opened(self.volume, self.attr(path).node, os.O_WRONLY) as node:
+                self.door.setattr(node, AttrChanges(size=0))
+                self._write(node, 0, data)
+            return
+        parent, name = self.at(path)
+        node = self.door.create(parent, name, mode, os.O_WRONLY, ME).node
+        self._names.paths[node] = path
+        self._write(node, 0, data)
+        self.volume.release(node, os.O_WRONLY)
+
+    def append(self, path: str, data: bytes) -> None:
+        with opened(self.volume, self.attr(path).node, os.O_WRONLY) as node:
+            self.door.append(node, data)
+            self._stored(node)
+
+    def _write(self, node: int, offset: int, data: bytes) -> None:
+        if data:
+            self.door.write(node, offset, data)
+        self._stored(node)
+
+    def _stored(self, node: int) -> None:
+        if not self.volume.features.random_writes:
+            self.door.flush(node)
+
+    def mkdir(self, path: str, mode: int = 0o755) -> None:
+        self.door.mkdir(*self.at(path), mode, ME)
+
+    def symlink(self, target: str, path: str) -> None:
+        self.door.symlink(*self.at(path), os.fsencode(target), ME)
+
+    def fifo(self, path: str) -> None:
+        self.door.mknod(*self.at(path), stat.S_IFIFO | 0o600, 0, ME)
+
+    def link(self, old: str, new: str) -> None:
+        self.door.link(self.attr(old).node, *self.at(new))
+
+    def remove(self, path: str) -> None:
+        remove = self.door.rmdir if self.attr(path).is_dir else self.door.unlink
+        remove(*self.at(path))
+
+    def remove_tree(self, path: str) -> None:
+        """As `rm -rf`: the names in a directory before itself."""
+        attr = self.attr(path)
+        if attr.is_dir:
+            for name, _ in list(entries(self.volume, attr.node)):
+                self.remove_tree(f"{path.rstrip('/')}/{os.fsdecode(name)}")
+        self.remove(path)
+
+    def rename(self, old: str, new: str, flags: int = 0) -> None:
+        self.attr(old)
+        self.door.rename(*self.at(old), *self.at(new), flags)
+
+    def change(self, path: str, **changes: Any) -> None:
+        self.door.setattr(self.attr(path).node, AttrChanges(**changes))
+
+    def xattr(self, path: str, name: bytes, value: bytes) -> None:
+        self.door.setxattr(self.attr(path).node, name, value)
+
+    def dump(self, path: str = "/", *, times: bool = True) -> dict[str, Any]:
+        """Return everything below a path, but for access and change times, and the times of directories."""
+        found: dict[str, Any] = {}
+        links: dict[int, str] = {}
+        left = [path]
+        while left:
+            each = left.pop()
+            attr = self.attr(each)
+            state = state_of(self.volume, attr)._replace(atime_ns=0)
+            if attr.is_dir:
+                state = state._replace(mtime_ns=0, size=0)
+                left += sorted(f"{each.rstrip('/')}/{os.fsdecode(name)}" for name, _ in entries(self.volume, attr.node))
+            elif not times:
+                state = state._replace(mtime_ns=0)
+            data = self.read(each) if stat.S_ISREG(attr.mode) else b""
+            links.setdefault(attr.node, each)
+            found[each] = (state, data, links[attr.node] if attr.nlink > 1 and not attr.is_dir else None)
+        return found
+
+
+class Agent:
+    """A call that goes on beside others, until `end`."""
+
+    def __init__(self, recorded: Recorded, title: str, agent: str) -> None:
+        self._context = contextvars.copy_context()
+        self._stack = contextlib.ExitStack()
+        inside = recorded.recorder.calls.inside("command", title, Actor(agent=agent))
+        self._call = self.do(lambda: self._stack.enter_context(inside))
+
+    def do(self, work: Callable[[], T]) -> T:
+        return self._context.run(work)
+
+    def end(self) -> int:
+        """Return the number of the call; 0 if it has changed nothing."""
+        self._context.run(self._stack.close)
+        return self._call.number
+
+
+class Recorded:
+    """A history, its recorder, and `Files` for each route. `files` are those of the first one."""
+
+    def __init__(self, directory: Path, volumes: Mapping[str, Volume]) -> None:
+        self.volumes = {AgentPath(prefix): volume for prefix, volume in volumes.items()}
+        self.directory = directory / "history"
+        self.names: dict[AgentPath, Names] = {}
+        self.routes: dict[AgentPath, Files] = {}
+        self.open()
+
+    def open(self) -> None:
+        """Begin, or begin again with another server's objects."""
+        self.history = HistoryFile(str(self.directory / "history.db"))
+        self.images = Images(str(self.directory))
+        self.recorder = Recorder(self.history, self.images)
+        executor = SimpleNamespace(run=lambda name, work: work())
+        routes: list[Any] = [
+            SimpleNamespace(prefix=prefix, volume=volume, executor=executor) for prefix, volume in self.volumes.items()
+        ]
+        self.recorder.follow(routes)
+        for route in routes:
+            names: Any = self.names.setdefault(route.prefix, Names())
+            self.routes[route.prefix] = Files(route.volume, self.recorder.door(names, route), names)
+        self.undoing = Undo(self.recorder, self.volumes)
+
+    @property
+    def files(self) -> Files:
+        return self.routes[next(iter(self.routes))]
+
+    @contextlib.contextmanager
+    def call(self, title: str = "a call", agent: str = "") -> Iterator[None]:
+        with self.recorder.calls.inside("command", title, Actor(agent=agent)):
+            yield
+
+    def last(self) -> int:
+        """Return the number of the newest call that has changed something."""
+        return self.history.calls(1)[0].number
+
+    def close(self) -> None:
+        self.recorder.calls.close()
+        self.history.close()
+
+
+def root(volume: Volume) -> dict[str, Volume]:
+    return {ROOT: volume}

@@ -1,0 +1,280 @@
+"""`log`, `undo`, `df` and `prune`: what they ask, and how they show the answers. On mounts they are tested in
+`tests/mounted/test_history_cli.py`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import pytest
+from commands import MOUNT, Command, split
+
+from fusebackend.cli import log, space, target
+from fusebackend.control import rendezvous
+from fusebackend.protocol import (
+    Actor,
+    CallInfo,
+    ChangeInfo,
+    PruneResult,
+    SpaceInfo,
+    UndoConflict,
+    UndoneChange,
+    UndoResult,
+)
+
+SECOND_NS = 10**9
+
+
+class Files:
+    """Stands in for the client of a mount: answers, and notes what it was asked."""
+
+    mountpoint = MOUNT
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        self.calls: list[CallInfo] = []
+        self.listed: list[ChangeInfo] = []
+        self.undone = UndoResult([])
+        self.going = PruneResult(["@1", "@2"], 3, 5 << 20)
+
+    def log(self, calls: Any = (), **options: Any) -> list[CallInfo]:
+        self.asked.append(("log", tuple(calls), options))
+        if calls:
+            return [each for each in self.calls if each.call in calls]
+        return self.calls[: options["limit"]]
+
+    def changes(self, call: str, *, after: int = 0, limit: int = 0) -> list[ChangeInfo]:
+        return [each for each in self.listed if each.call == call and each.number > after][:2]
+
+    def undo(self, *calls: str, **options: Any) -> UndoResult:
+        self.asked.append(("undo", calls, options))
+        return self.undone
+
+    def df(self) -> SpaceInfo:
+        return SpaceInfo(None, 3 << 30, 1500, 0, 12 << 20, (3 << 30) + 1500)
+
+    def prune(self, *, dry_run: bool = False) -> PruneResult:
+        self.asked.append(("prune", (), {"dry_run": dry_run}))
+        return self.going
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def files() -> Files:
+    return Files()
+
+
+@pytest.fixture
+def command(files: Files, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
+    monkeypatch.setattr(rendezvous, "split", split)
+    monkeypatch.setattr(target, "open_client", lambda mountpoint: files)
+    monkeypatch.setattr(target, "mountpoints", lambda: [MOUNT])
+    return Command(files, monkeypatch)
+
+
+def call(number: int, title: str = "rm -rf /repo", **fields: Any) -> CallInfo:
+    began_ns = 1_000_000_000 * SECOND_NS + number
+    given = {"actor": Actor(command="/usr/bin/bash -c x", uid=0), "ended_ns": began_ns, "changes": 3, **fields}
+    return CallInfo(f"c{number}", str(given.pop("kind", "session")), title, began_ns=began_ns, **given)
+
+
+def day(number: int) -> str:
+    return log.moment(1_000_000_000 * SECOND_NS + number)
+
+
+def test_log_is_a_table(command: Command, files: Files) -> None:
+    files.calls = [
+        call(12, "undo c9", kind="undo", actor=Actor(agent="planner"), undoes=["c9"], changes=312),
+        call(9, undone_by="c12", changes=312),
+        call(8, "write /a", actor=Actor(thread="t-1"), ended_ns=None),
+    ]
+    assert command.ok("log").splitlines() == [
+        f"c12  {day(12)}  planner  312  undo c9",
+        f"c9   {day(9)}  bash     312  undone by c12  rm -rf /repo",
+        f"c8   {day(8)}  t-1        3  going on  write /a",
+    ]
+    assert files.asked == [("log", (), {"by": None, "since_ns": None, "path": None, "limit": log.SHOWN})]
+
+
+def test_log_on_a_terminal_fits_it(command: Command, files: Files) -> None:
+    command.on_a_terminal()
+    files.calls = [call(1, "a title that is longer than any terminal is wide\x1b[2J", undone_by="c2")]
+    (line,) = command.ok("log").splitlines()
+    assert "…" in line
+    assert line.endswith("3  undone by c2")
+    assert "\x1b" not in line
+
+
+def test_log_without_calls(command: Command) -> None:
+    assert command.ok("log") == ""
+
+
+def test_log_asks_for_what_is_named(command: Command, files: Files) -> None:
+    files.calls = [call(2), call(1)]
+    command.ok("log", "c1", "c2")
+    command.ok("log", "--mount", MOUNT, "/notes", "/x", "--by", "planner", "--since", "2001-01-01T00:00Z", "-n", 5)
+    since_ns = 978307200 * SECOND_NS
+    asked = {"by": "planner", "since_ns": since_ns, "limit": 5}
+    assert files.asked == [
+        ("log", ("c1", "c2"), {}),
+        ("log", (), {**asked, "path": "/notes"}),
+        ("log", (), {**asked, "path": "/x"}),
+    ]
+
+
+def test_log_since_a_time_that_is_none(command: Command) -> None:
+    assert command.refused("log", "--since", "often").startswith("--since: 'often' is no time; there are: 10m, 2h")
+
+
+def test_log_with_changes(command: Command, files: Files) -> None:
+    files.calls = [call(1)]
+    files.listed = [
+        ChangeInfo(1, "c1", 0, "remove", "/repo/a", type="file", size=3, kept="file"),
+        ChangeInfo(2, "c1", 0, "rename", "/b", "/c"),
+        ChangeInfo(3, "c1", 0, "exchange", "/d", "/e"),
+        ChangeInfo(4, "c1", 0, "content", "/big", type="file", size=1 << 30, kept="lost", why_lost="above 64 MiB"),
+    ]
+    lines = command.ok("log", "--changes", "--mount", MOUNT).splitlines()
+    assert lines[1:] == [
+        "    remove     /repo/a",
+        "    rename     /b -> /c",
+        "    exchange   /d <-> /e",
+        "    content    /big  (its bytes are lost: above 64 MiB)",
+    ]
+    (value,) = map(json.loads, command.ok("log", "--changes", "--json", "--mount", MOUNT).splitlines())
+    assert value["call"] == "c1"
+    assert value["actor"]["command"] == "/usr/bin/bash -c x"
+    assert [each["path"] for each in value["changes"]] == ["/repo/a", "/b", "/d", "/big"]
+
+
+def test_log_follows_calls_until_it_is_ended(command: Command, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = iter(range(3))
+
+    def pause(seconds: float) -> None:
+        if next(rounds, None) == 2:
+            raise KeyboardInterrupt
+        files.calls = [call(3, "third", ended_ns=None), call(2, "second"), *files.calls[-1:]]
+
+    files.calls = [call(1, "first")]
+    monkeypatch.setattr(time, "sleep", pause)
+    done = command("log", "-f")
+    assert done.exit_code == 130
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["c1", "c2"]
+    assert command.wrong("log", "-f", "c1").startswith("-f follows calls that are yet to come")
+
+
+def test_undo_says_what_it_did(command: Command, files: Files) -> None:
+    files.undone = UndoResult(
+        ["c9"],
+        "c12",
+        [UndoneChange("create", "/repo/a"), UndoneChange("rename", "/b", "/c"), UndoneChange("replace", "/d")],
+    )
+    assert command.ok("undo", "--mount", MOUNT).splitlines() == [
+        "brought back /repo/a",
+        "renamed /c -> /b",
+        "put back /d",
+        "took back c9; 'fusebackend undo c12' takes that back",
+    ]
+    options = {"by": None, "keep_newer": False, "merge_lines": False, "dry_run": False}
+    assert files.asked == [("undo", (), options)]
+
+
+def test_undo_lists_some_paths_of_many(command: Command, files: Files) -> None:
+    files.undone = UndoResult(["c9"], "c12", [UndoneChange("create", f"/{number}") for number in range(10_000)])
+    lines = command.ok("undo", "c9").splitlines()
+    assert len(lines) == 22
+    assert lines[-2] == "and 9980 paths more (fusebackend log c12 --changes)"
+
+
+def test_a_dry_run_of_undo(command: Command, files: Files) -> None:
+    files.undone = UndoResult(["c9"], None, [UndoneChange("remove", "/made")])
+    done = command("undo", "-n", "c9", "--mount", MOUNT)
+    assert done.exit_code == 0
+    assert done.stdout == "would remove /made\n"
+    assert done.stderr == "fusebackend: nothing was changed; 'fusebackend undo c9' does it\n"
+    assert files.asked[0][2]["dry_run"]
+
+
+def test_undo_that_has_nothing_to_do(command: Command, files: Files) -> None:
+    assert command("undo").stderr == "fusebackend: there is no call to take back\n"
+    files.undone = UndoResult(["c9"])
+    assert command("undo", "c9").stderr == "fusebackend: everything is as it was before c9 already\n"
+
+
+def test_undo_names_what_others_have_changed_and_refuses(command: Command, files: Files) -> None:
+    files.undone = UndoResult(
+        ["c9"], conflicts=[UndoConflict("/a", "was changed since", "c11"), UndoConflict("/b", "is open", None)]
+    )
+    done = command("undo", "c9", "--mount", MOUNT)
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr.splitlines() == [
+        "Error: '/a' was changed since by c11",
+        "Error: '/b' is open",
+        "Error: nothing was taken back; --keep-newer leaves these as they are, and takes back the rest; --merge-lines "
+        "takes only the call's own lines out of text files",
+    ]
+    done = command("undo", "c9", "--json")
+    assert done.exit_code == 1
+    assert json.loads(done.stdout)["conflicts"][0] == {"path": "/a", "reason": "was changed since", "call": "c11"}
+
+
+def test_undo_says_what_it_left(command: Command, files: Files) -> None:
+    files.undone = UndoResult(
+        ["c9"], "c12", [UndoneChange("create", "/a")], [UndoConflict("/b", "was changed since", "c11")],
+        partly=["the owner of '/a' could not be set"],
+    )  # fmt: skip
+    done = command("undo", "c9", "--keep-newer", "--mount", MOUNT)
+    assert done.exit_code == 0
+    assert done.stderr.splitlines() == [
+        "fusebackend: left as it is: '/b' was changed since by c11",
+        "fusebackend: the owner of '/a' could not be set",
+    ]
+    assert files.asked[0][2]["keep_newer"]
+
+
+def test_undo_keeps_or_merges(command: Command) -> None:
+    assert command.wrong("undo", "--keep-newer", "--merge-lines") == "--keep-newer or --merge-lines, not both"
+
+
+def test_df(command: Command) -> None:
+    assert command.ok("df").splitlines() == [
+        "live                  ?  files as they are",
+        "snapshots         3 GiB  bytes that only snapshots have",
+        "images         1.46 KiB  bytes that calls replaced",
+        "branches        0 bytes  files of branches",
+        "log              12 MiB  calls and their records",
+        "reclaimable       3 GiB  of all this, 'fusebackend prune' frees",
+    ]
+    assert command.json("df")["live"] is None
+
+
+def test_prune_asks_and_needs_yes_without_a_terminal(command: Command, files: Files) -> None:
+    assert command.refused("prune").startswith("what is pruned can't be had back")
+    assert [each[2]["dry_run"] for each in files.asked] == [True]
+    assert command.ok("prune", "-n") == (
+        "would delete 2 automatic snapshots, 3 calls of the log, and 5 MiB that undo needs\n"
+    )
+    files.asked.clear()
+    assert command.ok("prune", "--yes").startswith("deleted 2 automatic snapshots")
+    assert [each[2]["dry_run"] for each in files.asked] == [True, False]
+    assert command.json("prune", "-n") == {"snapshots": ["@1", "@2"], "calls": 3, "bytes": 5 << 20}
+
+
+def test_names_of_calls_are_completed(command: Command, files: Files) -> None:
+    files.calls = [call(12), call(9)]
+    context = click.Context(log.log, info_name="log")
+    parameter = log.log.params[0]
+    assert [each.value for each in log.complete_call(context, parameter, "c")] == ["c12", "c9"]
+    assert [each.value for each in log.complete_call(context, parameter, "c1")] == ["c12"]
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 bytes"), (999, "999 bytes"), (1000, "0.977 KiB"), (1 << 20, "1 MiB"), (5 << 40, "5 TiB")],
+)
+def test_sizes_for_people(size: int, text: str) -> None:
+    assert space.size_text(size) == text

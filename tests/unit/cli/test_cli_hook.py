@@ -1,0 +1,199 @@
+"""`fusebackend hook`: settings of coding agents, and what a hook tells a mount. The calls themselves are tested on
+mounts (`tests/mounted/test_history_cli.py`)."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from fusebackend.cli import hook
+from fusebackend.cli.main import main
+
+# As https://code.claude.com/docs/en/hooks and https://developers.openai.com/codex/hooks show them.
+CLAUDE_PRE = {
+    "session_id": "abc123",
+    "transcript_path": "/home/user/.claude/projects/x/transcript.jsonl",
+    "cwd": "/home/user/my-project",
+    "permission_mode": "default",
+    "hook_event_name": "PreToolUse",
+    "tool_name": "Bash",
+    "tool_input": {"command": "rm -rf /repo\n", "description": "Remove it", "timeout": 120000},
+    "tool_use_id": "toolu_01ABC123",
+}
+CODEX_PRE = {
+    "session_id": "019a",
+    "turn_id": "3",
+    "transcript_path": None,
+    "cwd": "/home/user/my-project",
+    "hook_event_name": "PreToolUse",
+    "model": "gpt-5",
+    "permission_mode": "default",
+    "tool_name": "Bash",
+    "tool_input": {"command": "git clean -fdx"},
+    "tool_use_id": "call_abc",
+}
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for variable in ("CLAUDE_CONFIG_DIR", "CODEX_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def ok(*words: str) -> str:
+    done = CliRunner().invoke(main, ["hook", *words])
+    assert done.exit_code == 0, (done.output, done.exception)
+    return done.output
+
+
+def commands(settings: dict[str, Any], event: str) -> list[str]:
+    return [each["command"] for group in settings["hooks"][event] for each in group["hooks"]]
+
+
+@pytest.mark.parametrize(
+    ("agent", "file", "events"),
+    [
+        ("claude-code", ".claude/settings.json", {"PreToolUse", "PostToolUse", "PostToolUseFailure"}),
+        ("codex", ".codex/hooks.json", {"PreToolUse", "PostToolUse"}),
+    ],
+)
+def test_install_in_a_new_file(home: Path, agent: str, file: str, events: set[str]) -> None:
+    assert f"added the hooks to '{home / file}'" in ok(agent, "--install")
+    settings = json.loads((home / file).read_text())
+    assert settings == json.loads(ok(agent, "--print"))
+    assert set(settings["hooks"]) == events
+    for event in events:
+        (command,) = commands(settings, event)
+        assert command.endswith(f" hook run {'pre' if event == 'PreToolUse' else 'post'} --agent {agent}")
+    assert list((home / file).parent.iterdir()) == [home / file]  # nothing was there to be kept
+
+
+def test_install_keeps_what_is_there(home: Path) -> None:
+    path = home / ".claude/settings.json"
+    path.parent.mkdir()
+    other = {"matcher": "Bash", "hooks": [{"type": "command", "command": "./check.sh"}]}
+    mine = {"permissions": {"deny": ["Read(./.env)"]}, "note": "größe", "hooks": {"PreToolUse": [other], "Stop": []}}
+    before = json.dumps(mine, indent=4, ensure_ascii=False)
+    path.write_text(before)
+    path.chmod(0o640)
+    ok("claude-code", "--install")
+    settings = json.loads(path.read_text())
+    assert settings["permissions"] == mine["permissions"]
+    assert settings["note"] == "größe"
+    assert settings["hooks"]["Stop"] == []
+    assert settings["hooks"]["PreToolUse"][0] == other
+    assert len(settings["hooks"]["PreToolUse"]) == 2
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    backup = path.with_name("settings.json.before-fusebackend")
+    assert backup.read_text() == before
+
+
+def test_install_twice_is_once(home: Path) -> None:
+    ok("codex", "--install")
+    path = home / ".codex/hooks.json"
+    first, inode = path.read_text(), path.stat().st_ino
+    assert "already in" in ok("codex", "--install")
+    assert (path.read_text(), path.stat().st_ino) == (first, inode)
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_install_replaces_hooks_of_another_version(home: Path) -> None:
+    path = home / ".claude/settings.json"
+    path.parent.mkdir()
+    old = {"type": "command", "command": "/old/place/fusebackend hook run pre", "timeout": 60}
+    theirs = {"type": "command", "command": "./check.sh"}
+    group = {"matcher": "Bash", "hooks": [old, theirs]}
+    path.write_text(json.dumps({"hooks": {"PreToolUse": [group, {"matcher": "*", "hooks": [old]}]}}))
+    ok("claude-code", "--install")
+    settings = json.loads(path.read_text())
+    assert settings["hooks"]["PreToolUse"][0] == {"matcher": "Bash", "hooks": [theirs]}
+    assert sum("fusebackend" in each for each in commands(settings, "PreToolUse")) == 1
+    assert "already in" in ok("claude-code", "--install")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{nonsense", "is no JSON"),
+        ("[]", "is no JSON object"),
+        ('{"hooks": []}', "have a form that is not known here"),
+        ('{"hooks": {"PreToolUse": {}}}', "have a form that is not known here"),
+    ],
+)
+def test_strange_settings_are_left_as_they_are(home: Path, text: str, why: str) -> None:
+    path = home / ".claude/settings.json"
+    path.parent.mkdir()
+    path.write_text(text)
+    done = CliRunner().invoke(main, ["hook", "claude-code", "--install"])
+    assert done.exit_code == 1
+    assert why in done.output
+    assert len(done.output.splitlines()) == 1
+    assert path.read_text() == text
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_project_and_another_directory(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ok("claude-code", "--install", "--project")
+    assert (home / ".claude/settings.json").exists()  # the current directory is `home`
+    monkeypatch.setenv("CODEX_HOME", str(home / "elsewhere"))
+    ok("codex", "--install")
+    assert (home / "elsewhere/hooks.json").exists()
+
+
+def test_a_link_to_settings_stays_one(home: Path) -> None:
+    (home / ".claude").mkdir()
+    (home / "dotfiles.json").write_text("{}")
+    (home / ".claude/settings.json").symlink_to(home / "dotfiles.json")
+    ok("claude-code", "--install")
+    assert (home / ".claude/settings.json").is_symlink()
+    assert "PreToolUse" in (home / "dotfiles.json").read_text()
+
+
+def test_install_or_print(home: Path) -> None:
+    for words in ([], ["--install", "--print"]):
+        done = CliRunner().invoke(main, ["hook", "codex", *words])
+        assert done.exit_code == 2
+        assert "say which" in done.output
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        (CLAUDE_PRE, "Bash: rm -rf /repo"),
+        (CODEX_PRE, "Bash: git clean -fdx"),
+        ({"tool_name": "Write", "tool_input": {"file_path": "/a.md", "content": "x" * 1000}}, "Write: /a.md"),
+        ({"tool_name": "TodoWrite", "tool_input": {"todos": []}}, "TodoWrite"),
+        ({"tool_name": "Bash", "tool_input": {"command": "x" * 1000}}, "Bash: " + "x" * 194),
+        ({"tool_input": "odd"}, "tool"),
+    ],
+)
+def test_a_title_names_the_tool_and_its_object(told: dict[str, Any], expected: str) -> None:
+    assert hook.title(told) == expected
+
+
+@pytest.mark.parametrize("given", ["", "nonsense", "[]", '"text"', json.dumps({"cwd": 3}), json.dumps(CLAUDE_PRE)])
+@pytest.mark.parametrize("when", ["pre", "post"])
+def test_a_hook_never_disturbs_its_agent(given: str, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hook, "_mountpoints", lambda directory: ["/no/mount"])
+    done = CliRunner().invoke(main, ["hook", "run", when, "--agent", "codex"], input=given)
+    assert (done.exit_code, done.output) == (0, "")
+
+
+def test_the_agent_is_above_the_shell_that_runs_the_hook(tmp_path: Path) -> None:
+    script = tmp_path / "who.py"
+    script.write_text("from fusebackend.cli.hook import agent_pid; print(agent_pid())")
+    line = f"{sys.executable} {script} # hook run pre; and more, so that the shell does not exec\n:"
+    environment = {**os.environ, "PYTHONPATH": str(Path(hook.__file__).parents[2])}
+    found = subprocess.run(["sh", "-c", line], env=environment, capture_output=True, text=True, check=True)
+    assert int(found.stdout) == os.getpid()

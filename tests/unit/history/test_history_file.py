@@ -1,0 +1,257 @@
+"""`HistoryFile`: calls and records, kept and found again."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import sqlite3
+import stat
+from pathlib import Path
+
+import pytest
+
+from fusebackend.base.paths import ROOT, AgentPath
+from fusebackend.history.history_file import Filter, HistoryFile, HistoryLocked
+from fusebackend.history.records import Image, Stamp, State
+from fusebackend.protocol import Actor
+
+NOBODY = Actor()
+WHO = Actor(agent="planner", thread="t1", call="tool-7", command="sed -i", uid=1000, pid=4, host="a")
+BEFORE = State(stat.S_IFREG | 0o644, 1, 2, 0, 5, 1, 10, -20, {b"user.a\xff": b"\0\1"}, b"")
+AFTER = Stamp(stat.S_IFREG | 0o600, 1, 2, 7, 99)
+MEMORIES = AgentPath("/memories")
+
+
+class Clock:
+    now = 1000
+
+    def __call__(self) -> int:
+        self.now += 1
+        return self.now
+
+
+@pytest.fixture
+def path(tmp_path):
+    return str(tmp_path / "of.history" / "history.db")
+
+
+@pytest.fixture
+def history(path):
+    history = HistoryFile(path, Clock())
+    yield history
+    history.close()
+
+
+def made(history, *paths, prefix=ROOT, kind="content", who=NOBODY):
+    call = history.open_call("verb", "write", who)
+    for at in paths:
+        history.add(call, prefix, kind, at)
+    history.end_call(call)
+    return call
+
+
+def test_a_record_comes_back_as_it_was(history, path):
+    call = history.open_call("command", "sed \udcff", WHO)
+    image = Image("snapshot", "@20261123\udcff", 9)
+    number = history.add(
+        call, MEMORIES, "rename", b"/a\xff", to_path=b"/b", node=7, linked=True, before=BEFORE, image=image, after=AFTER
+    )
+    history.close()
+    again = HistoryFile(path)
+    (found,) = again.records(call)
+    assert found == again.record(number)
+    assert found._replace(time_ns=0) == (
+        number, call, 0, MEMORIES, "rename", b"/a\xff", b"/b", 7, True, BEFORE, image, AFTER,
+    )  # fmt: skip
+    kept = again.call(call)
+    assert kept is not None
+    assert (kept.ref, kept.kind, kept.title, kept.actor, kept.changes) == ("c1", "command", "sed \udcff", WHO, 1)
+    assert kept.ended_ns is not None
+    assert again.images("snapshot") == {"@20261123\udcff"}
+    again.close()
+
+
+def test_the_file_is_private(history, path):
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    assert stat.S_IMODE(os.stat(os.path.dirname(path)).st_mode) == 0o700
+
+
+def test_a_call_that_changes_nothing_leaves_no_trace(history):
+    number = history.open_call("verb", "write", NOBODY)
+    history.end_call(number)
+    assert history.call(number) is None
+    assert history.calls() == []
+
+
+def test_numbers_are_never_used_again(history, path):
+    call = made(history, b"/a")
+    history.forget([call])
+    assert history.calls() == []
+    assert history.records(call) == []
+    history.close()
+    again = HistoryFile(path)
+    assert again.open_call("verb", "write", NOBODY) == call + 1
+    assert again.add(call + 1, ROOT, "create", b"/a") == 2
+    again.close()
+
+
+def test_stamps_are_set_later(history):
+    call = history.open_call("verb", "write", NOBODY)
+    number = history.add(call, ROOT, "create", b"/a")
+    history.set_after({number: AFTER})
+    assert history.records(call)[0].after == AFTER
+    history.set_after({number: None})
+    assert history.records(call)[0].after is None
+
+
+def test_a_call_that_a_crash_interrupted_ends_with_its_last_record(history, path):
+    call = history.open_call("verb", "write", NOBODY)
+    history.add(call, ROOT, "create", b"/a")
+    history.flush()
+    taken = sqlite3.connect(path)
+    copy = path + ".killed"
+    taken.execute("VACUUM INTO ?", (copy,))
+    taken.close()
+    os.mkdir(path + ".d")
+    os.rename(copy, path + ".d/history.db")
+    again = HistoryFile(path + ".d/history.db")
+    found = again.call(call)
+    assert found is not None
+    assert found.ended_ns == again.records(call)[0].time_ns
+    again.close()
+
+
+def test_calls_come_newest_first_and_by_their_actor_path_and_time(history):
+    first = made(history, b"/a", who=WHO)
+    second = made(history, b"/dir/b", b"/dir2", prefix=MEMORIES)
+    third = made(history, b"/c")
+
+    def found(**words):
+        return [call.number for call in history.calls(where=Filter(**words))]
+
+    assert [call.number for call in history.calls(2)] == [third, second]
+    for by in ("planner", "t1", "tool-7", "sed -i", "1000"):
+        assert found(by=by) == [first]
+    assert found(by="plan") == []
+    assert found(path=AgentPath("/memories/dir")) == [second]
+    assert found(path=AgentPath("/memories/dir/b")) == [second]
+    assert found(path=AgentPath("/memories/di")) == []
+    assert found(path=AgentPath("/memories")) == [second]
+    assert found(path=ROOT) == [third, second, first]
+    assert found(before=third) == [second, first]
+    middle = history.call(second)
+    assert middle is not None
+    assert found(since_ns=middle.began_ns) == [third, second]
+    assert found(until_ns=middle.began_ns) == [first]
+
+
+@pytest.mark.parametrize(
+    ("kind", "at", "to_path", "touches"),
+    [
+        ("content", b"/d/f", b"", True),
+        ("content", b"/d/f/below", b"", True),
+        ("content", b"/d/f2", b"", False),
+        ("content", b"/d", b"", False),
+        ("remove", b"/d", b"", True),
+        ("rename", b"/other", b"/d", True),
+        ("rename", b"/other", b"/d/f/x", True),
+        ("rename", b"/d/f", b"/g", True),
+        ("attributes", b"/d", b"", False),
+    ],
+)
+def test_later_changes_that_touch_a_path(history, kind, at, to_path, touches):
+    call = history.open_call("verb", "write", NOBODY)
+    number = history.add(call, ROOT, "content", b"/d/f")
+    history.add(call, ROOT, "content", b"/d/f")  # of the same call
+    made(history, b"/d/f", prefix=MEMORIES)
+    other = history.open_call("verb", "write", NOBODY)
+    later = history.add(other, ROOT, kind, at, to_path=to_path)
+    assert [record.number for record in history.later(number, ROOT, b"/d/f")] == [later] * touches
+
+
+def test_what_was_undone_is_no_later_change(history):
+    first = made(history, b"/f")
+    second = made(history, b"/f")
+    (record,) = history.records(first)
+
+    def later():
+        return [each.call for each in history.later(record.number, ROOT, b"/f")]
+
+    def undo(of):
+        undo = history.open_call("undo", "undo", NOBODY, undoes=[of])
+        history.add(undo, ROOT, "content", b"/f")
+        history.mark_undone([of], undo)
+        history.end_call(undo)
+        return undo
+
+    assert later() == [second]
+    third = undo(second)
+    assert later() == []
+    found = history.call(third)
+    assert found is not None
+    assert found.undoes == (second,)
+    undo(third)
+    history.mark_undone([second], None)
+    assert later() == [second]
+
+
+def test_two_servers_do_not_share_a_history(history, path):
+    with pytest.raises(HistoryLocked) as caught:
+        HistoryFile(path)
+    assert caught.value.errno == errno.EBUSY
+    history.close()
+    HistoryFile(path).close()
+
+
+@pytest.mark.parametrize("harm", ["damaged", "newer"])
+def test_a_file_that_cannot_be_read_is_set_aside(path, caplog, harm):
+    history = HistoryFile(path)
+    made(history, b"/a")
+    history.close()
+    if harm == "damaged":
+        Path(path).write_bytes(b"no database" * 1000)
+    else:
+        newer = sqlite3.connect(path)
+        newer.execute("PRAGMA user_version = 99")
+        newer.close()
+    with caplog.at_level(logging.WARNING):
+        again = HistoryFile(path)
+    assert again.set_aside is not None
+    assert harm in again.set_aside
+    assert again.set_aside in caplog.text
+    assert os.path.exists(path + ".set-aside")
+    call = made(again, b"/b")
+    assert [found.number for found in again.calls()] == [call]
+    again.close()
+
+
+def test_a_full_disk_ends_no_change(history, caplog):
+    history._writer.execute(f"PRAGMA max_page_count = {history._writer.execute('PRAGMA page_count').fetchone()[0]}")
+    call = history.open_call("verb", "write", NOBODY)
+    for number in range(200):
+        history.add(call, ROOT, "create", b"/%d" % number * 50)
+    with caplog.at_level(logging.ERROR):
+        history.flush()
+    assert history.failed is not None
+    assert "is incomplete" in caplog.text
+
+
+def test_many_rows_are_not_kept_in_memory(history, monkeypatch):
+    monkeypatch.setattr("fusebackend.history.history_file.MOST_WAITING", 10)
+    call = history.open_call("verb", "write", NOBODY)
+    for number in range(100):
+        history.add(call, ROOT, "create", b"/%d" % number)
+        assert len(history._waiting) <= 12
+    assert len(history.records(call)) == 100
+
+
+def test_calls_of_another_backend_go(history, path):
+    history.bind({ROOT: "sqlite:a", MEMORIES: "memory:"})
+    first, second = made(history, b"/a"), made(history, b"/b", prefix=MEMORIES)
+    history.bind({ROOT: "sqlite:a", MEMORIES: "memory:"})
+    assert len(history.calls()) == 2
+    history.bind({ROOT: "sqlite:a", MEMORIES: None})
+    assert [call.number for call in history.calls()] == [first]
+    history.bind({ROOT: "sqlite:b", MEMORIES: None})
+    assert history.calls() == [] and history.call(second) is None

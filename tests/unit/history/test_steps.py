@@ -1,0 +1,155 @@
+"""`Steps`: what verbs change, recorded by their paths."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+
+import pytest
+from replayed import Replay, shown, tree_of
+
+from fusebackend.backends import CompositeBackend, FilesystemBackend, InMemoryBackend
+from fusebackend.base.paths import AgentPath
+from fusebackend.history.history_file import HistoryFile
+from fusebackend.history.images import Images
+from fusebackend.history.recorder import Recorder
+from fusebackend.history.steps import PathLocks, Steps
+from fusebackend.vfs.mounted_tree import FileSystem
+
+DISK = AgentPath("/disk")
+
+
+class Place:
+    def __init__(self, directory):
+        (directory / "files").mkdir()
+        self.backend = CompositeBackend(
+            InMemoryBackend(), {"/disk/": FilesystemBackend(directory / "files", virtual_mode=True)}
+        )
+        volumes = {prefix: backend.volume for prefix, backend in self.backend.mounts().items()}
+        self.volumes = volumes
+        self.filesystem = FileSystem(volumes)
+        self.history = HistoryFile(str(directory / "history" / "history.db"))
+        self.images = Images(str(directory / "history"))
+        self.recorder = Recorder(self.history, self.images)
+        self.recorder.follow(self.filesystem.tree.routes)
+        self.steps = Steps(self.recorder, self.filesystem.tree)
+
+    def do(self, verb, *arguments, paths=None):
+        kind = {"delete": "remove", "move": "move"}.get(verb, "put")
+        named = paths or (arguments[:2] if verb == "move" else arguments[:1])
+        return self.steps.verb(verb, kind, named, lambda: getattr(self.backend, verb)(*arguments), worked)
+
+    def changes(self):
+        """The changes of the newest call."""
+        newest = self.history.calls(1)[0]
+        return [(record.kind, record.prefix, record.path) for record in self.history.records(newest.number)]
+
+    def tree(self):
+        return {prefix: shown(tree_of(volume)[0]) for prefix, volume in self.volumes.items()}
+
+
+def worked(answer):
+    return any(each.error is None for each in (answer if isinstance(answer, list) else [answer]))
+
+
+@pytest.fixture
+def place(tmp_path):
+    place = Place(tmp_path)
+    yield place
+    place.recorder.calls.close()
+    place.history.close()
+    assert place.recorder.incomplete is None
+
+
+VERBS = [
+    (("write", "/new/dir/file", "x"), ["create", "create", "create"]),
+    (("write", "/d/sub/file", "is there"), []),
+    (("edit", "/d/sub/file", "one", "two"), ["content"]),
+    (("edit", "/d/sub/file", "nothing", "two"), []),
+    (("edit", "/link", "one", "two"), ["content"]),
+    (("delete", "/d"), ["remove", "remove", "remove", "remove"]),
+    (("delete", "/link"), ["remove"]),
+    (("delete", "/nowhere"), []),
+    (("move", "/d", "/e/f"), ["create", "rename"]),
+    (("move", "/d/sub/file", "/d/sub/other"), ["rename"]),
+    (("move", "/d/sub/file", "/d/empty"), []),  # it is there
+    (("move", "/d/sub/file", "/disk/d/file"), ["remove", "create", "create"]),
+    (("move", "/d", "/disk/d"), ["remove", "remove", "remove", "remove", "create", "create", "create", "create"]),
+    (("move", "/nowhere", "/else"), []),
+    (("upload_files", [("/d/sub/file", b"new"), ("/up", b"loaded"), ("/d", b"a directory")]), ["content", "create"]),
+]
+
+
+@pytest.mark.parametrize("arguments, kinds", VERBS, ids=[f"{verb[0]}-{n}" for n, (verb, _) in enumerate(VERBS)])
+def test_a_verb(place, arguments, kinds):
+    memory = place.backend.default
+    memory.write("/d/sub/file", "one\n")
+    memory.write("/d/empty", "")
+    memory.volume.symlink(1, b"link", b"d/sub/file", __import__("fusebackend.protocol").protocol.Caller(0, 0))
+    before = place.tree()
+    paths = [path for path, _ in arguments[1]] if arguments[0] == "upload_files" else None
+    place.do(*arguments, paths=paths)
+    calls = place.history.calls()
+    records = place.history.records(calls[0].number) if calls else []
+    assert sorted(record.kind for record in records) == sorted(kinds)
+    after = {}
+    for prefix, volume in place.volumes.items():
+        replay = Replay(volume, place.images.path)
+        replay.back(record for record in records if record.prefix == prefix)
+        after[prefix] = shown(replay.tree)
+    assert after == before
+    if not kinds:
+        assert [name for name in os.listdir(place.images.directory) if name != "0"] == []
+
+
+def test_a_change_by_another_call_meanwhile_is_a_conflict_for_both(place):
+    memory = place.backend.default
+    memory.write("/file", "one\n")
+
+    def meanwhile():
+        node = memory.volume.lookup(1, b"file").node
+        door = place.recorder.door(place.filesystem.names, place.filesystem.tree.routes[0])
+        door._name = lambda found: b"/file"
+        memory.volume.open(node, os.O_WRONLY)
+        door.write(node, 4, b"kernel\n")
+        memory.volume.release(node, os.O_WRONLY)
+        return memory.edit("/file", "one", "two")
+
+    def in_another_context():
+        thread = threading.Thread(target=lambda: results.append(meanwhile()))
+        thread.start()
+        thread.join()
+        return results[0]
+
+    results = []
+    place.steps.verb("edit", "put", ["/file"], in_another_context, worked)
+    place.recorder.calls.close()
+    kernel, verb = sorted(place.history.calls(), key=lambda call: call.kind)
+    first, last = place.history.records(verb.number)
+    (between,) = place.history.records(kernel.number)
+    assert first.number < between.number < last.number
+    assert last.image.place == "lost"
+
+
+def test_verbs_on_one_path_wait_for_each_other():
+    locks, held = PathLocks(), threading.Event()
+    with locks.held(["/b", "/a", "/a"]):
+        thread = threading.Thread(target=lambda: [held.set() for _ in [0] if locks.held(["/a"]).__enter__() is None])
+        thread.start()
+        assert not held.wait(0.1)
+        with locks.held(["/c"]):
+            pass
+    assert held.wait(10)
+    thread.join()
+
+
+def test_a_failure_to_record_hinders_no_verb(place, caplog, monkeypatch):
+    monkeypatch.setattr(place.images, "keep", lambda *_: 1 / 0)
+    place.backend.default.write("/file", "one\n")
+    with caplog.at_level(logging.ERROR):
+        assert place.do("edit", "/file", "one", "two").error is None
+        assert place.do("edit", "/file", "two", "three").error is None
+    assert caplog.text.count("the history is incomplete") == 1
+    assert place.recorder.incomplete is not None
+    place.recorder.incomplete = None

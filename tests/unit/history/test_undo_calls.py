@@ -1,0 +1,405 @@
+"""Calls taken back: what they did, and nothing that others have done."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recorded import Agent, Files, Recorded
+
+from fusebackend.backends import FilesystemBackend, InMemoryBackend, SqliteBackend
+from fusebackend.history import undo as undo_module
+from fusebackend.history.records import Image
+from fusebackend.protocol import RENAME_EXCHANGE, AttrChanges, UndoneChange
+
+MTIME_NS = 1_500_000_000_123_456_789
+
+
+@pytest.fixture(params=["memory", "sqlite", "dir"])
+def recorded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Recorded]:
+    backend: Any
+    if request.param == "memory":
+        backend = InMemoryBackend()
+    elif request.param == "sqlite":
+        backend = SqliteBackend(tmp_path / "files.db")
+    else:
+        (tmp_path / "files").mkdir()
+        backend = FilesystemBackend(tmp_path / "files", virtual_mode=True)
+    found = Recorded(tmp_path, {"/": backend.volume})
+    yield found
+    found.close()
+    if request.param == "sqlite":
+        backend.close()
+
+
+@pytest.fixture
+def files(recorded: Recorded) -> Files:
+    return recorded.files
+
+
+def plant(recorded: Recorded) -> None:
+    """A tree with a file of each kind, made by a call."""
+    files = recorded.files
+    with recorded.call("plant"):
+        files.mkdir("/repo")
+        files.mkdir("/repo/sub", 0o711)
+        files.write("/repo/one", b"one\n" * 50_000)
+        files.write("/repo/sub/two", b"two\n", 0o600)
+        files.change("/repo/sub/two", mtime_ns=MTIME_NS)
+        files.xattr("/repo/one", b"user.colour", b"red")
+        files.link("/repo/one", "/repo/sub/same")
+        files.symlink("one", "/repo/link")
+        files.fifo("/repo/fifo")
+        files.write("/repo/empty", b"")
+
+
+def check(recorded: Recorded, **options: Any) -> Any:
+    """Undo the last call; it must not be refused."""
+    result = recorded.undoing.undo([recorded.last()], **options)
+    assert result.conflicts == []
+    return result
+
+
+def test_a_removed_tree_comes_back_with_everything(recorded: Recorded, files: Files) -> None:
+    plant(recorded)
+    before = files.dump()
+    with recorded.call("rm -rf"):
+        files.remove_tree("/repo")
+    assert files.dump().keys() == {"/"}
+    result = check(recorded)
+    assert files.dump() == before
+    assert result.partly == [] and result.kept == []
+    assert len(result.changes) == 8
+    assert UndoneChange("create", "/repo/sub/two") in result.changes
+
+
+def test_what_was_made_goes(recorded: Recorded, files: Files) -> None:
+    files.write("/theirs", b"theirs")
+    before = files.dump()
+    plant(recorded)
+    result = check(recorded)
+    assert files.dump() == before
+    assert {change.change for change in result.changes} == {"remove"}
+
+
+def test_bytes_come_back_in_place(recorded: Recorded, files: Files) -> None:
+    plant(recorded)
+    before, node = files.dump(), files.attr("/repo/one").node
+    with recorded.call():
+        files.append("/repo/one", b"more")
+        files.write("/repo/one", b"short")
+        files.change("/repo/one", mode=0o600)
+        files.xattr("/repo/one", b"user.colour", b"blue")
+        files.write("/repo/empty", b"full")
+    result = check(recorded)
+    assert files.dump() == before
+    assert files.attr("/repo/one").node == node, "processes that have it open see the old bytes"
+    assert {change.change for change in result.changes} == {"replace"}
+
+
+def test_attributes_come_back(recorded: Recorded, files: Files) -> None:
+    plant(recorded)
+    before = files.dump()
+    with recorded.call("chmod"):
+        files.change("/repo/sub", mode=0o755)
+        files.change("/repo/one", mode=0o400, mtime_ns=1)
+        files.xattr("/repo/one", b"user.other", b"x")
+    result = check(recorded)
+    assert files.dump() == before
+    assert [each.change for each in result.changes] == ["attributes", "attributes"]
+
+
+def test_an_edit_by_rename_is_taken_back(recorded: Recorded, files: Files) -> None:
+    """As `sed -i`, and most editors."""
+    plant(recorded)
+    before = files.dump()
+    with recorded.call("sed -i"):
+        files.write("/repo/sub/sedXYZ", b"edited")
+        files.rename("/repo/sub/sedXYZ", "/repo/sub/two")
+    check(recorded)
+    assert files.dump() == before
+
+
+def test_renames_and_exchanges_are_taken_back(recorded: Recorded, files: Files) -> None:
+    plant(recorded)
+    before = files.dump()
+    with recorded.call("mv"):
+        files.rename("/repo/sub", "/repo/moved")
+        files.rename("/repo/moved/two", "/repo/two")
+        files.write("/repo/two", b"changed where it is now")
+        files.rename("/repo/two", "/repo/one", RENAME_EXCHANGE)
+    check(recorded)
+    assert files.dump() == before
+
+
+def test_a_name_that_was_used_again(recorded: Recorded, files: Files) -> None:
+    """The records of one call at one path are of three files."""
+    plant(recorded)
+    before = files.dump()
+    with recorded.call():
+        files.write("/repo/sub/two", b"second bytes")
+        files.remove("/repo/sub/two")
+        files.write("/repo/sub/two", b"third")
+        files.rename("/repo/sub/two", "/repo/three")
+        files.mkdir("/repo/sub/two")
+        files.write("/repo/sub/two/inner", b"inner")
+    check(recorded)
+    assert files.dump() == before
+
+
+def test_an_undo_is_taken_back(recorded: Recorded, files: Files) -> None:
+    plant(recorded)
+    with recorded.call("work"):
+        files.write("/repo/one", b"new")
+        files.remove_tree("/repo/sub")
+        files.mkdir("/repo/made")
+        files.rename("/repo/link", "/repo/made/link")
+    work, after = recorded.last(), files.dump()
+    undone = check(recorded)
+    assert undone.undo == f"c{recorded.last()}" != f"c{work}"
+    assert recorded.history.call(work).undone_by == recorded.last()
+    check(recorded)
+    assert files.dump() == after
+    assert recorded.history.call(work).undone_by is None, "so it can be undone again"
+    check_again = recorded.undoing.undo([work])
+    assert check_again.conflicts == [] and not files.exists("/repo/made")
+
+
+def test_without_a_call_it_goes_further_back_each_time(recorded: Recorded, files: Files) -> None:
+    states = []
+    for number in range(3):
+        states.append(files.dump())
+        with recorded.call(f"step {number}", agent="odd" if number % 2 else "even"):
+            files.write(f"/file{number}", b"x")
+            files.write("/shared", b"%d" % number)
+    for state in reversed(states):
+        assert recorded.undoing.undo().conflicts == []
+        assert files.dump() == state
+    assert recorded.undoing.undo().calls == [], "there is none left"
+
+
+def test_by_whom(recorded: Recorded, files: Files) -> None:
+    for name in ("planner", "coder"):
+        with recorded.call(agent=name):
+            files.write(f"/{name}", b"x")
+    recorded.undoing.undo(by="planner")
+    assert files.dump().keys() == {"/", "/coder"}
+    assert recorded.undoing.undo(by="nobody").calls == []
+
+
+def test_several_calls_at_once(recorded: Recorded, files: Files) -> None:
+    plant(recorded)
+    before, numbers = files.dump(), []
+    for text in (b"first", b"second"):
+        with recorded.call():
+            files.write("/repo/one", text)
+            files.write("/repo/" + text.decode(), text)
+        numbers.append(recorded.last())
+    assert recorded.undoing.undo(numbers[::-1]).conflicts == []
+    assert files.dump() == before
+    check(recorded)
+    assert files.read("/repo/one") == b"second"
+
+
+def test_what_others_changed_since_is_named(recorded: Recorded, files: Files) -> None:
+    plant(recorded)
+    with recorded.call("work"):
+        files.write("/repo/one", b"new")
+        files.write("/repo/sub/two", b"new")
+        files.write("/repo/made", b"made")
+        files.mkdir("/repo/directory")
+    work = recorded.last()
+    with recorded.call("others"):
+        files.append("/repo/one", b" and theirs")
+        files.append("/repo/made", b" and theirs")
+        files.write("/repo/directory/theirs", b"theirs")
+    others, before = recorded.last(), files.dump()
+    refused = recorded.undoing.undo([work])
+    assert [(each.path, each.call) for each in refused.conflicts] == [
+        ("/repo/directory", f"c{others}"), ("/repo/made", f"c{others}"), ("/repo/one", f"c{others}"),
+    ]  # fmt: skip
+    assert refused.undo is None and refused.changes == []
+    assert files.dump() == before
+    assert recorded.history.call(work).undone_by is None
+    kept = recorded.undoing.undo([work], keep_newer=True)
+    assert [each.path for each in kept.kept] == ["/repo/directory", "/repo/made", "/repo/one"]
+    assert files.read("/repo/one") == b"new and theirs"
+    assert files.read("/repo/sub/two") == b"two\n"
+
+
+def test_what_nobody_recorded_is_named_too(recorded: Recorded, files: Files) -> None:
+    with recorded.call():
+        files.write("/file", b"x")
+    files.volume.setattr(files.attr("/file").node, AttrChanges(mtime_ns=MTIME_NS))
+    (conflict,) = recorded.undoing.undo().conflicts
+    assert (conflict.path, conflict.reason, conflict.call) == ("/file", "has changed since", None)
+
+
+def test_a_change_between_two_of_the_call_is_kept(recorded: Recorded, files: Files) -> None:
+    """Its bytes before the first change are not those of the other one."""
+    plant(recorded)
+    agent = Agent(recorded, "work", "one")
+    agent.do(lambda: files.write("/repo/one", b"mine"))
+    with recorded.call("theirs"):
+        files.append("/repo/one", b" theirs")
+    agent.do(lambda: files.append("/repo/one", b" mine"))
+    number = agent.end()
+    assert [each.path for each in recorded.undoing.undo([number]).conflicts] == ["/repo/one"]
+    assert recorded.undoing.undo([number], keep_newer=True).conflicts == []
+    assert files.read("/repo/one") == b"mine theirs"
+
+
+def test_lines_of_others_stay(recorded: Recorded, files: Files) -> None:
+    lines = b"".join(b"line %d\n" % number for number in range(20))
+    with recorded.call("plant"):
+        files.write("/text", lines)
+        files.write("/bytes", lines)
+    with recorded.call("work"):
+        files.write("/text", lines.replace(b"line 3\n", b"mine\n"))
+        files.write("/other", b"x")
+    work = recorded.last()
+    with recorded.call("others"):
+        files.write("/text", files.read("/text").replace(b"line 16\n", b"theirs\n"))
+    merged = recorded.undoing.undo([work], merge_lines=True)
+    assert merged.conflicts == []
+    assert {(each.change, each.path) for each in merged.changes} == {("merge", "/text"), ("remove", "/other")}
+    assert files.read("/text") == lines.replace(b"line 16\n", b"theirs\n")
+    check(recorded)
+    assert b"mine" in files.read("/text") and b"theirs" in files.read("/text")
+
+
+def test_lines_that_both_changed_are_a_conflict(recorded: Recorded, files: Files) -> None:
+    files.write("/text", b"a\nb\nc\n")
+    with recorded.call("work"):
+        files.write("/text", b"a\nB\nc\n")
+    work = recorded.last()
+    with recorded.call("others"):
+        files.write("/text", b"a\nBB\nc\n")
+    assert [each.path for each in recorded.undoing.undo([work], merge_lines=True).conflicts] == ["/text"]
+
+
+def test_bytes_that_are_lost_are_named(recorded: Recorded, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(recorded)
+    monkeypatch.setattr(recorded.images, "keep", lambda volume, attr: Image("lost", "larger than 64 MiB"))
+    with recorded.call("rm"):
+        files.remove("/repo/sub/two")
+    (conflict,) = recorded.undoing.undo().conflicts
+    assert conflict.path == "/repo/sub/two"
+    assert conflict.reason == "can't come back, for its earlier bytes were not kept: larger than 64 MiB"
+
+
+def test_a_dry_run_changes_nothing(recorded: Recorded, files: Files) -> None:
+    plant(recorded)
+    with recorded.call():
+        files.remove_tree("/repo")
+    before, last = files.dump(), recorded.last()
+    dry = recorded.undoing.undo(dry_run=True)
+    assert dry.undo is None and files.dump() == before and recorded.last() == last
+    assert recorded.undoing.undo().changes == dry.changes
+
+
+def test_no_such_call_and_one_that_is_undone(recorded: Recorded, files: Files) -> None:
+    with pytest.raises(FileNotFoundError, match="there is no call 'c7'"):
+        recorded.undoing.undo([7])
+    with recorded.call():
+        files.write("/file", b"x")
+    call = recorded.last()
+    undone = recorded.undoing.undo()
+    with pytest.raises(OSError, match=f"c{call} was taken back by {undone.undo} already") as refused:
+        recorded.undoing.undo([call])
+    assert refused.value.errno == errno.EALREADY
+
+
+def test_a_command_that_goes_on_is_not_taken_back(recorded: Recorded, files: Files) -> None:
+    files.write("/file", b"x")
+    with recorded.call("make"):
+        calls = recorded.recorder.calls
+        call = calls.current()
+        end = calls.started(call, os.getpid()) if os.getsid(0) == os.getpid() else None
+        files.write("/file", b"y")
+        if end is None:
+            calls._by_session[-1] = call
+        with pytest.raises(OSError, match="is still going on"):
+            recorded.undoing.undo([call.number])
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, after: int, error: BaseException) -> None:
+    """Have the step of an undo with this number fail."""
+    steps = 0
+    making = undo_module._Making._placed
+
+    def step(self: Any, volume: Any, step: Any, changes: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == after:
+            raise error
+        return making(self, volume, step, changes)
+
+    monkeypatch.setattr(undo_module._Making, "_placed", step)
+
+
+def work(recorded: Recorded) -> None:
+    """A call with a change of each kind: 12 records or so."""
+    files = recorded.files
+    with recorded.call("work"):
+        files.write("/repo/one", b"new")
+        files.remove("/repo/sub/two")
+        files.rename("/repo/sub", "/repo/moved")
+        files.write("/repo/made", b"made")
+        files.rename("/repo/made", "/repo/empty")
+        files.remove("/repo/link")
+        files.change("/repo/moved", mode=0o700)
+        files.mkdir("/repo/directory")
+        files.write("/repo/directory/file", b"file")
+
+
+@pytest.mark.parametrize("after", range(1, 10))
+def test_an_error_takes_everything_back(
+    recorded: Recorded, files: Files, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    plant(recorded)
+    work(recorded)
+    before, call = files.dump(), recorded.last()
+    with monkeypatch.context() as patch:
+        interrupt(patch, after, OSError(errno.ENOSPC, "No space left on device"))
+        with pytest.raises(OSError, match="No space left"):
+            recorded.undoing.undo()
+    assert files.dump() == before
+    assert recorded.undoing.undo().calls == [f"c{call}"], "it can be tried again"
+
+
+class Killed(BaseException):
+    """The end of the server."""
+
+
+@pytest.mark.parametrize("after", range(1, 10))
+def test_a_killed_undo_is_finished_by_the_same_command(
+    recorded: Recorded, files: Files, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    plant(recorded)
+    before = files.dump()
+    work(recorded)
+    call = recorded.last()
+    with monkeypatch.context() as patch:
+        interrupt(patch, after, Killed())
+        patch.setattr(recorded.undoing, "_take_back", lambda number, error: None)
+        with pytest.raises(Killed):
+            recorded.undoing.undo()
+    recorded.close()
+    recorded.open()
+    again = recorded.undoing.undo()
+    assert again.conflicts == [] and again.calls == [f"c{call}"]
+    assert recorded.files.dump() == before
+    assert recorded.history.call(call).undone_by is not None
+
+
+def test_a_route_that_is_gone_is_named(recorded: Recorded, files: Files) -> None:
+    with recorded.call():
+        files.write("/file", b"x")
+    recorded.volumes.clear()
+    (conflict,) = recorded.undoing.undo().conflicts
+    assert conflict.reason == "belongs to a route that is not mounted any more"

@@ -1,0 +1,180 @@
+"""Ten agents at work in the same directories, one undone: what the others have done stays, byte by byte."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from profiles import amount
+from recorded import Agent, Files, Recorded
+
+from fusebackend.backends import InMemoryBackend, SqliteBackend
+from fusebackend.protocol import RENAME_EXCHANGE
+
+AGENTS = 10
+STEPS = 25
+RUNS = {
+    "memory": amount("UNDO_RUNS", dev=30, ci=100, soak=350),
+    "sqlite": amount("UNDO_RUNS", dev=15, ci=50, soak=150),
+}
+"""Together 500 with --tier all."""
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def recorded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Recorded]:
+    backend: Any = InMemoryBackend() if request.param == "memory" else SqliteBackend(tmp_path / "files.db")
+    found = Recorded(tmp_path, {"/": backend.volume})
+    yield found
+    found.close()
+    if request.param == "sqlite":
+        backend.close()
+
+
+DIRECTORIES = ["/a", "/a/b", "/c"]
+NAMES = [f"{directory}/{name}" for directory in DIRECTORIES for name in ("one", "two", "three", "deep")]
+
+
+class Worker:
+    """An agent that makes random steps. What it writes names it."""
+
+    def __init__(self, recorded: Recorded, number: int, rng: random.Random) -> None:
+        self.files: Files = recorded.files
+        self.number = number
+        self.rng = rng
+        self.agent = Agent(recorded, f"agent {number}", str(number))
+
+    def step(self) -> None:
+        self.agent.do(self._step)
+
+    def _step(self) -> None:
+        rng, files = self.rng, self.files
+        path, other = rng.choice(NAMES), rng.choice(NAMES)
+        text = b"%d wrote %d\n" % (self.number, rng.randrange(1000)) * rng.randrange(1, 4)
+        try:
+            match rng.randrange(10):
+                case 0 | 1 | 2:
+                    files.write(path, text)
+                case 3:
+                    files.append(path, text)
+                case 4:
+                    files.remove(path)
+                case 5:
+                    files.rename(path, other)
+                case 6:
+                    files.link(path, other)
+                case 7:
+                    files.change(path, mode=rng.choice([0o600, 0o640, 0o755]))
+                case 8:
+                    files.rename(path, other, RENAME_EXCHANGE)
+                case 9:
+                    files.write(path + "~", text)
+                    files.rename(path + "~", path)
+        except OSError:
+            pass  # the name is not there, or is
+
+
+def plant(files: Files) -> None:
+    for directory in DIRECTORIES:
+        if not files.exists(directory):
+            files.mkdir(directory)
+
+
+def world(recorded: Recorded, seed: int) -> tuple[list[int], Any]:
+    """Let agents work, each in a call of its own; returns the calls."""
+    rng = random.Random(seed)
+    files = recorded.files
+    if files.exists("/a"):
+        for name in ("/a", "/c"):
+            with recorded.call("clear"):
+                files.remove_tree(name)
+    with recorded.call("plant"):
+        plant(files)
+        for name in NAMES[::2]:
+            files.write(name, b"planted\n")
+    workers = [Worker(recorded, number, rng) for number in range(AGENTS)]
+    for _ in range(STEPS):
+        rng.choice(workers).step()
+    numbers = [worker.agent.end() for worker in workers]
+    return [number for number in numbers if number], rng
+
+
+def last_by(recorded: Recorded, calls: list[int]) -> dict[str, int]:
+    """Return the call that has touched each path last."""
+    records = sorted(record for call in calls for record in recorded.history.records(call))
+    return {os.fsdecode(path): each.call for each in records for path in (each.path, each.to_path) if path}
+
+
+def test_the_others_keep_their_bytes(recorded: Recorded, request: pytest.FixtureRequest) -> None:
+    """An undo that is refused changes nothing. With `keep_newer`, each path that another call has touched last is as
+    before, with all attributes."""
+    runs = RUNS[request.node.callspec.params["recorded"]]
+    outcomes = {"whole": 0, "part": 0}
+    kept = 0
+    for seed in range(runs):
+        numbers, rng = world(recorded, seed)
+        chosen = rng.choice(numbers)
+        before = recorded.files.dump()
+        refused = recorded.undoing.undo([chosen])
+        if refused.conflicts:
+            assert recorded.files.dump() == before
+            result = recorded.undoing.undo([chosen], keep_newer=True)
+            outcomes["part"] += 1
+        else:
+            result = refused
+            outcomes["whole"] += 1
+        after = recorded.files.dump()
+        last = last_by(recorded, numbers)
+        for path in before.keys() | after.keys() | last.keys():
+            if last.get(path) == chosen or any(tree[path][2] for tree in (before, after) if path in tree):
+                continue  # of a file with several names, another one may be the call's
+            assert (path in after) == (path in before), f"run {seed}: '{path}' is another's"
+            assert path not in after or after[path][:2] == before[path][:2], f"run {seed}: '{path}' is another's"
+            kept += 1
+        if result.undo is not None:
+            again = recorded.undoing.undo([int(result.undo[1:])])
+            assert again.conflicts == [], f"run {seed}"
+            assert recorded.files.dump() == before, f"run {seed}: the undo of the undo"
+    assert min(outcomes.values()) > runs // 20, outcomes
+    assert kept > runs * 5
+
+
+def test_all_undone_is_the_beginning(recorded: Recorded) -> None:
+    """Calls that were made in turn, step by step, taken back together."""
+    for seed in range(5):
+        files = recorded.files
+        if files.exists("/a"):
+            with recorded.call("clear"):
+                files.remove_tree("/a")
+                files.remove_tree("/c")
+        before = files.dump()
+        first = recorded.last() if recorded.history.calls(1) else 0
+        world(recorded, seed)
+        calls = [call.number for call in recorded.history.calls(100) if call.number > first]
+        result = recorded.undoing.undo(calls)
+        assert result.conflicts == [], f"run {seed}"
+        assert files.dump() == before, f"run {seed}"
+
+
+def test_calls_undone_one_after_the_other(recorded: Recorded) -> None:
+    """Calls that follow each other, each undone: the state between them comes back."""
+    rng = random.Random(3)
+    for _ in range(10):
+        states = []
+        for number in range(8):
+            states.append(recorded.files.dump())
+            worker = Worker(recorded, number, rng)
+            if number == 0:
+                worker.agent.do(
+                    lambda: [recorded.files.mkdir(each) for each in DIRECTORIES if not recorded.files.exists(each)]
+                )
+            for _ in range(6):
+                worker.step()
+            if worker.agent.end() == 0:
+                states.pop()
+        for state in reversed(states):
+            assert recorded.undoing.undo().conflicts == []
+            assert recorded.files.dump() == state

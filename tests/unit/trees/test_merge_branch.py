@@ -1,0 +1,178 @@
+"""Merges of real branches: over snapshots, over live routes, and over several routes at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import merging
+import pytest
+from hypothesis import example, given, settings
+from merging import Branched, chmod, link, links, mkdir, remove, rename, replace, shown, symlink, write
+from profiles import examples
+from test_merge_random import RENAMES, perform
+
+from fusebackend.backends.directory.volume import DirectoryVolume
+from fusebackend.backends.memory import InMemoryVolume
+from fusebackend.backends.sqlite.backend import SqliteVolume
+from fusebackend.protocol import Volume
+
+KINDS = ["memory", "sqlite", "dir"]
+
+
+def make(kind: str, directory: Path) -> Volume:
+    if kind == "memory":
+        return InMemoryVolume()
+    if kind == "sqlite":
+        return SqliteVolume(directory / "volume.db")
+    (directory / "root").mkdir()
+    return DirectoryVolume(directory / "root")
+
+
+def fill(volume: Volume) -> None:
+    mkdir(volume, b"d")
+    write(volume, b"d/x", b"x\n")
+    write(volume, b"d/y", b"y\n")
+    mkdir(volume, b"d/deep")
+    write(volume, b"d/deep/z", b"z\n")
+    write(volume, b"a", b"a\n")
+    write(volume, b"b", b"b\n")
+
+
+@pytest.fixture
+def branched(tmp_path: Path) -> Iterator[Callable[[str], Branched]]:
+    made: list[Branched] = []
+
+    def begin(kind: str) -> Branched:
+        volume = make(kind, tmp_path)
+        fill(volume)
+        made.append(Branched(str(tmp_path / "branches"), {"/": volume}))
+        return made[-1]
+
+    yield begin
+    for each in made:
+        each.close()
+        each.main.close()
+
+
+def conflicts(outcome: Any) -> dict[str, str]:
+    return {each.path: each.reason for each in outcome.plan.conflicts}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+class TestKinds:
+    def test_everything_that_a_branch_changed(self, branched: Any, kind: str) -> None:
+        trees = branched(kind)
+        write(trees.branch, b"a", b"changed\n")
+        replace(trees.branch, b"b", b"replaced\n")
+        rename(trees.branch, b"d", b"e")
+        write(trees.branch, b"e/deep/new", b"new\n")
+        remove(trees.branch, b"e/y")
+        symlink(trees.branch, b"l", b"a")
+        chmod(trees.branch, b"e/x", 0o600)
+        write(trees.main, b"d/main", b"main\n")
+        outcome = trees.merge()
+        assert conflicts(outcome) == {}
+        found = shown(trees.main)
+        assert found.pop(b"e/main").data == b"main\n"
+        in_branch = shown(trees.branch)
+        in_branch.pop(b"e/main", None)  # of a route that is live below the branch
+        assert found == in_branch
+        assert found[b"e/x"].mode == 0o600
+        assert found[b"e/deep/new"].data == b"new\n"
+        assert b"e/y" not in found and b"d" not in found
+        assert found[b"a"].data == b"changed\n" and found[b"b"].data == b"replaced\n"
+        again = trees.plan()
+        assert not again.steps and not again.conflicts
+
+    def test_what_both_changed(self, branched: Any, kind: str) -> None:
+        trees = branched(kind)
+        write(trees.branch, b"a", b"branch\n")
+        write(trees.main, b"a", b"the other\n")
+        remove(trees.branch, b"b")
+        write(trees.main, b"b", b"not deleted\n")
+        assert conflicts(trees.merge()) == {"/a": "changed in both", "/b": "deleted in the branch, changed in main"}
+        trees.merge("branch")
+        assert sorted(shown(trees.main)) == [b"a", b"d", b"d/deep", b"d/deep/z", b"d/x", b"d/y"]
+        assert shown(trees.main)[b"a"].data == b"branch\n"
+
+    def test_lines(self, branched: Any, kind: str) -> None:
+        trees = branched(kind)
+        lines = [b"%d\n" % number for number in range(30)]
+        write(trees.main, b"lines", b"".join(lines))
+        trees.branches.delete(["b"])
+        trees.branches.create("b")
+        write(trees.branch, b"lines", b"".join([*lines, b"branch\n"]))
+        write(trees.main, b"lines", b"".join([b"main\n", *lines]))
+        assert trees.merge(lines=True).plan.merged == ["/lines"]
+        assert shown(trees.main)[b"lines"].data == b"".join([b"main\n", *lines, b"branch\n"])
+        assert not trees.plan(lines=True).steps
+
+    def test_a_file_with_two_names(self, branched: Any, kind: str) -> None:
+        trees = branched(kind)
+        link(trees.main, b"a", b"d/link")
+        trees.branches.delete(["b"])
+        trees.branches.create("b")
+        write(trees.branch, b"a", b"changed\n")
+        trees.merge()
+        assert shown(trees.main)[b"d/link"].data == b"changed\n"
+        assert links(trees.main) == {frozenset([b"a", b"d/link"])}
+
+    def test_a_branch_that_was_opened_again(self, branched: Any, kind: str) -> None:
+        trees = branched(kind)
+        write(trees.branch, b"d/x", b"changed\n")
+        rename(trees.branch, b"d/deep", b"deep")
+        trees.close()
+        trees.open()
+        trees.merge()
+        assert shown(trees.main)[b"d/x"].data == b"changed\n"
+        assert b"deep/z" in shown(trees.main)
+        assert b"d/deep" not in shown(trees.main)
+
+
+WRITTEN = ("write", b"a", b"")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=examples(60))
+@given(base=RENAMES, branch=RENAMES, main=RENAMES)
+@example(base=[WRITTEN], branch=[WRITTEN], main=[WRITTEN, ("remove", b"a", b"")])
+def test_the_branch_says_what_it_has_changed(
+    kind: str, base: Any, branch: Any, main: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A plan from what the branch says is that of a comparison of all files; and a merge is complete."""
+    directory = tmp_path_factory.mktemp("merge")
+    volume = make(kind, directory)
+    perform(volume, base)
+    trees = Branched(str(directory / "branches"), {"/": volume})
+    try:
+        perform(trees.branch, branch)
+        perform(trees.main, main)
+        quick, whole = trees.plan("branch"), trees.plan("branch", whole=True)
+        assert [step[:4] for step in quick.steps] == [step[:4] for step in whole.steps]
+        if kind == "dir":
+            return  # the route below has changed what the branch shows
+        trees.merge("branch")
+        again = trees.plan("branch")
+        assert not again.steps
+    finally:
+        trees.close()
+        volume.close()
+
+
+def test_only_changed_directories_are_read(branched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    trees = branched("memory")
+    for number in range(50):
+        mkdir(trees.main, b"d%d" % number)
+        write(trees.main, b"d%d/x" % number, b"x")
+    trees.branches.delete(["b"])
+    trees.branches.create("b")
+    write(trees.branch, b"d7/x", b"changed")
+    listed = []
+    real = merging.MergeTree.listed
+    monkeypatch.setattr(
+        merging.MergeTree, "listed", lambda tree, item, place: listed.append(item.path) or real(tree, item, place)
+    )
+    assert len(trees.plan().steps) == 1
+    assert set(listed) == {b"", b"d7"}

@@ -1,0 +1,257 @@
+"""Earlier states of files, put into volumes of every kind."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from agentface import ME, attr_at, get, heard, node_at, put
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fusebackend.backends import FilesystemBackend, InMemoryBackend, SqliteBackend, StoreBackend
+from fusebackend.protocol import ROOT_NODE, AttrChanges
+from fusebackend.remote.volume import volume_of
+from fusebackend.volumes import placing
+from fusebackend.volumes.contents import data_pieces, opened
+from fusebackend.volumes.placing import BytesSource, KeptSource, Name, NodeSource, State, state_of
+
+STATE = State(stat.S_IFREG | 0o640, os.geteuid(), os.getegid(), 0, 5, 1, 10**18, 2 * 10**18 + 1, {}, b"")
+
+
+class Held:
+    """A backend with its volume, as the functions of `agentface` take it."""
+
+    def __init__(self, backend) -> None:
+        self.backend = backend
+        self.volume = volume_of(backend)
+        self.upload_files = backend.upload_files
+        self.download_files = backend.download_files
+
+
+@pytest.fixture(params=["memory", "sqlite", "dir", "store"])
+def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Held]:
+    if request.param == "memory":
+        yield Held(InMemoryBackend())
+    elif request.param == "sqlite":
+        with SqliteBackend(tmp_path / "files.db") as backend:
+            yield Held(backend)
+    elif request.param == "dir":
+        (tmp_path / "files").mkdir()
+        yield Held(FilesystemBackend(tmp_path / "files", virtual_mode=True))
+    else:
+        from langgraph.store.memory import InMemoryStore
+
+        yield Held(StoreBackend(InMemoryStore()))
+
+
+@pytest.fixture(params=["memory", "sqlite", "dir"])
+def native(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Held]:
+    if request.param == "memory":
+        yield Held(InMemoryBackend())
+    elif request.param == "sqlite":
+        with SqliteBackend(tmp_path / "files.db") as backend:
+            yield Held(backend)
+    else:
+        (tmp_path / "files").mkdir()
+        yield Held(FilesystemBackend(tmp_path / "files", virtual_mode=True))
+
+
+def names(held: Held) -> list[bytes]:
+    return [name for name, _ in held.volume.readdir(ROOT_NODE, b"", 100)]
+
+
+def test_a_file_is_made_with_its_bytes_and_attributes(native: Held) -> None:
+    wanted = STATE._replace(xattrs={b"user.colour": b"red"})
+    with heard(native) as changes, placing.changing(native.volume) as told:
+        placed = placing.make(native.volume, ROOT_NODE, b"file", BytesSource(wanted, b"hello"), told, "/file")
+    assert state_of(native.volume, attr_at(native, "/file")) == wanted
+    assert get(native, "/file") == b"hello"
+    assert placed.lost == () and placed.attr.node == node_at(native, "/file")
+    assert any(change.name == b"file" for change in changes), "a negative dentry of the kernel would stay"
+    assert names(native) == [b"file"]
+
+
+def test_a_store_takes_the_bytes(kept: Held) -> None:
+    with placing.changing(kept.volume) as told:
+        placing.make(kept.volume, ROOT_NODE, b"file", BytesSource(STATE, b"hello"), told, "/file")
+    assert get(kept, "/file") == b"hello"
+    with placing.changing(kept.volume) as told:
+        placing.overwrite(kept.volume, node_at(kept, "/file"), BytesSource(STATE, b"bye"), told, "/file")
+    assert get(kept, "/file") == b"bye"
+
+
+def test_only_a_vacant_name_is_taken(kept: Held) -> None:
+    put(kept, "/file", b"theirs")
+    with pytest.raises(FileExistsError), placing.changing(kept.volume) as told:
+        placing.make(kept.volume, ROOT_NODE, b"file", BytesSource(STATE, b"ours"), told, "/file")
+    assert get(kept, "/file") == b"theirs"
+    assert names(kept) == [b"file"]
+
+
+def test_links_directories_and_special_files_are_made(native: Held) -> None:
+    volume = native.volume
+    link = STATE._replace(mode=stat.S_IFLNK | 0o777, size=4, target=b"else")
+    fifo = STATE._replace(mode=stat.S_IFIFO | 0o604, size=0)
+    directory = STATE._replace(mode=stat.S_IFDIR | 0o711)
+    with placing.changing(volume) as told:
+        for name, state in ((b"link", link), (b"fifo", fifo), (b"directory", directory)):
+            placing.make(volume, ROOT_NODE, name, KeptSource(state), told, f"/{name.decode()}")
+    assert volume.readlink(node_at(native, "/link")) == b"else"
+    assert attr_at(native, "/link").mtime_ns == STATE.mtime_ns
+    assert attr_at(native, "/fifo").mode == fifo.mode
+    assert attr_at(native, "/directory").mode == directory.mode
+    assert "/directory/" in [change.path for change in told]
+
+
+def test_a_volume_without_links_says_so() -> None:
+    from langgraph.store.memory import InMemoryStore
+
+    volume = volume_of(StoreBackend(InMemoryStore()))
+    link = STATE._replace(mode=stat.S_IFLNK | 0o777, target=b"else")
+    with pytest.raises(OSError) as refused, placing.changing(volume) as told:
+        placing.make(volume, ROOT_NODE, b"link", KeptSource(link), told, "/link")
+    assert refused.value.errno == errno.ENOTSUP
+    assert told == []
+
+
+class Failing:
+    """A source that ends in the middle."""
+
+    state = STATE._replace(size=4 << 20)
+
+    def pieces(self) -> Iterator[tuple[int, bytes]]:
+        yield 0, b"x" * (1 << 20)
+        raise OSError(errno.EIO, "torn")
+
+
+def test_an_error_leaves_nothing(native: Held) -> None:
+    with pytest.raises(OSError, match="torn"), placing.changing(native.volume) as told:
+        placing.make(native.volume, ROOT_NODE, b"file", Failing(), told, "/file")
+    with pytest.raises(OSError, match="torn"), placing.staged(native.volume, ROOT_NODE, b"file", Failing()):
+        pass
+    assert names(native) == []
+
+
+def test_a_large_file_is_written_with_the_lock_free(native: Held) -> None:
+    data = os.urandom(3 << 20)
+    source = BytesSource(STATE, data)
+    with placing.staged(native.volume, ROOT_NODE, b"file", source) as ready:
+        assert names(native) == [placing.temporary(b"file")]
+        with placing.changing(native.volume) as told:
+            placing.make(native.volume, ROOT_NODE, b"file", ready, told, "/file")
+    assert get(native, "/file") == data
+    assert names(native) == [b"file"]
+
+
+def test_what_is_not_used_is_removed(native: Held) -> None:
+    with placing.staged(native.volume, ROOT_NODE, b"file", BytesSource(STATE, bytes(range(256)) * 8192)):
+        assert names(native)
+    assert names(native) == []
+
+
+def test_what_a_crash_has_left_is_replaced(native: Held) -> None:
+    put(native, "/" + placing.temporary(b"file").decode(), b"half")
+    with placing.changing(native.volume) as told:
+        placing.make(native.volume, ROOT_NODE, b"file", BytesSource(STATE, b"whole"), told, "/file")
+    assert get(native, "/file") == b"whole"
+    assert names(native) == [b"file"]
+
+
+def test_a_kept_file_keeps_its_holes(native: Held, tmp_path: Path) -> None:
+    path = tmp_path / "kept"
+    with open(path, "wb") as file:
+        file.write(b"begin")
+        file.seek(8 << 20)
+        file.write(b"middle")
+        file.truncate(64 << 20)
+    source = KeptSource(STATE._replace(size=64 << 20), str(path))
+    with placing.changing(native.volume) as told:
+        placing.make(native.volume, ROOT_NODE, b"file", source, told, "/file")
+    attr = attr_at(native, "/file")
+    assert attr.size == 64 << 20 and attr.blocks * 512 < 2 << 20
+    assert get(native, "/file") == path.read_bytes()
+
+
+def test_contents_come_back_in_place(native: Held) -> None:
+    node = put(native, "/file", b"new and longer")
+    native.volume.link(node, ROOT_NODE, b"other")
+    native.volume.setxattr(node, b"user.later", b"1")
+    native.volume.setattr(node, AttrChanges(mode=0o444))
+    with opened(native.volume, node, os.O_RDONLY) as handle, placing.changing(native.volume) as told:
+        placing.overwrite(native.volume, node, BytesSource(STATE, b"old"), told, "/file")
+        assert state_of(native.volume, attr_at(native, "/file")) == STATE._replace(size=3, nlink=2)
+        assert native.volume.read(handle, 0, 100) == b"old"
+    assert get(native, "/other") == b"old"
+    assert [change.kind for change in told if change.path] == ["modified"]
+
+
+def test_an_owner_who_may_not_be_given_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Held(FilesystemBackend(tmp_path, virtual_mode=True))
+    node = put(held, "/file")
+
+    def refused(*args: object) -> None:
+        raise PermissionError(errno.EPERM, "not root")
+
+    monkeypatch.setattr(os, "chown", refused)
+    placed = placing.set_attributes(held.volume, node, STATE._replace(uid=12345, mode=stat.S_IFREG | 0o4755))
+    assert placed.lost == ("owner",)
+    assert stat.S_IMODE(placed.attr.mode) == 0o755, "set-ID bits are for the owner that it had"
+
+
+def test_names_are_linked_renamed_and_removed(native: Held) -> None:
+    volume = native.volume
+    node = put(native, "/file", b"x")
+    with placing.changing(volume) as told:
+        placing.link(volume, node, ROOT_NODE, b"other", told, "/other")
+        attr = volume.getattr(node)
+        placing.rename(volume, Name(ROOT_NODE, b"file", "/file"), Name(ROOT_NODE, b"new", "/new"), attr, told)
+        placing.remove(volume, ROOT_NODE, b"other", attr, told, "/other")
+    assert names(native) == [b"new"] and volume.getattr(node).nlink == 1
+    assert [(each.kind, each.path, each.moved_from) for each in told if each.path] == [
+        ("created", "/other", None), ("moved", "/new", "/file"), ("deleted", "/other", None),
+    ]  # fmt: skip
+
+
+def test_a_snapshot_is_a_source(tmp_path: Path) -> None:
+    with SqliteBackend(tmp_path / "files.db") as backend:
+        held = Held(backend)
+        node = put(held, "/file", b"before" * 100_000)
+        backend.volume.take_snapshot("one")
+        put(held, "/file", b"after")
+        source = NodeSource(backend.volume.snapshot("one"), node)
+        with placing.changing(backend.volume) as told:
+            placing.overwrite(backend.volume, node, source, told, "/file")
+        assert get(held, "/file") == b"before" * 100_000
+        assert attr_at(held, "/file").mtime_ns == source.state.mtime_ns
+
+
+RANGES = st.lists(st.tuples(st.integers(0, 6 << 16), st.integers(1, 3 << 16)), max_size=4)
+
+
+def _sparse(held: Held, path: str, ranges: list[tuple[int, int]], size: int, fill: bytes) -> int:
+    node = held.volume.create(ROOT_NODE, path.encode(), 0o600, os.O_RDWR, ME).node
+    for offset, length in ranges:
+        held.volume.write(node, offset, fill * length)
+    held.volume.setattr(node, AttrChanges(size=size))
+    held.volume.release(node, os.O_RDWR)
+    return node
+
+
+@given(before=RANGES, after=RANGES, sizes=st.tuples(st.integers(0, 1 << 19), st.integers(0, 1 << 19)))
+@settings(max_examples=100, deadline=None)
+def test_any_sparse_file_becomes_any_other(
+    before: list[tuple[int, int]], after: list[tuple[int, int]], sizes: tuple[int, int]
+) -> None:
+    held = Held(InMemoryBackend())
+    old, new = _sparse(held, "old", before, sizes[0], b"o"), _sparse(held, "new", after, sizes[1], b"n")
+    placing.overwrite(held.volume, new, NodeSource(held.volume, old), [], "/new")
+    placing.make(held.volume, ROOT_NODE, b"made", NodeSource(held.volume, old), [], "/made")
+    for path in ("/new", "/made"):
+        assert get(held, path) == get(held, "/old")
+        assert attr_at(held, path).mtime_ns == attr_at(held, "/old").mtime_ns
+    assert list(data_pieces(held.volume, node_at(held, "/made")))[-1][0] <= sizes[0]
