@@ -177,6 +177,8 @@ class Undo:
                     self._recorder.calls.end(call)
                     self._take_back(call.number, error)
                 raise
+            for prefix in {step.prefix for step in plan.steps}:
+                self._volumes[prefix].sync()  # else a killed server could lose what its history calls done
             # A number also if nothing was left to do: the calls are undone then, too.
             self._history.mark_undone([*numbers, *halves], by=self._recorder.calls.number(call))
             for each in chosen:
