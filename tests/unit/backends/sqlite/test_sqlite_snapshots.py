@@ -327,7 +327,7 @@ def test_nothing_is_left_in_the_files_of_what_was_forgotten(path: Path, volume: 
     volume._checkpoint("PASSIVE")
     files = [path.with_name(path.name + end) for end in ("", "-wal", "-log")]
     assert [secret in file.read_bytes() for file in files] == [True] * 3
-    eventually(lambda: not rows(path)["pruning"])
+    eventually(lambda: not rows(path)["pruning"], 30)
 
     assert volume.forget_versions([node, other]) == []
     assert [secret[:4] in file.read_bytes() for file in files] == [False] * 3
@@ -336,4 +336,4 @@ def test_nothing_is_left_in_the_files_of_what_was_forgotten(path: Path, volume: 
     assert check(path) == []
     put(volume, b"new", b"new")
     volume.fsync(volume.lookup(ROOT_NODE, b"new").node)
-    eventually(lambda: not sqlite3.connect(path).execute("SELECT count(*) FROM unindexed").fetchone()[0])
+    eventually(lambda: not sqlite3.connect(path).execute("SELECT count(*) FROM unindexed").fetchone()[0], 30)
