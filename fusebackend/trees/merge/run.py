@@ -1,4 +1,4 @@
-"""`Merge`: makes the steps of a plan (`merge.py`) in the volumes of the main tree.
+"""`Merge`: makes the steps of a plan (`plan.py`) in the volumes of the main tree.
 
 New contents are written first, into a directory of the server's in the route (`STAGING`), with the locks free. Then
 
@@ -41,8 +41,8 @@ from fusebackend.protocol import (
     SnapshotVolume,
     Volume,
 )
-from fusebackend.trees.merge import PARKED, Conflict, Plan, Step
-from fusebackend.trees.merge_records import MergeRecords
+from fusebackend.trees.merge.plan import PARKED, Conflict, Plan, Step
+from fusebackend.trees.merge.records import MergeRecords
 from fusebackend.trees.tree import split as split_path
 from fusebackend.volumes import placing
 from fusebackend.volumes.native import NativeVolume
