@@ -12,21 +12,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
+import stat
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from fusebackend.base import paths
 from fusebackend.base.paths import ROOT, AgentPath, to_text
 from fusebackend.history.recorder import Recorder
 from fusebackend.history.records import Record
-from fusebackend.protocol import Attr, ForgetResult, SnapshotVolume, Volume
+from fusebackend.protocol import Attr, AttrChanges, ForgetResult, SnapshotVolume, Volume
 from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.branches import Branches
 from fusebackend.volumes import placing
 from fusebackend.volumes.walk import Place, entries, resolve
 
 BELOW: str = (
-    "free blocks and snapshots of the file systems and disks below, backups, and earlier versions that a bucket, a store"
+    "free blocks and snapshots of the file systems below, backups, and the earlier versions that a bucket, a store"
     " or another backend keeps by itself"
 )
 """Where bytes may still be, that no server of ours can reach."""
@@ -53,52 +53,56 @@ class Forgetting:
 
         Raises:
             ValueError: a path is malformed.
-            OSError: ENOENT, nothing is kept of a path; errors of volumes, and of the files of history and branches.
+            OSError: of volumes, and of the files of history and branches.
         """
-        result = ForgetResult([paths.normalise(path) for path in given])
+        chosen = [paths.normalise(path) for path in given]
+        result = ForgetResult([*chosen])
         records: dict[int, Record] = {}
         nodes: dict[AgentPath, set[int]] = {prefix: set() for prefix in self._volumes}
         snapshots: set[str] = set()
-        for path in result.paths:
+        for path in chosen:
             before = len(records), {prefix: len(found) for prefix, found in nodes.items()}
             kept = {each.number: each for each in ([] if self._recorder is None else self._recorder.history.at(path))}
             records |= kept
-            for prefix, inner in self._routes(AgentPath(path)):
+            for prefix, inner in self._routes(path):
                 there = self._live(prefix, inner)
-                result.live += [paths.join(prefix, each) for each in there]
+                result.live += [each if prefix == ROOT else (prefix + each).rstrip("/") for each in there]
                 nodes[prefix] |= set(there.values())
                 found, names = self._in_snapshots(prefix, inner)
                 nodes[prefix] |= found
                 snapshots |= names
                 nodes[prefix] |= self._recorded(prefix, kept.values())
-            touched = self._in_branches(AgentPath(path), dry_run=True)
+            touched = self._in_branches(path, dry_run=True)
             result.branches += [name for name in touched if name not in result.branches]
             after = len(records), {prefix: len(found) for prefix, found in nodes.items()}
             if before == after and not touched:
-                raise OSError(errno.ENOENT, f"nothing is kept of '{path}': no file, snapshot, branch or call has it")
+                result.unknown.append(path)
         result.snapshots = sorted(snapshots)
         result.images = sum(each.image is not None and each.image.place != "lost" for each in records.values())
         if not dry_run:
-            self._do(result, nodes)
+            self._do(result, chosen, nodes)
         return result
 
-    def _do(self, result: ForgetResult, nodes: Mapping[AgentPath, Collection[int]]) -> None:
+    def _do(
+        self, result: ForgetResult, chosen: Sequence[AgentPath], nodes: Mapping[AgentPath, Collection[int]]
+    ) -> None:
         if self._recorder is not None:
             images = self._recorder.images
             below = images.next_number()
-            self._recorder.history.forget_contents(result.paths, nodes)
+            self._recorder.history.forget_contents(chosen, nodes)
             images.clean(self._recorder.history.images("file"), below)
         done: set[int] = set()
         for prefix, volume in self._volumes.items():
-            if isinstance(volume, SnapshotVolume) and id(volume) not in done and self._concerns(result.paths, prefix):
+            if isinstance(volume, SnapshotVolume) and id(volume) not in done and self._concerns(chosen, prefix):
                 done.add(id(volume))
                 same = [each for each, other in self._volumes.items() if other is volume]
                 result.left += volume.forget_versions(set().union(*(nodes[each] for each in same)))
-        for path in result.paths:
-            self._in_branches(AgentPath(path), dry_run=False)
-        for name in result.branches:
-            assert self._branches is not None
-            self._branches.volume(name).forget_versions(())
+        for path in chosen:
+            self._in_branches(path, dry_run=False)
+        for branch in self._opened().values():  # also for what they have deleted
+            branch.forget_versions(())
+        broken = [] if self._branches is None else self._branches.broken
+        result.left += [f"branch '{name}', which can't be opened; 'branch delete' removes its files" for name in broken]
         result.left.append(BELOW)
 
     # -- finding -----------------------------------------------------------------------------------------------
@@ -128,7 +132,9 @@ class Forgetting:
         volume = self._volumes[prefix]
         nodes: set[int] = set()
         names: set[str] = set()
-        for taken in volume.snapshots() if isinstance(volume, SnapshotVolume) else ():
+        if not isinstance(volume, SnapshotVolume):
+            return nodes, names
+        for taken in volume.snapshots():
             with contextlib.suppress(FileNotFoundError):  # deleted just now
                 found = _files(volume.snapshot(taken.name), inner)
                 nodes |= set(found.values())
@@ -155,21 +161,31 @@ class Forgetting:
     def _in_branches(self, path: AgentPath, *, dry_run: bool) -> list[str]:
         """Remove the files that branches have of their own at a path; returns the names of these branches."""
         touched = []
-        for info in [] if self._branches is None else self._branches.all():
-            if info.error is not None or self._branches is None:
-                continue
-            branch = self._branches.volume(info.name)
+        for name, branch in self._opened().items():
             own = [each for each, node in _files(branch, path).items() if _is_own(branch, node)]
             if own or branch.keeps_bytes_of(path):
-                touched.append(info.name)
+                touched.append(name)
             if dry_run:
                 continue
             for each in own:
                 with placing.changing(branch) as changes:
                     place = resolve(branch, each, follow=False)
+                    _empty(branch, place.found)  # the kernel may keep the node for a while
                     placing.remove(branch, place.parent, place.name, place.found, changes, each)
             branch.forget_bytes_of(path)
         return touched
+
+    def _opened(self) -> Mapping[str, BranchVolume]:
+        return {} if self._branches is None else self._branches.opened
+
+
+def _empty(branch: BranchVolume, attr: Attr) -> None:
+    """Take the bytes and extended attributes of a file away."""
+    node = attr.node
+    if stat.S_ISREG(attr.mode):
+        branch.setattr(node, AttrChanges(size=0))
+        for name in branch.listxattr(node):
+            branch.removexattr(node, name)
 
 
 def _is_own(branch: BranchVolume, node: int) -> bool:
