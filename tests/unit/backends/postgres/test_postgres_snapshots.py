@@ -123,9 +123,6 @@ def test_no_row_has_what_was_forgotten(volume: PostgresVolume) -> None:
     volume.removexattr(node, b"user.secret")
     volume.setattr(other, AttrChanges(size=0))
     volume.unlink(ROOT_NODE, b"other")
-    eventually(
-        lambda: not rows(volume, "SELECT FROM fusebackend.inode WHERE volume = %s AND node = %s", other), LIMIT_S
-    )
     tables = ("chunk", "xattr", "old_xattr", "entry")
     found = "SELECT FROM fusebackend.{} each WHERE volume = %s AND strpos(each::text, %s) > 0"
     held = [name for name in tables if rows(volume, found.format(name), secret.hex())]
