@@ -323,6 +323,8 @@ class _Route:
 
     def find(self, path: bytes) -> Attr | None:
         """Return the attributes of what is at a path."""
+        if not path or path.count(b"/") < self._skip:
+            return self.volume.getattr(ROOT_NODE)  # the route's root
         parent, name = self.place(path)
         try:
             return self.volume.lookup(parent, name)
@@ -490,7 +492,7 @@ class _Steps:
 
     def set_attributes(self, step: Step, attr: Attr, changes: Changes) -> None:
         assert step.state is not None
-        state = step.state._replace(atime_ns=attr.atime_ns, mtime_ns=attr.mtime_ns)
+        state = step.state if step.times else step.state._replace(atime_ns=attr.atime_ns, mtime_ns=attr.mtime_ns)
         inner = self.route.inner(step.path)
         self.records.changes(self.route.prefix, self.volume, self.recorded(step.path), attr, content=False)
         self.lost(step, placing.set_attributes(self.volume, attr.node, state, changes, inner))

@@ -1,0 +1,322 @@
+"""`Restores`: files of another state of a mount put back into its main tree, as they were, with all attributes.
+
+A plan is made from both trees, of the steps that a merge has (`merge/run.py`), which makes them: all at once on routes
+that keep snapshots, file by file on others, and after a kill the same restore does the rest. Each file whose bytes
+differ becomes a new one in the place of the old, which a process that has it open keeps; where only attributes differ
+the file stays. Hard links among the restored files are links of one new file; a link from elsewhere stays with the old
+one. A directory keeps its node. A restore is a call of the history, and can be undone.
+
+One at a time, by any thread but the mount's loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+from fusebackend.backends.memory import InMemoryVolume
+from fusebackend.base.paths import ROOT, AgentPath, normalise, to_name, to_text
+from fusebackend.history.calls import OpenCall
+from fusebackend.history.recorder import Recorder
+from fusebackend.protocol import RestoreResult, SnapshotVolume, UndoConflict, UndoneChange, Volume
+from fusebackend.trees.branches import Branches
+from fusebackend.trees.merge.plan import Plan, Step, Uncarried, stamp_of
+from fusebackend.trees.merge.records import MergeRecords
+from fusebackend.trees.merge.run import Merge
+from fusebackend.trees.merge.tree import Item, MergeTree, same_bytes
+from fusebackend.trees.refs import Ref
+from fusebackend.trees.snapshots import Snapshots
+from fusebackend.trees.tree import is_below, join, split
+from fusebackend.volumes.placing import State
+
+JOURNAL = "@restore"
+"""The name of the journal, which no branch can have."""
+
+
+class Restores:
+    """See the module's docstring.
+
+    Args:
+        branches, snapshots, volumes: of the mount; `snapshots` is None if it keeps none.
+        written: returns the nodes that somebody has open for writing, each with the prefix of its route.
+        recorder: of the history; None if there is none.
+    """
+
+    def __init__(
+        self,
+        branches: Branches,
+        snapshots: Snapshots | None,
+        volumes: Mapping[AgentPath, Volume],
+        written: Callable[[], Collection[tuple[AgentPath, int]]],
+        recorder: Recorder | None,
+    ) -> None:
+        self._branches = branches
+        self._snapshots = snapshots
+        self._volumes = dict(volumes)
+        self._written = written
+        self._recorder = recorder
+        self._guard = threading.Lock()
+
+    def restore(
+        self, given: Sequence[str], ref: Ref, to: Sequence[str] | None, *, dry_run: bool, force: bool
+    ) -> RestoreResult:
+        """Restore paths. The arguments are those of `MountedBackend.restore`.
+
+        Raises:
+            ValueError: a path is malformed.
+            OSError: ENOENT, a path is not in that state; ENOTDIR, there is no directory for it; errors of volumes.
+        """
+        sources = [to_name(normalise(path)).strip(b"/") for path in given]
+        finals = sources if to is None else [to_name(normalise(path)).strip(b"/") for path in to]
+        pairs = [(source, final) for source, final in zip(sources, finals, strict=True)]
+        if to is None:  # what lies in another path is restored with it
+            pairs = [pair for pair in dict.fromkeys(pairs)
+                     if not any(is_below(pair[0], other) and pair[0] != other for other in sources)]  # fmt: skip
+        call: list[OpenCall] = []
+
+        def plan() -> Plan:
+            source, kept = self._source(ref)
+            return _Planner(source, MergeTree(self._volumes, self._volumes), ref.name, kept, pairs, to is None).plan
+
+        with self._guard:
+            os.makedirs(os.path.dirname(self._branches.journal(JOURNAL)), 0o700, exist_ok=True)
+            run = Merge(JOURNAL, self._volumes, plan, self._branches.journal(JOURNAL),
+                        tuple if force else self._written, lambda: self._recording(ref, call))  # fmt: skip
+            outcome = run.dry_run() if dry_run else run.run()
+        steps = outcome.plan.steps if dry_run else outcome.steps
+        conflicts = [UndoConflict(path, "is open for writing in the mount") for path in outcome.open_paths]
+        conflicts += [UndoConflict(each.path, each.reason) for each in outcome.plan.conflicts]
+        number = call[0].number if call else 0
+        return RestoreResult(
+            ref.name,
+            f"c{number}" if number else None,
+            [] if conflicts else list(_changes(steps)),
+            [UndoConflict(each.path, each.what) for each in outcome.plan.uncarried],
+            conflicts,
+            list(dict.fromkeys(outcome.partly)),
+        )
+
+    @contextlib.contextmanager
+    def _recording(self, ref: Ref, calls: list[OpenCall]) -> Iterator[MergeRecords]:
+        if self._recorder is None:
+            yield MergeRecords()
+            return
+        with self._recorder.calls.inside("restore", f"restore from {ref.name}") as call:
+            calls[:] = [call]
+            yield MergeRecords(self._recorder, call)
+
+    def _source(self, ref: Ref) -> tuple[MergeTree, Collection[AgentPath]]:
+        """Return the tree of a state, and the prefixes of the routes of which it holds something."""
+        if ref.is_main:
+            return MergeTree(self._volumes, self._volumes), self._volumes
+        if ref.is_branch:
+            return MergeTree({ROOT: self._branches.volume(ref.name)}, self._volumes), self._volumes
+        parts = None if self._snapshots is None else self._snapshots.find(ref.name)
+        if parts is None:
+            raise OSError(errno.ENOENT, f"there is no snapshot '{ref.name}'")
+        views: dict[AgentPath, Volume] = {}
+        for prefix in parts.parts:
+            volume = self._volumes[prefix]
+            assert isinstance(volume, SnapshotVolume), "it has a snapshot"
+            views[prefix] = volume.snapshot(ref.name)
+        indices = {prefix: index for index, prefix in enumerate(self._volumes)}
+        views.setdefault(ROOT, InMemoryVolume())  # the way to those that have one
+        time_ns = min(part.time_ns for part in parts.parts.values())
+        tree = MergeTree(views, self._volumes, lambda prefix, node: (indices[prefix], node), time_ns)
+        return tree, parts.parts
+
+
+class _Planner:
+    """One plan: steps that make the paths of main what they are in the source.
+
+    Args:
+        name: of the source.
+        kept: prefixes of the routes of which the source holds something; the others are left alone.
+        pairs: path in the source, path in main.
+        with_ways: make the directories above a path that main does not have.
+    """
+
+    def __init__(
+        self,
+        source: MergeTree,
+        main: MergeTree,
+        name: str,
+        kept: Collection[AgentPath],
+        pairs: Sequence[tuple[bytes, bytes]],
+        with_ways: bool,
+    ) -> None:
+        self.plan = Plan()
+        self._source, self._main, self._kept = source, main, kept
+        self._leaders: dict[tuple[AgentPath, int], tuple[AgentPath, bytes]] = {}
+        self._removals: list[Step] = []
+        self._attributes: list[Step] = []
+        self._made: set[bytes] = set()
+        for path, final in pairs:
+            item = source.find(path)
+            if item is None or not (item.is_fixed or main.owner(path) in kept):
+                raise OSError(errno.ENOENT, f"'/{to_text(path)}' is not in '{name}'")
+            self._make_ways(path, final, with_ways)
+            self._put(item, path, final, main.find(final))
+        self._attributes.reverse()  # what is in a directory comes before it
+        self.plan.steps += [*self._removals, *self._attributes]
+
+    def _make_ways(self, path: bytes, final: bytes, with_ways: bool) -> None:
+        ways = []
+        above, here = split(final)[0], split(path)[0]
+        while above and above not in self._made:
+            found = self._main.find(above)
+            if found is not None:
+                if not found.is_dir:
+                    raise OSError(errno.ENOTDIR, f"'/{to_text(above)}' is no directory, so nothing can be put there")
+                break
+            if not with_ways:
+                raise OSError(errno.ENOENT, f"there is no directory '/{to_text(above)}'")
+            ways.append((here, above))
+            above, here = split(above)[0], split(here)[0]
+        for here, above in reversed(ways):
+            item = self._source.find(here)
+            assert item is not None, "it is above one that is there"
+            self._make(item, above)
+
+    def _put(self, item: Item, source: bytes, path: bytes, there: Item | None) -> None:
+        left = [(item, source, path, there)]
+        while left:
+            item, source, path, there = left.pop()
+            if self._main.owner(source) not in self._kept:  # but routes may be below it
+                ours = there.names() if there is not None else {}
+                left += [(each, join(source, name), join(path, name), ours.get(name))
+                         for name, each in item.names().items() if each.is_fixed]  # fmt: skip
+                continue
+            is_place = item.is_fixed or (there is not None and there.is_fixed)
+            if there is not None and there.is_dir != item.is_dir:
+                if is_place:
+                    self._skip(path, "the root of a route, or a directory on the way to one")
+                    continue
+                if not self._remove(there, path, at_once=True):
+                    continue
+                there = None
+            if not item.is_dir:
+                self._put_leaf(item, path, there)
+                continue
+            if there is None:
+                if not self._make(item, path):
+                    continue
+            elif not (item.is_way or there.is_way):
+                self._give(item, path, there)
+            theirs = item.names()
+            ours = there.names() if there is not None else {}
+            for name in sorted(ours.keys() - theirs.keys()):
+                if not ours[name].is_fixed:
+                    self._remove(ours[name], join(path, name))
+            for name in sorted(theirs, reverse=True):
+                left.append((theirs[name], join(source, name), join(path, name), ours.get(name)))
+
+    def _make(self, item: Item, path: bytes) -> bool:
+        if not self._can_hold(item, path):
+            return False
+        self._made.add(path)
+        self.plan.steps.append(Step("make", self._main.owner(path), path, state=item.state, item=item))
+        self._attributes.append(Step("attributes", self._main.owner(path), path, state=item.state,
+                                     stamp=stamp_of(stat.S_IFDIR, 0, 0, 0, 2), times=True))  # fmt: skip
+        return True
+
+    def _put_leaf(self, item: Item, path: bytes, there: Item | None) -> None:
+        if not self._can_hold(item, path):
+            return
+        prefix = self._main.owner(path)
+        features = self._main.volumes[prefix].features
+        key = item.prefix, item.node
+        if there is not None and there.type == item.type and there.nlink == item.nlink == 1 and _has_same(item, there):
+            self._give(item, path, there)
+            return
+        stamp = None if there is None else stamp_of(there.mode, there.size, there.mtime_ns, there.ctime_ns, there.nlink)
+        leader = self._leaders.get(key) if item.nlink > 1 and features.links else None
+        if leader is not None and leader[0] == prefix:
+            self.plan.steps.append(Step("link", prefix, path, leader[1], stamp=stamp))
+            return
+        self._leaders.setdefault(key, (prefix, path))
+        self.plan.steps.append(Step("make" if there is None else "replace", prefix, path, state=item.state, item=item,
+                                    stamp=stamp))  # fmt: skip
+
+    def _give(self, item: Item, path: bytes, there: Item) -> None:
+        """Plan the attributes of a file or directory that stays."""
+        prefix = self._main.owner(path)
+        features = self._main.volumes[prefix].features
+        differs = _fields(item.state, features.persistent_modes, features.xattrs) != _fields(
+            there.state, features.persistent_modes, features.xattrs
+        )
+        stamp = stamp_of(there.mode, there.size, there.mtime_ns, there.ctime_ns, there.nlink)
+        if differs and not self._is_read_only(prefix, path):
+            self._attributes.append(Step("attributes", prefix, path, state=item.state, stamp=stamp, times=True))
+
+    def _remove(self, there: Item, path: bytes, *, at_once: bool = False) -> bool:
+        """Plan the removal of something with all below it."""
+        if any(each.is_fixed for each in there.walk()):
+            self._skip(path, "a route is in it")
+            return False
+        if self._is_read_only(there.prefix, path):
+            return False
+        steps = [Step("remove", there.prefix, join(path, each.path[len(there.path) :].lstrip(b"/"))
+                      if each is not there else path,
+                      stamp=stamp_of(each.mode, each.size, each.mtime_ns, each.ctime_ns, each.nlink))
+                 for each in there.walk()]  # fmt: skip
+        (self.plan.steps if at_once else self._removals).extend(reversed(steps))
+        return True
+
+    def _can_hold(self, item: Item, path: bytes) -> bool:
+        prefix = self._main.owner(path)
+        volume = self._main.volumes[prefix]
+        kind = ""
+        if stat.S_ISLNK(item.mode):
+            kind = "" if volume.features.symlinks else "a symbolic link"
+        elif not item.is_dir and not item.is_file:
+            is_device = not (stat.S_ISFIFO(item.mode) or stat.S_ISSOCK(item.mode))
+            refused = is_device and os.geteuid() != 0 and not isinstance(volume, SnapshotVolume)
+            kind = "" if volume.features.special_files and not refused else "a special file"
+        if kind:
+            self._skip(path, f"its route can't hold {kind}")
+        return not kind and not self._is_read_only(prefix, path)
+
+    def _is_read_only(self, prefix: AgentPath, path: bytes) -> bool:
+        if self._main.volumes[prefix].features.read_only:
+            self._skip(path, "its route is read-only")
+            return True
+        return False
+
+    def _skip(self, path: bytes, why: str) -> None:
+        self.plan.uncarried.append(Uncarried(AgentPath("/" + to_text(path)), why))
+
+
+def _has_same(item: Item, there: Item) -> bool:
+    if item.is_file:
+        return same_bytes(item, there)
+    return (item.state.target, item.rdev) == (there.state.target, there.rdev)
+
+
+def _fields(state: State, keeps_modes: bool, keeps_xattrs: bool) -> tuple[object, ...]:
+    is_link = stat.S_ISLNK(state.mode)
+    return (
+        state.mode if keeps_modes and not is_link else 0,
+        (state.uid, state.gid) if keeps_modes and os.geteuid() == 0 else 0,
+        state.mtime_ns,
+        state.xattrs if keeps_xattrs and not is_link else {},
+    )
+
+
+def _changes(steps: Sequence[Step]) -> Iterator[UndoneChange]:
+    """The changes for people, in the order of paths: a removal and a new file at one path are one change."""
+    words: dict[bytes, str] = {}
+    for step in steps:
+        word = {"make": "create"}.get(step.word, step.word)
+        if step.path in words:
+            word = "replace" if {word, words[step.path]} == {"create", "remove"} else words[step.path]
+        words[step.path] = word
+    tops = {path for path, word in words.items() if word == "remove"}
+    for path, word in sorted(words.items()):
+        if word == "remove" and split(path)[0] in tops:
+            continue
+        yield UndoneChange(word, "/" + to_text(path))
