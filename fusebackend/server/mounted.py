@@ -58,7 +58,7 @@ from fusebackend.trees.automatic import AutomaticSnapshots
 from fusebackend.trees.branches import Branches
 from fusebackend.trees.merge.merges import Merges
 from fusebackend.trees.refs import Refs, Taken
-from fusebackend.trees.restoring import Restores
+from fusebackend.trees.restore import Restores
 from fusebackend.trees.snapshots import Snapshots
 from fusebackend.vfs.watch.async_watch import AsyncWatch, ThreadedWatch
 from fusebackend.volumes.native import NativeVolume
