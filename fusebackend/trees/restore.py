@@ -22,7 +22,7 @@ from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.base.paths import ROOT, AgentPath, normalise, to_name, to_text
 from fusebackend.history.calls import OpenCall
 from fusebackend.history.recorder import Recorder
-from fusebackend.protocol import RestoreResult, SnapshotVolume, UndoConflict, UndoneChange, Volume
+from fusebackend.protocol import Features, RestoreResult, SnapshotVolume, UndoConflict, UndoneChange, Volume
 from fusebackend.trees.branches import Branches
 from fusebackend.trees.merge.plan import Plan, Stamp, Step, Uncarried, stamp_of
 from fusebackend.trees.merge.records import MergeRecords
@@ -154,6 +154,7 @@ class _Planner:
         self._leaders: dict[tuple[AgentPath, int], tuple[AgentPath, bytes]] = {}
         self._removals: list[Step] = []
         self._attributes: list[Step] = []
+        self._same: dict[tuple[str, AgentPath, int], tuple[str, AgentPath, int]] = {}  # hard-linked files of both trees
         self._made: set[bytes] = set()
         self._paired: dict[bytes, Item] = {}  # directories of main that stay, with those of the source
         for path, final in pairs:
@@ -164,9 +165,7 @@ class _Planner:
             self._put(item, path, final, main.find(final))
         self.plan.steps += self._removals
         self._keep_times()
-        self._attributes.sort(
-            key=lambda step: -step.path.count(b"/") if step.path else 1
-        )  # a directory after its names
+        self._attributes.sort(key=_after_its_names)
         self.plan.steps += self._attributes
 
     def _keep_times(self) -> None:
@@ -242,7 +241,8 @@ class _Planner:
         prefix = self._main.owner(path)
         features = self._main.volumes[prefix].features
         key = item.prefix, item.node
-        if there is not None and there.type == item.type and there.nlink == item.nlink == 1 and _has_same(item, there):
+        if there is not None and self._stays(item, there, features):
+            self._leaders.setdefault(key, (prefix, path))
             self._give(item, path, there)
             return
         stamp = None if there is None else stamp_of(there.mode, there.size, there.mtime_ns, there.ctime_ns, there.nlink)
@@ -254,13 +254,24 @@ class _Planner:
         self.plan.steps.append(Step("make" if there is None else "replace", prefix, path, state=item.state, item=item,
                                     stamp=stamp))  # fmt: skip
 
+    def _stays(self, item: Item, there: Item, features: Features) -> bool:
+        """Return True for a file whose bytes and links are right. One with several names has all attributes right, for
+        names elsewhere have them, too; its names are those of one file in both trees."""
+        if there.type != item.type or there.nlink != item.nlink:
+            return False
+        if item.nlink > 1:
+            mine, theirs = ("source", item.prefix, item.node), ("main", there.prefix, there.node)
+            if self._same.setdefault(mine, theirs) != theirs or self._same.setdefault(theirs, mine) != mine:
+                return False
+            if _fields(item.state, features) != _fields(there.state, features):
+                return False
+        return _has_same(item, there)
+
     def _give(self, item: Item, path: bytes, there: Item) -> None:
         """Plan the attributes of a file or directory that stays."""
         prefix = self._main.owner(path)
         features = self._main.volumes[prefix].features
-        differs = _fields(item.state, features.persistent_modes, features.xattrs) != _fields(
-            there.state, features.persistent_modes, features.xattrs
-        )
+        differs = _fields(item.state, features) != _fields(there.state, features)
         stamp = stamp_of(there.mode, there.size, there.mtime_ns, there.ctime_ns, there.nlink)
         if differs and not self._is_read_only(prefix, path):
             self._attributes.append(self._given(item, path, stamp))
@@ -306,19 +317,24 @@ class _Planner:
         self.plan.uncarried.append(Uncarried(AgentPath("/" + to_text(path)), why))
 
 
+def _after_its_names(step: Step) -> int:
+    """The deepest paths come first: a change of a name in a directory moves its times."""
+    return -step.path.count(b"/") if step.path else 1
+
+
 def _has_same(item: Item, there: Item) -> bool:
     if item.is_file:
         return same_bytes(item, there)
     return (item.state.target, item.rdev) == (there.state.target, there.rdev)
 
 
-def _fields(state: State, keeps_modes: bool, keeps_xattrs: bool) -> tuple[object, ...]:
+def _fields(state: State, features: Features) -> tuple[object, ...]:
     is_link = stat.S_ISLNK(state.mode)
     return (
-        state.mode if keeps_modes and not is_link else 0,
-        (state.uid, state.gid) if keeps_modes and os.geteuid() == 0 else 0,
+        state.mode if features.persistent_modes and not is_link else 0,
+        (state.uid, state.gid) if features.persistent_modes and os.geteuid() == 0 else 0,
         state.mtime_ns,
-        state.xattrs if keeps_xattrs and not is_link else {},
+        state.xattrs if features.xattrs and not is_link else {},
     )
 
 
