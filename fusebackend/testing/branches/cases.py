@@ -126,6 +126,19 @@ class BranchCases:
         assert _as_a_user_sees_it(branch) == _as_a_user_sees_it(model)
         assert _state(branched.main) == before
 
+    def test_bytes_that_were_cut_off_do_not_come_back(self, branched: Branched) -> None:
+        branch = branched.branch
+        for size in (70_000, 5, 0):  # inside of a chunk, of the first one, and all
+            node = at(branch, b"large").node
+            branch.setattr(node, AttrChanges(size=size))
+            branch.setattr(node, AttrChanges(size=len(LARGE)))
+            assert content(branch, at(branch, b"large")) == LARGE[:size] + bytes(len(LARGE) - size)
+            branched.close()
+            branched.open()
+            branch = branched.branch
+            assert content(branch, at(branch, b"large")) == LARGE[:size] + bytes(len(LARGE) - size)
+        assert content(branched.main, at(branched.main, b"large")) == LARGE
+
     def test_a_file_that_is_open_sees_its_changes(self, branched: Branched) -> None:
         branch = branched.branch
         node = at(branch, b"large").node
