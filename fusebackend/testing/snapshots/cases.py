@@ -10,6 +10,8 @@ import os
 import stat
 from collections.abc import Callable
 
+import pytest
+
 from fusebackend.protocol import ROOT_NODE, AttrChanges, SnapshotVolume
 from fusebackend.testing.snapshots.copy import copy_of, read_once
 from fusebackend.testing.snapshots.scene import (
@@ -42,10 +44,10 @@ class SnapshotCases:
 
     def test_files_are_taken_out_of_all_snapshots(self, volume: SnapshotVolume) -> None:
         """A volume that can't do that answers ENOTSUP."""
-        _scene(volume)
+        make_scene(volume)
         volume.take_snapshot("one")
         small = volume.lookup(ROOT_NODE, b"small").node
-        _overwrite(volume, small, 0, b"S")
+        overwrite(volume, small, 0, b"S")
         volume.setxattr(small, b"user.kept", b"kept")
         volume.take_snapshot("two")
         going = {small, volume.lookup(ROOT_NODE, b"other name of large").node}
@@ -63,11 +65,11 @@ class SnapshotCases:
             assert {name: copy_of(volume.snapshot(name)) for name in kept} == kept
             assert copy_of(volume) == live
             volume.forget_versions(going)  # it changes nothing more
-        _wreck(volume)
+        wreck_scene(volume)
         live = copy_of(volume)
         volume.take_snapshot("three")
         volume.delete_snapshot("one")
-        _wreck_all(volume)
+        remove_all(volume)
         assert copy_of(volume.snapshot("two")) == kept["two"]
         assert copy_of(volume.snapshot("three")) == live
 
