@@ -183,16 +183,17 @@ class ServedMount(SandboxBackendProtocol):
         calls: tuple[str, ...] = (),
         *,
         by: str | None = None,
-        since_ns: int | None = None,
-        path: str | None = None,
+        since: int | str | None = None,
+        paths: tuple[str, ...] = (),
         before: str | None = None,
+        ended_after_ns: int | None = None,
         limit: int = LOGGED_CALLS,
     ) -> list[CallInfo]:
         """Return calls that changed something, the newest first. ValueError, OSError."""
 
     @abc.abstractmethod
-    def changes(self, call: str, *, after: int = 0, limit: int = LISTED_CHANGES) -> list[ChangeInfo]:
-        """Return the changes of a call, in their order. ValueError, OSError."""
+    def changes(self, call: str | None = None, *, after: int = 0, limit: int = LISTED_CHANGES) -> list[ChangeInfo]:
+        """Return the changes of a call, or of all, in their order. ValueError, OSError."""
 
     @abc.abstractmethod
     def diff_pieces(

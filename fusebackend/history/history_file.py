@@ -68,6 +68,7 @@ CREATE TABLE IF NOT EXISTS records (
     place TEXT, name TEXT, image_node INTEGER,
     after_mode INTEGER, after_uid INTEGER, after_gid INTEGER, after_size INTEGER, after_mtime_ns INTEGER);
 CREATE TABLE IF NOT EXISTS routes (prefix BLOB PRIMARY KEY, backend TEXT) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS calls_by_end ON calls (ended_ns);
 CREATE INDEX IF NOT EXISTS records_of_call ON records (call, number);
 CREATE INDEX IF NOT EXISTS records_of_path ON records (path, number);
 CREATE INDEX IF NOT EXISTS records_to_path ON records (to_path, number) WHERE to_path IS NOT NULL;
@@ -112,10 +113,14 @@ class Filter(NamedTuple):
     """That were going on at this time or later."""
     until_ns: int | None = None
     """That began before this time."""
-    path: AgentPath | None = None
-    """That changed something at or below a path of the mount."""
+    paths: tuple[AgentPath, ...] = ()
+    """That changed something at or below one of these paths of the mount."""
     before: int | None = None
     """With a lower number than this one."""
+    ended_after_ns: int | None = None
+    """That ended after this time, in the order of their ends. No two calls end at the same time."""
+    ended_before_ns: int | None = None
+    """That ended before this time."""
 
 
 class HistoryFile:
@@ -143,6 +148,10 @@ class HistoryFile:
         self._unwritten: dict[int, _Row] = {}  # calls without a record yet
         self._undoes: dict[int, tuple[int, ...]] = {}
         self._open: set[int] = set()
+        self.forgets = 0
+        """How often calls were deleted."""
+        self.forgotten_ns = 0
+        """The latest end of a deleted call."""
         self._writing = threading.Lock()  # of the writer's connection
         self._reading = threading.Lock()
         try:
@@ -188,6 +197,7 @@ class HistoryFile:
         self.interrupted = [number for (number,) in rows]
         last = "coalesce((SELECT max(time_ns) FROM records WHERE call = calls.number), began_ns)"
         self._writer.execute(f"UPDATE calls SET ended_ns = {last} WHERE ended_ns IS NULL")
+        (self._ended_ns,) = self._writer.execute("SELECT coalesce(max(ended_ns), 0) FROM calls").fetchone()
 
     def close(self) -> None:
         """End open calls, write everything, and let go of the file. Twice is once."""
@@ -240,7 +250,8 @@ class HistoryFile:
             self._open.discard(number)
             self._undoes.pop(number, None)
             if self._unwritten.pop(number, None) is None:
-                self._put("UPDATE calls SET ended_ns = ? WHERE number = ?", (self._time_ns(), number))
+                self._ended_ns = max(self._ended_ns + 1, self._time_ns())
+                self._put("UPDATE calls SET ended_ns = ? WHERE number = ?", (self._ended_ns, number))
 
     def add(
         self,
@@ -333,7 +344,7 @@ class HistoryFile:
         return found if found is not None and found.changes else None
 
     def calls(self, limit: int | None = None, where: Filter | None = None) -> list[Call]:
-        """Return calls that changed something, the newest first.
+        """Return calls that changed something, the newest first; with `ended_after_ns`, as they ended.
 
         Args:
             limit: at most so many; None for all.
@@ -353,13 +364,22 @@ class HistoryFile:
         if wanted.before is not None:
             conditions.append("number < ?")
             values.append(wanted.before)
-        if wanted.path is not None:
-            condition, paths = self._at(wanted.path)
-            conditions.append(f"number IN (SELECT call FROM records WHERE {condition})")
-            values += paths
+        if wanted.paths:
+            found = [self._at(path) for path in wanted.paths]
+            chosen = " OR ".join(condition for condition, _ in found)
+            conditions.append(f"number IN (SELECT call FROM records WHERE {chosen})")
+            values += [value for _, of_path in found for value in of_path]
+        order = "number DESC"
+        if wanted.ended_after_ns is not None:
+            conditions.append("ended_ns > ?")
+            values.append(wanted.ended_after_ns)
+            order = "ended_ns"
+        if wanted.ended_before_ns is not None:
+            conditions.append("ended_ns < ?")
+            values.append(wanted.ended_before_ns)
         text = "WHERE " + " AND ".join(conditions)
         values.append(-1 if limit is None else limit)
-        return list(self._calls(f"{text} ORDER BY number DESC LIMIT ?", values))
+        return list(self._calls(f"{text} ORDER BY {order} LIMIT ?", values))
 
     def _calls(self, rest: str, values: Sequence[Any]) -> Iterator[Call]:
         for row in self._read(f"{_CALLS} {rest}", values):
@@ -386,9 +406,32 @@ class HistoryFile:
                 values += [stored, inner, *below, inner, *below]
         return f"({' OR '.join(conditions)})", values
 
-    def records(self, call: int) -> list[Record]:
-        """Return the records of a call, in their order."""
-        return self._records("WHERE call = ? ORDER BY number", (call,))
+    def ends(self, after: Callable[[int], int]) -> Iterator[int]:
+        """Yield the end of the oldest call, then that of the first one after `after` it, and so on.
+
+        Args:
+            after: returns the time at which to go on, in ns, for a call that ended at one.
+        """
+        from_ns = 0
+        while (row := self._read("SELECT min(ended_ns) FROM calls WHERE ended_ns >= ?", (from_ns,))) != [(None,)]:
+            ((ended_ns,),) = row
+            yield ended_ns
+            from_ns = after(ended_ns)
+
+    def records(self, call: int, limit: int = -1) -> list[Record]:
+        """Return the records of a call, in their order; the first `limit` of them, if that is not negative."""
+        return self._records("WHERE call = ? ORDER BY number LIMIT ?", (call, limit))
+
+    def records_after(self, number: int, limit: int) -> list[Record]:
+        """Return the records of all calls with a higher number, in their order, at most `limit`.
+
+        Args:
+            number: a negative one counts from the end: -1 is for the newest record.
+        """
+        if number < 0:
+            newest = self._records("ORDER BY number DESC LIMIT ?", (min(-number, limit),))
+            return newest[::-1]
+        return self._records("WHERE number > ? ORDER BY number LIMIT ?", (number, limit))
 
     def record(self, number: int) -> Record | None:
         """Return a record."""
@@ -517,6 +560,10 @@ class HistoryFile:
 
     def forget(self, calls: Sequence[int]) -> None:
         """Delete calls and their records. Their images are for the caller to remove, see `images`."""
+        if not calls:
+            return
+        chosen = json.dumps(list(calls))
+        ends = self._read("SELECT max(ended_ns) FROM calls WHERE number IN (SELECT value FROM json_each(?))", (chosen,))
         with self._guard:
             for number in calls:
                 self._put("DELETE FROM records WHERE call = ?", (number,))
@@ -525,6 +572,8 @@ class HistoryFile:
         self.flush()
         with self._writing, sqlite.translate_errors(f"the history '{self.path}' can't be made smaller"):
             self._writer.execute("PRAGMA incremental_vacuum").fetchall()
+        self.forgotten_ns = max(self.forgotten_ns, ends[0][0] or 0)
+        self.forgets += 1
 
 
 class _Newer(Exception):

@@ -27,6 +27,7 @@ from fusebackend.protocol.records import FILE_TYPES
 from fusebackend.trees import diff_output
 from fusebackend.trees.diff import Differences, differences
 from fusebackend.trees.recorded import Past, sides
+from fusebackend.trees.refs import begin_ns
 from fusebackend.volumes.placing import Source
 
 MAX_LISTED = 10_000
@@ -58,9 +59,10 @@ class MountHistory:
         self,
         calls: Sequence[str],
         by: str | None,
-        since_ns: int | None,
-        path: str | None,
+        since: int | str | None,
+        named: Sequence[str],
         before: str | None,
+        ended_after_ns: int | None,
         limit: int,
     ) -> list[CallInfo]:
         """Return calls that changed something, the newest first; or those of `calls`, in that order."""
@@ -68,9 +70,10 @@ class MountHistory:
             return [call_info(self.call(each)) for each in calls]
         wanted = Filter(
             by=by or "",
-            since_ns=since_ns,
-            path=None if path is None else paths.normalise(path),
+            since_ns=begin_ns(since) if isinstance(since, str) else since,
+            paths=tuple(paths.normalise(path) for path in named),
             before=None if before is None else call_number(before),
+            ended_after_ns=ended_after_ns,
         )
         return [call_info(each) for each in self._file.calls(_bounded(limit), wanted)]
 
@@ -86,10 +89,12 @@ class MountHistory:
             raise OSError(errno.ENOENT, f"there is no call '{name}' ('fusebackend log' lists those of the last 24 h)")
         return found
 
-    def changes(self, call: str, after: int, limit: int) -> list[ChangeInfo]:
-        """Return the changes of a call after the one of this number."""
+    def changes(self, call: str | None, after: int, limit: int) -> list[ChangeInfo]:
+        """Return the changes of a call, or of all, after the one of this number."""
+        if call is None:
+            return [change_info(each) for each in self._file.records_after(after, _bounded(limit))]
         records = self._file.records(self.call(call).number)
-        later = [each for each in records if each.number > after]
+        later = records[after:] if after < 0 else [each for each in records if each.number > after]
         return [change_info(each) for each in later[: _bounded(limit)]]
 
     def diff(self, call: str, given: Sequence[str], form: DiffForm, columns: int) -> Iterator[bytes]:

@@ -18,6 +18,7 @@ from fusebackend.server.mounted import MountedBackend
 from fusebackend.server.recording import Recording
 from fusebackend.server.trees import (
     attach_branches,
+    attach_log,
     attach_snapshots,
     fill,
     refuse_taken_by_file,
@@ -114,6 +115,7 @@ class LiveMount:
         if history is not None:
             urls = options.description.get("urls", {})
             self.recording = Recording.opened(history, mountpoint, self.filesystem, self.automatic, self.warnings, urls)
+        self.log_files = attach_log(self.filesystem, self.recording)
         mounted = MountedBackend(
             backend,
             self.filesystem,
@@ -170,6 +172,8 @@ class LiveMount:
             self._backend.guard({})
             if self.recording is not None:
                 self.recording.close()
+            if self.log_files is not None:
+                self.log_files.close()
 
     def stop(self) -> None:
         """End `run`: unmount, lazily if files are still open. Thread-safe, and harmless when it has ended."""
