@@ -54,7 +54,8 @@ FETCHED: Final = 500
 """Calls in one query."""
 
 COLUMNS: Final = (
-    "call", "began", "ended", "kind", "agent", "thread", "tool_call", "command", "uid", "pid", "changes", "undoes", "title",
+    "call", "began", "ended", "kind", "agent", "thread", "tool_call", "command", "uid", "pid", "changes", "undoes",
+    "title",
 )  # fmt: skip
 """Of the table."""
 

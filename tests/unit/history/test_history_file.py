@@ -138,7 +138,7 @@ def test_calls_come_newest_first_and_by_their_actor_path_and_time(history):
     assert found(paths=(AgentPath("/memories/dir/b"),)) == [second]
     assert found(paths=(AgentPath("/memories/di"),)) == []
     assert found(paths=(AgentPath("/memories"),)) == [second]
-    assert found(path=ROOT) == [third, second, first]
+    assert found(paths=(ROOT,)) == [third, second, first]
     assert found(before=third) == [second, first]
     middle = history.call(second)
     assert middle is not None
