@@ -25,7 +25,7 @@ from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.protocol import Volume
 from fusebackend.remote.volume import volume_of
-from fusebackend.trees.merge_run import Journal
+from fusebackend.trees.merge.run import Journal
 from fusebackend.urls.opening import open_backend
 
 PREFIXES = ["", "src/", "store/", "s3/"]
