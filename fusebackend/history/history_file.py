@@ -26,6 +26,7 @@ from typing import Any, Final, NamedTuple
 
 from fusebackend.base.paths import ROOT, AgentPath, is_below, to_name
 from fusebackend.databases import sqlite
+from fusebackend.history.masking import LogOptions, kept
 from fusebackend.history.records import Call, CallKind, Image, Record, RecordKind, Stamp, State
 from fusebackend.protocol import Actor
 
@@ -43,6 +44,8 @@ MOST_WAITING: Final = 20_000
 CHECKED_BYTES: Final = 32 << 20
 """A file up to this size is checked when it is opened, which takes up to 50 ms. Damage of a larger one shows when it is
 read."""
+
+TITLE_CHARACTERS: Final = 200
 
 ROWS: Final = 50
 """Records in one statement."""
@@ -128,6 +131,7 @@ class HistoryFile:
 
     Args:
         path: of the file. Its directory is made, with mode 0700.
+        options: what it keeps of commands.
 
     Attributes:
         interrupted: the calls that went on when the last server was killed.
@@ -138,8 +142,9 @@ class HistoryFile:
         OSError: there can't be a file.
     """
 
-    def __init__(self, path: str, time_ns: Callable[[], int] = time.time_ns) -> None:
+    def __init__(self, path: str, time_ns: Callable[[], int] = time.time_ns, options: LogOptions | None = None) -> None:
         self.path = path
+        self._commands = (options or LogOptions()).commands
         self._time_ns = time_ns
         self._lock_file = _locked(os.path.dirname(path) or ".")
         self.set_aside: str | None = None
@@ -232,10 +237,13 @@ class HistoryFile:
             undoes: of an undo: the calls that it takes back. See `mark_undone`.
         """
         began_ns = self._time_ns()
+        command = kept(actor.command, self._commands)
+        is_command = kind in ("command", "tool", "session")
+        title = kept(title, self._commands if is_command or self._commands == "full" else "masked")[:TITLE_CHARACTERS]
         with self._guard:
             self._call += 1
             number = self._call
-            who = (actor.agent, actor.thread, actor.call, actor.command, actor.uid, actor.pid, actor.host)
+            who = (actor.agent, actor.thread, actor.call, command, actor.uid, actor.pid, actor.host)
             row = (number, kind, _stored(title), *map(_stored, who), began_ns, None, None)
             self._unwritten[number] = (_CALL, row)
             self._undoes[number] = tuple(undoes)

@@ -32,6 +32,7 @@ from fusebackend.vfs.mounted_tree import FileSystem
 
 if TYPE_CHECKING:
     from fusebackend.composite.backend import CompositeBackend
+    from fusebackend.history.masking import LogOptions
     from fusebackend.server.guest import Guest
     from fusebackend.vfs.calls.route_limits import RouteLimits
     from fusebackend.vfs.trees_options import TreesOptions
@@ -58,6 +59,7 @@ class LiveMount:
         ttl_s, deadline_s, limits, trees: as for `FileSystem`.
         shell: how `execute` runs commands in the mount.
         history: the directory of the history of calls; None keeps none.
+        log_options: what it keeps of calls.
         takes_snapshots: the mount takes snapshots by itself (`AutomaticSnapshots`), unless it is read-only.
 
     Attributes:
@@ -81,6 +83,7 @@ class LiveMount:
         trees: TreesOptions | None = None,
         takes_snapshots: bool = False,
         history: str | None = None,
+        log_options: LogOptions | None = None,
     ) -> None:
         self.filesystem = FileSystem.of(
             backend,
@@ -114,7 +117,9 @@ class LiveMount:
         self.recording: Recording | None = None
         if history is not None:
             urls = options.description.get("urls", {})
-            self.recording = Recording.opened(history, mountpoint, self.filesystem, self.automatic, self.warnings, urls)
+            self.recording = Recording.opened(
+                history, mountpoint, self.filesystem, self.automatic, self.warnings, urls, log_options
+            )
         self.log_files = attach_log(self.filesystem, self.recording)
         mounted = MountedBackend(
             backend,
