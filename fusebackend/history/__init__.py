@@ -8,6 +8,7 @@ processes.py    `Processes`: the process that a FUSE request comes from
 calls.py        `Calls`: the call that a change belongs to
 recorder.py     `Recorder`: records changes, those of the kernel through a `RecordingVolume`
 steps.py        `Steps`: records what a verb changes
+blame.py        the call that left a line as it is
 undo.py         `Undo`: takes calls back
 undo_plan.py    `UndoPlan`: the steps of an undo, and what stands in the way
 """

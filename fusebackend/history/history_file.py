@@ -481,6 +481,26 @@ class HistoryFile:
             (*values, call, call),
         )
 
+    def newest_at(self, prefix: AgentPath, path: bytes, below: int) -> Record | None:
+        """Return the last record before one of this number that made, changed, moved or removed the file at a path, or
+        moved a directory above it; None if there is none. Records of attributes are none."""
+        above = _above(path)
+        marks = ", ".join("?" * len(above)) or "NULL"
+        moves = "kind IN ('rename', 'exchange')"
+        chosen = " UNION ALL ".join(
+            f"SELECT max(number) AS found FROM records WHERE {condition} AND number < ? AND prefix = ?"
+            for condition in (
+                "path = ? AND kind != 'attributes'",
+                "to_path = ?",
+                f"path IN ({marks}) AND {moves}",
+                f"to_path IN ({marks}) AND {moves}",
+            )
+        )
+        values: list[Any] = []
+        for words in ((path,), (path,), above, above):
+            values += [*words, below, to_name(prefix)]
+        return next(iter(self._records(f"WHERE number = (SELECT max(found) FROM ({chosen}))", values)), None)
+
     def overlaps(self, calls: Sequence[int]) -> list[tuple[int, Record]]:
         """Return what `later` gives for each record of these calls at its paths and below, in one query: pairs of the
         record's number and a record of none of these calls. For 10,000 records it takes 0.1 s."""

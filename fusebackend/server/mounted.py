@@ -25,6 +25,7 @@ from fusebackend.protocol import (
     READ_LIMIT_LINES,
     Actor,
     Attr,
+    BlameResult,
     BranchInfo,
     CallInfo,
     ChangeInfo,
@@ -460,6 +461,18 @@ class MountedBackend(ServedMount):
         return follow(
             self.log, lambda: self._recording is None or not self._recording.is_open, since, by=by, paths=paths
         )
+
+    def blame(self, path: str) -> BlameResult:
+        """Return which call left a file as it is, and each of its lines: for text files of up to 2 MiB.
+
+        Where the bytes between calls are lost, a line has several candidates. Renames are followed.
+
+        Raises:
+            ValueError: the path is malformed.
+            OSError: ENOENT, EISDIR; EINVAL, it is no regular file; ENOTSUP, the mount keeps no history; or an error of
+                the volume.
+        """
+        return self._remembered().blame(path)
 
     def diff_pieces(
         self, call: str, *, paths: Sequence[str] = (), form: DiffForm = "patch", columns: int = STAT_COLUMNS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -340,6 +341,27 @@ def test_calls_of_several_paths(mounted: Mounted) -> None:
         assert (done.returncode, done.stdout) == (2, "")
         assert "a CALL is shown as it is" in done.stderr
     assert "'noon' is no time" in run("log", "--since", "noon", cwd=mounted.path).stderr
+
+
+def test_each_line_of_a_file_has_its_call(mounted: Mounted) -> None:
+    with fusebackend.connect(mounted.path, actor=Actor(agent="planner")) as files:
+        files.write("/text", "one\ntwo\n")
+        files.execute("sed -i s/two/TWO/ /text; echo three >> /text")
+        found = files.blame("/text")
+        first, second = (call.call for call in reversed(files.log()))
+        assert [(line.text, line.calls, line.others) for line in found.lines or ()] == [
+            ("one", [first], False), ("TWO", [second], False), ("three", [second], False),
+        ]  # fmt: skip
+        assert (found.last, found.calls[second].actor.agent) == (second, "planner")
+    head, *lines = ok("blame", "text", cwd=mounted.path).splitlines()
+    assert re.fullmatch(rf"{first} +planner +[\d:]{{8}}  1\) one", head)
+    assert [line.split(") ")[1] for line in lines] == ["TWO", "three"]
+    shown = json.loads(ok("blame", "--json", mounted.path / "text", cwd=mounted.path))
+    assert (shown["path"], shown["lines"][0]["calls"]) == (f"{mounted.path}/text", [first])
+    (mounted.path / "src/binary").write_bytes(b"\0")
+    assert ok("blame", "src/binary", cwd=mounted.path).split()[3] == "src/binary:"
+    assert run("blame", "src", cwd=mounted.path).stderr == "Error: 'src': Is a directory\n"
+    assert run("blame", "none", cwd=mounted.path).stderr == "Error: 'none': No such file or directory\n"
 
 
 # -- hooks -------------------------------------------------------------------------------------------------------------

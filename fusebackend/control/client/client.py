@@ -46,6 +46,7 @@ from fusebackend.protocol import (
     READ_LIMIT_LINES,
     VERBS,
     Actor,
+    BlameResult,
     BranchInfo,
     CallInfo,
     ChangeInfo,
@@ -465,6 +466,10 @@ class Client(SandboxBackendProtocol):
     def changes(self, call: str | None = None, *, after: int = 0, limit: int = LISTED_CHANGES) -> list[ChangeInfo]:
         """Return the changes of a call, in their order; see `MountedBackend.changes`."""
         return self._done(list[ChangeInfo], "changes", {"call": call, "after": after, "limit": limit})
+
+    def blame(self, path: str) -> BlameResult:
+        """Return which call left a file as it is, and each of its lines; see `MountedBackend.blame`."""
+        return self._done(BlameResult, "blame", {"path": path})
 
     def diff(
         self,
