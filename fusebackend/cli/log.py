@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import shutil
@@ -98,7 +99,7 @@ def log(
     shown = Shown(Output(), place, as_json=as_json, with_changes=with_changes)
     with in_a_line():
         if follow:
-            _follow(asked, shown)
+            until_end(partial(_follow, asked, shown), asked.files.has_ended)
         else:
             shown.show(asked.files.log(calls) if calls else asked.calls())
 
@@ -136,7 +137,7 @@ class _Asked(NamedTuple):
 
 
 def _follow(asked: _Asked, shown: Shown) -> None:
-    """Show the calls that have ended, then each when it ends; with changes, these as they come. Ends with the mount."""
+    """Show the calls that have ended, then each when it ends; with changes, these as they come."""
     number = max((each.number for each in asked.files.changes(after=-1)), default=0)
     begin_ns = time.time_ns()
     ended = [each for each in reversed(asked.calls()) if each.ended_ns is not None and each.ended_ns <= begin_ns]
@@ -151,15 +152,15 @@ def _follow(asked: _Asked, shown: Shown) -> None:
 
 
 def _follow_changes(asked: _Asked, shown: Shown, number: int, done: set[str]) -> None:
-    """Show the changes after one, but those of calls that are done."""
+    """Show the changes after one, but those of calls that are done. Ends with an error, as when the mount ends."""
     files = asked.files
     calls: dict[str, CallInfo] = {}
-    while (found := until_end(partial(files.changes, after=number, limit=PAGE), files.has_ended)) is not None:
+    while True:
+        found = files.changes(after=number, limit=PAGE)
+        named = {change.call for change in found}
+        new = [call for name in named if name not in calls for call in _one(files, name)]
+        calls = {name: call for name, call in calls.items() if name in named} | {call.call: call for call in new}
         for change in found:
-            if change.call not in calls:
-                if len(calls) > PAGE:
-                    calls.clear()
-                calls.update((each.call, each) for each in _one(files, change.call))
             call = calls.get(change.call)
             if call is not None and call.call not in done and asked.is_by(call.actor) and asked.has(change):
                 shown.show_change(call, change)

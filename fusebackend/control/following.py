@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from fusebackend.linux.mount_table import MountError
 from fusebackend.protocol import CallInfo
@@ -17,8 +17,10 @@ from fusebackend.trees.refs import begin_ns
 POLLED_S = 0.5
 """Interval of the questions."""
 
-ENDING_S = 5.0
-"""A mount that ends is gone so long after its server's last answer, at most."""
+ENDING_S = 30.0
+"""A mount that ends is gone so long after its server's last answer, at most: it stores everything first."""
+
+T = TypeVar("T")
 
 _OF_AN_END = (ConnectionError, MountError, RuntimeError)
 
@@ -55,7 +57,7 @@ def _ended(
             time.sleep(POLLED_S)
 
 
-def until_end(ask: Callable[[], list[Any]], has_ended: Callable[[], bool]) -> list[Any] | None:
+def until_end(ask: Callable[[], T], has_ended: Callable[[], bool]) -> T | None:
     """Return an answer; None if the mount has ended. Raises what `ask` raises while the mount is there."""
     try:
         return ask()
