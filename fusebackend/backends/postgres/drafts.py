@@ -219,8 +219,10 @@ class Drafts:
 
     def require_stored(self, node: int) -> None:
         """Store the changes of a file. Its error, or that of an earlier attempt, is raised once."""
-        self.settle(node)
-        error = self._failed.pop(node, None)
+        try:
+            self.settle(node)
+        finally:
+            error = self._failed.pop(node, None)
         if error is not None:
             raise error
 
