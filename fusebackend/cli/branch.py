@@ -61,7 +61,7 @@ def branch() -> None:
 
 @branch.command()
 @click.argument("name")
-@click.option("--from", "ref", metavar="REF", help="Begin with this snapshot, or with the files at this time.")
+@click.option("--from", "ref", metavar="REF", help="Begin with this snapshot, branch, or time.")
 @json_option("{name, time_ns, routes, changes, size_bytes, conflicts, error, path}.")
 @mount_option
 def create(name: str, ref: str | None, as_json: bool, mount: str | None) -> None:

@@ -273,6 +273,48 @@ class TestLife:
             files.delete_branches("work")
             files.delete_snapshots("first")
 
+    def test_a_branch_of_a_branch(self, url: str, tmp_path: Path) -> None:
+        """It has the other's changes and none of its later ones; it stays when the other is deleted, and after a
+        restart; and it is merged."""
+        durable = not url.startswith("memory:")
+        with mounts.mounted(tmp_path / "mnt", url, options=[*MANUAL, "ttl=0"]) as first:
+            sh(SCENE, first.path)
+            with fusebackend.connect(first.path) as files:
+                files.create_branch("one")
+                one, two = tree(first, "one"), tree(first, "two")
+                sh("rm -r src/deep; mv docs papers; echo more >> src/one; chmod 700 empty; echo new > new", one)
+                with (one / "src/large").open("r+b") as file:  # not synced, and still open
+                    file.seek(100_000)
+                    file.write(b"changed")
+                    file.flush()
+                    (one / "new").unlink()
+                    before = trees.snapshot(one)
+                    made = files.create_branch("two", "one")
+                assert trees.snapshot(two) == trees.snapshot(one) == before
+                assert made.changes == files.branches()[0].changes > 0
+                sh("rm -r papers; echo later > later", one)
+                sh("echo two > src/one", two)
+                assert not (two / "later").exists() and (two / "papers/plain").exists()
+                assert (one / "src/one").read_text() == "one\nmore\n"
+                with pytest.raises(OSError, match="there is a branch 'two' already"):
+                    files.create_branch("two", "one")
+                with pytest.raises(ValueError, match="three"):
+                    files.create_branch("four", "three")
+                files.delete_branches("one")
+                if not durable:
+                    return
+        with (
+            mounts.mounted(tmp_path / "mnt", url, options=[*MANUAL, "ttl=0"]) as second,
+            fusebackend.connect(second.path) as files,
+        ):
+            assert (two / "src/one").read_text() == "two\n"
+            assert files.merge_branch("two").conflicts == []
+            assert (second.path / "src/one").read_text() == "two\n"
+            assert (second.path / "papers/plain").exists() and not (second.path / "src/deep").exists()
+            assert (second.path / "src/large").read_bytes()[100_000:100_007] == b"changed"
+            files.delete_branches("two")
+            assert files.snapshots() == [], "the snapshot below both goes with the last one"
+
     def test_names(self, mounted: Mounted, files: Client) -> None:
         for name in ("", "..", "a/b", "-x", "@x", "10m", "main", "c42", "a..b", "x" * 250):
             with pytest.raises(ValueError, match="branch name"):
