@@ -53,7 +53,7 @@ from fusebackend.server.space import prune, space
 from fusebackend.server.trees import TreesFace
 from fusebackend.trees.automatic import AutomaticSnapshots
 from fusebackend.trees.branches import Branches
-from fusebackend.trees.merges import Merges
+from fusebackend.trees.merge.merges import Merges
 from fusebackend.trees.snapshots import Snapshots
 from fusebackend.vfs.watch.async_watch import AsyncWatch, ThreadedWatch
 from fusebackend.volumes.walk import resolve
@@ -340,8 +340,8 @@ class MountedBackend(ServedMount):
 
         Args:
             name: of the branch, as that of a directory.
-            ref: the state that it begins with, of the routes that keep snapshots: a snapshot, a time such as `10m`; the
-                present when None.
+            ref: the state that it begins with: another branch as it is now; or, of the routes that keep snapshots, a
+                snapshot or a time such as `10m`. The present when None.
 
         Raises:
             ValueError: the name can't be that of a branch, or nothing is meant by `ref`.

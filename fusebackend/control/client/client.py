@@ -380,8 +380,8 @@ class Client(SandboxBackendProtocol):
 
         Args:
             name: of the branch, as that of a directory.
-            ref: the state that it begins with, of the routes that keep snapshots: a snapshot, a time such as `10m`; the
-                present when None.
+            ref: the state that it begins with: another branch as it is now; or, of the routes that keep snapshots, a
+                snapshot or a time such as `10m`. The present when None.
 
         Raises:
             ValueError: the name can't be that of a branch, or nothing is meant by `ref`.
