@@ -268,6 +268,18 @@ class Branches:
             known = ", ".join(self._names()) or "none at all"
             raise OSError(errno.ENOENT, f"there is no branch '{name}'; there are: {known}")
 
+    @property
+    def opened(self) -> dict[str, BranchVolume]:
+        """The branches that are open, by name."""
+        with self._guard:
+            return dict(self._open)
+
+    @property
+    def broken(self) -> list[str]:
+        """The names of those that can't be opened."""
+        with self._guard:
+            return list(self._broken)
+
     def find(self, name: str) -> BranchInfo:
         """Describe a branch. OSError: ENOENT."""
         with self._guard:
