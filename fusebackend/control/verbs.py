@@ -28,12 +28,14 @@ from fusebackend.control.limits import MAX_ITEMS, NoRoom
 from fusebackend.linux.command import Command, OnOutput
 from fusebackend.protocol import (
     Actor,
+    BlameResult,
     BranchInfo,
     CallInfo,
     ChangeInfo,
     ExecuteResponse,
     FileDownloadResponse,
     FileUploadResponse,
+    ForgetResult,
     MergeResult,
     PruneResult,
     SandboxBackendProtocol,
@@ -183,16 +185,21 @@ class ServedMount(SandboxBackendProtocol):
         calls: tuple[str, ...] = (),
         *,
         by: str | None = None,
-        since_ns: int | None = None,
-        path: str | None = None,
+        since: int | str | None = None,
+        paths: tuple[str, ...] = (),
         before: str | None = None,
+        ended_after_ns: int | None = None,
         limit: int = LOGGED_CALLS,
     ) -> list[CallInfo]:
         """Return calls that changed something, the newest first. ValueError, OSError."""
 
     @abc.abstractmethod
-    def changes(self, call: str, *, after: int = 0, limit: int = LISTED_CHANGES) -> list[ChangeInfo]:
-        """Return the changes of a call, in their order. ValueError, OSError."""
+    def changes(self, call: str | None = None, *, after: int = 0, limit: int = LISTED_CHANGES) -> list[ChangeInfo]:
+        """Return the changes of a call, or of all, in their order. ValueError, OSError."""
+
+    @abc.abstractmethod
+    def blame(self, path: str) -> BlameResult:
+        """Return which call left a file as it is, and each of its lines. ValueError, OSError."""
 
     @abc.abstractmethod
     def diff_pieces(
@@ -244,6 +251,10 @@ class ServedMount(SandboxBackendProtocol):
     @abc.abstractmethod
     def prune(self, *, dry_run: bool = False) -> PruneResult:
         """Delete what is kept of the past, but for snapshots that were asked for. OSError."""
+
+    @abc.abstractmethod
+    def forget(self, *paths: str, dry_run: bool = False) -> ForgetResult:
+        """Have all that is kept of the past lose the contents of paths. ValueError, OSError."""
 
     @abc.abstractmethod
     def watch(self, path: str = "/") -> Watch:
@@ -324,6 +335,11 @@ class OfExecute(Params):
 
 class OfScope(Params):
     path: str = "/"
+
+
+class OfForget(Params):
+    paths: Annotated[list[str], msgspec.Meta(min_length=1, max_length=MAX_ITEMS)]
+    dry_run: bool = False
 
 
 class OfNames(Params):
@@ -638,12 +654,16 @@ VERBS: dict[str, SocketVerb] = {
     ),
     "log": _same("log", long=True),
     "changes": _same("changes", long=True),
+    "blame": _same("blame", long=True),
     "diff": SocketVerb(OfDiff, _diff, long=True),
     "undo": SocketVerb(OfUndo, _undo, long=True, changes=True),
     "begin_call": _same("begin_call", works=False),
     "end_call": _same("end_call", works=False),
     "df": _same("df", long=True),
     "prune": _same("prune", long=True, changes=True),
+    "forget": SocketVerb(
+        OfForget, lambda call, asked: call.backend.forget(*asked.paths, dry_run=asked.dry_run), long=True, changes=True
+    ),
     "branches": _same("branches", long=True),
     "create_branch": _same("create_branch", long=True, changes=True),
     "delete_branches": SocketVerb(

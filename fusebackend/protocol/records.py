@@ -14,6 +14,8 @@ from fusebackend.protocol.actors import Actor
 
 __all__ = [
     "READ_LIMIT_LINES",
+    "BlameResult",
+    "BlamedLine",
     "BranchInfo",
     "CallInfo",
     "ChangeInfo",
@@ -26,6 +28,7 @@ __all__ = [
     "FileDownloadResponse",
     "FileInfo",
     "FileUploadResponse",
+    "ForgetResult",
     "GlobResult",
     "GrepMatch",
     "GrepResult",
@@ -400,6 +403,30 @@ class UndoneChange:
 
 
 @dataclass
+class BlamedLine:
+    """A line of a file: `calls` has the call that made it, or several where one of them did. `others` says that a
+    change which the log does not have may have made it: an older one, or one past the mount."""
+
+    text: str
+    calls: list[str]
+    others: bool = False
+
+
+@dataclass
+class BlameResult:
+    """Which calls left a file as it is.
+
+    `last` is the call that changed its bytes last, None if the log has none. `lines` is None for a file that is not
+    compared by lines: it is binary, or large. `calls` are all calls that `last` and `lines` name, by their names.
+    """
+
+    path: str
+    last: str | None = None
+    lines: list[BlamedLine] | None = None
+    calls: dict[str, CallInfo] = field(default_factory=dict)
+
+
+@dataclass
 class UndoConflict:
     """A path that an undo does not take back: `reason` is one line for people, `call` the later call that changed the
     path, None where it is not known."""
@@ -458,6 +485,25 @@ class SpaceInfo:
     branches: int | None = None
     log: int | None = None
     reclaimable: int | None = None
+
+
+@dataclass
+class ForgetResult:
+    """What `forget` made the past of a mount forget, or would.
+
+    `paths` are those that were asked for, `live` the files that are there now and stay, `snapshots` and `branches` the
+    names of those that had versions of the files, `images` the number of versions that calls replaced. `unknown` are
+    the paths of which nothing was kept; free space is erased for them all the same. `left` says where bytes may still
+    be, a line each.
+    """
+
+    paths: list[str]
+    live: list[str] = field(default_factory=list)
+    snapshots: list[str] = field(default_factory=list)
+    branches: list[str] = field(default_factory=list)
+    images: int = 0
+    unknown: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
 
 
 @dataclass

@@ -38,6 +38,7 @@ from fusebackend.base.stamps import now_ns
 from fusebackend.databases.sqlite import open_file, sync_directory, transaction
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, Attr, Features, Volume
 from fusebackend.trees.lower_tree import FIRST_OWN, LowerTree
+from fusebackend.trees.tree import is_below
 from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT, Chunk, allocated_blocks
 from fusebackend.volumes.contents import ATTEMPTS, PIECE_BYTES
 from fusebackend.volumes.storage import Inode
@@ -271,6 +272,24 @@ class BranchVolume(SqliteVolume):
         """Return the origin of a live file whose bytes were kept, also of one that the branch has deleted since."""
         origin = self._origins.get(node)
         return origin if origin is not None and origin.base else None
+
+    def keeps_bytes_of(self, path: str) -> bool:
+        """Return True if it has bytes of live files at or below a path of the lower tree, as they were."""
+        with self.lock:
+            return bool(self._bases_of(path))
+
+    def forget_bytes_of(self, path: str) -> None:
+        """Delete those bytes. A merge then takes the file as changed in the mount."""
+        with self.lock:
+            for origin in self._bases_of(path):
+                super()._drop(self._inode(origin.base))
+                origin.base = 0
+                self._origin_changed(origin)
+
+    def _bases_of(self, path: str) -> list[Origin]:
+        at = to_name(path).strip(b"/")
+        known = [each for each in self._origins.values() if each.base and each.path is not None]
+        return [each for each in known if each.path == at or is_below(each.path or b"", at)]
 
     @staticmethod
     def is_new(node: int) -> bool:

@@ -8,7 +8,6 @@ import os
 import random
 import shutil
 import sqlite3
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,14 +17,13 @@ import pytest
 import trees
 from mounts import Mounted, Serve
 from profiles import amount
+from programs import command, sh
 
 import fusebackend
 from fusebackend.control.client.client import Client
 
 pytestmark = pytest.mark.mounted
 
-ROOT = Path(__file__).parents[2]
-LIMIT_S = 60
 KINDS = ["memory:", "sqlite:{tmp}/volume.db", "dir:{tmp}/files"]
 """URLs of volumes below a branch, `{tmp}` is a directory: frozen ones, and one that is live."""
 
@@ -63,26 +61,6 @@ STEPS_OF_PEOPLE = [
     "cd tracked; git -c gc.auto=0 gc -q; git checkout -q .; git clean -fdxq",
     "ls -lR . > /dev/null; cat src/one > /dev/null || true",
 ]
-
-
-def sh(script: str, cwd: Path, **env: str) -> str:
-    done = subprocess.run(
-        ["bash", "-euc", script], cwd=cwd, capture_output=True, text=True, timeout=LIMIT_S, env={**os.environ, **env}
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def command(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "fusebackend", *map(str, words)],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/support'}"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        cwd=cwd,
-    )
 
 
 @pytest.fixture(params=KINDS)
