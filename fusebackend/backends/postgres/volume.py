@@ -4,8 +4,8 @@ The rules are `TreeVolume`'s; they run on a `Transaction`, which fetches the row
 Each operation that changes something is one transaction of two round trips, committed when it returns, and repeated
 when the server rolls it back in favour of another one; but what fills a new file is one transaction at its close, of
 one round trip (`drafts.py`), and so is a new name in a directory that this host has changed last. Reads are single
-statements: each sees one state and waits for no lock, and any number of them run at once. Nothing else is kept in
-memory that another host could have changed.
+statements: each sees one state and waits for no lock, and any number of them run at once. Of what another host could
+have changed, only rows of directories are kept in memory (`OwnDirectories`).
 
 `lock` does nothing here. Several calls become one in `change_as_one`, which locks what it changes, and in `changing`,
 which keeps all other changes of the volume out, on every host; and in `viewing` all reads see one state. All of them
