@@ -390,6 +390,17 @@ class HistoryFile:
         """Return the records of a call, in their order."""
         return self._records("WHERE call = ? ORDER BY number", (call,))
 
+    def unstamped(self, call: int, *, whole: bool) -> list[tuple[int, AgentPath, bytes]]:
+        """Return the records of a call that have a name left: number, prefix, and the path of that name. Not `whole`:
+        only those without a stamp."""
+        more = "" if whole else "AND after_mode IS NULL"
+        rows = self._read(
+            "SELECT number, prefix, coalesce(to_path, path) FROM records "
+            f"WHERE call = ? AND kind != 'remove' {more} ORDER BY number",
+            (call,),
+        )
+        return [(number, AgentPath(os.fsdecode(prefix)), path) for number, prefix, path in rows]
+
     def record(self, number: int) -> Record | None:
         """Return a record."""
         return next(iter(self._records("WHERE number = ?", (number,))), None)

@@ -30,7 +30,7 @@ from fusebackend.base.paths import AgentPath, to_name
 from fusebackend.history.calls import Calls, OpenCall
 from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.images import Images
-from fusebackend.history.records import Image, Record, RecordKind, Stamp, State
+from fusebackend.history.records import Image, RecordKind, Stamp, State
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, Attr, AttrChanges, Caller, Volume
 from fusebackend.vfs.junctions import Route
 from fusebackend.vfs.watch.node_paths import NodePaths
@@ -170,7 +170,8 @@ class Recorder:
     def settle(self, call: OpenCall) -> None:
         """Stamp what a call has left, see `Record.after`. Called before it ends."""
         try:
-            self.stamp(call.number)
+            # An undo has stamped the files that it made: it changes none of them twice without another record.
+            self.stamp(call.number, whole=call.kind != "undo")
         except Exception as error:
             self.failed(error, "what a call has left can't be looked at")
         for records in tuple(self._volumes.values()):
@@ -185,14 +186,14 @@ class Recorder:
             except Exception as error:
                 self.failed(error, "what a call has left can't be looked at")
 
-    def stamp(self, call: int) -> None:
-        """Set `after` of a call's records to the present state."""
-        found = [record for record in self.history.records(call) if record.kind != "remove"]
+    def stamp(self, call: int, *, whole: bool = True) -> None:
+        """Set `after` of a call's records to the present state; not `whole`: only of those without a stamp."""
+        found = self.history.unstamped(call, whole=whole)
         for start in range(0, len(found), STAMPED):
             part = found[start : start + STAMPED]
-            by_route: dict[AgentPath, list[Record]] = {}
-            for record in part:
-                by_route.setdefault(record.prefix, []).append(record)
+            by_route: dict[AgentPath, list[tuple[int, bytes]]] = {}
+            for number, prefix, path in part:
+                by_route.setdefault(prefix, []).append((number, path))
             for prefix, records in by_route.items():
                 route = self._routes.get(prefix)
                 if route is not None:
@@ -206,9 +207,9 @@ class Recorder:
             self.stamp(call)
 
 
-def _stamps(volume: Volume, records: list[Record]) -> Mapping[int, Stamp | None]:
+def _stamps(volume: Volume, records: list[tuple[int, bytes]]) -> Mapping[int, Stamp | None]:
     directories: dict[bytes, int] = {b"": ROOT_NODE}
-    return {record.number: _stamp(volume, directories, record.to_path or record.path) for record in records}
+    return {number: _stamp(volume, directories, path) for number, path in records}
 
 
 def _stamp(volume: Volume, directories: dict[bytes, int], path: bytes) -> Stamp | None:
