@@ -390,14 +390,21 @@ class HistoryFile:
         """Return the records of a call, in their order."""
         return self._records("WHERE call = ? ORDER BY number", (call,))
 
-    def unstamped(self, call: int, *, whole: bool) -> list[tuple[int, AgentPath, bytes]]:
-        """Return the records of a call that have a name left: number, prefix, and the path of that name. Not `whole`:
-        only those without a stamp."""
-        more = "" if whole else "AND after_mode IS NULL"
+    def unstamped(
+        self, call: int, after: int, limit: int, *, all_of_them: bool = False
+    ) -> list[tuple[int, AgentPath, bytes]]:
+        """Return the next records of a call that may get a stamp, and have none: number, prefix, the path to look at.
+
+        Args:
+            after: with a higher number.
+            limit: at most so many.
+            all_of_them: also those that have a stamp.
+        """
+        more = "" if all_of_them else "AND after_mode IS NULL"
         rows = self._read(
             "SELECT number, prefix, coalesce(to_path, path) FROM records "
-            f"WHERE call = ? AND kind != 'remove' {more} ORDER BY number",
-            (call,),
+            f"WHERE call = ? AND number > ? AND kind != 'remove' {more} ORDER BY number LIMIT ?",
+            (call, after, limit),
         )
         return [(number, AgentPath(os.fsdecode(prefix)), path) for number, prefix, path in rows]
 

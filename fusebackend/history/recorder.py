@@ -43,7 +43,7 @@ ATTRIBUTES, CONTENT, MADE, AGAIN = 1, 2, 4, 8
 once more after another call had changed them."""
 
 STAMPED: Final = 500
-"""Records that are stamped at a time."""
+"""Records that are stamped at a time. A call may have 100,000: all of them at once would leave Python's heap large."""
 
 
 class Kept(NamedTuple):
@@ -200,8 +200,7 @@ class Recorder:
     def settle(self, call: OpenCall) -> None:
         """Stamp what a call has left, see `Record.after`. Called before it ends."""
         try:
-            # An undo has stamped the files that it made: it changes none of them twice without another record.
-            self.stamp(call.number, whole=call.kind != "undo")
+            self.stamp(call.number)
         except Exception as error:
             self.failed(error, "what a call has left can't be looked at")
         for records, marks in call.forget().items():
@@ -211,15 +210,20 @@ class Recorder:
         """Stamp what the calls that go on have left by now."""
         for call in self.calls.open():
             try:
-                self.stamp(call.number)
+                self.stamp(call.number, anew=True)
             except Exception as error:
                 self.failed(error, "what a call has left can't be looked at")
 
-    def stamp(self, call: int, *, whole: bool = True) -> None:
-        """Set `after` of a call's records to the present state; not `whole`: only of those without a stamp."""
-        found = self.history.unstamped(call, whole=whole)
-        for start in range(0, len(found), STAMPED):
-            part = found[start : start + STAMPED]
+    def stamp(self, call: int, *, anew: bool = False) -> None:
+        """Set `after` of a call's records to the present state.
+
+        Args:
+            anew: also of those with a stamp. An undo stamps the files that it makes: it changes none of them once more
+                without another record.
+        """
+        last = 0
+        while part := self.history.unstamped(call, last, STAMPED, all_of_them=anew):
+            last = part[-1][0]
             by_route: dict[AgentPath, list[tuple[int, bytes]]] = {}
             for number, prefix, path in part:
                 by_route.setdefault(prefix, []).append((number, path))
@@ -228,12 +232,14 @@ class Recorder:
                 if route is not None:
                     with contextlib.suppress(OSError):  # it does not answer: these have no stamp
                         stamps = route.executor.run("stat", partial(_stamps, route.volume, records))
-                        self.history.set_after(stamps)
+                        self.history.set_after(
+                            {number: stamp for number, stamp in stamps.items() if anew or stamp is not None}
+                        )
 
     def stamp_interrupted(self) -> None:
         """Stamp the newest call of a server that was killed, before anything else changes."""
         for call in self.history.interrupted:
-            self.stamp(call)
+            self.stamp(call, anew=True)
 
 
 def _stamps(volume: Volume, records: list[tuple[int, bytes]]) -> Mapping[int, Stamp | None]:
