@@ -12,7 +12,7 @@ from profiles import amount
 
 from services.s3 import Bucket
 
-SCRIPT = Path(__file__).parents[1] / "unit" / "trees" / "merge_killed.py"
+SCRIPT = Path(__file__).parents[1] / "unit" / "trees" / "merge" / "merge_killed.py"
 EVERY = amount("FUSEBACKEND_MERGE_KILLS_EVERY", dev=15, ci=5, soak=1)
 """Each write of so many is a kill: 1 takes several minutes."""
 

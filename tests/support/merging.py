@@ -12,10 +12,10 @@ from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol import ROOT_NODE, Attr, AttrChanges, Caller, SnapshotVolume, Volume
 from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.branches import Branches
-from fusebackend.trees.merge import Plan, Side, plan
-from fusebackend.trees.merge_branch import trees_of
-from fusebackend.trees.merge_run import Merge, Outcome
-from fusebackend.trees.merge_trees import Item, MergeTree
+from fusebackend.trees.merge.plan import Plan, Side, plan
+from fusebackend.trees.merge.run import Merge, Outcome
+from fusebackend.trees.merge.sides import trees_of
+from fusebackend.trees.merge.tree import Item, MergeTree
 from fusebackend.trees.snapshots import Snapshots
 from fusebackend.volumes import placing
 from fusebackend.volumes.contents import opened

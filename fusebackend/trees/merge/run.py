@@ -1,4 +1,4 @@
-"""`Merge`: makes the steps of a plan (`merge.py`) in the volumes of the main tree.
+"""`Merge`: makes the steps of a plan (`plan.py`) in the volumes of the main tree.
 
 New contents are written first, into a directory of the server's in the route (`STAGING`), with the locks free. Then
 
@@ -30,6 +30,7 @@ from typing import Any, Final
 
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import AgentPath, split, to_name, to_text
+from fusebackend.databases.sqlite import sync_directory
 from fusebackend.protocol import (
     RENAME_EXCHANGE,
     RENAME_NOREPLACE,
@@ -41,8 +42,8 @@ from fusebackend.protocol import (
     SnapshotVolume,
     Volume,
 )
-from fusebackend.trees.merge import PARKED, Conflict, Plan, Step
-from fusebackend.trees.merge_records import MergeRecords
+from fusebackend.trees.merge.plan import PARKED, Conflict, Plan, Step
+from fusebackend.trees.merge.records import MergeRecords
 from fusebackend.trees.tree import split as split_path
 from fusebackend.volumes import placing
 from fusebackend.volumes.native import NativeVolume
@@ -112,11 +113,7 @@ class Journal:
         os.fsync(fd)
 
     def _sync_directory(self) -> None:
-        fd = os.open(os.path.dirname(self.path) or ".", os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        sync_directory(os.path.dirname(self.path) or ".")
 
 
 @dataclass

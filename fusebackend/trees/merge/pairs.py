@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 
-from fusebackend.trees.merge_trees import Item, MergeTree
+from fusebackend.trees.merge.tree import Item, MergeTree
 
 
 class Pairs:

@@ -1,7 +1,7 @@
 """`plan`: the three-way merge of a branch into the main tree, as steps and conflicts; nothing is changed.
 
 A merge takes what the branch has changed since the base and main has not. For each file, bytes, permissions, owner
-and each extended attribute are merged apart; so is its name, where the trees share keys (`merge_pairs.py`). What both
+and each extended attribute are merged apart; so is its name, where the trees share keys (`pairs.py`). What both
 changed, and not in the same way, is a conflict:
 
 - bytes or attributes changed on both sides; with `lines`, bytes that `merge_lines` merges are none;
@@ -28,8 +28,8 @@ from typing import Literal, NamedTuple, TypeAlias
 from fusebackend.base.merge_lines import merge_lines
 from fusebackend.base.paths import AgentPath
 from fusebackend.protocol import Attr, Features
-from fusebackend.trees.merge_pairs import Pairs
-from fusebackend.trees.merge_trees import Item, MergeTree, same_bytes
+from fusebackend.trees.merge.pairs import Pairs
+from fusebackend.trees.merge.tree import Item, MergeTree, same_bytes
 from fusebackend.trees.tree import is_below
 from fusebackend.volumes.placing import State
 

@@ -11,8 +11,8 @@ from merging import Three, chmod, link, links, mkdir, remove, rename, replace, s
 
 from fusebackend.base.paths import ROOT
 from fusebackend.protocol import AttrChanges, Volume
-from fusebackend.trees.merge import Conflict, Plan, Side, plan
-from fusebackend.trees.merge_run import Merge, Outcome
+from fusebackend.trees.merge.plan import Conflict, Plan, Side, plan
+from fusebackend.trees.merge.run import Merge, Outcome
 
 LINES = b"".join(b"line %d\n" % number for number in range(20))
 

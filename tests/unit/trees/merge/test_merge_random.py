@@ -13,8 +13,8 @@ from merging import File, Shown, Three
 from profiles import examples
 
 from fusebackend.protocol import Volume
-from fusebackend.trees.merge import Plan, Side, plan
-from fusebackend.trees.merge_run import Merge, Outcome
+from fusebackend.trees.merge.plan import Plan, Side, plan
+from fusebackend.trees.merge.run import Merge, Outcome
 
 PATHS = [b"a", b"b", b"d", b"d/a", b"d/b", b"d/e", b"d/e/a", b"f", b"f/a"]
 DATA = [b"", b"one\n", b"two\n", b"three\n" * 3]

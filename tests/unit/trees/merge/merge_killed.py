@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "support"))
 
 from langgraph.store.sqlite import SqliteStore
 from merging import Branched, at, chmod, link, mkdir, remove, rename, replace, write
@@ -25,7 +25,7 @@ from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.protocol import Volume
 from fusebackend.remote.volume import volume_of
-from fusebackend.trees.merge_run import Journal
+from fusebackend.trees.merge.run import Journal
 from fusebackend.urls.opening import open_backend
 
 PREFIXES = ["", "src/", "store/", "s3/"]

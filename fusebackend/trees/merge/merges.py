@@ -16,10 +16,10 @@ from fusebackend.history.recorder import Recorder
 from fusebackend.protocol import MergeResult, UndoConflict, UndoneChange, Volume
 from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.branches import Branches
-from fusebackend.trees.merge import PARKED, Conflict, Plan, Side, Step, plan
-from fusebackend.trees.merge_branch import trees_of
-from fusebackend.trees.merge_records import MergeRecords
-from fusebackend.trees.merge_run import Merge, Outcome
+from fusebackend.trees.merge.plan import PARKED, Conflict, Plan, Side, Step, plan
+from fusebackend.trees.merge.records import MergeRecords
+from fusebackend.trees.merge.run import Merge, Outcome
+from fusebackend.trees.merge.sides import trees_of
 
 _WORDS = {"make": "create", "link": "create", "replace": "replace", "attributes": "attributes", "move": "rename",
           "remove": "remove"}  # fmt: skip

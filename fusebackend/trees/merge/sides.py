@@ -16,7 +16,7 @@ from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol import Attr, Features, StatFs, Volume
 from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.lower_tree import FIRST_OWN
-from fusebackend.trees.merge_trees import Item, MergeTree
+from fusebackend.trees.merge.tree import Item, MergeTree
 
 _GONE = (errno.ESTALE, errno.ENOENT)
 
