@@ -29,6 +29,7 @@ import msgspec
 
 from fusebackend.base import xdg
 from fusebackend.base.paths import AgentPath, PathError, normalise_prefix
+from fusebackend.history.masking import LogOptions
 from fusebackend.protocol import DEFAULT_TTL_S
 from fusebackend.shell.options import ShellOptions
 from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S, RouteLimits
@@ -60,6 +61,12 @@ class ExecuteTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_o
     trees: list[str] | None = None
 
 
+class LogTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """What the history keeps of calls: `[log]`. A missing key has the default of `LogOptions`."""
+
+    commands: str | None = None
+
+
 class RouteTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """A route given as a table: its URL and its own limits, which `RouteLimits` explains."""
 
@@ -84,6 +91,7 @@ class ConfigFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
     history: str | None = None
     options: list[str] = []
     execute: ExecuteTable = ExecuteTable()
+    log: LogTable = LogTable()
 
 
 @dataclass(frozen=True)
@@ -106,6 +114,7 @@ class MountPlan:
     takes_snapshots: bool = True
     history: str | None = None
     """The directory of the history of calls; None if none is kept."""
+    log_options: LogOptions = field(default_factory=LogOptions)
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> MountPlan:
@@ -115,6 +124,7 @@ class MountPlan:
             "execute": ShellOptions(**fields["execute"]),
             "limits": {AgentPath(prefix): RouteLimits(**said) for prefix, said in fields["limits"].items()},
             "trees": TreesOptions(**fields["trees"]),
+            "log_options": LogOptions(*fields["log_options"]),
         }
         return cls(**{**fields, **made})
 
@@ -139,6 +149,8 @@ def read_file(path: str) -> ConfigFile:
     _check_keys(path, data, ConfigFile.__struct_fields__)
     if isinstance(data.get("execute"), dict):
         _check_keys(path, data["execute"], ExecuteTable.__struct_fields__, "execute.")
+    if isinstance(data.get("log"), dict):
+        _check_keys(path, data["log"], LogTable.__struct_fields__, "log.")
     for where, route in _route_tables(data):
         _check_keys(path, route, RouteTable.__struct_fields__, f"{where}.")
         try:
@@ -295,6 +307,18 @@ def trees_options(shown: str | None, name: str | None) -> TreesOptions:
         return TreesOptions.of(shown, name)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+def log_options(table: LogTable) -> LogOptions:
+    """Return what the history keeps of calls, of a table's values and the defaults.
+
+    Raises:
+        ConfigError: a value is invalid.
+    """
+    try:
+        return LogOptions.of(table.commands)
+    except ValueError as error:
+        raise ConfigError(f"log.{error}") from None
 
 
 SnapshotsWord = Literal["auto", "manual"]

@@ -113,6 +113,7 @@ def _plan(
         in_file = config.trees_options(file.trees, file.trees_name)
         takes_snapshots = config.takes_snapshots(file.snapshots or "auto")
         keeps_history = config.keeps_history(file.history or "on")
+        log_options = config.log_options(file.log)
     said = {prefix: table for prefix, table in from_file.items() if prefix not in given}
     texts: dict[str, str] = {
         **{prefix: urls.parse(config.url_of(table), base=base).text for prefix, table in said.items()},
@@ -145,6 +146,7 @@ def _plan(
         trees=config.trees_options(words.trees or in_file.shown, words.trees_name or in_file.name),
         takes_snapshots=config.takes_snapshots(words.snapshots) if words.snapshots else takes_snapshots,
         history=config.history_directory(path) if keeps_history and not is_read_only else None,
+        log_options=log_options,
     )
 
 

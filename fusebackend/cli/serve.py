@@ -71,6 +71,7 @@ def serve(plan: MountPlan, on_ready: Callable[[Sequence[str]], None], *, log_fil
             trees=plan.trees,
             takes_snapshots=plan.takes_snapshots,
             history=plan.history,
+            log_options=plan.log_options,
         )
         heap.collect_less()
         live.run(lambda: on_ready(live.warnings))

@@ -5,6 +5,7 @@ live.py       the parts of one mount, put together; where its commands run
 mounted.py    its agent face
 recording.py  the history of its calls: recorders of kernel and verbs, and retention
 history.py    its calls: the log, what a call did, undo
+log_files.py  the log as files of the trees directory
 forget.py     contents that leave everything kept of the past
 space.py      what it takes of the disk, and the deletion of its past
 trees.py      the trees directory: its files, its name, its agent face

@@ -26,6 +26,7 @@ from fusebackend.server.mounted import MountedBackend
 if TYPE_CHECKING:
     from fusebackend.composite.backend import CompositeBackend
     from fusebackend.config import HistoryWord, SnapshotsWord
+    from fusebackend.history.masking import LogOptions
     from fusebackend.shell import ShellOptions
     from fusebackend.vfs.calls.route_limits import RouteLimits
     from fusebackend.vfs.trees_options import Shown, TreesOptions
@@ -55,6 +56,7 @@ def mount(
     trees_name: str | None = None,
     snapshots: SnapshotsWord | None = None,
     history: HistoryWord | None = None,
+    log: LogOptions | None = None,
 ) -> Mount:
     """Mount a backend of this process on an empty directory.
 
@@ -80,6 +82,7 @@ def mount(
             ones; `"manual"` (the default) takes those that are asked for.
         history: `"on"` keeps for a day which call changed what, and the bytes that it replaced, below
             `$XDG_STATE_HOME/fusebackend`; `"off"` is the default.
+        log: what it keeps of commands (`fusebackend.history.masking.LogOptions`).
 
     Raises:
         MountError: the directory can't be mounted on, this process has a mount already, or the name of the mount's own
@@ -105,6 +108,7 @@ def mount(
         trees=trees_options(words.trees or trees, words.trees_name or trees_name),
         takes_snapshots=takes_snapshots(words.snapshots or snapshots or "manual"),
         history=history_directory if has_history else None,
+        log_options=log,
     )
 
 
@@ -158,6 +162,7 @@ class Mount(MountedBackend):
         trees: TreesOptions,
         takes_snapshots: bool,
         history: Callable[[str], str] | None,
+        log_options: LogOptions | None,
     ) -> None:
         self._claim()
         try:
@@ -178,6 +183,7 @@ class Mount(MountedBackend):
                 trees=trees,
                 takes_snapshots=takes_snapshots,
                 history=None if history is None else history(self.mountpoint),
+                log_options=log_options,
             )
             live = self._live
             super().__init__(

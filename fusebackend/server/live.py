@@ -18,6 +18,7 @@ from fusebackend.server.mounted import MountedBackend
 from fusebackend.server.recording import Recording
 from fusebackend.server.trees import (
     attach_branches,
+    attach_log,
     attach_snapshots,
     fill,
     refuse_taken_by_file,
@@ -31,6 +32,7 @@ from fusebackend.vfs.mounted_tree import FileSystem
 
 if TYPE_CHECKING:
     from fusebackend.composite.backend import CompositeBackend
+    from fusebackend.history.masking import LogOptions
     from fusebackend.server.guest import Guest
     from fusebackend.vfs.calls.route_limits import RouteLimits
     from fusebackend.vfs.trees_options import TreesOptions
@@ -57,6 +59,7 @@ class LiveMount:
         ttl_s, deadline_s, limits, trees: as for `FileSystem`.
         shell: how `execute` runs commands in the mount.
         history: the directory of the history of calls; None keeps none.
+        log_options: what it keeps of calls.
         takes_snapshots: the mount takes snapshots by itself (`AutomaticSnapshots`), unless it is read-only.
 
     Attributes:
@@ -80,6 +83,7 @@ class LiveMount:
         trees: TreesOptions | None = None,
         takes_snapshots: bool = False,
         history: str | None = None,
+        log_options: LogOptions | None = None,
     ) -> None:
         self.filesystem = FileSystem.of(
             backend,
@@ -113,7 +117,10 @@ class LiveMount:
         self.recording: Recording | None = None
         if history is not None:
             urls = options.description.get("urls", {})
-            self.recording = Recording.opened(history, mountpoint, self.filesystem, self.automatic, self.warnings, urls)
+            self.recording = Recording.opened(
+                history, mountpoint, self.filesystem, self.automatic, self.warnings, urls, log_options
+            )
+        self.log_files = attach_log(self.filesystem, self.recording)
         mounted = MountedBackend(
             backend,
             self.filesystem,
@@ -170,6 +177,8 @@ class LiveMount:
             self._backend.guard({})
             if self.recording is not None:
                 self.recording.close()
+            if self.log_files is not None:
+                self.log_files.close()
 
     def stop(self) -> None:
         """End `run`: unmount, lazily if files are still open. Thread-safe, and harmless when it has ended."""
