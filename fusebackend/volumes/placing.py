@@ -250,10 +250,13 @@ def make(volume: Volume, parent: int, name: bytes, source: Source, changes: Chan
     """
     state = source.state
     kind = stat.S_IFMT(state.mode)
-    if kind == stat.S_IFREG:
-        placed = _make_file(volume, parent, name, source)
-    else:
-        placed = _make_other(volume, parent, name, kind, source)
+    placed = _placed(volume, parent, name, kind, source)
+    if placed is None:
+        _require_vacant(volume, parent, name)
+        is_file = kind == stat.S_IFREG
+        placed = (
+            _make_file(volume, parent, name, source) if is_file else _make_other(volume, parent, name, kind, source)
+        )
     if not (changes and changes[-1].kind == "created" and changes[-1].parent == parent):  # once for names in a row
         changes.append(Change(node=parent))
     shown = path + "/" if kind == stat.S_IFDIR else path
@@ -264,9 +267,6 @@ def make(volume: Volume, parent: int, name: bytes, source: Source, changes: Chan
 def _make_file(volume: Volume, parent: int, name: bytes, source: Source) -> Placed:
     if not volume.features.random_writes:
         return _write(volume, parent, name, source)
-    if isinstance(volume, TreeVolume) and not volume.features.shared and source.state.size <= STAGED_BYTES:
-        return _place(volume, parent, name, source)
-    _require_vacant(volume, parent, name)
     if isinstance(source, _Staged):
         beside, placed = temporary(name), source.placed
     elif source.state.size == 0:
@@ -282,9 +282,13 @@ def _make_file(volume: Volume, parent: int, name: bytes, source: Source) -> Plac
     return placed
 
 
-def _place(volume: TreeVolume, parent: int, name: bytes, source: Source) -> Placed:
-    """Make a small file in a volume that makes it as one change. It needs no temporary name."""
+def _placed(volume: Volume, parent: int, name: bytes, kind: int, source: Source) -> Placed | None:
+    """Make a small file in a volume that makes it as one change, and so needs no temporary name; None for others."""
     state = source.state
+    if not isinstance(volume, TreeVolume) or volume.features.shared:
+        return None
+    if kind != stat.S_IFREG or state.size > STAGED_BYTES:
+        return None
     wanted = AttrChanges(
         mode=state.mode, uid=state.uid, gid=state.gid, size=state.size, atime_ns=state.atime_ns, mtime_ns=state.mtime_ns
     )
