@@ -1,0 +1,5 @@
+"""Rules: what a reader of the mounted files may see and do.
+
+rule.py           `Rule`: operations, paths, mode; checked when it is made
+view.py           `View`: rules by name, and the one decision function
+"""
