@@ -127,6 +127,8 @@ def _plan(
         root = urls.for_path("sqlite", config.data_file(path))
     with _named(config_path):
         limits = {prefix: config.limits_of(prefix, table) for prefix, table in said.items()}
+        rules = {prefix: config.route_rules_of(prefix, table) for prefix, table in said.items()}
+        views = config.views_of(file)
     keeps_history = config.keeps_history(words.history) if words.history else keeps_history
     is_read_only = read_only or (file.read_only if words.read_only is None else words.read_only)
     return MountPlan(
@@ -145,6 +147,9 @@ def _plan(
         trees=config.trees_options(words.trees or in_file.shown, words.trees_name or in_file.name),
         takes_snapshots=config.takes_snapshots(words.snapshots) if words.snapshots else takes_snapshots,
         history=config.history_directory(path) if keeps_history and not is_read_only else None,
+        route_rules={prefix: own for prefix, own in rules.items() if own},
+        views=views,
+        default_view=file.default_view,
     )
 
 

@@ -136,6 +136,30 @@ def literal(pattern: str) -> str:
     return "/" + "/".join(kept)
 
 
+@dataclass(frozen=True)
+class RouteRules:
+    """The rules of one route, for every reader.
+
+    Args:
+        read_only: nothing can be changed.
+        hide: globs of names that are not there for any reader, from the root of the route, such as `**/.env`.
+
+    Raises:
+        RuleError: a glob is none.
+    """
+
+    read_only: bool = False
+    hide: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hide", tuple(self.hide))
+        if self.hide:
+            within(self.hide)
+
+    def __bool__(self) -> bool:
+        return self.read_only or bool(self.hide)
+
+
 def within(patterns: Iterable[str]) -> Rule:
     """Return the rule to hide these globs of a route, which begin with or without a `/`.
 

@@ -7,9 +7,10 @@ would never get there. Where an earlier rule lets a path be read, writing it is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from fusebackend.base.paths import why_no_name
 from fusebackend.rules.rule import Mode, Operation, Rule, RuleError, literal, normal
 
 MAX_CACHED = 1 << 16
@@ -134,6 +135,28 @@ class View:
     def described(self) -> dict[str, Any]:
         """Return the view as JSON: `name`, `rules`."""
         return {"name": self.name, "rules": [rule.described() for rule in self.rules]}
+
+
+def checked_views(views: Mapping[str, Iterable[Any]], default: str | None) -> dict[str, View]:
+    """Return views by name.
+
+    Raises:
+        RuleError: a name can't be that of a directory, a rule is invalid, or there is no view `default`.
+    """
+    made = {}
+    for name, rules in views.items():
+        why = why_no_name(name)
+        if why is None and (len(name) > 64 or name != name.strip()):
+            why = "is longer than 64 characters, or begins or ends with a space"
+        if why is not None:
+            raise RuleError(f"view {name!r} {why}")
+        try:
+            made[name] = View(name, rules)
+        except RuleError as error:
+            raise RuleError(f"view '{name}': {error}") from None
+    if default is not None and default not in made:
+        raise RuleError(f"default_view = '{default}': there is no such view; there are: {', '.join(made) or 'none'}")
+    return made
 
 
 def _reach(rule: Rule, pattern: str, path: str) -> str:

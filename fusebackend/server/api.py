@@ -15,7 +15,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from fusebackend.base.paths import ROOT, AgentPath, normalise_prefix
 from fusebackend.linux import mount_point as point
@@ -26,6 +26,8 @@ from fusebackend.server.mounted import MountedBackend
 if TYPE_CHECKING:
     from fusebackend.composite.backend import CompositeBackend
     from fusebackend.config import HistoryWord, SnapshotsWord
+    from fusebackend.rules.rule import RouteRules
+    from fusebackend.rules.view import View
     from fusebackend.shell import ShellOptions
     from fusebackend.vfs.calls.route_limits import RouteLimits
     from fusebackend.vfs.trees_options import Shown, TreesOptions
@@ -55,6 +57,9 @@ def mount(
     trees_name: str | None = None,
     snapshots: SnapshotsWord | None = None,
     history: HistoryWord | None = None,
+    route_rules: Mapping[str, RouteRules] | None = None,
+    views: Mapping[str, Iterable[Any]] | None = None,
+    default_view: str | None = None,
 ) -> Mount:
     """Mount a backend of this process on an empty directory.
 
@@ -80,6 +85,11 @@ def mount(
             ones; `"manual"` (the default) takes those that are asked for.
         history: `"on"` keeps for a day which call changed what, and the bytes that it replaced, below
             `$XDG_STATE_HOME/fusebackend`; `"off"` is the default.
+        route_rules: rules of single routes for every reader, by prefix (`fusebackend.rules.rule.RouteRules`); `/` is
+            the default.
+        views: lists of rules by name. A rule is a mapping with `operations`, `paths` and `mode`, or a
+            `FilesystemPermission` of deepagents; docs/views.md has the rest.
+        default_view: the name of the view of commands, and of clients that name none.
 
     Raises:
         MountError: the directory can't be mounted on, this process has a mount already, or the name of the mount's own
@@ -88,6 +98,7 @@ def mount(
         TypeError: `backend` is a factory and there is no `runtime`, or it is no backend at all.
     """
     from fusebackend.config import history_directory, keeps_history, parse_words, takes_snapshots, trees_options
+    from fusebackend.rules.view import checked_views
 
     words = parse_words(list(options))
     has_history = keeps_history(words.history or history or "off") and not (read_only or words.read_only)
@@ -105,6 +116,9 @@ def mount(
         trees=trees_options(words.trees or trees, words.trees_name or trees_name),
         takes_snapshots=takes_snapshots(words.snapshots or snapshots or "manual"),
         history=history_directory if has_history else None,
+        route_rules=_by_prefix(route_rules or {}),
+        views=checked_views(views or {}, default_view),
+        default_view=default_view,
     )
 
 
@@ -125,9 +139,12 @@ def _composite(backend: Any, runtime: Any) -> CompositeBackend:
     return composite if runtime is None else composite.resolve(runtime)
 
 
-def _by_prefix(limits: Mapping[str, RouteLimits]) -> dict[AgentPath, RouteLimits]:
+T = TypeVar("T")
+
+
+def _by_prefix(said: Mapping[str, T]) -> dict[AgentPath, T]:
     """Raises `PathError` for a prefix that is none."""
-    return {ROOT if prefix == ROOT else normalise_prefix(prefix): given for prefix, given in limits.items()}
+    return {ROOT if prefix == ROOT else normalise_prefix(prefix): given for prefix, given in said.items()}
 
 
 class Mount(MountedBackend):
@@ -158,6 +175,9 @@ class Mount(MountedBackend):
         trees: TreesOptions,
         takes_snapshots: bool,
         history: Callable[[str], str] | None,
+        route_rules: Mapping[AgentPath, RouteRules],
+        views: Mapping[str, View],
+        default_view: str | None,
     ) -> None:
         self._claim()
         try:
@@ -178,10 +198,13 @@ class Mount(MountedBackend):
                 trees=trees,
                 takes_snapshots=takes_snapshots,
                 history=None if history is None else history(self.mountpoint),
+                route_rules=route_rules,
+                views=views,
+                default_view=default_view,
             )
             live = self._live
             super().__init__(
-                backend,
+                live.backend,
                 live.filesystem,
                 self.mountpoint,
                 live.shell,
@@ -190,6 +213,7 @@ class Mount(MountedBackend):
                 live.automatic,
                 live.branches,
                 live.recording,
+                live.views,
             )
             self._wakeup = threading.Event()
             self._ready = False
