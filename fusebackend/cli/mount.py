@@ -11,7 +11,7 @@ import click
 from fusebackend import config
 from fusebackend.base.paths import ROOT
 from fusebackend.cli.target import complete_route, complete_url, complete_words
-from fusebackend.config import ConfigError, ConfigFile, MountPlan
+from fusebackend.config import ConfigError, ConfigFile, MountPlan, RouteTable
 from fusebackend.linux import mount_point as point
 from fusebackend.linux import mount_table as table
 from fusebackend.protocol import DEFAULT_TTL_S
@@ -114,6 +114,11 @@ def _plan(
         takes_snapshots = config.takes_snapshots(file.snapshots or "auto")
         keeps_history = config.keeps_history(file.history or "on")
     said = {prefix: table for prefix, table in from_file.items() if prefix not in given}
+    with _named(config_path):
+        for prefix in given:
+            _keep_rules(prefix, from_file.get(prefix, ""))
+        if default is not None:
+            _keep_rules(ROOT, file.default or "")
     texts: dict[str, str] = {
         **{prefix: urls.parse(config.url_of(table), base=base).text for prefix, table in said.items()},
         **{prefix: urls.parse(url).text for prefix, url in given.items()},
@@ -151,6 +156,14 @@ def _plan(
         views=views,
         default_view=file.default_view,
     )
+
+
+def _keep_rules(prefix: str, said: str | RouteTable) -> None:
+    """Raises `ConfigError` where the command line would replace a route together with its rules."""
+    if config.route_rules_of(prefix, said):
+        raise ConfigError(
+            f"route '{prefix}' has rules there, so its url can't be given on the command line: write it there"
+        )
 
 
 def _first(*said: float | None) -> float:

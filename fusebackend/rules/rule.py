@@ -12,8 +12,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from wcmatch import glob as wcglob
-
 from fusebackend.base.paths import PathError, normalise
 
 Operation = Literal["read", "write"]
@@ -22,7 +20,6 @@ Mode = Literal["allow", "deny", "interrupt", "hide", "append"]
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 MODES: tuple[Mode, ...] = get_args(Mode)
 
-_FLAGS = wcglob.BRACE | wcglob.GLOBSTAR | wcglob.FORCEUNIX
 _MAGIC = re.compile(r"[*?\[{\\]")
 
 
@@ -62,7 +59,9 @@ class Rule:
             raise RuleError('a rule to hide is about reading: give operations = ["read", "write"]')
         if self.mode == "append" and "write" not in self.operations:
             raise RuleError('a rule to append is about writing: give operations = ["write"]')
-        flags = _FLAGS | (wcglob.DOTGLOB if self.dots else 0)
+        from wcmatch import glob as wcglob  # commands that only ask a mount do without it
+
+        flags = wcglob.BRACE | wcglob.GLOBSTAR | wcglob.FORCEUNIX | (wcglob.DOTGLOB if self.dots else 0)
         patterns = []
         for path in self.paths:
             _check(path)

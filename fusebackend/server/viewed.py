@@ -1,7 +1,7 @@
 """`ViewedMount`: a live mount through one of its views, for a client that has chosen it.
 
-Paths are those of the mount. The verbs of files go to the agent face of the view (`rules.py`), commands run in its tree,
-and `watch` gives what may be read. Verbs that show or change what other readers have (the log, undo, snapshots,
+Paths are those of the mount. The verbs of files go to the agent face of the view (`rules.py`), commands run in its
+tree, and `watch` gives what may be read. Verbs that show or change what other readers have (the log, undo, snapshots,
 branches) are refused.
 """
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from fusebackend.vfs.watch.queue import Watch
 
 WHOLE = (
-    "begin_call", "branches", "changes", "create_branch", "create_snapshot", "delete_branches", "delete_snapshots", "df",
-    "diff_pieces", "end_call", "invalidate", "log", "merge_branch", "prune", "snapshots", "undo",
+    "begin_call", "branches", "changes", "create_branch", "create_snapshot", "delete_branches", "delete_snapshots",
+    "df", "diff_pieces", "end_call", "invalidate", "log", "merge_branch", "prune", "snapshots", "undo",
 )  # fmt: skip
 """Verbs that are about the mount as a whole, not about what one reader may see."""
 
@@ -62,8 +62,7 @@ class ViewedMount(MountedBackend):
     def status(self) -> dict[str, Any]:
         """Return what the view's reader may know of the mount."""
         status = super().status()
-        kept = {key: status[key] for key in ("version", "mountpoint", "read_only") if key in status}
-        return {**kept, "trees": None, "view": self._view_name}
+        return {"version": status.get("version"), "mountpoint": self.mountpoint, "trees": None, "view": self._view_name}
 
     def watch(self, path: str = "/") -> Watch:
         return ViewedWatch(super().watch(path), self._readable)  # type: ignore[return-value]

@@ -179,7 +179,9 @@ class InodeResolver:
         if attr.mode & SET_ID or self._marked:
             self._set_id.attr_sent(inode, attr)
         timeout_s = route.policy.timeout(attr) if route.shared else route.policy.timeout_s
-        if (self.twins.contended and self.twins.is_contended(directory)) or route.is_restricted(attr.node):
+        if (self.twins.contended and self.twins.is_contended(directory)) or (
+            route.is_ruled and route.is_restricted(attr.node)
+        ):
             timeout_s = 0.0
         return self.overtaken.checked(Entry(inode, attr, timeout_s), generation)
 

@@ -274,7 +274,7 @@ class FileSystem:
         if route.shared:
             self.page_versions.answered(inode, attr.version)
         self.resolver.attr_sent(inode, attr)
-        timeout_s = 0.0 if route.is_restricted(node) else route.policy.timeout_s
+        timeout_s = 0.0 if route.is_ruled and route.is_restricted(node) else route.policy.timeout_s
         return self.overtaken.checked(Entry(inode, attr, timeout_s), generation)
 
     async def setattr(self, inode: int, changes: AttrChanges, by_handle: bool = False) -> Entry:
@@ -293,7 +293,7 @@ class FileSystem:
         else:
             attr = await route.call(route.changing.setattr, node, changes)
         self.resolver.attr_sent(inode, attr)
-        timeout_s = 0.0 if route.is_restricted(node) else route.policy.timeout_s
+        timeout_s = 0.0 if route.is_ruled and route.is_restricted(node) else route.policy.timeout_s
         entry = self.overtaken.checked(Entry(inode, attr, timeout_s), generation)
         if self.inodes.beside and attr.is_dir:
             self.twins.attributes_changed(route, node)

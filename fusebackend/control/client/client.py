@@ -103,8 +103,8 @@ def connect(path: str | os.PathLike[str] | None = None, *, actor: Actor = NOBODY
             when None. Verbs that are about what all readers have, such as `log`, are refused in a view.
 
     Raises:
-        MountError: there is no such view; there is neither path nor variable; it lies in no mount of fusebackend; the mount's server is gone, hung or another
-            user's.
+        MountError: there is no such view; there is neither path nor variable; the path lies in no mount of fusebackend;
+            the mount's server is gone, hung or another user's.
     """
     path = path or os.environ.get("FUSEBACKEND_MOUNT")
     if not path:
