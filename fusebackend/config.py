@@ -59,6 +59,7 @@ class ExecuteTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_o
     memory: int | str | None = None
     processes: int | None = None
     env: dict[str, str] | None = None
+    trees: list[str] | None = None
 
 
 class RouteTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -284,6 +285,7 @@ def shell_options(table: ExecuteTable) -> ShellOptions:
         "memory_bytes": meant("execute.memory", size_bytes, table.memory),
         "max_processes": table.processes,
         "env": table.env,
+        "trees": table.trees,
     }
     given: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
     try:

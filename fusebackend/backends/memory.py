@@ -15,7 +15,7 @@ import errno
 import itertools
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Generic, TypeVar, cast
 
@@ -76,6 +76,21 @@ class History(Generic[T]):
     def values(self) -> Iterator[tuple[int, T]]:
         """Every value that is kept, with the number of the newest snapshot that has it."""
         return itertools.chain.from_iterable(self._values.values())
+
+    def replace(self, node: int, value: T) -> None:
+        """Have the newest snapshot keep this value, unless it has another one than the table already."""
+        self.touched.pop(node, None)
+        if node not in self.done:
+            self.keep(node, value)
+
+    def of(self, node: int) -> Sequence[tuple[int, T]]:
+        """The values of a node."""
+        return self._values.get(node, ())
+
+    def map(self, change: Callable[[int, T], T]) -> None:
+        """Give each value another one."""
+        for node, values in self._values.items():
+            values[:] = [(number, change(node, value)) for number, value in values]
 
     def at(self, node: int, number: int) -> T | None:
         """Return the value of a node at a snapshot; None if it is still what it was."""
@@ -277,6 +292,22 @@ class InMemoryVolume(TreeVolume, SnapshotVolume):
             del self._snapshots[name]
             for history in (self._old_inodes, self._old_names, self._old_chunks):
                 history.drop(gone.taken.number, before)
+
+    def forget_versions(self, nodes: Collection[int]) -> list[str]:
+        going = set(nodes)
+        with self.lock:
+            for parent in [parent for parent, names in self._names.items() if not going.isdisjoint(names.values())]:
+                if self._snapshots:
+                    self._keep_names(parent)
+            for node in going & self._inodes.keys() if self._snapshots else ():
+                self._old_chunks.replace(node, {})
+                self._old_inodes.replace(node, _copy(self._inodes[node]))
+            self._old_names.map(lambda parent, names: [each for each in names if each[1] not in going])
+            self._old_chunks.map(lambda node, chunks: {} if node in going else chunks)
+            for node in going:
+                for _, inode in self._old_inodes.of(node):
+                    inode.xattrs = {}
+        return []
 
     def snapshot(self, name: str) -> InMemorySnapshot:
         try:

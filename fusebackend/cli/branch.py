@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -11,12 +10,11 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import CompletionItem
 
-from fusebackend.base.paths import TREES_NAME
 from fusebackend.cli import target
 from fusebackend.cli.show import Failed, Output, confirm_loss, json_option, note
 from fusebackend.cli.space import size_text
-from fusebackend.cli.states import in_a_line
-from fusebackend.cli.target import mount_option
+from fusebackend.cli.states import in_a_line, trees_path
+from fusebackend.cli.target import complete_names, mount_option
 
 if TYPE_CHECKING:
     from fusebackend.control.client.client import Client
@@ -31,7 +29,7 @@ def branch_path(files: Client, name: str) -> str:
     """
     with in_a_line():
         found = {each.name: each for each in files.branches()}
-        trees = files.status().get("trees") or f"/{TREES_NAME}"
+        trees = trees_path(files)
     if name not in found:
         known = ", ".join(found) or "none at all"
         raise Failed(f"there is no branch '{name}'; there are: {known}")
@@ -42,10 +40,7 @@ def branch_path(files: Client, name: str) -> str:
 
 def complete_name(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the name of a branch."""
-    with contextlib.suppress(Failed, OSError, ValueError, RuntimeError):
-        found = target.here(context.params.get("mount")).files.branches()
-        return [CompletionItem(each.name) for each in found if each.name.startswith(incomplete)]
-    return []
+    return complete_names(context, incomplete, lambda files: [(each.name, None) for each in files.branches()])
 
 
 @click.group()
@@ -61,7 +56,7 @@ def branch() -> None:
 
 @branch.command()
 @click.argument("name")
-@click.option("--from", "ref", metavar="REF", help="Begin with this snapshot, or with the files at this time.")
+@click.option("--from", "ref", metavar="REF", help="Begin with this snapshot, branch, or time.")
 @json_option("{name, time_ns, routes, changes, size_bytes, conflicts, error, path}.")
 @mount_option
 def create(name: str, ref: str | None, as_json: bool, mount: str | None) -> None:
@@ -91,7 +86,7 @@ def list_branches(as_json: bool, mount: str | None) -> None:
     output, files = Output(), target.here(mount).files
     with in_a_line():
         found = files.branches()
-        trees = files.status().get("trees") or f"/{TREES_NAME}"
+        trees = trees_path(files)
     if as_json:
         top = f"{files.mountpoint.rstrip('/')}{trees}/branches"
         output.document([{**asdict(each), "path": f"{top}/{each.name}"} for each in found])

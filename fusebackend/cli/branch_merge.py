@@ -9,25 +9,15 @@ import click
 
 from fusebackend.cli import target
 from fusebackend.cli.branch import branch, complete_name
-from fusebackend.cli.show import Complaints, Failed, Output, json_option, note
+from fusebackend.cli.outcome import CHANGED, refuse, show_changes, show_left
+from fusebackend.cli.show import Failed, Output, json_option, note
 from fusebackend.cli.states import in_a_line
 from fusebackend.cli.target import Target, complete_path, mount_option
-from fusebackend.protocol import MergeResult, UndoneChange
+from fusebackend.protocol import MergeResult
 
 __all__ = ["branch"]
 
-LISTED = 20
-"""Paths that are listed; --json has all."""
-
-_WORDS = {
-    "create": ("made", "would make"),
-    "replace": ("replaced", "would replace"),
-    "remove": ("removed", "would remove"),
-    "rename": ("renamed", "would rename"),
-    "attributes": ("attributes of", "would set attributes of"),
-    "merge": ("merged", "would merge"),
-}
-"""What was done to a path, and what a dry run says."""
+_WORDS = {**CHANGED, "create": ("made", "would make"), "replace": ("replaced", "would replace")}
 
 
 @branch.command()
@@ -83,45 +73,23 @@ def merge(
 
 
 def _refuse(place: Target, result: MergeResult, *, merge_lines: bool) -> None:
-    """Raises `Failed`."""
-    complaints = Complaints()
-    for each in result.conflicts[:LISTED]:
-        complaints.add(f"'{place.shown(each.path)}': {each.reason}")
-    if len(result.conflicts) > LISTED:
-        complaints.add(f"and {len(result.conflicts) - LISTED} paths more (--json has all)")
     hint = "--keep-main leaves these as they are, --keep-branch takes them from the branch"
     if not merge_lines:
         hint += ", --merge-lines merges text files"
-    raise Failed(f"nothing was merged; {hint}")
+    refuse([f"'{place.shown(each.path)}': {each.reason}" for each in result.conflicts], "nothing was merged", hint)
 
 
 def _print(output: Output, place: Target, result: MergeResult, *, dry_run: bool) -> None:
-    for change in result.changes[:LISTED]:
-        output.line(_change(output, place, change, dry_run=dry_run))
-    if len(result.changes) > LISTED:
-        which = "" if result.call is None else f" (fusebackend log {result.call} --changes)"
-        output.line(f"and {len(result.changes) - LISTED} paths more{which}")
-    for each in result.decided[:LISTED]:
-        note(f"decided: '{place.shown(each.path)}': {each.reason}")
-    if len(result.decided) > LISTED:
-        note(f"and {len(result.decided) - LISTED} paths more were decided")
+    show_changes(output, place, result.changes, _WORDS, result.call, dry_run=dry_run)
+    show_left([f"decided: '{place.shown(each.path)}': {each.reason}" for each in result.decided], "were decided")
     for line in result.partly:
         note(line)
+    name = output.name(result.branch)
     if not result.changes:
         note(f"the mount has everything of '{result.branch}' already")
     elif dry_run:
         note("nothing was changed; without -n it is merged")
     elif result.call is None:
-        output.line(f"merged '{output.name(result.branch)}'")
+        output.line(f"merged '{name}'")
     else:
-        output.line(
-            f"merged '{output.name(result.branch)}' as {result.call}; 'fusebackend undo {result.call}' takes it back"
-        )
-
-
-def _change(output: Output, place: Target, change: UndoneChange, *, dry_run: bool) -> str:
-    words = _WORDS.get(change.change, (change.change, f"would {change.change}"))[dry_run]
-    path = output.name(place.shown(change.path))
-    if change.old_path is not None:
-        path = f"{output.name(place.shown(change.old_path))} -> {path}"
-    return f"{words} {path}"
+        output.line(f"merged '{name}' as {result.call}; 'fusebackend undo {result.call}' takes it back")

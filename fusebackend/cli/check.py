@@ -1,4 +1,4 @@
-"""`fusebackend check`: check the storage of a volume, and repair it. The fsck of `sqlite:` volumes.
+"""`fusebackend check`: check the storage of a volume, repair it, and make it smaller. The fsck of `sqlite:` volumes.
 
 Exit status, as of fsck(8): 0 nothing is wrong, 1 all that was wrong has been mended, 4 something is still wrong, 8 the
 volume could not be looked at.
@@ -20,11 +20,15 @@ CLEAN, MENDED, LEFT, FAILED = 0, 1, 4, 8
 
 
 class Verdict(NamedTuple):
-    """The damage that was `found`, the damage that is `left`, and the number of files put into `/lost+found`."""
+    """The damage that was `found`, the damage that is `left`, and the number of files put into `/lost+found`.
+
+    `sizes` are those of the file before and after it was made smaller, in bytes.
+    """
 
     found: list[str]
     left: list[str]
     rescued: int = 0
+    sizes: tuple[int, int] | None = None
 
     @property
     def status(self) -> int:
@@ -36,12 +40,16 @@ class Verdict(NamedTuple):
 @click.command()
 @click.argument("url", shell_complete=complete_volume)
 @click.option("--repair", is_flag=True, help="Repair damage. No other process may have the volume open.")
-@json_option("an object {url, problems, left, rescued, status}; problems and left are arrays of lines.")
-def check(url: str, repair: bool, as_json: bool) -> None:
+@click.option("--compact", is_flag=True, help="Give free space back to the disk. No process may have the volume open.")
+@json_option("an object {url, problems, left, rescued, status, bytes}; problems and left are arrays of lines.")
+def check(url: str, repair: bool, compact: bool, as_json: bool) -> None:
     """Check the file of a volume: URL is sqlite:PATH, or just the PATH of such a file.
 
     Each problem is one line. A volume that is mounted is checked as of its last flush; it can be mended when it is
     unmounted. Files with data that have lost their names are put into /lost+found.
+
+    With --compact a sound volume is made as small as it can be, which takes as much room as the file beside it, and
+    once more for temporary files ($SQLITE_TMPDIR, else /var/tmp). A kill leaves the old file or the new one.
 
     The exit status is that of fsck: 0 nothing is wrong, 1 all of it has been mended, 4 something is still wrong, 8 the
     volume could not be looked at.
@@ -49,7 +57,7 @@ def check(url: str, repair: bool, as_json: bool) -> None:
     complaints = Complaints(exit_code=FAILED)
     verdict = None
     with complaints, waiting("checking", quiet=as_json):
-        verdict = _judge(url, repair)
+        verdict = _judge(url, repair, compact)
     if verdict is not None:
         output = Output()
         if as_json:
@@ -60,14 +68,15 @@ def check(url: str, repair: bool, as_json: bool) -> None:
                     "left": verdict.left,
                     "rescued": verdict.rescued,
                     "status": verdict.status,
+                    "bytes": verdict.sizes,
                 }
             )
         else:
-            _show(output, verdict, repair)
+            _show(output, verdict, repair, compact)
     complaints.finish(verdict.status if verdict is not None else CLEAN)
 
 
-def _judge(text: str, repair: bool) -> Verdict:
+def _judge(text: str, repair: bool, compact: bool) -> Verdict:
     try:
         url = urls.for_path("sqlite", os.path.abspath(text)) if os.path.isfile(text) else urls.parse(text)
     except urls.UrlError as error:
@@ -76,24 +85,35 @@ def _judge(text: str, repair: bool) -> Verdict:
         raise Failed(str(error)) from None
     if url.scheme != "sqlite":
         raise Failed(f"'{url.masked}': only the file of a 'sqlite:' volume can be checked")
-    if repair:
-        from fusebackend.backends.sqlite import repair as sqlite_repair
-
-        return Verdict(*sqlite_repair.repair(url.rest))
     from fusebackend.backends.sqlite import check as sqlite_check
+    from fusebackend.backends.sqlite import repair as sqlite_repair
 
-    found = sqlite_check.check(url.rest)
-    return Verdict(found, found)
+    if repair:
+        verdict = Verdict(*sqlite_repair.repair(url.rest))
+    else:
+        found = sqlite_check.check(url.rest)
+        verdict = Verdict(found, found)
+    if compact and not verdict.left:
+        verdict = verdict._replace(sizes=sqlite_repair.compact(url.rest))
+    return verdict
 
 
-def _show(output: Output, verdict: Verdict, repair: bool) -> None:
+def _show(output: Output, verdict: Verdict, repair: bool, compact: bool) -> None:
     for line in verdict.found:
         output.line(line)
     if not verdict.found:
         output.line("the volume is sound")
+    if verdict.sizes is not None:
+        before, after = verdict.sizes
+        output.line(f"the file had {before} bytes, and has {after} now")
+    if not verdict.found:
         return
     if not repair:
-        note("--repair mends what can be mended")
+        note(
+            "--repair mends what can be mended; --compact needs a sound volume"
+            if compact
+            else "--repair mends what can be mended"
+        )
         return
     new = [line for line in verdict.left if line not in verdict.found]
     for line in new:

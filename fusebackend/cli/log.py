@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pwd
 import shutil
@@ -18,7 +17,7 @@ from click.shell_completion import CompletionItem
 from fusebackend.cli import target
 from fusebackend.cli.show import Failed, Output, json_option
 from fusebackend.cli.states import in_a_line
-from fusebackend.cli.target import Target, complete_path, mount_option
+from fusebackend.cli.target import Target, complete_names, complete_path, mount_option
 from fusebackend.history.records import is_call_name
 from fusebackend.trees.refs import RefError, time_ns
 
@@ -44,10 +43,9 @@ PAGE = 1000
 
 def complete_call(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the name of a call; its title is the help."""
-    with contextlib.suppress(Failed, OSError, ValueError, RuntimeError):
-        found = target.here(context.params.get("mount")).files.log(limit=COMPLETED)
-        return [CompletionItem(each.call, help=each.title) for each in found if each.call.startswith(incomplete)]
-    return []
+    return complete_names(
+        context, incomplete, lambda files: [(each.call, each.title) for each in files.log(limit=COMPLETED)]
+    )
 
 
 def complete_word(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -37,6 +37,7 @@ _SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "diff": ("diff:diff", "Show what a call did, or what differs between two states, as a git patch."),
         "undo": ("undo:undo", "Take calls back, and nothing that others have done."),
         "restore": ("restore:restore", "Put files back as they were in a snapshot."),
+        "forget": ("forget:forget", "Have all that is kept of the past lose the contents of files."),
         "hook": ("hook:hook", "Have each tool call of a coding agent become a call of the log."),
     },
     "Branches": {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -14,7 +13,7 @@ from click.shell_completion import CompletionItem
 from fusebackend.cli import target
 from fusebackend.cli.show import Failed, Output, confirm_loss, json_option
 from fusebackend.cli.states import in_a_line, snapshots_directory
-from fusebackend.cli.target import mount_option
+from fusebackend.cli.target import complete_names, mount_option
 
 if TYPE_CHECKING:
     from fusebackend.protocol import SnapshotInfo
@@ -25,7 +24,7 @@ def snapshot() -> None:
     """Keep the present state of a mount, and list and delete such states.
 
     A snapshot is a directory, /mnt/agent/.fusebackend/snapshots/NAME, in which nothing can be changed: ls, diff and
-    'cp -a' work on it. It holds every route for which 'status' says 'snapshots'.
+    'cp -a' work on it. It holds every route for which 'status' says 'instant'.
 
     They work on the mount of --mount DIR; else on that of the current directory; else on the only mount there is.
     """
@@ -33,10 +32,7 @@ def snapshot() -> None:
 
 def complete_name(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the name of a snapshot."""
-    with contextlib.suppress(Failed, OSError, ValueError, RuntimeError):
-        found = target.here(context.params.get("mount")).files.snapshots()
-        return [CompletionItem(each.name) for each in found if each.name.startswith(incomplete)]
-    return []
+    return complete_names(context, incomplete, lambda files: [(each.name, None) for each in files.snapshots()])
 
 
 @snapshot.command()

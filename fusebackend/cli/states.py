@@ -22,10 +22,14 @@ if TYPE_CHECKING:
     from fusebackend.control.client.client import Client
 
 
+def trees_path(files: Client) -> str:
+    """Return the agent's path of the directory of trees."""
+    return files.status().get("trees") or f"/{TREES_NAME}"
+
+
 def snapshots_directory(files: Client) -> str:
     """Return the directory of the snapshots of a mount."""
-    trees = files.status().get("trees") or f"/{TREES_NAME}"
-    return f"{files.mountpoint.rstrip('/')}{trees}/snapshots"
+    return f"{files.mountpoint.rstrip('/')}{trees_path(files)}/snapshots"
 
 
 @contextlib.contextmanager
@@ -61,8 +65,7 @@ class States:
         with in_a_line():
             status, found = files.status(), files.snapshots()
             branches = [each for each in files.branches() if each.error is None]
-        self._directory = snapshots_directory(files)
-        self._trees = _relative(status.get("trees") or f"/{TREES_NAME}")
+        self._trees = _relative(trees_path(files))
         self._routes = {_relative(str(route["prefix"])) for route in status.get("routes", [])} | {b""}
         self._ways = {way for route in self._routes for way in _above(route)}
         self._kept = {each.name: {_relative(prefix) for prefix in each.routes} for each in found}
@@ -90,9 +93,10 @@ class States:
 
     def root(self, ref: Ref) -> str:
         """Return the directory of a state."""
-        if ref.is_branch:
-            return f"{os.path.dirname(self._directory)}/branches/{ref.name}"
-        return self.files.mountpoint if ref.is_main else f"{self._directory}/{ref.name}"
+        if ref.is_main:
+            return self.files.mountpoint
+        kind = "branches" if ref.is_branch else "snapshots"
+        return f"{self.files.mountpoint.rstrip('/')}/{os.fsdecode(self._trees)}/{kind}/{ref.name}"
 
     def relative(self, place: Target) -> bytes:
         """Return the path of a target in the tree of each state. Raises `Failed` for one in another tree."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -253,6 +253,16 @@ def _names(files: Client, incomplete: str) -> list[str]:
     entries = files.ls(absolute.rpartition("/")[0] + "/").entries or []
     added = len(absolute) - len(incomplete)
     return [entry["path"][added:] for entry in entries if entry["path"].startswith(absolute)]
+
+
+def complete_names(
+    context: click.Context, incomplete: str, names: Callable[[Client], Iterable[tuple[str, str | None]]]
+) -> list[CompletionItem]:
+    """Complete one of the names that a mount has, each with a help text or None."""
+    with contextlib.suppress(Failed, OSError, ValueError, RuntimeError):
+        found = list(names(here(context.params.get("mount")).files))
+        return [CompletionItem(name, help=text) for name, text in found if name.startswith(incomplete)]
+    return []
 
 
 def complete_mountpoint(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -9,23 +9,13 @@ import click
 
 from fusebackend.cli import target
 from fusebackend.cli.log import complete_call
-from fusebackend.cli.show import Complaints, Failed, Output, json_option, note
+from fusebackend.cli.outcome import CHANGED, refuse, show_changes, show_left
+from fusebackend.cli.show import Output, json_option, note
 from fusebackend.cli.states import in_a_line
 from fusebackend.cli.target import Target, mount_option
-from fusebackend.protocol import UndoConflict, UndoneChange, UndoResult
+from fusebackend.protocol import UndoConflict, UndoResult
 
-LISTED = 20
-"""Paths that are listed; the log has all."""
-
-_WORDS = {
-    "create": ("brought back", "would bring back"),
-    "replace": ("put back", "would put back"),
-    "remove": ("removed", "would remove"),
-    "rename": ("renamed", "would rename"),
-    "attributes": ("attributes of", "would set attributes of"),
-    "merge": ("merged", "would merge"),
-}
-"""What was done to a path, and what a dry run says."""
+_WORDS = {**CHANGED, "create": ("brought back", "would bring back"), "replace": ("put back", "would put back")}
 
 
 @click.command()
@@ -70,16 +60,10 @@ def undo(
 
 
 def _refuse(place: Target, result: UndoResult, *, merge_lines: bool) -> None:
-    """Raises `Failed`."""
-    complaints = Complaints()
-    for each in result.conflicts[:LISTED]:
-        complaints.add(_conflict(place, each))
-    if len(result.conflicts) > LISTED:
-        complaints.add(f"and {len(result.conflicts) - LISTED} paths more (--json has all)")
     hint = "--keep-newer leaves these as they are, and takes back the rest"
     if not merge_lines:
         hint += "; --merge-lines takes only the call's own lines out of text files"
-    raise Failed(f"nothing was taken back; {hint}")
+    refuse([_conflict(place, each) for each in result.conflicts], "nothing was taken back", hint)
 
 
 def _conflict(place: Target, conflict: UndoConflict) -> str:
@@ -88,15 +72,8 @@ def _conflict(place: Target, conflict: UndoConflict) -> str:
 
 
 def _print(output: Output, place: Target, result: UndoResult, *, dry_run: bool) -> None:
-    for change in result.changes[:LISTED]:
-        output.line(_change(output, place, change, dry_run=dry_run))
-    if len(result.changes) > LISTED:
-        which = "" if result.undo is None else f" (fusebackend log {result.undo} --changes)"
-        output.line(f"and {len(result.changes) - LISTED} paths more{which}")
-    for each in result.kept[:LISTED]:
-        note(f"left as it is: {_conflict(place, each)}")
-    if len(result.kept) > LISTED:
-        note(f"and {len(result.kept) - LISTED} paths more were left as they are")
+    show_changes(output, place, result.changes, _WORDS, result.undo, dry_run=dry_run)
+    show_left([f"left as it is: {_conflict(place, each)}" for each in result.kept], "were left as they are")
     for line in result.partly:
         note(line)
     which = " ".join(result.calls)
@@ -108,11 +85,3 @@ def _print(output: Output, place: Target, result: UndoResult, *, dry_run: bool) 
         note(f"everything is as it was before {which} already")
     else:
         output.line(f"took back {which}; 'fusebackend undo {result.undo}' takes that back")
-
-
-def _change(output: Output, place: Target, change: UndoneChange, *, dry_run: bool) -> str:
-    words = _WORDS.get(change.change, (change.change, f"would {change.change}"))[dry_run]
-    path = output.name(place.shown(change.path))
-    if change.old_path is not None:
-        path = f"{output.name(place.shown(change.old_path))} -> {path}"
-    return f"{words} {path}"

@@ -35,6 +35,7 @@ from fusebackend.protocol import (
     Explained,
     FileDownloadResponse,
     FileUploadResponse,
+    ForgetResult,
     MergeResult,
     PruneResult,
     SandboxBackendProtocol,
@@ -265,6 +266,10 @@ class ServedMount(SandboxBackendProtocol):
         """Delete what is kept of the past, but for snapshots that were asked for. OSError."""
 
     @abc.abstractmethod
+    def forget(self, *paths: str, dry_run: bool = False) -> ForgetResult:
+        """Have all that is kept of the past lose the contents of paths. ValueError, OSError."""
+
+    @abc.abstractmethod
     def watch(self, path: str = "/") -> Watch:
         """The changes at and below a path, from now on. PathError."""
 
@@ -346,6 +351,11 @@ class OfExecute(Params):
 
 class OfScope(Params):
     path: str = "/"
+
+
+class OfForget(Params):
+    paths: Annotated[list[str], msgspec.Meta(min_length=1, max_length=MAX_ITEMS)]
+    dry_run: bool = False
 
 
 class OfNames(Params):
@@ -671,6 +681,9 @@ VERBS: dict[str, SocketVerb] = {
     "prune": _same("prune", long=True, changes=True),
     "views": _same("views", works=False),
     "explain": _same("explain"),
+    "forget": SocketVerb(
+        OfForget, lambda call, asked: call.backend.forget(*asked.paths, dry_run=asked.dry_run), long=True, changes=True
+    ),
     "branches": _same("branches", long=True),
     "create_branch": _same("create_branch", long=True, changes=True),
     "delete_branches": SocketVerb(

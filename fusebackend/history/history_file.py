@@ -47,6 +47,9 @@ read."""
 ROWS: Final = 50
 """Records in one statement."""
 
+FORGOTTEN: Final = "they were forgotten ('fusebackend forget')"
+"""Why the bytes of an image are lost."""
+
 VERSION: Final = 1
 """Of the tables; `PRAGMA user_version`."""
 
@@ -483,6 +486,37 @@ class HistoryFile:
         self.flush()
         with self._reading, sqlite.translate_errors(f"the history '{self.path}' can't be read"):
             return self._reader.execute(statement, values).fetchall()
+
+    def at(self, path: AgentPath) -> list[Record]:
+        """Return the records of changes at or below a path of the mount."""
+        condition, values = self._at(path)
+        return self._records(f"WHERE {condition} ORDER BY number", values)
+
+    def forget_contents(self, paths: Iterable[AgentPath], nodes: Mapping[AgentPath, Iterable[int]]) -> None:
+        """Have the records of changes at or below these paths, and of these nodes, name no image and no extended
+        attributes any more, and erase what the file has of deleted rows. The records stay.
+
+        Args:
+            nodes: of files, by the prefix of their route.
+        """
+        for path in paths:
+            self._forget_contents(*self._at(path))
+        for prefix, numbers in nodes.items():
+            for node in numbers:
+                self._forget_contents("prefix = ? AND (node = ? OR image_node = ?)", (to_name(prefix), node, node))
+        self.flush()
+        with self._writing, self._reading, sqlite.translate_errors(f"the history '{self.path}' can't be rewritten"):
+            self._writer.execute("VACUUM")
+            self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def _forget_contents(self, condition: str, values: Iterable[Any]) -> None:
+        with self._guard:
+            self._put(
+                "UPDATE records SET xattrs = NULL, image_node = 0, name = CASE place WHEN 'lost' THEN name ELSE ? END, "
+                "place = CASE WHEN place IS NULL THEN NULL ELSE 'lost' END "
+                f"WHERE (place IS NOT NULL OR xattrs IS NOT NULL) AND {condition}",
+                (FORGOTTEN, *values),
+            )
 
     # -- retention ---------------------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ __all__ = [
     "FileDownloadResponse",
     "FileInfo",
     "FileUploadResponse",
+    "ForgetResult",
     "GlobResult",
     "GrepMatch",
     "GrepResult",
@@ -492,6 +493,25 @@ class SpaceInfo:
     branches: int | None = None
     log: int | None = None
     reclaimable: int | None = None
+
+
+@dataclass
+class ForgetResult:
+    """What `forget` made the past of a mount forget, or would.
+
+    `paths` are those that were asked for, `live` the files that are there now and stay, `snapshots` and `branches` the
+    names of those that had versions of the files, `images` the number of versions that calls replaced. `unknown` are
+    the paths of which nothing was kept; free space is erased for them all the same. `left` says where bytes may still
+    be, a line each.
+    """
+
+    paths: list[str]
+    live: list[str] = field(default_factory=list)
+    snapshots: list[str] = field(default_factory=list)
+    branches: list[str] = field(default_factory=list)
+    images: int = 0
+    unknown: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
 
 
 @dataclass

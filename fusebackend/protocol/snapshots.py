@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+import errno
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from fusebackend.protocol.volume import Volume
@@ -79,3 +80,21 @@ class SnapshotVolume(Volume):
         Raises:
             FileNotFoundError: there is none of that name.
         """
+
+    def forget_versions(self, nodes: Collection[int]) -> list[str]:
+        """Take the files of these nodes out of every snapshot, with their bytes and extended attributes, and erase what
+        the storage has left of bytes that are no file's any more, of any file: free space, logs, the search index.
+
+        What the files are now stays. It may take as long as copying all of the storage, and nothing else can be done
+        with the volume meanwhile. After an error the same call does the rest.
+
+        Args:
+            nodes: of files, links and special files, not of directories.
+
+        Returns:
+            Where such bytes may still be: a line for each place that can't be reached from here.
+
+        Raises:
+            OSError: ENOTSUP, the volume can't do it; ENOSPC, EIO, EBUSY.
+        """
+        raise OSError(errno.ENOTSUP, "the volume can't take files out of its snapshots")

@@ -6,6 +6,7 @@ mounted.py    its agent face
 viewed.py     its agent face through a view
 recording.py  the history of its calls: recorders of kernel and verbs, and retention
 history.py    its calls: the log, what a call did, undo
+forget.py     contents that leave everything kept of the past
 space.py      what it takes of the disk, and the deletion of its past
 rules.py      the rules of its routes, and its views
 trees.py      the trees directory: its files, its name, its agent face

@@ -72,7 +72,7 @@ START_PATIENCE_S = 60.0
 LOOK_S = 0.05
 """… and how often it looks whether it is to be stopped meanwhile."""
 
-NOT_THEIRS = ("network", "memory_bytes", "max_processes", "env", "sandbox")
+NOT_THEIRS = ("network", "memory_bytes", "max_processes", "env", "sandbox", "trees")
 """Options that only the mount's own sandbox obeys."""
 
 

@@ -33,6 +33,7 @@ from fusebackend.protocol import (
     Explained,
     FileDownloadResponse,
     FileUploadResponse,
+    ForgetResult,
     GlobResult,
     GrepResult,
     LsResult,
@@ -51,6 +52,7 @@ from fusebackend.protocol import (
     verbs,
 )
 from fusebackend.protocol.records import FILE_TYPES
+from fusebackend.server.forget import Forgetting
 from fusebackend.server.history import MountHistory
 from fusebackend.server.rules import Views
 from fusebackend.server.space import prune, space
@@ -60,6 +62,7 @@ from fusebackend.trees.branches import Branches
 from fusebackend.trees.merge.merges import Merges
 from fusebackend.trees.snapshots import Snapshots
 from fusebackend.vfs.watch.async_watch import AsyncWatch, ThreadedWatch
+from fusebackend.volumes.native import NativeVolume
 from fusebackend.volumes.walk import resolve
 
 if TYPE_CHECKING:
@@ -391,8 +394,8 @@ class MountedBackend(ServedMount):
 
         Args:
             name: of the branch, as that of a directory.
-            ref: the state that it begins with, of the routes that keep snapshots: a snapshot, a time such as `10m`; the
-                present when None.
+            ref: the state that it begins with: another branch as it is now; or, of the routes that keep snapshots, a
+                snapshot or a time such as `10m`. The present when None.
 
         Raises:
             ValueError: the name can't be that of a branch, or nothing is meant by `ref`.
@@ -560,6 +563,34 @@ class MountedBackend(ServedMount):
             OSError: a volume's error.
         """
         return prune(self._snapshots, self._past, dry_run=dry_run)
+
+    def forget(self, *paths: str, dry_run: bool = False) -> ForgetResult:
+        """Have all that is kept of the past lose the contents of paths: snapshots, branches, the bytes that undo needs,
+        search indexes, and what files of volumes have left of deleted rows. It can't be taken back.
+
+        The files as they are now stay, and the log keeps its calls. A volume answers nobody while its file is rewritten
+        for it, which takes some seconds for a GB.
+
+        Args:
+            paths: of files and directories, as they are now or were.
+            dry_run: change nothing; the answer says what would go.
+
+        Raises:
+            ValueError: a path is malformed, or there is none.
+            OSError: EROFS, the mount is read-only; or an error of a volume, of the history or of a branch; the same
+                call does the rest then.
+        """
+        if not paths:
+            raise ValueError("forget which paths?")
+        tree = self.filesystem.tree
+        volumes = {route.prefix: route.volume for route in tree.routes}
+        recorder = None if self._recording is None else self._recording.recorder
+        found = Forgetting(volumes, recorder, self._branches).forget(paths, dry_run=dry_run)
+        if not dry_run:
+            for route in tree.attached[len(tree.routes) :]:
+                if isinstance(route.volume, NativeVolume):  # snapshots and branches
+                    self.filesystem.invalidation.expire(route)
+        return found
 
     def _remembered(self) -> MountHistory:
         if self._past is None:

@@ -23,11 +23,11 @@ from fusebackend.server.mounted import MountedBackend
 if TYPE_CHECKING:
     from fusebackend.vfs.watch.queue import Watch
 
-WHOLE = (
-    "begin_call", "branches", "changes", "create_branch", "create_snapshot", "delete_branches", "delete_snapshots",
-    "df", "diff_pieces", "end_call", "invalidate", "log", "merge_branch", "prune", "snapshots", "undo",
-)  # fmt: skip
-"""Verbs that are about the mount as a whole, not about what one reader may see."""
+OWN = frozenset({
+    "default_view", "download_to", "explain", "mountpoint", "run", "run_command", "stat", "stats", "status",
+    "upload_from", "viewed", "views", "watch",
+})  # fmt: skip
+"""Verbs of a mount that a view has. Others are about the mount as a whole, not about what one reader may see."""
 
 
 class ViewedMount(MountedBackend):
@@ -93,8 +93,9 @@ def _refused(verb: str) -> Callable[..., Any]:
     return refuse
 
 
-for _verb in WHOLE:
-    setattr(ViewedMount, _verb, _refused(_verb))
+for _verb in vars(ServedMount):
+    if not _verb.startswith("_") and _verb not in OWN:
+        setattr(ViewedMount, _verb, _refused(_verb))
 
 
 class ViewedWatch:

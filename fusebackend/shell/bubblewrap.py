@@ -22,6 +22,8 @@ from fusebackend.shell.system import Bind, Fresh
 
 PROBE_PATIENCE_S = 10.0
 
+READ_ONLY = ("ro", "nosuid", "nodev")
+
 PROGRAM_PATHS = "/usr/local/bin:/usr/bin:/bin"
 
 NAMESPACES = ("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
@@ -53,6 +55,10 @@ class View:
     """Prefixes of routes that can't be: the system's directory has none for them."""
     tree: str = ""
     """The directory of the mount that is the sandbox's root, as a path in the mount."""
+    trees_path: str = ""
+    """The trees directory, if anything of it is shown; its path in the mount is that in the sandbox."""
+    granted: tuple[str, ...] = ()
+    """What is shown of it. The rest is not there: its place is an empty file system of the sandbox's own."""
 
     @classmethod
     def of(cls, mountpoint: str, prefixes: Iterable[str]) -> View:
@@ -84,13 +90,18 @@ class View:
         if os.geteuid() == 0:
             hidden = [f"/proc/{name}" for name in HIDDEN_FROM_ROOT]
             found += [Bind("/dev/null", path) for path in hidden if os.path.exists(path)]
-        found += [Fresh("tmpfs", "/dev", ("ro", "nosuid", "nodev")), *_devices()]
+        found += [Fresh("tmpfs", "/dev", READ_ONLY), *_devices()]
         found += [Bind(node, f"/dev/{name}", read_only=False, devices=True) for name, node in nodes.items()]
         found.append(Fresh("tmpfs", "/dev/shm", size_bytes=memory_bytes))
         if "tmp" in self.own:
             found.append(Fresh("tmpfs", "/tmp", size_bytes=memory_bytes))
         found += etc
         found += [self._part(prefix, prefix) for prefix in self.routes]
+        if self.granted:
+            found.append(Fresh("tmpfs", self.trees_path, READ_ONLY, 4096))
+        for name in self.granted:
+            path = f"{self.trees_path}/{name}"
+            found.append(Bind(self.mountpoint + path, path, read_only=name == "snapshots", of=self.mountpoint))
         return found
 
     def _part(self, inside: str, path: str) -> Bind:
@@ -99,7 +110,8 @@ class View:
     @property
     def names(self) -> list[str]:
         """The names of directories that the root must have."""
-        return [program.path.removeprefix("/") for program in self.programs] + list(self.own)
+        top = [self.trees_path.removeprefix("/")] if self.granted else []
+        return [program.path.removeprefix("/") for program in self.programs] + list(self.own) + top
 
 
 def where() -> str | None:
@@ -176,13 +188,17 @@ def arguments(mounts: Iterable[Bind | Fresh], options: ShellOptions, user: Itera
     words = [*user, *NAMESPACES, *([] if options.network else ["--unshare-net"])]
     words += ["--hostname", "sandbox", "--die-with-parent", "--new-session", "--as-pid-1", "--cap-drop", "ALL"]
     made_by_dev = _devices()
+    sealed = ["/dev"]
     for mount in mounts:
         if mount not in made_by_dev:
             words += mount.words()
+        if isinstance(mount, Fresh) and mount.flags == READ_ONLY and mount.path not in sealed:
+            sealed.append(mount.path)  # once all that is mounted in it has a directory there
         if mount.path == "/proc":
             # Read-only as a whole: root could write to files that bwrap leaves open, such as sys/kernel.
             words += ["--remount-ro", "/proc"]
-    words += ["--remount-ro", "/dev", "--chdir", cwd, "--clearenv"]
+    words += [word for path in sealed for word in ("--remount-ro", path)]
+    words += ["--chdir", cwd, "--clearenv"]
     for name, value in system.environment(cwd, dict(options.env)).items():
         words += ["--setenv", name, value]
     return words

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 Sandbox = Literal["bubblewrap", "none"]
+
+TREES = ("snapshots", "branches")
+"""Directories of the trees directory that commands may see."""
 
 DEFAULT_TIMEOUT_S = 120.0
 
@@ -37,6 +40,8 @@ class ShellOptions:
     max_timeout_s: float = 3600
     """The largest `timeout` of `execute`. A running command takes resources from others: memory, processes, inotify
     instances."""
+    trees: Sequence[str] = ()
+    """What commands see of the trees directory, `/.fusebackend`: nothing, `snapshots`, `branches`, or both."""
 
     def seconds(self, timeout: float | None) -> float:
         """How long a command may take that is given `timeout` seconds, or is left to the configuration.
@@ -70,6 +75,10 @@ class ShellOptions:
             raise ValueError(f"memory must be at least {least}, but is {self.memory_bytes} bytes")
         if self.max_processes < 1:
             raise ValueError(f"processes must be at least 1, but is {self.max_processes}")
+        object.__setattr__(self, "trees", tuple(self.trees))  # a list, of JSON or TOML
+        for tree in self.trees:
+            if tree not in TREES:
+                raise ValueError(f"trees may have 'snapshots' and 'branches', but has {tree!r}")
         for name, value in self.env.items():
             if not name or "=" in name or "\0" in name + value:
                 raise ValueError(f"env: {name!r} can't be an environment variable")

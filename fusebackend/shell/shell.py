@@ -6,6 +6,7 @@ that the mount admits. It sees
 - every route at the absolute path that the file verbs use, and writes what the mount lets it write;
 - the system's programs (`system.PROGRAMS`) and a few files of /etc, read-only. They hide files of the default volume
   with the same names, because the sandbox's root is a tree of its own (`FileSystem.add_tree`);
+- of the trees directory what `ShellOptions.trees` grants, and else nothing;
 - its own /proc, /dev and empty /tmp; its own processes, System V objects, host name and, unless asked otherwise, a
   network of nothing but itself. With the network it can also reach what listens on this machine.
 
@@ -90,7 +91,7 @@ class Shell:
         self.mountpoint = mountpoint
         self._filesystem = filesystem
         self._trees_path = filesystem.tree.trees_path
-        self._view = View.of(mountpoint, [route.prefix for route in filesystem.tree.routes])
+        self._view = self._granting(View.of(mountpoint, [route.prefix for route in filesystem.tree.routes]))
         if options.sandbox == "bubblewrap":
             tree = filesystem.add_tree("sandbox", [os.fsencode(name) for name in self._view.names])
             self._view = replace(self._view, tree=tree)
@@ -150,6 +151,7 @@ class Shell:
                 "seccomp": seccomp.program() is not None,
                 "inotify_limited_by": self._namespace.describe(),
                 "covered_routes": covered,
+                "trees": list(self._view.granted),
             }
         described |= {
             "timeout_s": options.timeout_s,
@@ -229,6 +231,13 @@ class Shell:
         with _made(lambda: Sandboxed(entering, words, command, lambda: self._check(mounts), filtered)) as launch:
             yield launch
 
+    def _granting(self, view: View) -> View:
+        """Return a view that has the granted parts of the trees directory, as far as the mount has them: there are no
+        snapshots where no route keeps any, and no branches of a read-only mount."""
+        servers = self._filesystem.tree.servers.children
+        granted = tuple(name for name in dict.fromkeys(self.options.trees) if os.fsencode(name) in servers)
+        return replace(view, trees_path=self._trees_path or "", granted=granted if self._trees_path else ())
+
     def _place(self, cwd: AgentPath) -> tuple[View, AgentPath]:
         """Return the view for a command, and where it starts in it: in a branch, that is the root of the command."""
         if self._trees_path is None or not paths.is_below(cwd, self._trees_path):
@@ -242,6 +251,8 @@ class Shell:
         for path, route in self._filesystem.tree.beside.items():
             if paths.is_below(cwd, path) and paths.is_below(path, branches):
                 return self._branch(path, route), AgentPath(cwd[len(path) :] or paths.ROOT)
+        if any(paths.is_below(cwd, paths.join(self._trees_path, name)) for name in self._view.granted):
+            return self._view, cwd
         raise SandboxError(
             f"commands don't see '{self._trees_path}', the mount's own directory: start the command elsewhere, and "
             "copy there what it needs"
@@ -272,7 +283,7 @@ class Shell:
             name = f"sandbox-{route.index}"
             if known is not None:  # a branch of that name that was deleted
                 self._filesystem.remove_tree(f"sandbox-{known[0].index}")
-            view = View.of(self.mountpoint, [paths.ROOT])
+            view = self._granting(View.of(self.mountpoint, [paths.ROOT]))
             try:
                 tree = self._filesystem.add_tree(name, [os.fsencode(own) for own in view.names], of=path)
             except FileNotFoundError:

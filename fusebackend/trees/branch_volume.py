@@ -30,19 +30,24 @@ from typing import Final, NamedTuple
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.backends.sqlite.flusher import Worker
 from fusebackend.backends.sqlite.old_rows import Newest
+from fusebackend.backends.sqlite.schema import connect_again
 from fusebackend.backends.sqlite.stored_tree import CACHE_INODES, DirtyBuffer, sqlite_errors
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import AgentPath, to_name, to_text
 from fusebackend.base.stamps import now_ns
-from fusebackend.databases.sqlite import open_file, transaction
+from fusebackend.databases.sqlite import open_file, sync_directory, transaction
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, Attr, Features, Volume
 from fusebackend.trees.lower_tree import FIRST_OWN, LowerTree
+from fusebackend.trees.tree import is_below
 from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT, Chunk, allocated_blocks
 from fusebackend.volumes.contents import ATTEMPTS, PIECE_BYTES
 from fusebackend.volumes.storage import Inode
 
 IDENTITY: Final = 0x66626B62
 """The application id of a branch's file, which is no volume by itself: its names lead to files of the lower tree."""
+
+UNFINISHED: Final = "unfinished"
+"""The name of a copy while it is made, in the directory of the copy."""
 
 PAGE_ENTRIES: Final = 1000
 
@@ -225,6 +230,31 @@ class BranchVolume(SqliteVolume):
             self._db.executemany("INSERT OR REPLACE INTO branch_route VALUES (?, ?, ?, ?)", rows)
         self.sync()
 
+    def copy_to(self, path: str) -> None:
+        """Make a file of the branch as it is now, for another branch over the same lower tree. One at a time in a
+        directory. The file is durable when this returns; after a crash it is whole, or not there.
+
+        Changes may go on meanwhile, and are not in the copy: a read transaction (https://sqlite.org/isolation.html).
+
+        Raises:
+            OSError: of either file.
+        """
+        new = os.path.join(os.path.dirname(path), UNFINISHED)
+        for ending in ("", "-journal", "-wal", "-shm"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(new + ending)  # a killed server's
+        with sqlite_errors(), contextlib.ExitStack() as opened:
+            with self.lock:
+                self.write_back()
+                source = opened.enter_context(contextlib.closing(connect_again(self.path)))
+                source.execute("BEGIN")
+                source.execute("SELECT count(*) FROM meta").fetchone()  # the transaction begins here
+            target = opened.enter_context(contextlib.closing(open_file(new, "mode=rwc")))
+            source.backup(target)
+            target.execute("DELETE FROM meta WHERE key = 'created_ns'")
+        os.replace(new, path)
+        sync_directory(os.path.dirname(path))
+
     # -- for a merge, and for what is shown of a branch --------------------------------------------------------
 
     def origins(self) -> list[Origin]:
@@ -242,6 +272,24 @@ class BranchVolume(SqliteVolume):
         """Return the origin of a live file whose bytes were kept, also of one that the branch has deleted since."""
         origin = self._origins.get(node)
         return origin if origin is not None and origin.base else None
+
+    def keeps_bytes_of(self, path: str) -> bool:
+        """Return True if it has bytes of live files at or below a path of the lower tree, as they were."""
+        with self.lock:
+            return bool(self._bases_of(path))
+
+    def forget_bytes_of(self, path: str) -> None:
+        """Delete those bytes. A merge then takes the file as changed in the mount."""
+        with self.lock:
+            for origin in self._bases_of(path):
+                super()._drop(self._inode(origin.base))
+                origin.base = 0
+                self._origin_changed(origin)
+
+    def _bases_of(self, path: str) -> list[Origin]:
+        at = to_name(path).strip(b"/")
+        known = [each for each in self._origins.values() if each.base and each.path is not None]
+        return [each for each in known if each.path == at or is_below(each.path or b"", at)]
 
     @staticmethod
     def is_new(node: int) -> bool:

@@ -153,7 +153,8 @@ class Branches:
 
         Args:
             name: of the branch, as that of a directory.
-            ref: the state that it begins with: a snapshot, a time; the present when None.
+            ref: the state that it begins with: another branch, whose changes it has from then on as its own; a
+                snapshot, a time; the present when None.
 
         Raises:
             ValueError: the name can't be that of a branch, or nothing is meant by `ref`.
@@ -169,6 +170,8 @@ class Branches:
             if len(names) >= MAX_BRANCHES:
                 raise OSError(errno.ENOSPC, f"there are {MAX_BRANCHES} branches already, and no more fit; delete some")
             os.makedirs(self._directory, 0o700, exist_ok=True)
+            if ref is not None and ref in names:
+                return self._copied(name, ref)
             frozen = self._state(ref)
             owned = None
             if frozen is None and self._snapshots.volumes:
@@ -183,6 +186,18 @@ class Branches:
                     self._snapshots.drop(owned)
                 raise
             return self.find(name)
+
+    def _copied(self, name: str, source: str) -> BranchInfo:
+        """Make a branch of a branch: over the same state of the mount, with a copy of the file of changes."""
+        volume = self.volume(source)
+        try:
+            volume.copy_to(self._path(name))
+            self._attach(name, self._opened(name, volume.routes))
+        except BaseException:
+            self._remove_files(name)
+            self._needs.pop(name, None)
+            raise
+        return self.find(name)
 
     def _state(self, ref: str | None) -> str | None:
         """Return the snapshot that a REF means, None for the present."""
@@ -252,6 +267,18 @@ class Branches:
                 raise OSError(errno.ESTALE, f"branch '{name}' can't be opened: {self._broken[name]}")
             known = ", ".join(self._names()) or "none at all"
             raise OSError(errno.ENOENT, f"there is no branch '{name}'; there are: {known}")
+
+    @property
+    def opened(self) -> dict[str, BranchVolume]:
+        """The branches that are open, by name."""
+        with self._guard:
+            return dict(self._open)
+
+    @property
+    def broken(self) -> list[str]:
+        """The names of those that can't be opened."""
+        with self._guard:
+            return list(self._broken)
 
     def find(self, name: str) -> BranchInfo:
         """Describe a branch. OSError: ENOENT."""

@@ -8,7 +8,6 @@ import os
 import random
 import shutil
 import sqlite3
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,14 +17,13 @@ import pytest
 import trees
 from mounts import Mounted, Serve
 from profiles import amount
+from programs import command, sh
 
 import fusebackend
 from fusebackend.control.client.client import Client
 
 pytestmark = pytest.mark.mounted
 
-ROOT = Path(__file__).parents[2]
-LIMIT_S = 60
 KINDS = ["memory:", "sqlite:{tmp}/volume.db", "dir:{tmp}/files"]
 """URLs of volumes below a branch, `{tmp}` is a directory: frozen ones, and one that is live."""
 
@@ -63,26 +61,6 @@ STEPS_OF_PEOPLE = [
     "cd tracked; git -c gc.auto=0 gc -q; git checkout -q .; git clean -fdxq",
     "ls -lR . > /dev/null; cat src/one > /dev/null || true",
 ]
-
-
-def sh(script: str, cwd: Path, **env: str) -> str:
-    done = subprocess.run(
-        ["bash", "-euc", script], cwd=cwd, capture_output=True, text=True, timeout=LIMIT_S, env={**os.environ, **env}
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def command(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "fusebackend", *map(str, words)],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/support'}"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        cwd=cwd,
-    )
 
 
 @pytest.fixture(params=KINDS)
@@ -272,6 +250,48 @@ class TestLife:
                 files.delete_snapshots("first")
             files.delete_branches("work")
             files.delete_snapshots("first")
+
+    def test_a_branch_of_a_branch(self, url: str, tmp_path: Path) -> None:
+        """It has the other's changes and none of its later ones; it stays when the other is deleted, and after a
+        restart; and it is merged."""
+        durable = not url.startswith("memory:")
+        with mounts.mounted(tmp_path / "mnt", url, options=[*MANUAL, "ttl=0"]) as first:
+            sh(SCENE, first.path)
+            with fusebackend.connect(first.path) as files:
+                files.create_branch("one")
+                one, two = tree(first, "one"), tree(first, "two")
+                sh("rm -r src/deep; mv docs papers; echo more >> src/one; chmod 700 empty; echo new > new", one)
+                with (one / "src/large").open("r+b") as file:  # not synced, and still open
+                    file.seek(100_000)
+                    file.write(b"changed")
+                    file.flush()
+                    (one / "new").unlink()
+                    before = trees.snapshot(one)
+                    made = files.create_branch("two", "one")
+                assert trees.snapshot(two) == trees.snapshot(one) == before
+                assert made.changes == files.branches()[0].changes > 0
+                sh("rm -r papers; echo later > later", one)
+                sh("echo two > src/one", two)
+                assert not (two / "later").exists() and (two / "papers/plain").exists()
+                assert (one / "src/one").read_text() == "one\nmore\n"
+                with pytest.raises(OSError, match="there is a branch 'two' already"):
+                    files.create_branch("two", "one")
+                with pytest.raises(ValueError, match="three"):
+                    files.create_branch("four", "three")
+                files.delete_branches("one")
+                if not durable:
+                    return
+        with (
+            mounts.mounted(tmp_path / "mnt", url, options=[*MANUAL, "ttl=0"]) as second,
+            fusebackend.connect(second.path) as files,
+        ):
+            assert (two / "src/one").read_text() == "two\n"
+            assert files.merge_branch("two").conflicts == []
+            assert (second.path / "src/one").read_text() == "two\n"
+            assert (second.path / "papers/plain").exists() and not (second.path / "src/deep").exists()
+            assert (second.path / "src/large").read_bytes()[100_000:100_007] == b"changed"
+            files.delete_branches("two")
+            assert files.snapshots() == [], "the snapshot below both goes with the last one"
 
     def test_names(self, mounted: Mounted, files: Client) -> None:
         for name in ("", "..", "a/b", "-x", "@x", "10m", "main", "c42", "a..b", "x" * 250):

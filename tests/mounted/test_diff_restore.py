@@ -15,6 +15,7 @@ import random_trees
 from hypothesis import HealthCheck, given, settings
 from mounts import Mounted, Serve
 from profiles import examples
+from programs import sh
 from random_trees import make
 from trees import snapshot as attributes_of
 
@@ -59,12 +60,6 @@ def take(mounted: Mounted, name: str) -> Path:
     with fusebackend.connect(str(mounted.path)) as files:
         files.create_snapshot(name)
     return mounted.path / ".fusebackend/snapshots" / name
-
-
-def sh(script: str, cwd: Path) -> str:
-    done = subprocess.run(["bash", "-euc", script], cwd=cwd, capture_output=True, text=True, timeout=LIMIT_S)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 SCENE = r"""

@@ -148,6 +148,43 @@ def test_where_it_starts(shell: Commands) -> None:
     }
 
 
+def test_trees_are_seen_as_far_as_they_are_granted(tmp_path: Path) -> None:
+    """Nothing of the trees directory without a grant (`one`), and with one what it names: no other tree, no file."""
+    for granted in ((), ("snapshots",), ("branches",), ("snapshots", "branches")):
+        name = "-".join(granted) or "none"
+        with commands(tmp_path / name, "memory:", "/notes/=memory:", trees=granted) as shell:
+            shell.upload("/notes/file", b"before")
+            with fusebackend.connect(shell.path) as client:
+                client.create_snapshot("kept")
+                client.create_branch("work")
+            shell.upload("/notes/file", b"after")
+            assert ".fusebackend" not in shell.output("ls -A /")
+            assert shell.run("mkdir /.fusebackend; echo x > /.fusebackend")["exit_code"] != 0
+            listed = shell.run("ls -A /.fusebackend")
+            assert (listed["exit_code"] == 0) == bool(granted)
+            assert not granted or listed["output"].split() == sorted(granted)
+            for tree in ("private", "status.json", "snapshots", "branches"):
+                assert (shell.run(f"test -e /.fusebackend/{tree}")["exit_code"] == 0) == (tree in granted), tree
+            assert shell.describe()["trees"] == list(granted)
+            if "snapshots" in granted:
+                assert shell.output("cat /.fusebackend/snapshots/kept/notes/file") == "before"
+                assert shell.output("pwd; ls", cwd="/.fusebackend/snapshots/kept").endswith("kept\nnotes\n")
+                refused = shell.run("echo x > /.fusebackend/snapshots/kept/notes/file")
+                assert refused["exit_code"] != 0 and "Read-only file system" in refused["output"]
+            else:
+                assert shell.run("ls", cwd="/.fusebackend/snapshots/kept")["exit_code"] == 126
+            if "branches" in granted:
+                assert shell.output("cd /.fusebackend/branches/work; printf by-command > notes/new; ls notes") == (
+                    "file\nnew\n"
+                )
+                assert (shell.path / ".fusebackend/branches/work/notes/new").read_text() == "by-command"
+                assert not (shell.path / "notes/new").exists()
+            assert shell.run("touch /.fusebackend/x; mkdir /.fusebackend/private")["exit_code"] != 0
+            inside = shell.run("ls -A; ls -A /.fusebackend", cwd="/.fusebackend/branches/work")
+            assert inside["output"].split()[0] == "notes" and (inside["exit_code"] == 0) == bool(granted)
+            assert not granted or inside["output"].split()[1:] == sorted(granted)
+
+
 # -- output ------------------------------------------------------------------------------------------------------------
 
 

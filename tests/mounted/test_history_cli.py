@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from mounts import Mounted, Serve
+from programs import session
 
 import fusebackend
 from fusebackend import Actor
@@ -42,14 +43,6 @@ def ok(*words: object, cwd: Path, stdin: str | None = None) -> str:
     done = run(*words, cwd=cwd, stdin=stdin)
     assert done.returncode == 0, done
     return done.stdout
-
-
-def session(script: str, cwd: Path) -> None:
-    """Run a script as a process session of its own, which is one call."""
-    done = subprocess.run(
-        ["bash", "-euc", script], cwd=cwd, capture_output=True, text=True, timeout=LIMIT_S, start_new_session=True
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def logged(mounted: Mounted, **options: Any) -> list[CallInfo]:

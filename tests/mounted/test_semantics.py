@@ -817,6 +817,13 @@ def test_what_is_changed_in_a_branch_is_changed_nowhere_else(kind: str, tmp_path
         (mounted / "a/b/live").write_text("shows through")
         assert (branch / "d/file").read_text() == "after"
         assert (branch / "a/b/live").read_text() == "shows through"
+        client.create_branch("two", "one")
+        other = branch.parent / "two"
+        assert _names_and_bytes(other) == _names_and_bytes(branch)
+        (other / "d/file").write_text("in the other")
+        (branch / "d/only").write_text("in the first")
+        assert (branch / "d/file").read_text() == "after" and not (other / "d/only").exists()
+        client.delete_branches("two")
         with pytest.raises(OSError) as refused:
             (branch / "d/file").rename(mounted / "d/file")
         assert refused.value.errno == errno.EXDEV

@@ -22,6 +22,7 @@ import pytest
 from eventually import eventually
 from mounts import Mounted, Serve
 from profiles import amount
+from programs import command, sh
 
 import fusebackend
 from fusebackend.backends import CompositeBackend, InMemoryBackend
@@ -64,24 +65,6 @@ def kind(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def mounted(kind: str, serve: Serve) -> Mounted:
     return serve(kind, routes={"/notes": "memory:"}, options=MANUAL)
-
-
-def sh(script: str, cwd: Path) -> str:
-    done = subprocess.run(["bash", "-euc", script], cwd=cwd, capture_output=True, text=True, timeout=LIMIT_S)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def command(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "fusebackend", *map(str, words)],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/support'}"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        cwd=cwd,
-    )
 
 
 def kept(mounted: Mounted, name: str = "") -> Path:

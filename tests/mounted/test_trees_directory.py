@@ -8,7 +8,6 @@ import os
 import shutil
 import stat
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import mounts
 import pytest
 from mounts import Mounted, Serve
+from programs import command, sh
 
 import fusebackend
 from fusebackend.backends import InMemoryBackend, SqliteBackend
@@ -23,26 +23,7 @@ from fusebackend.linux import mount_table as table
 
 pytestmark = pytest.mark.mounted
 
-ROOT = Path(__file__).parents[2]
 OWN = ".fusebackend"
-LIMIT_S = 60
-
-
-def sh(script: str, cwd: Path) -> str:
-    words = ["sh", "-euc", script]
-    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=LIMIT_S)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def command(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "fusebackend", *map(str, words)],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/support'}"},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
 
 
 def status_of(mounted: Mounted, name: str = OWN) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -14,13 +13,13 @@ from typing import Any
 
 import pytest
 from mounts import Mounted, Serve
+from programs import session
 
 import fusebackend
 from fusebackend.protocol import UndoResult
 
 pytestmark = pytest.mark.mounted
 
-LIMIT_S = 60
 
 KINDS = {"sqlite": "sqlite:{tmp}/volume.db", "memory": "memory:", "dir": "dir:{tmp}/live"}
 
@@ -56,14 +55,6 @@ def mounted(request: pytest.FixtureRequest, serve: Serve, tmp_path: Path, monkey
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     (tmp_path / "live").mkdir()
     return serve(KINDS[request.param].format(tmp=tmp_path))
-
-
-def session(script: str, cwd: Path) -> None:
-    """Run a script as a process session of its own, which is one call."""
-    done = subprocess.run(
-        ["bash", "-euc", script], cwd=cwd, capture_output=True, text=True, timeout=LIMIT_S, start_new_session=True
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def undo(path: Path, *calls: str, **options: Any) -> UndoResult:

@@ -58,6 +58,7 @@ class TestFile:
             memory = "2 GiB"
             processes = 64
             env = { LANG = "de_DE.UTF-8" }
+            trees = ["branches"]
             """,
         )
         assert found == ConfigFile(
@@ -78,10 +79,11 @@ class TestFile:
                 memory="2 GiB",
                 processes=64,
                 env={"LANG": "de_DE.UTF-8"},
+                trees=["branches"],
             ),
         )
         assert shell_options(found.execute) == ShellOptions(
-            "none", True, 120, 5000, 2 << 30, 64, {"LANG": "de_DE.UTF-8"}
+            "none", True, 120, 5000, 2 << 30, 64, {"LANG": "de_DE.UTF-8"}, trees=["branches"]
         )
 
     def test_an_empty_file_says_nothing(self, tmp_path) -> None:
@@ -104,6 +106,7 @@ class TestFile:
             ("[execute]\nnetworks = true", "unknown key 'execute.networks'; known: sandbox, network, timeout, "),
             ("execute = 1", "'execute': expected a table, got a whole number"),
             ("[execute]\nprocesses = '7'", "'execute.processes': expected a whole number, got a text"),
+            ("[execute]\ntrees = 'branches'", "'execute.trees': expected a list, got a text"),
             ("[execute.env]\nA = 'a'\nB = 7", "'execute.env.B': expected a text, got a whole number"),
             ("[routes]\na = { deadline = 5 }", "'routes.a': url is missing"),
             ("[routes]\na = { url = 'memory:', dedline = 5 }", "unknown key 'routes.a.dedline'; known: url, "),
@@ -256,6 +259,7 @@ class TestExecute:
             ({"timeout": "soon"}, "'execute.timeout': 'soon' is no length of time"),
             ({"memory": "lots"}, "'execute.memory': 'lots' is no size; write bytes, or for example '512 MiB', '1 GiB'"),
             ({"memory": "1 MiB"}, "[execute]: memory must be at least 16 MiB, but is 1048576 bytes"),
+            ({"trees": ["views"]}, "[execute]: trees may have 'snapshots' and 'branches', but has 'views'"),
             ({"processes": 0}, "[execute]: processes must be at least 1, but is 0"),
             ({"max_output_bytes": -1}, "[execute]: max_output_bytes must not be negative, but is -1"),
             ({"env": {"A=B": "c"}}, "[execute]: env: 'A=B' can't be an environment variable"),

@@ -145,6 +145,31 @@ def keep_all(volume: int, nodes: Sequence[int], until: int) -> list[Statement]:
     return [keep_inodes(volume, nodes, until), keep_xattrs(volume, nodes, until), *cuts]
 
 
+def forget(volume: int, nodes: Sequence[int], newest: int) -> list[Statement]:
+    """Take nodes out of all snapshots: their rows there go, and what they share with one is of the volume alone. The
+    index has them anew."""
+    these = (volume, list(nodes))
+    where = "WHERE volume = %s AND node = ANY(%s::int8[])"
+    bytes_too = (
+        f"WITH gone AS (DELETE FROM fusebackend.old_chunk {where} RETURNING volume, id)"
+        " DELETE FROM fusebackend.chunk USING gone WHERE chunk.volume = gone.volume AND chunk.node = -gone.id"
+    )
+    return [
+        (bytes_too, these),
+        *((f"DELETE FROM fusebackend.{table} {where}", these)
+          for table in ("old_dentry", "old_inode", "old_xattr", "entry")),
+        *((f"UPDATE fusebackend.{table} SET made = %s {where} AND made < %s", (newest, *these, newest))
+          for table in ("dentry", "inode", "xattr", "chunk")),
+        (f"UPDATE fusebackend.unindexed SET changed_at = clock_timestamp() {where}", these),
+        ("INSERT INTO fusebackend.unindexed (volume, node, changed_at, change)"
+         " SELECT DISTINCT volume, node, clock_timestamp(), pg_current_xact_id() FROM fusebackend.chunk"
+         f" {where} ON CONFLICT DO NOTHING", these),
+    ]  # fmt: skip
+
+
+TABLES_WITH_BYTES: Final = "fusebackend.chunk, fusebackend.xattr, fusebackend.old_xattr, fusebackend.entry"
+
+
 # -- reading: no row says that the snapshot `s` is deleted, nulls say that it has nothing there --------------------
 #
 # One statement sees the rows and the snapshot at one moment, and rows are freed after the snapshot was deleted.

@@ -98,6 +98,12 @@ class PostgresSnapshot(FrozenTree):
         with self._guard:
             self._inodes.pop(node, None)
 
+    def forget_cached(self) -> None:
+        """Read everything again."""
+        with self._guard:
+            self._inodes.clear()
+            self._chunks.clear()
+
     def _child(self, parent: int, name: bytes) -> int | None:
         ((node, *row),) = self._ask(old_rows.found, parent, name)
         if node is None:
@@ -283,6 +289,13 @@ class Snapshots:
             view = self._views.pop(number, None)
         if view is not None:
             view.is_deleted = True
+
+    def forget_cached(self) -> None:
+        """Rows of snapshots have changed: read them again."""
+        with self._guard:
+            views = list(self._views.values())
+        for view in views:
+            view.forget_cached()
 
     def view(self, name: str) -> PostgresSnapshot:
         """A snapshot as a volume."""

@@ -23,11 +23,11 @@ import contextlib
 import errno
 import logging
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
-from fusebackend.backends.postgres import schema, statements
+from fusebackend.backends.postgres import old_rows, schema, statements
 from fusebackend.backends.postgres.feed import VolumeFeed
 from fusebackend.backends.postgres.host_session import Session, configure, configure_shared
 from fusebackend.backends.postgres.snapshots import Snapshots
@@ -402,6 +402,19 @@ class PostgresVolume(StoredTree, SnapshotVolume):
 
     def snapshot(self, name: str) -> Volume:
         return self._snapshots.view(name)
+
+    def forget_versions(self, nodes: Collection[int]) -> list[str]:
+        with self._alone(durable=True) as transaction:
+            for statement in old_rows.forget(self.id, list(nodes), self._scope.newest):
+                transaction.ask(statement)
+            transaction.announce(SNAPSHOTS)
+        self._snapshots.forget_cached()
+        self._connections.run(lambda connection: connection.execute(f"VACUUM {old_rows.TABLES_WITH_BYTES}"))
+        return [
+            f"PostgreSQL overwrites the places of deleted rows as it needs them; VACUUM FULL"
+            f" {old_rows.TABLES_WITH_BYTES} does so at once, and locks the tables meanwhile. Its WAL archives, replicas"
+            " and backups, and the memory of other hosts that have the volume open, can't be reached"
+        ]
 
     # -- life --------------------------------------------------------------------------------------------------
 

@@ -21,10 +21,10 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
-from fusebackend.backends.sqlite import redo, schema
+from fusebackend.backends.sqlite import old_rows, redo, schema
 from fusebackend.backends.sqlite.flusher import Flusher, Worker
 from fusebackend.backends.sqlite.index import Indexer, IndexWalk
 from fusebackend.backends.sqlite.old_rows import Pruner
@@ -90,6 +90,7 @@ class SqliteVolume(StoredTree, SnapshotVolume):
         self._flushing_syncs = 0
         self._gone_since = 0.0
         self._closed = False
+        self._indexer: Indexer | None = None
         self._is_at_once = False  # the dirty buffer grows beyond its bounds, and is flushed as a whole
         self._unsnapped = True
         """Whether the file has changes since the newest snapshot; not known when it is opened."""
@@ -108,7 +109,8 @@ class SqliteVolume(StoredTree, SnapshotVolume):
 
     def _workers(self) -> Sequence[Worker]:
         """Work in the background, on the flusher's connection."""
-        return Pruner(), Indexer(self.path)
+        self._indexer = Indexer(self.path)
+        return Pruner(), self._indexer
 
     # -- writing back ------------------------------------------------------------------------------------------
 
@@ -392,6 +394,29 @@ class SqliteVolume(StoredTree, SnapshotVolume):
         with self.lock:
             return self._snapshots.view(name)
 
+    def forget_versions(self, nodes: Collection[int]) -> list[str]:
+        with self.lock:
+            self._flush_and_sync()
+            with sqlite_errors():
+                with transaction(self._db):
+                    old_rows.forget(self._db, self._snapshots.newest, nodes, self._new_row)
+                    if self._indexer is not None:
+                        self._indexer.clear(self._db)
+                self._commits += 1
+                self._prune_all()
+            self._chunks.clear()  # some have other rows now
+            self._snapshots.forget_cached()
+            self._flush_and_sync()
+            schema.rewrite(self.path)
+            self._log.erase()
+        self._flusher.wake()
+        return []
+
+    def _prune_all(self) -> None:
+        pruner = Pruner()
+        while pruner.work(self._db) is not None:
+            pass
+
     def _give_up_snapshot(self) -> bool:
         """Delete the oldest snapshot that may go, and free at once what it alone needs. False if there is none."""
         names = (each.name for each in self._snapshots.listed)
@@ -401,9 +426,7 @@ class SqliteVolume(StoredTree, SnapshotVolume):
         log.warning("the disk under %s is full: snapshot '%s' goes", self.path, name)
         with sqlite_errors():
             self._snapshots.delete(name)
-            pruner = Pruner()
-            while pruner.work(self._db) is not None:
-                pass
+            self._prune_all()
         return True
 
 

@@ -90,6 +90,7 @@ class Indexer:
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self._is_cleared = False
         self._start_over()
 
     def _start_over(self) -> None:
@@ -112,6 +113,9 @@ class Indexer:
             return RETRY_S
         try:
             with transaction(db):
+                if self._is_cleared:
+                    self._is_cleared = False
+                    self._start_over()
                 more = self._portion(db, time.monotonic() + PORTION_S, round(quiet_s * 1e9))
                 waiting = more or db.execute("SELECT 1 FROM unindexed LIMIT 1").fetchone() is not None
         except BaseException:
@@ -192,11 +196,17 @@ class Indexer:
         files = db.execute("SELECT count(*) FROM inode").fetchone()[0]
         self._entry_limit = 2 * files + REBUILD_ENTRIES
         if entries > self._entry_limit:
-            db.execute("INSERT INTO trigram (trigram) VALUES ('delete-all')")
-            db.execute("DELETE FROM common_word")
-            db.execute("INSERT OR REPLACE INTO unindexed SELECT node, 0 FROM inode WHERE size > 0")
-            db.execute("UPDATE meta SET value = 0 WHERE key = 'indexed'")
+            self.clear(db)
+            self._is_cleared = False
             self._start_over()
+
+    def clear(self, db: sqlite3.Connection) -> None:
+        """Have all files indexed anew, inside the caller's transaction, which any thread may have."""
+        db.execute("INSERT INTO trigram (trigram) VALUES ('delete-all')")
+        db.execute("DELETE FROM common_word")
+        db.execute("INSERT OR REPLACE INTO unindexed SELECT node, 0 FROM inode WHERE size > 0")
+        db.execute("UPDATE meta SET value = 0 WHERE key = 'indexed'")
+        self._is_cleared = True
 
 
 def text_of(db: sqlite3.Connection, node: int) -> bytes | None:

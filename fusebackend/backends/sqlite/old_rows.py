@@ -90,6 +90,36 @@ def keep(
     db.executemany(_KEEP_NAME, [(until, above, name) for above in names if above < own_node for name in names[above]])
 
 
+def forget(db: sqlite3.Connection, newest: Newest, nodes: Iterable[int], new_row: Callable[[], int]) -> None:
+    """Take nodes out of all snapshots, inside the caller's transaction: no name there leads to them, and they have no
+    bytes and no extended attributes. What a node shares with a snapshot gets rows of its own.
+
+    Args:
+        new_row: gives an unused number for a row of `chunk`.
+    """
+    until, own_node, own_chunk = newest
+    for node in nodes:
+        db.execute(
+            "DELETE FROM chunk WHERE id IN (SELECT chunk FROM old_place WHERE node = ?1)"
+            " AND id NOT IN (SELECT chunk FROM place WHERE node = ?1)", (node,),
+        )  # fmt: skip
+        db.execute("UPDATE old_place SET chunk = NULL, bytes = 0 WHERE node = ?", (node,))
+        db.execute("DELETE FROM old_xattr WHERE node = ?", (node,))
+        db.execute("UPDATE old_dentry SET node = NULL WHERE node = ?", (node,))
+        if node >= own_node:
+            continue
+        db.execute(_KEEP_INODE, (until, node))  # without its extended attributes
+        db.execute("INSERT OR IGNORE INTO old_dentry SELECT parent, name, ?, NULL FROM dentry WHERE node = ?",
+                   (until, node))  # fmt: skip
+        shared = db.execute("SELECT idx, chunk FROM place WHERE node = ? AND chunk < ?", (node, own_chunk)).fetchall()
+        for index, chunk in shared:
+            row = new_row()
+            db.execute("INSERT INTO chunk SELECT ?, node, idx, data FROM chunk WHERE id = ?", (row, chunk))
+            db.execute("UPDATE place SET chunk = ? WHERE node = ? AND idx = ?", (row, node, index))
+            db.execute("DELETE FROM chunk WHERE id = ?", (chunk,))
+            db.execute("INSERT OR IGNORE INTO old_place VALUES (?, ?, ?, NULL, 0)", (node, index, until))
+
+
 # -- reading: ?1, ?2 … are the key, :until is the snapshot's number ------------------------------------------------
 
 _LIVE: Final = (1 << 63) - 1

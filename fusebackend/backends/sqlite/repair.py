@@ -1,7 +1,7 @@
-"""Repairs a volume file in which `check.py` finds problems: `repair(path)`.
+"""Repairs a volume file in which `check.py` finds problems: `repair(path)`. Makes one smaller: `compact(path)`.
 
-Everything happens in one transaction on a file that no other process has open, so a repair that is cut short has
-changed nothing. Values that follow from the rest of the file are corrected: counts, sizes, parents, the index. Bytes
+A repair is one transaction on a file that no other process has open, so one that is cut short has changed nothing.
+Values that follow from the rest of the file are corrected: counts, sizes, parents, the index. Bytes
 are never thrown away: data without an inode gets one, and files that no path leads to are moved to `/lost+found`, named
 by their numbers (`#17`). Only empty things go: names that lead nowhere, empty files and directories without a name,
 symbolic links without a target.
@@ -11,6 +11,7 @@ Where SQLite reports damaged pages nothing is changed: writing to them would spr
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import stat
@@ -41,10 +42,10 @@ from fusebackend.backends.sqlite.check import (
     describe,
     drift,
 )
-from fusebackend.backends.sqlite.old_rows import Newest
+from fusebackend.backends.sqlite.old_rows import Newest, Pruner
 from fusebackend.backends.sqlite.stored_tree import MAX_ROW
 from fusebackend.backends.sqlite.sync_log import log_path, pending
-from fusebackend.databases.sqlite import open_file, transaction
+from fusebackend.databases.sqlite import open_file, transaction, translate_errors
 from fusebackend.protocol import ROOT_NODE
 from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT, allocated_blocks
 from fusebackend.volumes.damage import Damage
@@ -100,6 +101,36 @@ def repair(path: str | os.PathLike[str]) -> Repair:
             return Repair(found, [f"SQLite: {error}"], 0)
         finally:
             connection.close()
+    finally:
+        claim.release()
+
+
+def compact(path: str | os.PathLike[str]) -> tuple[int, int]:
+    """Give the free pages of a volume file back to the disk. Returns the size of the file before and after, in bytes.
+
+    The rows that deleted snapshots alone had are freed first. A kill at any point leaves a whole volume file.
+
+    Raises:
+        VolumeFileError: there is no such file, it is no volume, or it is in use.
+        OSError: ENOSPC: see `schema.rewrite`. The file is as it was then.
+    """
+    name = os.path.realpath(os.fsdecode(path))
+    if not os.path.exists(name):
+        raise schema.VolumeFileError(errno.ENOENT, f"there is no file '{name}'")
+    claim = schema.FileClaim(name)
+    try:
+        connection = schema.connect(name)
+        try:
+            with translate_errors(f"'{name}' can't be made smaller"):
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                before = os.stat(name).st_size
+                pruner = Pruner()
+                while pruner.work(connection) is not None:
+                    pass
+        finally:
+            connection.close()
+        schema.rewrite(name)
+        return before, os.stat(name).st_size
     finally:
         claim.release()
 

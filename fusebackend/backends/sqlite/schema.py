@@ -53,7 +53,7 @@ import threading
 from typing import ClassVar
 
 from fusebackend.base.stamps import now_ns
-from fusebackend.databases.sqlite import open_file, transaction
+from fusebackend.databases.sqlite import open_file, transaction, translate_errors
 from fusebackend.protocol import MAX_NODE, ROOT_NODE
 
 APPLICATION_ID = 0x66626B64
@@ -236,6 +236,28 @@ def connect(path: str, identity: int = APPLICATION_ID) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def rewrite(path: str) -> None:
+    """Rewrite a volume file with VACUUM: no page, and no part of one, has bytes of deleted rows afterwards, and free
+    pages are given back to the disk. For that time nobody may write to it. The WAL is empty at the end.
+
+    It takes as much room on the disk as the file for the WAL, and once more in SQLite's directory for temporary files.
+    A kill leaves the old file or the new one, for it is one transaction.
+
+    Raises:
+        OSError: ENOSPC and others, the file is as it was; EBUSY, another program reads it.
+    """
+    with translate_errors(f"'{path}' can't be rewritten"):
+        connection = connect_again(path)
+        try:
+            set_up(connection)
+            connection.execute("PRAGMA temp_store = FILE")  # the new file is gathered there
+            connection.execute("VACUUM")
+            if connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+                raise OSError(errno.EBUSY, f"'{path}' is rewritten, but another program reads the old state of it")
+        finally:
+            connection.close()
 
 
 def set_up(connection: sqlite3.Connection, cache_kib: int = 16384) -> None:

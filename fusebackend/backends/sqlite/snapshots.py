@@ -92,6 +92,11 @@ class SqliteSnapshot(FrozenTree):
     def _let_go(self, node: int) -> None:
         self._inodes.pop(node, None)
 
+    def forget_cached(self) -> None:
+        """Read everything again."""
+        self._inodes.clear()
+        self._chunks.clear()
+
     def _child(self, parent: int, name: bytes) -> int | None:
         rows = self._ask(old_rows.CHILD, node=parent, name=name)
         if not rows or rows[0][0] is None:
@@ -211,6 +216,12 @@ class Snapshots:
         if view is None:
             view = self._views[name] = SqliteSnapshot(snapshot, self._reader)
         return view
+
+    def forget_cached(self) -> None:
+        """Rows of snapshots have changed: read them again."""
+        with self._reader.lock:
+            for view in self._views.values():
+                view.forget_cached()
 
     def _find(self, name: str) -> Snapshot:
         try:

@@ -142,6 +142,16 @@ class SyncLog:
         self._offset = 0
         self.is_used = False
 
+    def erase(self) -> None:
+        """Start anew, as `rewind`, and leave none of the bytes that were in the file."""
+        if self._fd >= 0:
+            os.ftruncate(self._fd, 0)
+            self._allocated = 0
+            if not self._grow(0):
+                self.fail()
+            os.fsync(self._fd)
+        self.rewind()
+
     def remove(self) -> None:
         """Remove the file: the tables have all changes on the disk."""
         self.close()

@@ -52,6 +52,7 @@ from fusebackend.protocol import (
     FileDownloadResponse,
     FileInfo,
     FileUploadResponse,
+    ForgetResult,
     GlobResult,
     GrepMatch,
     GrepResult,
@@ -398,8 +399,8 @@ class Client(SandboxBackendProtocol):
 
         Args:
             name: of the branch, as that of a directory.
-            ref: the state that it begins with, of the routes that keep snapshots: a snapshot, a time such as `10m`; the
-                present when None.
+            ref: the state that it begins with: another branch as it is now; or, of the routes that keep snapshots, a
+                snapshot or a time such as `10m`. The present when None.
 
         Raises:
             ValueError: the name can't be that of a branch, or nothing is meant by `ref`.
@@ -516,6 +517,14 @@ class Client(SandboxBackendProtocol):
     def prune(self, *, dry_run: bool = False) -> PruneResult:
         """Delete what is kept of the past, but for snapshots that were asked for; see `MountedBackend.prune`."""
         return self._done(PruneResult, "prune", {"dry_run": dry_run})
+
+    def forget(self, *paths: str, dry_run: bool = False) -> ForgetResult:
+        """Have all that is kept of the past lose the contents of paths; see `MountedBackend.forget`.
+
+        Raises:
+            ValueError, OSError: as there; EROFS, the mount is read-only.
+        """
+        return self._done(ForgetResult, "forget", {"paths": list(paths), "dry_run": dry_run})
 
     def watch(self, path: str = "/") -> RemoteWatch:
         """The changes at and below a path, from now on, whichever face makes them. Close it when done.

@@ -110,6 +110,37 @@ class SnapshotCases:
         assert read_once(volume.snapshot("before")) == before
         assert read_once(volume.snapshot("after")) == after
 
+    def test_files_are_taken_out_of_all_snapshots(self, volume: SnapshotVolume) -> None:
+        """A volume that can't do that answers ENOTSUP."""
+        _scene(volume)
+        volume.take_snapshot("one")
+        small = volume.lookup(ROOT_NODE, b"small").node
+        _overwrite(volume, small, 0, b"S")
+        volume.setxattr(small, b"user.kept", b"kept")
+        volume.take_snapshot("two")
+        going = {small, volume.lookup(ROOT_NODE, b"other name of large").node}
+        gone = {b"/small", b"/other name of large", b"/directory/below/large"}
+        before = {name: copy_of(volume.snapshot(name)) for name in ("one", "two")}
+        live = copy_of(volume)
+        try:
+            volume.forget_versions(going)
+        except OSError as error:
+            if error.errno == errno.ENOTSUP:
+                pytest.skip(str(error))
+            raise
+        kept = {name: {path: each for path, each in copy.items() if path not in gone} for name, copy in before.items()}
+        for _ in range(2):
+            assert {name: copy_of(volume.snapshot(name)) for name in kept} == kept
+            assert copy_of(volume) == live
+            volume.forget_versions(going)  # it changes nothing more
+        _wreck(volume)
+        live = copy_of(volume)
+        volume.take_snapshot("three")
+        volume.delete_snapshot("one")
+        _wreck_all(volume)
+        assert copy_of(volume.snapshot("two")) == kept["two"]
+        assert copy_of(volume.snapshot("three")) == live
+
     def test_an_empty_volume_has_snapshots_too(self, volume: SnapshotVolume) -> None:
         volume.take_snapshot("empty")
         _scene(volume)

@@ -30,6 +30,7 @@ from typing import Any, Final
 
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import AgentPath, split, to_name, to_text
+from fusebackend.databases.sqlite import sync_directory
 from fusebackend.protocol import (
     RENAME_EXCHANGE,
     RENAME_NOREPLACE,
@@ -112,11 +113,7 @@ class Journal:
         os.fsync(fd)
 
     def _sync_directory(self) -> None:
-        fd = os.open(os.path.dirname(self.path) or ".", os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        sync_directory(os.path.dirname(self.path) or ".")
 
 
 @dataclass

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,9 +13,13 @@ from click.testing import CliRunner, Result
 from test_sqlite_check import FILE, damage, volume_file
 
 from fusebackend.backends.sqlite.backend import SqliteVolume
+from fusebackend.backends.sqlite.check import check as sound
 from fusebackend.cli.main import main
+from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
 
 __all__ = ["volume_file"]
+
+CALLER = Caller(os.geteuid(), os.getegid(), os.getpid())
 
 
 def check(*arguments: str) -> Result:
@@ -55,9 +62,11 @@ def test_for_programs(volume_file: Path) -> None:
     done = check(f"sqlite:{volume_file}", "--json")
     line = "inode 4 has a link count of 7 and 2 names"
     url = f"sqlite:{volume_file}"
-    assert json.loads(done.stdout) == {"url": url, "problems": [line], "left": [line], "rescued": 0, "status": 4}
+    assert json.loads(done.stdout) == {"url": url, "problems": [line], "left": [line], "rescued": 0, "status": 4,
+                                       "bytes": None}  # fmt: skip
     done = check(url, "--json", "--repair")
-    assert json.loads(done.stdout) == {"url": url, "problems": [line], "left": [], "rescued": 0, "status": 1}
+    assert json.loads(done.stdout) == {"url": url, "problems": [line], "left": [], "rescued": 0, "status": 1,
+                                       "bytes": None}  # fmt: skip
     assert (done.exit_code, done.stderr) == (1, "")
 
 
@@ -97,3 +106,76 @@ def test_what_cannot_be_looked_at(url: str, why: str) -> None:
         assert done.stdout == ""
         assert done.stderr.startswith("Error: ") and why in done.stderr
         assert done.stderr.count("\n") == 1
+
+
+def test_compact_gives_room_back_and_keeps_what_is_needed(volume_file: Path) -> None:
+    volume = SqliteVolume(volume_file)
+    node = volume.create(ROOT_NODE, b"large", 0o600, os.O_RDWR, CALLER).node
+    data = os.urandom(4 << 20)
+    for offset in (0, 4 << 20):
+        volume.write(node, offset, data)
+    volume.release(node, os.O_RDWR)
+    volume.take_snapshot("kept")
+    volume.setattr(node, AttrChanges(size=4 << 20))
+    volume.delete_snapshot("kept")
+    assert "is in use by another fusebackend" in check(str(volume_file), "--compact").stderr
+    volume.close()
+    done = check(str(volume_file), "--compact", "--json")
+    before, after = json.loads(done.stdout)["bytes"]
+    assert done.exit_code == 0
+    assert (before - after > 3 << 20, after) == (True, volume_file.stat().st_size)
+    assert not any(volume_file.with_name(volume_file.name + end).exists() for end in ("-wal", "-log"))
+    assert check(str(volume_file)).stdout == "the volume is sound\n"
+    assert "bytes, and has" in check(str(volume_file), "--compact").stdout
+    again = SqliteVolume(volume_file)
+    assert again.read(node, 0, 5 << 20) == data
+    again.close()
+
+
+def test_compact_needs_a_sound_volume(volume_file: Path) -> None:
+    damage(volume_file, f"UPDATE inode SET nlink = 7 WHERE node = {FILE}")
+    size = volume_file.stat().st_size
+    done = check(str(volume_file), "--compact")
+    assert (done.exit_code, volume_file.stat().st_size) == (4, size)
+    assert "--compact needs a sound volume" in done.stderr
+    assert check(str(volume_file), "--compact", "--repair").exit_code == 1
+
+
+def test_a_kill_while_compacting_harms_nothing(volume_file: Path) -> None:
+    volume = SqliteVolume(volume_file)
+    nodes = {}
+    for number in range(40):
+        node = volume.create(ROOT_NODE, b"f%d" % number, 0o600, os.O_RDWR, CALLER).node
+        nodes[node] = os.urandom(300_000)
+        volume.write(node, 0, nodes[node])
+        volume.release(node, os.O_RDWR)
+    volume.sync()
+    for node in list(nodes)[::2]:
+        volume.unlink(ROOT_NODE, b"f%d" % list(nodes).index(node))
+    kept = dict(list(nodes.items())[1::2])
+    volume.close()
+    words = [sys.executable, "-c", KILLED, str(volume_file)]
+    killed = 0
+    for count in range(1, 400, 40):
+        killed += (
+            subprocess.run(words, env={**os.environ, "WRITES": str(count)}, timeout=60, check=False).returncode == 9
+        )
+        assert sound(volume_file) == []
+    assert killed > 3
+    again = SqliteVolume(volume_file)
+    assert {node: again.read(node, 0, 1 << 20) for node in kept} == kept
+    again.close()
+
+
+KILLED = """
+import os, sys, threading, time
+from fusebackend.backends.sqlite.repair import compact
+path, left = sys.argv[1], int(os.environ["WRITES"])
+def watch():  # ends the process once the WAL has so many pages
+    while True:
+        if os.path.exists(path + "-wal") and os.stat(path + "-wal").st_size > left * 16400:
+            os._exit(9)
+threading.Thread(target=watch, daemon=True).start()
+sys.setswitchinterval(1e-6)
+compact(path)
+"""

@@ -81,6 +81,20 @@ class TestArguments:
         assert "--unshare-net" in arguments(view, ShellOptions())
         assert "--unshare-net" not in arguments(view, ShellOptions(network=True))
 
+    def test_trees_are_shown_in_a_file_system_that_is_sealed(self) -> None:
+        granted = View("/mnt", trees_path="/.trees", granted=("snapshots", "branches"))
+        words = arguments(granted, ShellOptions())
+        assert (
+            words.index("/.trees")
+            < words.index("/mnt/.trees/snapshots")
+            < len(words) - words[::-1].index("--remount-ro")
+        )
+        assert ["/mnt/.trees/snapshots", "/.trees/snapshots"] in [
+            words[index + 1 : index + 3] for index, word in enumerate(words) if word == "--ro-bind"
+        ]
+        assert "/.trees" in told(words, "--remount-ro") and ".trees" in granted.names
+        assert not [word for word in arguments(View("/mnt", trees_path="/.trees"), ShellOptions()) if ".trees" in word]
+
     def test_everything_of_the_machine_is_read_only(self) -> None:
         words = arguments(View.of("/mnt", []), ShellOptions())
         assert "/usr" in told(words, "--ro-bind")

@@ -232,3 +232,29 @@ class TestFiles:
         branch.write_back()
         assert reader.execute(count).fetchone() == (21, 20, 1)
         reader.close()
+
+    def test_a_copy_is_whole_or_not_there(self, tmp_path: Path, volumes: dict[AgentPath, Volume], opened: Opened,
+                                          monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+        """A server that is killed while it copies leaves no branch, and the next copy is none the wiser."""
+        put(volumes[LIVE], b"file", b"before")
+        branch = opened()
+        put(branch, b"live/new", b"new")
+        target = tmp_path / "copies/copy.db"
+        target.parent.mkdir()
+
+        def killed(*names: str) -> None:
+            raise InterruptedError
+
+        with monkeypatch.context() as patch, pytest.raises(InterruptedError):
+            patch.setattr(os, "replace", killed)
+            branch.copy_to(str(target))
+        (left,) = target.parent.iterdir()
+        left.write_bytes(b"half a file")
+        branch.copy_to(str(target))
+        assert list(target.parent.iterdir()) == [target]
+        put(branch, b"live/later", b"later")
+        copied = branch_over(target, volumes)
+        assert read(copied, b"live/new") == b"new" and copied.created_ns > branch.created_ns
+        with pytest.raises(FileNotFoundError):
+            node_at(copied, b"live/later")
+        copied.close()

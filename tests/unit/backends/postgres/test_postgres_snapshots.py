@@ -112,6 +112,27 @@ def test_the_bytes_of_a_chunk_are_never_copied(volume: PostgresVolume) -> None:
     assert volume.snapshot_bytes() == CHUNK_BYTES
 
 
+def test_no_row_has_what_was_forgotten(volume: PostgresVolume) -> None:
+    secret = b"hunter2hunter2"
+    node = put(volume, b"file", secret)
+    volume.setxattr(node, b"user.secret", secret)
+    other = put(volume, b"other", secret * 9000)
+    volume.take_snapshot("first")
+    rows(volume, "INSERT INTO fusebackend.entry VALUES (%s, %s, %s) RETURNING 1", node, secret.hex())
+    volume.setattr(node, AttrChanges(size=0))
+    volume.removexattr(node, b"user.secret")
+    volume.setattr(other, AttrChanges(size=0))
+    volume.unlink(ROOT_NODE, b"other")
+    tables = ("chunk", "xattr", "old_xattr", "entry")
+    found = "SELECT FROM fusebackend.{} each WHERE volume = %s AND strpos(each::text, %s) > 0"
+    held = [name for name in tables if rows(volume, found.format(name), secret.hex())]
+    assert held == ["chunk", "old_xattr", "entry"]
+    (words,) = volume.forget_versions([node, other])
+    assert "VACUUM FULL fusebackend.chunk" in words
+    assert [name for name in tables if rows(volume, found.format(name), secret.hex())] == []
+    assert [name for name, _ in volume.snapshot("first").readdir(ROOT_NODE, b"", 9)] == []
+
+
 def test_without_a_snapshot_nothing_is_kept(volume: PostgresVolume) -> None:
     node = put(volume, b"file", b"one")
     volume.take_snapshot("s")

@@ -299,3 +299,41 @@ class TestSqlite(SnapshotCases):
         yield made
         made.close()
         assert check(path) == []
+
+
+# -- what is to be forgotten ---------------------------------------------------------------------------------------
+
+
+def test_nothing_is_left_in_the_files_of_what_was_forgotten(path: Path, volume: SqliteVolume) -> None:
+    """Not in rows, free pages, parts of pages, the index, the WAL and the sync log."""
+    secret = b"hunter2hunter2"
+    for number in range(300):  # so that small rows share pages with it
+        put(volume, b"%d" % number, b"%d" % number * 20)
+    node = put(volume, b"file", secret)
+    volume.setxattr(node, b"user.secret", secret)
+    for _ in range(3):  # the third sync writes to the log
+        volume.fsync(node)
+        volume.open(node, os.O_RDWR)
+        volume.write(node, 0, secret + b" more")
+        volume.release(node, os.O_RDWR)
+    volume.fsync(node)
+    volume.take_snapshot("first")
+    other = put(volume, b"other", secret * 5000)
+    volume.take_snapshot("second")
+    volume.setattr(node, AttrChanges(size=0))
+    volume.removexattr(node, b"user.secret")
+    volume.unlink(ROOT_NODE, b"other")
+    volume.write_back()
+    volume._checkpoint("PASSIVE")
+    files = [path.with_name(path.name + end) for end in ("", "-wal", "-log")]
+    assert [secret in file.read_bytes() for file in files] == [True] * 3
+    eventually(lambda: not rows(path)["pruning"], 30)
+
+    assert volume.forget_versions([node, other]) == []
+    assert [secret[:4] in file.read_bytes() for file in files] == [False] * 3
+    assert sorted(name for name, _ in volume.snapshot("second").readdir(ROOT_NODE, b"", 999))[-1] == b"99"
+    assert volume.lookup(ROOT_NODE, b"file").size == 0
+    assert check(path) == []
+    put(volume, b"new", b"new")
+    volume.fsync(volume.lookup(ROOT_NODE, b"new").node)
+    eventually(lambda: not sqlite3.connect(path).execute("SELECT count(*) FROM unindexed").fetchone()[0], 30)

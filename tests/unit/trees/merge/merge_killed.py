@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "support"))
 
 from langgraph.store.sqlite import SqliteStore
 from merging import Branched, at, chmod, link, mkdir, remove, rename, replace, write

@@ -1,0 +1,219 @@
+"""`Forgetting`: the verb `forget`: the contents of paths leave everything that is kept of the past.
+
+These are the snapshots and branches of a mount, the bytes that its history keeps for undo, the search indexes, and what
+the files of volumes, of branches and of the history still hold of deleted rows. The files as they are now stay, and so
+do the calls of the log with their changes. A file is followed by its node: a version that had another name goes too.
+
+Each step is durable when the next one begins, and finds nothing to do when it is repeated: after an error or a kill the
+same call does the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import stat
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from fusebackend.base import paths
+from fusebackend.base.paths import ROOT, AgentPath, to_text
+from fusebackend.history.recorder import Recorder
+from fusebackend.history.records import Record
+from fusebackend.protocol import Attr, AttrChanges, ForgetResult, SnapshotVolume, Volume
+from fusebackend.trees.branch_volume import BranchVolume
+from fusebackend.trees.branches import Branches
+from fusebackend.volumes import placing
+from fusebackend.volumes.walk import Place, entries, resolve
+
+BELOW: str = (
+    "free blocks and snapshots of the file systems below, backups, and the earlier versions that a bucket, a store"
+    " or another backend keeps by itself"
+)
+"""Where bytes may still be, that no server of ours can reach."""
+
+
+class Forgetting:
+    """See the module's docstring.
+
+    Args:
+        volumes: of the routes, by prefix.
+        recorder: of the history; None if there is none.
+        branches: of the mount; None if it has none.
+    """
+
+    def __init__(
+        self, volumes: Mapping[AgentPath, Volume], recorder: Recorder | None, branches: Branches | None
+    ) -> None:
+        self._volumes = volumes
+        self._recorder = recorder
+        self._branches = branches
+
+    def forget(self, given: Sequence[str], *, dry_run: bool) -> ForgetResult:
+        """Forget all versions of what is, or was, at and below these paths.
+
+        Raises:
+            ValueError: a path is malformed.
+            OSError: of volumes, and of the files of history and branches.
+        """
+        chosen = [paths.normalise(path) for path in given]
+        result = ForgetResult([*chosen])
+        records: dict[int, Record] = {}
+        nodes: dict[AgentPath, set[int]] = {prefix: set() for prefix in self._volumes}
+        snapshots: set[str] = set()
+        for path in chosen:
+            before = len(records), {prefix: len(found) for prefix, found in nodes.items()}
+            kept = {each.number: each for each in ([] if self._recorder is None else self._recorder.history.at(path))}
+            records |= kept
+            for prefix, inner in self._routes(path):
+                there = self._live(prefix, inner)
+                result.live += [each if prefix == ROOT else (prefix + each).rstrip("/") for each in there]
+                nodes[prefix] |= set(there.values())
+                found, names = self._in_snapshots(prefix, inner)
+                nodes[prefix] |= found
+                snapshots |= names
+                nodes[prefix] |= self._recorded(prefix, kept.values())
+            touched = self._in_branches(path, dry_run=True)
+            result.branches += [name for name in touched if name not in result.branches]
+            after = len(records), {prefix: len(found) for prefix, found in nodes.items()}
+            if before == after and not touched:
+                result.unknown.append(path)
+        result.snapshots = sorted(snapshots)
+        result.images = sum(each.image is not None and each.image.place != "lost" for each in records.values())
+        if not dry_run:
+            self._do(result, chosen, nodes)
+        return result
+
+    def _do(
+        self, result: ForgetResult, chosen: Sequence[AgentPath], nodes: Mapping[AgentPath, Collection[int]]
+    ) -> None:
+        if self._recorder is not None:
+            images = self._recorder.images
+            below = images.next_number()
+            self._recorder.history.forget_contents(chosen, nodes)
+            images.clean(self._recorder.history.images("file"), below)
+        done: set[int] = set()
+        for prefix, volume in self._volumes.items():
+            if isinstance(volume, SnapshotVolume) and id(volume) not in done and self._concerns(chosen, prefix):
+                done.add(id(volume))
+                same = [each for each, other in self._volumes.items() if other is volume]
+                result.left += volume.forget_versions(set().union(*(nodes[each] for each in same)))
+        for path in chosen:
+            self._in_branches(path, dry_run=False)
+        for branch in self._opened().values():  # also for what they have deleted
+            branch.forget_versions(())
+        broken = [] if self._branches is None else self._branches.broken
+        result.left += [f"branch '{name}', which can't be opened; 'branch delete' removes its files" for name in broken]
+        result.left.append(BELOW)
+
+    # -- finding -----------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _concerns(given: Sequence[str], prefix: AgentPath) -> bool:
+        return any(paths.is_below(path, prefix) or paths.is_below(prefix, path) for path in given)
+
+    def _routes(self, path: AgentPath) -> Iterator[tuple[AgentPath, str]]:
+        """The routes that a path is in or above, each with the path inside it."""
+        owner = max((prefix for prefix in self._volumes if paths.is_below(path, prefix)), key=len)
+        yield owner, path if owner == ROOT else path[len(owner) :] or "/"
+        for prefix in self._volumes:
+            if prefix != owner and paths.is_below(prefix, path):
+                yield prefix, "/"
+
+    def _live(self, prefix: AgentPath, inner: str) -> dict[str, int]:
+        volume = self._volumes[prefix]
+        # In a volume without snapshots a node means nothing later on.
+        if not isinstance(volume, SnapshotVolume):
+            place = _resolved(volume, inner)
+            return {} if place is None or place.found.is_dir else {inner: 0}
+        return _files(volume, inner)
+
+    def _in_snapshots(self, prefix: AgentPath, inner: str) -> tuple[set[int], set[str]]:
+        """The nodes of files at a path in all snapshots, and the names of those that have any."""
+        volume = self._volumes[prefix]
+        nodes: set[int] = set()
+        names: set[str] = set()
+        if not isinstance(volume, SnapshotVolume):
+            return nodes, names
+        for taken in volume.snapshots():
+            with contextlib.suppress(FileNotFoundError):  # deleted just now
+                found = _files(volume.snapshot(taken.name), inner)
+                nodes |= set(found.values())
+                names |= {taken.name} if found else set()
+        return nodes, names
+
+    def _recorded(self, prefix: AgentPath, records: Collection[Record]) -> set[int]:
+        """The nodes of files that changes at a path name. Those of directories are left out."""
+        volume = self._volumes[prefix]
+        if not isinstance(volume, SnapshotVolume):
+            return set()
+        found = set()
+        for record in records:
+            if record.prefix != prefix:
+                continue
+            if record.image is not None and record.image.node:
+                found.add(record.image.node)
+            if record.node and record.after is not None and (record.after.mode & 0o170000) != 0o040000:
+                found.add(record.node)
+        return found
+
+    # -- branches ----------------------------------------------------------------------------------------------
+
+    def _in_branches(self, path: AgentPath, *, dry_run: bool) -> list[str]:
+        """Remove the files that branches have of their own at a path; returns the names of these branches."""
+        touched = []
+        for name, branch in self._opened().items():
+            own = [each for each, node in _files(branch, path).items() if _is_own(branch, node)]
+            if own or branch.keeps_bytes_of(path):
+                touched.append(name)
+            if dry_run:
+                continue
+            for each in own:
+                with placing.changing(branch) as changes:
+                    place = resolve(branch, each, follow=False)
+                    _empty(branch, place.found)  # the kernel may keep the node for a while
+                    placing.remove(branch, place.parent, place.name, place.found, changes, each)
+            branch.forget_bytes_of(path)
+        return touched
+
+    def _opened(self) -> Mapping[str, BranchVolume]:
+        return {} if self._branches is None else self._branches.opened
+
+
+def _empty(branch: BranchVolume, attr: Attr) -> None:
+    """Take the bytes and extended attributes of a file away."""
+    node = attr.node
+    if stat.S_ISREG(attr.mode):
+        branch.setattr(node, AttrChanges(size=0))
+        for name in branch.listxattr(node):
+            branch.removexattr(node, name)
+
+
+def _is_own(branch: BranchVolume, node: int) -> bool:
+    return branch.is_new(node) or branch.origin(node) is not None
+
+
+def _resolved(volume: Volume, path: str) -> Place | None:
+    """Return the place of a path, None if nothing is there."""
+    try:
+        place = resolve(volume, path, follow=False)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.ESTALE):
+            return None
+        raise
+    return None if place.attr is None else place
+
+
+def _files(volume: Volume, path: str) -> dict[str, int]:
+    """Return the files at and below a path, with their nodes; directories are left out."""
+    place = _resolved(volume, path)
+    if place is None:
+        return {}
+    found: dict[str, int] = {}
+    left: list[tuple[str, Attr]] = [(path.rstrip("/"), place.found)]
+    while left:
+        inner, attr = left.pop()
+        if attr.is_dir:
+            left += [(f"{inner}/{to_text(name)}", each) for name, each in entries(volume, attr.node)]
+        else:
+            found[inner] = attr.node
+    return found
