@@ -211,7 +211,7 @@ class Shell:
         """Start the command, which waits at its gate."""
         options = self.options
         if options.sandbox == "none":
-            if self._default is not None or self._is_in_view(job.cwd):
+            if self._default is not None or self._filesystem.tree.is_in_view(job.cwd):
                 raise SandboxError(
                     "a view binds commands in a sandbox alone, and this mount has execute.sandbox = none"
                 )
@@ -257,11 +257,6 @@ class Shell:
             f"commands don't see '{self._trees_path}', the mount's own directory: start the command elsewhere, and "
             "copy there what it needs"
         )
-
-    def _is_in_view(self, cwd: AgentPath) -> bool:
-        if self._trees_path is None:
-            return False
-        return paths.is_below(cwd, paths.join(self._trees_path, paths.to_text(VIEWS_NAME)))
 
     def _through(self, name: str) -> View:
         """Return the mount through a view."""

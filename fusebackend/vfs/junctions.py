@@ -512,6 +512,10 @@ class MountTree:
             return next(there, self.attached[len(self.routes)])
         return self._by_prefix[self.table.route(path)[0] or ROOT]
 
+    def is_in_view(self, path: AgentPath) -> bool:
+        """Return True if a path is in the directory of the views."""
+        return self.trees_path is not None and is_below(path, join(self.trees_path, to_text(VIEWS_NAME)))
+
     def volumes(self) -> list[tuple[Volume, list[Route]]]:
         """Each volume with the routes of the main tree that have it: several, if it has several prefixes."""
         distinct = {id(route.volume): route.volume for route in self.routes}.values()

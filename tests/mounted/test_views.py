@@ -329,6 +329,24 @@ class TestCommands:
         assert "denied" in command(server, "exec", "--", "cat /secrets/key").stderr
         assert (server.path / "secrets/key").read_text() == "KEY"
 
+    @pytest.mark.parametrize(
+        ("default", "more"), [("python:guests:marked", ""), ("memory:", '[execute]\nsandbox = "none"')]
+    )
+    def test_what_a_view_can_not_bind_is_not_run(self, default: str, more: str, tmp_path: Path, serve: Serve) -> None:
+        server = serve(default, config=configured(tmp_path, "", more))
+        answer = command(server, "exec", "--view", "reviewer", "--", "touch /ran")
+        assert answer.returncode == 126
+        assert answer.stderr.count("\n") == 1
+        assert "view" in answer.stderr
+        assert not (server.path / "ran").exists()
+        config = configured(tmp_path, "", f'default_view = "reviewer"\n{more}')
+        if not more:
+            (tmp_path / "mnt").mkdir()
+            words = ["mount", str(tmp_path / "mnt"), "--config", str(config), "--default", default]
+            refusal = run(words)
+            assert refusal.returncode == 1
+            assert "default_view = 'reviewer' can't bind commands" in refusal.stderr
+
 
 def test_four_doors_decide_alike(tmp_path: Path, serve: Serve) -> None:
     chance = random.Random(18)
@@ -535,7 +553,8 @@ class TestTheCommandLine:
 
 def run(words: list[str]) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "fusebackend", *words]
-    return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/tests/support"}
+    return subprocess.run(line, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
 
 
 def command(server: Mounted, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
