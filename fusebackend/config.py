@@ -29,6 +29,7 @@ import msgspec
 
 from fusebackend.base import xdg
 from fusebackend.base.paths import AgentPath, PathError, normalise_prefix
+from fusebackend.history.masking import LogOptions
 from fusebackend.protocol import DEFAULT_TTL_S
 from fusebackend.rules.rule import RouteRules, RuleError
 from fusebackend.rules.view import checked_views
@@ -60,6 +61,12 @@ class ExecuteTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_o
     processes: int | None = None
     env: dict[str, str] | None = None
     trees: list[str] | None = None
+
+
+class LogTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """What the history keeps of calls: `[log]`. A missing key has the default of `LogOptions`."""
+
+    commands: str | None = None
 
 
 class RouteTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -105,6 +112,7 @@ class ConfigFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
     execute: ExecuteTable = ExecuteTable()
     views: dict[str, ViewTable] = {}
     default_view: str | None = None
+    log: LogTable = LogTable()
 
 
 @dataclass(frozen=True)
@@ -131,6 +139,7 @@ class MountPlan:
     views: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """The rules of each view, as JSON."""
     default_view: str | None = None
+    log_options: LogOptions = field(default_factory=LogOptions)
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> MountPlan:
@@ -141,6 +150,7 @@ class MountPlan:
             "limits": {AgentPath(prefix): RouteLimits(**said) for prefix, said in fields["limits"].items()},
             "trees": TreesOptions(**fields["trees"]),
             "route_rules": {AgentPath(prefix): RouteRules(**said) for prefix, said in fields["route_rules"].items()},
+            "log_options": LogOptions(*fields["log_options"]),
         }
         return cls(**{**fields, **made})
 
@@ -165,6 +175,8 @@ def read_file(path: str) -> ConfigFile:
     _check_keys(path, data, ConfigFile.__struct_fields__)
     if isinstance(data.get("execute"), dict):
         _check_keys(path, data["execute"], ExecuteTable.__struct_fields__, "execute.")
+    if isinstance(data.get("log"), dict):
+        _check_keys(path, data["log"], LogTable.__struct_fields__, "log.")
     for where, table, kind in (*_route_tables(data), *_view_tables(data)):
         _check_keys(path, table, kind.__struct_fields__, f"{where}.")
         try:
@@ -363,6 +375,18 @@ def trees_options(shown: str | None, name: str | None) -> TreesOptions:
         return TreesOptions.of(shown, name)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+def log_options(table: LogTable) -> LogOptions:
+    """Return what the history keeps of calls, of a table's values and the defaults.
+
+    Raises:
+        ConfigError: a value is invalid.
+    """
+    try:
+        return LogOptions.of(table.commands)
+    except ValueError as error:
+        raise ConfigError(f"log.{error}") from None
 
 
 SnapshotsWord = Literal["auto", "manual"]

@@ -8,7 +8,8 @@ write.py edit.py mv.py rm.py                    changing
 upload.py download.py execute.py                copies, and commands in the mount
 branch.py branch_merge.py shell.py              branches, and their merges; a shell in one
 snapshot.py diff.py restore.py states.py        earlier states of a mount; `states.py`: as directories
-log.py undo.py hook.py space.py forget.py       calls; what coding agents tell of them; `space.py` has `df` and `prune`
+log.py blame.py undo.py hook.py space.py        calls; what coding agents tell of them; `space.py` has `df` and `prune`
+forget.py                                       contents that leave everything kept
 target.py show.py attributes.py                 shared: mount and path of an argument, output, attributes,
 progress.py outcome.py                          progress, the paths that an undo or a merge has changed
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import shutil
@@ -9,17 +10,20 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 from click.shell_completion import CompletionItem
 
+from fusebackend.base.paths import AgentPath, is_below
 from fusebackend.cli import target
 from fusebackend.cli.show import Failed, Output, json_option
 from fusebackend.cli.states import in_a_line
 from fusebackend.cli.target import Target, complete_names, complete_path, mount_option
+from fusebackend.control.following import POLLED_S, until_end
 from fusebackend.history.records import is_call_name
-from fusebackend.trees.refs import RefError, time_ns
+from fusebackend.trees.refs import RefError, begin_ns
 
 if TYPE_CHECKING:
     from fusebackend.control.client.client import Client
@@ -27,9 +31,6 @@ if TYPE_CHECKING:
 
 SHOWN = 20
 """Calls, unless -n asks for another number."""
-
-POLLED_S = 1.0
-"""Interval at which `-f` asks for calls that have ended."""
 
 COMPLETED = 100
 """Calls among which names are completed."""
@@ -57,11 +58,18 @@ def complete_word(context: click.Context, parameter: click.Parameter, incomplete
 @click.command()
 @click.argument("words", nargs=-1, shell_complete=complete_word, metavar="[CALL | PATH]...")
 @click.option("--by", metavar="ACTOR", help="Calls of this agent, thread, tool call, program or user id.")
-@click.option("--since", metavar="TIME", help="Calls since then: 10m, 2h, 14:05, yesterday, 2026-11-22T14:05.")
+@click.option(
+    "--since", metavar="TIME", help="Calls since then: 10m, 2h, 14:05, yesterday (its begin), 2026-11-22T14:05."
+)
 @click.option("-n", "--limit", type=click.IntRange(min=1), default=SHOWN, show_default=True, help="So many at most.")
-@click.option("-f", "--follow", is_flag=True, help="Go on with those that end from now on, until Ctrl-C.")
+@click.option(
+    "-f",
+    "--follow",
+    is_flag=True,
+    help="Go on with each when it ends, until Ctrl-C or the mount's end; with --changes, with these as they come.",
+)
 @click.option("--changes", "with_changes", is_flag=True, help="Also what each of them changed, a line each.")
-@json_option("a line for each call, newest first; with --changes it has `changes`.")
+@json_option("a line for each call, newest first; with --changes it has `changes`, with -f each change has a line.")
 @mount_option
 def log(
     words: Sequence[str],
@@ -82,23 +90,25 @@ def log(
     """
     calls = [word for word in words if is_call_name(word)]
     places = [target.locate(word, mount, follow=False) for word in words if not is_call_name(word)]
+    if calls and (places or by or since or follow):
+        raise click.UsageError("a CALL is shown as it is: give no PATH, --by, --since or -f with it")
     place = places[0] if places else target.here(mount)
+    if any(each.files is not place.files for each in places):
+        raise Failed("the paths lie in different mounts; ask for those of one")
     asked = _Asked(place.files, by, _since_ns(since), [each.path for each in places], limit)
     shown = Shown(Output(), place, as_json=as_json, with_changes=with_changes)
-    if follow:
-        if calls:
-            raise click.UsageError("-f follows calls that are yet to come, and takes no CALL")
-        _follow(asked, shown)
-        return
     with in_a_line():
-        shown.show(asked.files.log(calls) if calls else asked.calls())
+        if follow:
+            until_end(partial(_follow, asked, shown), asked.files.has_ended)
+        else:
+            shown.show(asked.files.log(calls) if calls else asked.calls())
 
 
 def _since_ns(text: str | None) -> int | None:
     if text is None:
         return None
     try:
-        return time_ns(text)
+        return begin_ns(text)
     except RefError as error:
         raise Failed(f"--since: {error}") from None
 
@@ -114,24 +124,57 @@ class _Asked(NamedTuple):
 
     def calls(self) -> list[CallInfo]:
         """Return the calls, the newest first."""
-        found = {
-            each.call: each
-            for path in self.paths or [None]
-            for each in self.files.log(by=self.by, since_ns=self.since_ns, path=path, limit=self.limit)
-        }
-        return sorted(found.values(), key=lambda each: int(each.call[1:]), reverse=True)[: self.limit]
+        return self.files.log(by=self.by, since=self.since_ns, paths=self.paths, limit=self.limit)
+
+    def is_by(self, actor: Actor) -> bool:
+        """Return True for an actor whose calls are asked for, as `Filter.by` has it."""
+        return self.by in (None, actor.agent, actor.thread, actor.call, actor.command, str(actor.uid))
+
+    def has(self, change: ChangeInfo) -> bool:
+        """Return True for a change at or below the paths."""
+        named = [AgentPath(each) for each in (change.path, change.to_path) if each is not None]
+        return not self.paths or any(is_below(each, path) for each in named for path in self.paths)
 
 
 def _follow(asked: _Asked, shown: Shown) -> None:
-    """Show each call once, when it has ended."""
-    seen: set[str] = set()
-    while True:
-        with in_a_line():
-            ended = [each for each in reversed(asked.calls()) if each.ended_ns is not None and each.call not in seen]
-            shown.show(ended)
-        seen.update(each.call for each in ended)
+    """Show the calls that have ended, then each when it ends; with changes, these as they come."""
+    number = max((each.number for each in asked.files.changes(after=-1)), default=0)
+    begin_ns = time.time_ns()
+    ended = [each for each in reversed(asked.calls()) if each.ended_ns is not None and each.ended_ns <= begin_ns]
+    shown.show(ended)
+    shown.output.flush()
+    if shown.with_changes:
+        _follow_changes(asked, shown, number, {each.call for each in ended})
+        return
+    for each in asked.files.follow_log(by=asked.by, paths=asked.paths, since=begin_ns):
+        shown.show([each])
         shown.output.flush()
-        time.sleep(POLLED_S)
+
+
+def _follow_changes(asked: _Asked, shown: Shown, number: int, done: set[str]) -> None:
+    """Show the changes after one, but those of calls that are done. Ends with an error, as when the mount ends."""
+    files = asked.files
+    calls: dict[str, CallInfo] = {}
+    while True:
+        found = files.changes(after=number, limit=PAGE)
+        named = {change.call for change in found}
+        new = [call for name in named if name not in calls for call in _one(files, name)]
+        calls = {name: call for name, call in calls.items() if name in named} | {call.call: call for call in new}
+        for change in found:
+            call = calls.get(change.call)
+            if call is not None and call.call not in done and asked.is_by(call.actor) and asked.has(change):
+                shown.show_change(call, change)
+        number = found[-1].number if found else number
+        shown.output.flush()
+        if len(found) < PAGE:
+            time.sleep(POLLED_S)
+
+
+def _one(files: Client, call: str) -> list[CallInfo]:
+    """Return a call; nothing if it has been deleted, or its only change was not made."""
+    with contextlib.suppress(FileNotFoundError):
+        return files.log([call])
+    return []
 
 
 class Shown:
@@ -145,14 +188,14 @@ class Shown:
         self.output = output
         self._place = place
         self._as_json = as_json
-        self._with_changes = with_changes
+        self.with_changes = with_changes
 
     def show(self, calls: Sequence[CallInfo]) -> None:
         """Print calls."""
         if self._as_json:
             for each in calls:
                 value = asdict(each)
-                if self._with_changes:
+                if self.with_changes:
                     value["changes"] = [self._shown_paths(asdict(change)) for change in self._changes(each)]
                 self.output.record(value)
             return
@@ -162,9 +205,17 @@ class Shown:
         columns = shutil.get_terminal_size().columns if self.output.terminal else None
         for row, each in zip(rows, calls, strict=True):
             self.output.line(row.line(self.output, widths, number_width, columns))
-            if self._with_changes:
+            if self.with_changes:
                 for change in self._changes(each):
                     self.output.line(f"    {self._change(change)}")
+
+    def show_change(self, call: CallInfo, change: ChangeInfo) -> None:
+        """Print a change as it comes, and whose it is."""
+        if self._as_json:
+            self.output.record(self._shown_paths(asdict(change)))
+            return
+        head = f"{moment(change.time_ns)}  {call.call:<5}  {_cut(self.output.text(who(call.actor)), WHO_COLUMNS):<12}"
+        self.output.line(f"{head}  {self._change(change)}")
 
     def _changes(self, call: CallInfo) -> Iterator[ChangeInfo]:
         after = 0

@@ -34,6 +34,7 @@ _SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Who did what, and how to have it back": {
         "log": ("log:log", "Show the calls that changed files."),
+        "blame": ("blame:blame", "Show which call left each line of a file as it is."),
         "diff": ("diff:diff", "Show what a call did, or what differs between two states, as a git patch."),
         "undo": ("undo:undo", "Take calls back, and nothing that others have done."),
         "restore": ("restore:restore", "Put files back as they were in a snapshot."),

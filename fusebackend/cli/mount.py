@@ -113,6 +113,7 @@ def _plan(
         in_file = config.trees_options(file.trees, file.trees_name)
         takes_snapshots = config.takes_snapshots(file.snapshots or "auto")
         keeps_history = config.keeps_history(file.history or "on")
+        log_options = config.log_options(file.log)
     said = {prefix: table for prefix, table in from_file.items() if prefix not in given}
     with _named(config_path):
         for prefix in given:
@@ -155,6 +156,7 @@ def _plan(
         route_rules={prefix: own for prefix, own in rules.items() if own},
         views=views,
         default_view=file.default_view,
+        log_options=log_options,
     )
 
 

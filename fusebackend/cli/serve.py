@@ -75,6 +75,7 @@ def serve(plan: MountPlan, on_ready: Callable[[Sequence[str]], None], *, log_fil
             route_rules=plan.route_rules,
             views=checked_views(plan.views, plan.default_view),
             default_view=plan.default_view,
+            log_options=plan.log_options,
         )
         heap.collect_less()
         live.run(lambda: on_ready(live.warnings))

@@ -2,6 +2,7 @@
 
 wire.py          frames and checks messages
 verbs.py         the methods of the socket, and `ServedMount`, which they call
+following.py     calls as they end, for `log -f`
 limits.py        bounds of memory, calls and connections
 staging.py       contents that arrive in pieces
 rendezvous.py    the socket of a mount, and how clients find it

@@ -28,6 +28,7 @@ from fusebackend.control.limits import MAX_ITEMS, NoRoom
 from fusebackend.linux.command import Command, OnOutput
 from fusebackend.protocol import (
     Actor,
+    BlameResult,
     BranchInfo,
     CallInfo,
     ChangeInfo,
@@ -203,16 +204,21 @@ class ServedMount(SandboxBackendProtocol):
         calls: tuple[str, ...] = (),
         *,
         by: str | None = None,
-        since_ns: int | None = None,
-        path: str | None = None,
+        since: int | str | None = None,
+        paths: tuple[str, ...] = (),
         before: str | None = None,
+        ended_after_ns: int | None = None,
         limit: int = LOGGED_CALLS,
     ) -> list[CallInfo]:
         """Return calls that changed something, the newest first. ValueError, OSError."""
 
     @abc.abstractmethod
-    def changes(self, call: str, *, after: int = 0, limit: int = LISTED_CHANGES) -> list[ChangeInfo]:
-        """Return the changes of a call, in their order. ValueError, OSError."""
+    def changes(self, call: str | None = None, *, after: int = 0, limit: int = LISTED_CHANGES) -> list[ChangeInfo]:
+        """Return the changes of a call, or of all, in their order. ValueError, OSError."""
+
+    @abc.abstractmethod
+    def blame(self, path: str) -> BlameResult:
+        """Return which call left a file as it is, and each of its lines. ValueError, OSError."""
 
     @abc.abstractmethod
     def diff_pieces(
@@ -673,6 +679,7 @@ VERBS: dict[str, SocketVerb] = {
     ),
     "log": _same("log", long=True),
     "changes": _same("changes", long=True),
+    "blame": _same("blame", long=True),
     "diff": SocketVerb(OfDiff, _diff, long=True),
     "undo": SocketVerb(OfUndo, _undo, long=True, changes=True),
     "begin_call": _same("begin_call", works=False),

@@ -2,11 +2,13 @@
 
 records.py      a call and its changes, as the history keeps them
 history_file.py `HistoryFile`: all of them, in an SQLite file of the server
+masking.py      commands without their secrets; `LogOptions`
 images.py       `Images`: the bytes of files before a change
 processes.py    `Processes`: the process that a FUSE request comes from
 calls.py        `Calls`: the call that a change belongs to
 recorder.py     `Recorder`: records changes, those of the kernel through a `RecordingVolume`
 steps.py        `Steps`: records what a verb changes
+blame.py        the call that left a line as it is
 undo.py         `Undo`: takes calls back
 undo_plan.py    `UndoPlan`: the steps of an undo, and what stands in the way
 """

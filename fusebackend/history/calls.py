@@ -25,7 +25,6 @@ from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.processes import Process, Processes, ancestors, read
 from fusebackend.history.records import CallKind
 from fusebackend.protocol import Actor, current_actor
-from fusebackend.protocol.scheme import mask
 from fusebackend.vfs.calls import request
 
 QUIET_S: Final = 2.0
@@ -35,7 +34,8 @@ LONGEST_S: Final = 3600.0
 MOST_FILES: Final = 100_000
 """It ends after so long, or with so many files, in any case: a call is kept in memory while it goes on."""
 
-TITLE_CHARACTERS: Final = 200
+LONGEST_TITLE: Final = 4096
+"""Characters of a title in memory. The history keeps fewer, and masks them first: half a password shows none."""
 
 MOST_NAMED: Final = 1000
 """Calls that clients have named and not ended."""
@@ -53,7 +53,7 @@ class OpenCall:
 
     def __init__(self, kind: CallKind, title: str, actor: Actor, undoes: Sequence[int] = ()) -> None:
         self.kind = kind
-        self.title = " ".join(mask(title).split())[:TITLE_CHARACTERS]
+        self.title = title[:LONGEST_TITLE]
         self.actor = actor
         self.undoes = undoes
         self.number = 0
@@ -167,7 +167,7 @@ class Calls:
                     if process is None:
                         call = OpenCall("session", "a process that is not known", Actor(uid=uid))
                     else:
-                        actor = Actor(command=mask(process.command), uid=process.uid, pid=process.pid)
+                        actor = Actor(command=process.command, uid=process.uid, pid=process.pid)
                         call = OpenCall("session", process.command, actor)
                     call.began_s = now_s
                     self._sessions[key] = call
@@ -243,7 +243,7 @@ class Calls:
         process = read(pid)
         if process is None:
             raise OSError(errno.ESRCH, f"there is no process {pid} for which a call could be named")
-        call = OpenCall("tool", title, replace(actor, uid=process.uid, pid=process.pid, command=mask(process.command)))
+        call = OpenCall("tool", title, replace(actor, uid=process.uid, pid=process.pid, command=process.command))
         call.last_s = self._now_s()
         call.users = 1
         with self._guard:

@@ -26,6 +26,7 @@ from typing import Any, Final, NamedTuple
 
 from fusebackend.base.paths import ROOT, AgentPath, is_below, to_name
 from fusebackend.databases import sqlite
+from fusebackend.history.masking import LogOptions, kept
 from fusebackend.history.records import Call, CallKind, Image, Record, RecordKind, Stamp, State
 from fusebackend.protocol import Actor
 
@@ -43,6 +44,8 @@ MOST_WAITING: Final = 20_000
 CHECKED_BYTES: Final = 32 << 20
 """A file up to this size is checked when it is opened, which takes up to 50 ms. Damage of a larger one shows when it is
 read."""
+
+TITLE_CHARACTERS: Final = 200
 
 ROWS: Final = 50
 """Records in one statement."""
@@ -71,6 +74,7 @@ CREATE TABLE IF NOT EXISTS records (
     place TEXT, name TEXT, image_node INTEGER,
     after_mode INTEGER, after_uid INTEGER, after_gid INTEGER, after_size INTEGER, after_mtime_ns INTEGER);
 CREATE TABLE IF NOT EXISTS routes (prefix BLOB PRIMARY KEY, backend TEXT) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS calls_by_end ON calls (ended_ns);
 CREATE INDEX IF NOT EXISTS records_of_call ON records (call, number);
 CREATE INDEX IF NOT EXISTS records_of_path ON records (path, number);
 CREATE INDEX IF NOT EXISTS records_to_path ON records (to_path, number) WHERE to_path IS NOT NULL;
@@ -115,10 +119,14 @@ class Filter(NamedTuple):
     """That were going on at this time or later."""
     until_ns: int | None = None
     """That began before this time."""
-    path: AgentPath | None = None
-    """That changed something at or below a path of the mount."""
+    paths: tuple[AgentPath, ...] = ()
+    """That changed something at or below one of these paths of the mount."""
     before: int | None = None
     """With a lower number than this one."""
+    ended_after_ns: int | None = None
+    """That ended after this time, in the order of their ends. No two calls end at the same time."""
+    ended_before_ns: int | None = None
+    """That ended before this time."""
 
 
 class HistoryFile:
@@ -126,6 +134,7 @@ class HistoryFile:
 
     Args:
         path: of the file. Its directory is made, with mode 0700.
+        options: what it keeps of commands.
 
     Attributes:
         interrupted: the calls that went on when the last server was killed.
@@ -136,8 +145,9 @@ class HistoryFile:
         OSError: there can't be a file.
     """
 
-    def __init__(self, path: str, time_ns: Callable[[], int] = time.time_ns) -> None:
+    def __init__(self, path: str, time_ns: Callable[[], int] = time.time_ns, options: LogOptions | None = None) -> None:
         self.path = path
+        self._commands = (options or LogOptions()).commands
         self._time_ns = time_ns
         self._lock_file = _locked(os.path.dirname(path) or ".")
         self.set_aside: str | None = None
@@ -146,6 +156,10 @@ class HistoryFile:
         self._unwritten: dict[int, _Row] = {}  # calls without a record yet
         self._undoes: dict[int, tuple[int, ...]] = {}
         self._open: set[int] = set()
+        self.forgets = 0
+        """How often calls were deleted."""
+        self.forgotten_ns = 0
+        """The latest end of a deleted call."""
         self._writing = threading.Lock()  # of the writer's connection
         self._reading = threading.Lock()
         try:
@@ -191,6 +205,7 @@ class HistoryFile:
         self.interrupted = [number for (number,) in rows]
         last = "coalesce((SELECT max(time_ns) FROM records WHERE call = calls.number), began_ns)"
         self._writer.execute(f"UPDATE calls SET ended_ns = {last} WHERE ended_ns IS NULL")
+        (self._ended_ns,) = self._writer.execute("SELECT coalesce(max(ended_ns), 0) FROM calls").fetchone()
 
     def close(self) -> None:
         """End open calls, write everything, and let go of the file. Twice is once."""
@@ -225,10 +240,13 @@ class HistoryFile:
             undoes: of an undo: the calls that it takes back. See `mark_undone`.
         """
         began_ns = self._time_ns()
+        command = kept(actor.command, self._commands)
+        is_command = kind in ("command", "tool", "session")
+        title = kept(title, self._commands if is_command or self._commands == "full" else "masked")[:TITLE_CHARACTERS]
         with self._guard:
             self._call += 1
             number = self._call
-            who = (actor.agent, actor.thread, actor.call, actor.command, actor.uid, actor.pid, actor.host)
+            who = (actor.agent, actor.thread, actor.call, command, actor.uid, actor.pid, actor.host)
             row = (number, kind, _stored(title), *map(_stored, who), began_ns, None, None)
             self._unwritten[number] = (_CALL, row)
             self._undoes[number] = tuple(undoes)
@@ -243,7 +261,8 @@ class HistoryFile:
             self._open.discard(number)
             self._undoes.pop(number, None)
             if self._unwritten.pop(number, None) is None:
-                self._put("UPDATE calls SET ended_ns = ? WHERE number = ?", (self._time_ns(), number))
+                self._ended_ns = max(self._ended_ns + 1, self._time_ns())
+                self._put("UPDATE calls SET ended_ns = ? WHERE number = ?", (self._ended_ns, number))
 
     def add(
         self,
@@ -336,7 +355,7 @@ class HistoryFile:
         return found if found is not None and found.changes else None
 
     def calls(self, limit: int | None = None, where: Filter | None = None) -> list[Call]:
-        """Return calls that changed something, the newest first.
+        """Return calls that changed something, the newest first; with `ended_after_ns`, as they ended.
 
         Args:
             limit: at most so many; None for all.
@@ -356,13 +375,22 @@ class HistoryFile:
         if wanted.before is not None:
             conditions.append("number < ?")
             values.append(wanted.before)
-        if wanted.path is not None:
-            condition, paths = self._at(wanted.path)
-            conditions.append(f"number IN (SELECT call FROM records WHERE {condition})")
-            values += paths
+        if wanted.paths:
+            found = [self._at(path) for path in wanted.paths]
+            chosen = " OR ".join(condition for condition, _ in found)
+            conditions.append(f"number IN (SELECT call FROM records WHERE {chosen})")
+            values += [value for _, of_path in found for value in of_path]
+        order = "number DESC"
+        if wanted.ended_after_ns is not None:
+            conditions.append("ended_ns > ?")
+            values.append(wanted.ended_after_ns)
+            order = "ended_ns"
+        if wanted.ended_before_ns is not None:
+            conditions.append("ended_ns < ?")
+            values.append(wanted.ended_before_ns)
         text = "WHERE " + " AND ".join(conditions)
         values.append(-1 if limit is None else limit)
-        return list(self._calls(f"{text} ORDER BY number DESC LIMIT ?", values))
+        return list(self._calls(f"{text} ORDER BY {order} LIMIT ?", values))
 
     def _calls(self, rest: str, values: Sequence[Any]) -> Iterator[Call]:
         for row in self._read(f"{_CALLS} {rest}", values):
@@ -389,9 +417,32 @@ class HistoryFile:
                 values += [stored, inner, *below, inner, *below]
         return f"({' OR '.join(conditions)})", values
 
-    def records(self, call: int) -> list[Record]:
-        """Return the records of a call, in their order."""
-        return self._records("WHERE call = ? ORDER BY number", (call,))
+    def ends(self, after: Callable[[int], int]) -> Iterator[int]:
+        """Yield the end of the oldest call, then that of the first one after `after` it, and so on.
+
+        Args:
+            after: returns the time at which to go on, in ns, for a call that ended at one.
+        """
+        from_ns = 0
+        while (row := self._read("SELECT min(ended_ns) FROM calls WHERE ended_ns >= ?", (from_ns,))) != [(None,)]:
+            ((ended_ns,),) = row
+            yield ended_ns
+            from_ns = after(ended_ns)
+
+    def records(self, call: int, limit: int = -1) -> list[Record]:
+        """Return the records of a call, in their order; the first `limit` of them, if that is not negative."""
+        return self._records("WHERE call = ? ORDER BY number LIMIT ?", (call, limit))
+
+    def records_after(self, number: int, limit: int) -> list[Record]:
+        """Return the records of all calls with a higher number, in their order, at most `limit`.
+
+        Args:
+            number: a negative one counts from the end: -1 is for the newest record.
+        """
+        if number < 0:
+            newest = self._records("ORDER BY number DESC LIMIT ?", (min(-number, limit),))
+            return newest[::-1]
+        return self._records("WHERE number > ? ORDER BY number LIMIT ?", (number, limit))
 
     def record(self, number: int) -> Record | None:
         """Return a record."""
@@ -432,6 +483,26 @@ class HistoryFile:
             f"WHERE number IN ({chosen}) AND call != ? AND {_STANDS.format('?')} ORDER BY number",
             (*values, call, call),
         )
+
+    def newest_at(self, prefix: AgentPath, path: bytes, below: int) -> Record | None:
+        """Return the last record before one of this number that made, changed, moved or removed the file at a path, or
+        moved a directory above it; None if there is none. Records of attributes are none."""
+        above = _above(path)
+        marks = ", ".join("?" * len(above)) or "NULL"
+        moves = "kind IN ('rename', 'exchange')"
+        chosen = " UNION ALL ".join(
+            f"SELECT max(number) AS found FROM records WHERE {condition} AND number < ? AND prefix = ?"
+            for condition in (
+                "path = ? AND kind != 'attributes'",
+                "to_path = ?",
+                f"path IN ({marks}) AND {moves}",
+                f"to_path IN ({marks}) AND {moves}",
+            )
+        )
+        values: list[Any] = []
+        for words in ((path,), (path,), above, above):
+            values += [*words, below, to_name(prefix)]
+        return next(iter(self._records(f"WHERE number = (SELECT max(found) FROM ({chosen}))", values)), None)
 
     def overlaps(self, calls: Sequence[int]) -> list[tuple[int, Record]]:
         """Return what `later` gives for each record of these calls at its paths and below, in one query: pairs of the
@@ -551,6 +622,10 @@ class HistoryFile:
 
     def forget(self, calls: Sequence[int]) -> None:
         """Delete calls and their records. Their images are for the caller to remove, see `images`."""
+        if not calls:
+            return
+        chosen = json.dumps(list(calls))
+        ends = self._read("SELECT max(ended_ns) FROM calls WHERE number IN (SELECT value FROM json_each(?))", (chosen,))
         with self._guard:
             for number in calls:
                 self._put("DELETE FROM records WHERE call = ?", (number,))
@@ -559,6 +634,8 @@ class HistoryFile:
         self.flush()
         with self._writing, sqlite.translate_errors(f"the history '{self.path}' can't be made smaller"):
             self._writer.execute("PRAGMA incremental_vacuum").fetchall()
+        self.forgotten_ns = max(self.forgotten_ns, ends[0][0] or 0)
+        self.forgets += 1
 
 
 class _Newer(Exception):

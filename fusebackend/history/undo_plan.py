@@ -366,7 +366,7 @@ class UndoPlan:
         if base is None or theirs is None:
             return False
         ours = NodeSource(view.volume, file.expected.node)
-        texts = [_whole(source) for source in (base, ours, theirs)]
+        texts = [whole(source) for source in (base, ours, theirs)]
         if any(is_binary(text) for text in texts):
             return False
         merged, is_clean = merge_lines(*texts)
@@ -401,7 +401,7 @@ def mount_path(prefix: AgentPath, path: bytes) -> str:
     return inner if prefix == "/" else prefix + inner.rstrip("/")
 
 
-def _whole(source: Source) -> bytes:
+def whole(source: Source) -> bytes:
     data = bytearray()
     for offset, piece in source.pieces():
         data += bytes(offset - len(data)) + piece

@@ -14,6 +14,8 @@ from fusebackend.protocol.actors import Actor
 
 __all__ = [
     "READ_LIMIT_LINES",
+    "BlameResult",
+    "BlamedLine",
     "BranchInfo",
     "CallInfo",
     "ChangeInfo",
@@ -432,6 +434,30 @@ class UndoneChange:
     change: str
     path: str
     old_path: str | None = None
+
+
+@dataclass
+class BlamedLine:
+    """A line of a file: `calls` has the call that made it, or several where one of them did. `others` says that a
+    change which the log does not have may have made it: an older one, or one past the mount."""
+
+    text: str
+    calls: list[str]
+    others: bool = False
+
+
+@dataclass
+class BlameResult:
+    """Which calls left a file as it is.
+
+    `last` is the call that changed its bytes last, None if the log has none. `lines` is None for a file that is not
+    compared by lines: it is binary, or large. `calls` are all calls that `last` and `lines` name, by their names.
+    """
+
+    path: str
+    last: str | None = None
+    lines: list[BlamedLine] | None = None
+    calls: dict[str, CallInfo] = field(default_factory=dict)
 
 
 @dataclass

@@ -26,6 +26,7 @@ from fusebackend.server.mounted import MountedBackend
 if TYPE_CHECKING:
     from fusebackend.composite.backend import CompositeBackend
     from fusebackend.config import HistoryWord, SnapshotsWord
+    from fusebackend.history.masking import LogOptions
     from fusebackend.rules.rule import RouteRules
     from fusebackend.rules.view import View
     from fusebackend.shell import ShellOptions
@@ -60,6 +61,7 @@ def mount(
     route_rules: Mapping[str, RouteRules] | None = None,
     views: Mapping[str, Iterable[Any]] | None = None,
     default_view: str | None = None,
+    log: LogOptions | None = None,
 ) -> Mount:
     """Mount a backend of this process on an empty directory.
 
@@ -90,6 +92,7 @@ def mount(
         views: lists of rules by name. A rule is a mapping with `operations`, `paths` and `mode`, or a
             `FilesystemPermission` of deepagents; docs/views.md has the rest.
         default_view: the name of the view of commands, and of clients that name none.
+        log: what it keeps of commands (`fusebackend.history.masking.LogOptions`).
 
     Raises:
         MountError: the directory can't be mounted on, this process has a mount already, or the name of the mount's own
@@ -119,6 +122,7 @@ def mount(
         route_rules=_by_prefix(route_rules or {}),
         views=checked_views(views or {}, default_view),
         default_view=default_view,
+        log_options=log,
     )
 
 
@@ -178,6 +182,7 @@ class Mount(MountedBackend):
         route_rules: Mapping[AgentPath, RouteRules],
         views: Mapping[str, View],
         default_view: str | None,
+        log_options: LogOptions | None,
     ) -> None:
         self._claim()
         try:
@@ -201,6 +206,7 @@ class Mount(MountedBackend):
                 route_rules=route_rules,
                 views=views,
                 default_view=default_view,
+                log_options=log_options,
             )
             live = self._live
             super().__init__(

@@ -8,29 +8,38 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 
 from fusebackend.base import paths
+from fusebackend.base.errors import oserror
 from fusebackend.base.git_patch import quoted
-from fusebackend.base.paths import AgentPath
+from fusebackend.base.merge_lines import is_binary
+from fusebackend.base.paths import ROOT, AgentPath, to_name
 from fusebackend.control.verbs import DiffForm
+from fusebackend.history.blame import blame, lineage
 from fusebackend.history.calls import OpenCall
 from fusebackend.history.history_file import Filter
 from fusebackend.history.recorder import Recorder
 from fusebackend.history.records import Call, Record, call_number
 from fusebackend.history.undo import Undo
-from fusebackend.history.undo_plan import image_source, mount_path
-from fusebackend.protocol import Actor, CallInfo, ChangeInfo, UndoResult, Volume, current_actor
+from fusebackend.history.undo_plan import image_source, mount_path, whole
+from fusebackend.protocol import Actor, BlamedLine, BlameResult, CallInfo, ChangeInfo, UndoResult, Volume, current_actor
 from fusebackend.protocol.records import FILE_TYPES
 from fusebackend.trees import diff_output
 from fusebackend.trees.diff import Differences, differences
 from fusebackend.trees.recorded import Past, sides
-from fusebackend.volumes.placing import Source
+from fusebackend.trees.refs import begin_ns
+from fusebackend.volumes.placing import NodeSource, Source
+from fusebackend.volumes.walk import resolve
 
 MAX_LISTED = 10_000
 """Calls or changes in one answer, at most: some 4 MiB."""
+
+BLAMED_BYTES = 2 << 20
+"""Larger files are not compared by lines."""
 
 MAX_NAMED = 1000
 """Calls that clients have begun and not ended; beyond, the oldest is forgotten."""
@@ -58,9 +67,10 @@ class MountHistory:
         self,
         calls: Sequence[str],
         by: str | None,
-        since_ns: int | None,
-        path: str | None,
+        since: int | str | None,
+        named: Sequence[str],
         before: str | None,
+        ended_after_ns: int | None,
         limit: int,
     ) -> list[CallInfo]:
         """Return calls that changed something, the newest first; or those of `calls`, in that order."""
@@ -68,9 +78,10 @@ class MountHistory:
             return [call_info(self.call(each)) for each in calls]
         wanted = Filter(
             by=by or "",
-            since_ns=since_ns,
-            path=None if path is None else paths.normalise(path),
+            since_ns=begin_ns(since) if isinstance(since, str) else since,
+            paths=tuple(paths.normalise(path) for path in named),
             before=None if before is None else call_number(before),
+            ended_after_ns=ended_after_ns,
         )
         return [call_info(each) for each in self._file.calls(_bounded(limit), wanted)]
 
@@ -86,10 +97,12 @@ class MountHistory:
             raise OSError(errno.ENOENT, f"there is no call '{name}' ('fusebackend log' lists those of the last 24 h)")
         return found
 
-    def changes(self, call: str, after: int, limit: int) -> list[ChangeInfo]:
-        """Return the changes of a call after the one of this number."""
+    def changes(self, call: str | None, after: int, limit: int) -> list[ChangeInfo]:
+        """Return the changes of a call, or of all, after the one of this number."""
+        if call is None:
+            return [change_info(each) for each in self._file.records_after(after, _bounded(limit))]
         records = self._file.records(self.call(call).number)
-        later = [each for each in records if each.number > after]
+        later = records[after:] if after < 0 else [each for each in records if each.number > after]
         return [change_info(each) for each in later[: _bounded(limit)]]
 
     def diff(self, call: str, given: Sequence[str], form: DiffForm, columns: int) -> Iterator[bytes]:
@@ -108,6 +121,53 @@ class MountHistory:
             raise OSError(errno.ENOENT, f"{call} has not changed '/{error.filename}'") from None
         result.emptied.clear()  # the trees have only what the call changed
         return _said(result, form, columns)
+
+    def blame(self, path: str) -> BlameResult:
+        """Return which calls left a file as it is; the file itself, not the target of a link.
+
+        Raises:
+            ValueError: the path is malformed.
+            OSError: ENOENT, EISDIR, EINVAL, it is no regular file; or an error of the volume.
+        """
+        outer = paths.normalise(path)
+        prefix = max((each for each in self._volumes if paths.is_below(outer, each)), key=len)
+        volume, inner = self._volumes[prefix], AgentPath(outer if prefix == ROOT else outer[len(prefix) :] or ROOT)
+        found = resolve(volume, inner, follow=False).found
+        if not stat.S_ISREG(found.mode):
+            raise oserror(errno.EISDIR if found.is_dir else errno.EINVAL)
+        steps, is_new = lineage(self._file, prefix, to_name(inner))
+        calls: dict[int, Call | None] = {}
+
+        def call(number: int) -> Call | None:
+            if number not in calls:
+                calls[number] = self._file.call(number)
+            return calls[number]
+
+        result = BlameResult(str(outer), f"c{steps[0].record.call}" if steps else None)
+        named = {steps[0].record.call} if steps else set()
+        data = _bytes(NodeSource(volume, found.node))
+        if data is not None and not is_binary(data):
+            now = data.splitlines(keepends=True)
+            origins = blame(steps, is_new, now, (found.size, found.mtime_ns), self._lines, call)
+            result.lines = [
+                BlamedLine(
+                    line.rstrip(b"\r\n").decode("utf-8", "replace"),
+                    [f"c{number}" for number in sorted(origin.calls, reverse=True)],
+                    origin.others,
+                )
+                for line, origin in zip(now, origins, strict=True)
+            ]
+            named.update(number for origin in origins for number in origin.calls)
+        result.calls = {f"c{each}": call_info(made) for each in sorted(named) if (made := call(each)) is not None}
+        return result
+
+    def _lines(self, record: Record) -> list[bytes] | None:
+        """Return the lines of a file before a record; None if they are lost."""
+        try:
+            data = _bytes(self._source(record))
+        except OSError:
+            return None
+        return None if data is None else data.splitlines(keepends=True)
 
     def _later(self, number: int, prefix: AgentPath, path: bytes) -> list[Record]:
         return self._file.later(number, prefix, path, with_undone=True)
@@ -183,6 +243,11 @@ class MountHistory:
         below = self._recorder.images.next_number()
         self._file.forget(calls)
         self._recorder.images.clean(self._file.images("file"), below)
+
+
+def _bytes(source: Source) -> bytes | None:
+    """Return the bytes of a file; None if they are too many for a comparison."""
+    return None if source.state.size > BLAMED_BYTES else whole(source)
 
 
 def _bounded(limit: int) -> int:

@@ -21,6 +21,7 @@ from fusebackend.server.recording import Recording
 from fusebackend.server.rules import Views, with_route_rules
 from fusebackend.server.trees import (
     attach_branches,
+    attach_log,
     attach_snapshots,
     fill,
     refuse_taken_by_file,
@@ -34,6 +35,7 @@ from fusebackend.vfs.mounted_tree import FileSystem
 
 if TYPE_CHECKING:
     from fusebackend.composite.backend import CompositeBackend
+    from fusebackend.history.masking import LogOptions
     from fusebackend.rules.rule import RouteRules
     from fusebackend.rules.view import View
     from fusebackend.server.guest import Guest
@@ -65,6 +67,7 @@ class LiveMount:
         route_rules: rules of routes, by prefix.
         views: by name.
         default_view: the view of commands and clients that name none.
+        log_options: what it keeps of calls.
         takes_snapshots: the mount takes snapshots by itself (`AutomaticSnapshots`), unless it is read-only.
 
     Attributes:
@@ -92,6 +95,7 @@ class LiveMount:
         route_rules: Mapping[AgentPath, RouteRules] | None = None,
         views: Mapping[str, View] | None = None,
         default_view: str | None = None,
+        log_options: LogOptions | None = None,
     ) -> None:
         backend = with_route_rules(backend, route_rules or {})
         self.filesystem = FileSystem.of(
@@ -131,7 +135,10 @@ class LiveMount:
         self.recording: Recording | None = None
         if history is not None:
             urls = options.description.get("urls", {})
-            self.recording = Recording.opened(history, mountpoint, self.filesystem, self.automatic, self.warnings, urls)
+            self.recording = Recording.opened(
+                history, mountpoint, self.filesystem, self.automatic, self.warnings, urls, log_options
+            )
+        self.log_files = attach_log(self.filesystem, self.recording)
         mounted = MountedBackend(
             backend,
             self.filesystem,
@@ -189,6 +196,8 @@ class LiveMount:
             self._backend.guard({})
             if self.recording is not None:
                 self.recording.close()
+            if self.log_files is not None:
+                self.log_files.close()
 
     def stop(self) -> None:
         """End `run`: unmount, lazily if files are still open. Thread-safe, and harmless when it has ended."""

@@ -18,12 +18,14 @@ from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from fusebackend.base import budget, errors, paths
 from fusebackend.base.paths import ROOT, AgentPath, PathError
+from fusebackend.control.following import follow
 from fusebackend.control.verbs import LISTED_CHANGES, LOGGED_CALLS, STAT_COLUMNS, DiffForm, ServedMount
 from fusebackend.linux.command import Command
 from fusebackend.protocol import (
     READ_LIMIT_LINES,
     Actor,
     Attr,
+    BlameResult,
     BranchInfo,
     CallInfo,
     ChangeInfo,
@@ -459,9 +461,10 @@ class MountedBackend(ServedMount):
         calls: Sequence[str] = (),
         *,
         by: str | None = None,
-        since_ns: int | None = None,
-        path: str | None = None,
+        since: int | str | None = None,
+        paths: Sequence[str] = (),
         before: str | None = None,
+        ended_after_ns: int | None = None,
         limit: int = LOGGED_CALLS,
     ) -> list[CallInfo]:
         """Return calls that changed something, the newest first.
@@ -469,27 +472,61 @@ class MountedBackend(ServedMount):
         Args:
             calls: the names of those that are asked for, in this order; the others count for nothing then.
             by: the agent, thread, tool call or program of their actor, or its user id.
-            since_ns: only those that were going on at this time or later, in ns since 1970.
-            path: only those that changed something at or below this path.
+            since: only those that were going on at this time or later: in ns since 1970, or as a text: `10m`, `14:05`,
+                `yesterday` (its begin), `2026-11-22T14:05`.
+            paths: only those that changed something at or below one of these.
             before: only those that are older than the one of this name.
+            ended_after_ns: only those that ended after this time, in the order of their ends. No two end at the same
+                time, so that of the last one is where to go on.
             limit: at most so many, and at most 10,000.
 
         Raises:
-            ValueError: a name is none of a call, or the path is malformed.
+            ValueError: a name is none of a call, `since` is no time, or a path is malformed.
             OSError: ENOENT, there is no such call; ENOTSUP, the mount keeps no history.
         """
-        return self._remembered().log(calls, by, since_ns, path, before, limit)
+        return self._remembered().log(calls, by, since, paths, before, ended_after_ns, limit)
 
-    def changes(self, call: str, *, after: int = 0, limit: int = LISTED_CHANGES) -> list[ChangeInfo]:
+    def changes(self, call: str | None = None, *, after: int = 0, limit: int = LISTED_CHANGES) -> list[ChangeInfo]:
         """Return the changes of a call, in their order.
 
         Args:
-            after: only those with a higher number: how to go on after `limit` of them.
+            call: its name; None for the changes of all calls.
+            after: only those with a higher number: how to go on after `limit` of them. A negative one counts from the
+                end: -1 is for the newest change.
 
         Raises:
             ValueError, OSError: as `log`.
         """
         return self._remembered().changes(call, after, limit)
+
+    def follow_log(
+        self, *, by: str | None = None, paths: Sequence[str] = (), since: int | str | None = None
+    ) -> Iterator[CallInfo]:
+        """Yield calls as they end, from now on, until the mount ends.
+
+        Args:
+            by, paths: as of `log`.
+            since: first those that have ended since then.
+
+        Raises:
+            ValueError, OSError: as `log`.
+        """
+        self._remembered()
+        return follow(
+            self.log, lambda: self._recording is None or not self._recording.is_open, since, by=by, paths=paths
+        )
+
+    def blame(self, path: str) -> BlameResult:
+        """Return which call left a file as it is, and each of its lines: for text files of up to 2 MiB.
+
+        Where the bytes between calls are lost, a line has several candidates. Renames are followed.
+
+        Raises:
+            ValueError: the path is malformed.
+            OSError: ENOENT, EISDIR; EINVAL, it is no regular file; ENOTSUP, the mount keeps no history; or an error of
+                the volume.
+        """
+        return self._remembered().blame(path)
 
     def diff_pieces(
         self, call: str, *, paths: Sequence[str] = (), form: DiffForm = "patch", columns: int = STAT_COLUMNS

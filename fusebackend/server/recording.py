@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from fusebackend.history.history_file import FILE_NAME, HistoryFile
 from fusebackend.history.images import Images
+from fusebackend.history.masking import LogOptions
 from fusebackend.history.recorder import Recorder
 from fusebackend.history.steps import Steps
 from fusebackend.protocol import SnapshotVolume
@@ -51,6 +52,7 @@ class Recording:
         filesystem: the mounted tree.
         automatic: the snapshots that the mount takes by itself. None: images are in no snapshots.
         urls: prefix → URL of the backend, where it is known.
+        options: what is kept of calls.
 
     Raises:
         OSError: there can't be a history in the directory, or another server has it open.
@@ -63,6 +65,7 @@ class Recording:
         filesystem: FileSystem,
         automatic: AutomaticSnapshots | None,
         urls: Mapping[str, str] | None = None,
+        options: LogOptions | None = None,
     ) -> None:
         real = os.path.realpath(directory)
         if os.path.commonpath([real, os.path.realpath(mountpoint)]) == os.path.realpath(mountpoint):
@@ -70,7 +73,7 @@ class Recording:
         self.directory = directory
         self._filesystem = filesystem
         self._automatic = automatic
-        self.history = HistoryFile(os.path.join(directory, FILE_NAME))
+        self.history = HistoryFile(os.path.join(directory, FILE_NAME), options=options)
         try:
             self.history.bind({route.prefix: _identity(route, urls or {}) for route in filesystem.tree.routes})
             self.images = Images(directory, None if automatic is None else _now, is_automatic)
@@ -94,10 +97,11 @@ class Recording:
         automatic: AutomaticSnapshots | None,
         warnings: list[str],
         urls: Mapping[str, str] | None = None,
+        options: LogOptions | None = None,
     ) -> Recording | None:
         """Return the history of a mount; None, and a line in `warnings`, if there can't be one."""
         try:
-            return Recording(directory, mountpoint, filesystem, automatic, urls)
+            return Recording(directory, mountpoint, filesystem, automatic, urls, options)
         except OSError as error:
             warnings.append(f"no history of calls is kept, so nothing can be undone: {error.strerror or error}")
             return None

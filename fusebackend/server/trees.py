@@ -20,6 +20,8 @@ from fusebackend.base.version import __version__
 from fusebackend.composite.backend import CompositeBackend
 from fusebackend.linux.mount_table import MountError
 from fusebackend.protocol import ROOT_NODE, Volume
+from fusebackend.server.log_files import LogFiles
+from fusebackend.server.recording import Recording
 from fusebackend.server.rules import Views
 from fusebackend.shell.shell import BRANCHES
 from fusebackend.trees.branches import Branches
@@ -41,6 +43,9 @@ VERSION_FILE = "version"
 SNAPSHOTS = "snapshots"
 """The directory of the snapshots."""
 
+LOG = "log"
+"""The directory of the log's files."""
+
 
 def fill(filesystem: FileSystem, status: Callable[[], Mapping[str, Any]]) -> None:
     """Add the files of every mount. `status` is called by any thread, the mount's loop included."""
@@ -59,6 +64,16 @@ def attach_snapshots(filesystem: FileSystem) -> Snapshots | None:
         return None
     filesystem.add_route(SNAPSHOTS, SnapshotTrees(snapshots, volumes))
     return snapshots
+
+
+def attach_log(filesystem: FileSystem, recording: Recording | None) -> LogFiles | None:
+    """Return the log of a mount as files, which from now on are in its trees directory. None if it has no such
+    directory, or no history. Before the mount."""
+    if filesystem.tree.trees_path is None or recording is None:
+        return None
+    files = LogFiles(recording.history)
+    filesystem.add_route(LOG, files)
+    return files
 
 
 def attach_branches(filesystem: FileSystem, snapshots: Snapshots | None, directory: str) -> Branches | None:

@@ -185,6 +185,18 @@ class Refs:
         return f"the oldest is {oldest.name} of {moment} ({LIST_HINT})"
 
 
+def begin_ns(text: str) -> int:
+    """Return the time since which something is asked for, in ns since 1970: as a REF names it, but of a day its begin.
+
+    Raises:
+        RefError: the text names no time.
+    """
+    days = {"today": 0, "yesterday": 1}.get(text.lower())
+    if days is not None:
+        text = (datetime.now().date() - timedelta(days=days)).isoformat()
+    return time_ns(f"{text}T00:00" if _DAY.fullmatch(text) else text)
+
+
 def time_ns(text: str) -> int:
     """Return the time that a text names, in ns since 1970. Raises `RefError`."""
     moment = Refs(()).moment(text)

@@ -469,7 +469,7 @@ class MountTree:
             raise ValueError(f"there is a directory '{to_text(name)}' already")
         prefix = join(above.path, to_text(name))
         executor = RouteExecutor(volume.features.blocking, deadline_s, name=f"'{prefix}/'", volume=volume)
-        policy_of = partial(_policy, True, DEFAULT_TTL_S)
+        policy_of = partial(_policy, True, DEFAULT_TTL_S if volume.ttl_s is None else volume.ttl_s)
         route = Route(len(self.attached), prefix, volume, policy_of, executor)
         kind = _Unlisted if self.servers.is_listed and above is self.servers else Junction
         root = kind(inode_number(route.index, ROOT_NODE), name, above, route)

@@ -162,8 +162,9 @@ class FileSystem:
 
     @property
     def wants_flush(self) -> bool:
-        """True if the kernel has to send FLUSH at every close: where a close can fail, with whole-file buffers."""
-        return any(not route.volume.features.random_writes for route in self.tree.routes)
+        """True if the kernel has to send FLUSH at every close: where a close can fail."""
+        features = (route.volume.features for route in self.tree.routes)
+        return any(each.stores_at_close or not each.random_writes for each in features)
 
     # -- names -------------------------------------------------------------------------------------------------
 
@@ -438,7 +439,8 @@ class FileSystem:
 
     async def flush(self, number: int) -> None:
         handle = self._handle(number)
-        if not handle.route.volume.features.random_writes:
+        features = handle.route.volume.features
+        if not features.random_writes or (features.stores_at_close and handle.flags & _WRITING):
             await handle.route.call(handle.route.changing.flush, handle.node)
 
     async def fsync(self, number: int, datasync: bool) -> None:

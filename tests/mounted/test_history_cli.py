@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -241,8 +245,12 @@ def test_log_in_pages(mounted: Mounted) -> None:
         rest = files.log(before=newest[-1].call)
         assert len(rest) == 3
         assert [each.title for each in newest + rest] == [f"write /{number}" for number in (4, 3, 2, 1, 0)]
-        assert files.log(path="/3")[0].title == "write /3"
-        assert files.log(since_ns=time.time_ns() + 10**9) == []
+        assert files.log(paths=["/3"])[0].title == "write /3"
+        assert files.log(since=time.time_ns() + 10**9) == []
+        assert len(files.log(since="1h")) == len(files.log(since="today")) == 5
+        assert [each.title for each in files.log(paths=["/3", "/1"])] == ["write /3", "write /1"]
+        with pytest.raises(ValueError, match="'noon' is no time"):
+            files.log(since="noon")
         with pytest.raises(ValueError, match="is no call"):
             files.log(before="yesterday")
         files.upload_files([(f"/many/{number}", b"") for number in range(5)])
@@ -252,21 +260,101 @@ def test_log_in_pages(mounted: Mounted) -> None:
         assert [each.path for each in more] == ["/many/3", "/many/4"]
 
 
-def test_log_follows(mounted: Mounted) -> None:
+@contextlib.contextmanager
+def following(*words: object, cwd: Path) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "fusebackend", "log", "-f", "--json"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=mounted.path, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-m", "fusebackend", "log", "-f", *map(str, words)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=cwd, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     try:
-        with fusebackend.connect(mounted.path) as files:
-            files.write("/one", "1")
-            assert process.stdout is not None
-            assert json.loads(process.stdout.readline())["title"] == "write /one"
-            files.write("/two", "2")
-            assert json.loads(process.stdout.readline())["title"] == "write /two"
+        yield process
     finally:
-        process.terminate()
+        process.kill()
         process.communicate()
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def test_log_follows(mounted: Mounted) -> None:
+    with fusebackend.connect(mounted.path) as files:
+        files.write("/one", "1")
+        with following("--json", cwd=mounted.path) as process:
+            assert json.loads(line_of(process))["title"] == "write /one"
+            for name in ("two", "three"):
+                files.write(f"/{name}", "2")
+                assert json.loads(line_of(process))["title"] == f"write /{name}"
+            process.send_signal(signal.SIGINT)
+            assert process.communicate(timeout=LIMIT_S) == ("", "")
+            assert process.returncode == 130
+
+
+def test_log_follows_changes_of_calls_that_go_on(mounted: Mounted) -> None:
+    with fusebackend.connect(mounted.path, actor=Actor(agent="planner")) as files:
+        files.write("/notes/before", "1")
+        asked = ["--changes", "--by", "planner", mounted.path / "notes", mounted.path / "src"]
+        with following(*asked, "--json", cwd=mounted.path.parent) as process:
+            assert json.loads(line_of(process))["title"] == "write /notes/before"
+            name = files.begin_call("work", agent="planner")
+            (mounted.path / "other").write_text("1")
+            (mounted.path / "notes/one").write_text("1")
+            change = json.loads(line_of(process))
+            assert (change["change"], change["path"]) == ("create", f"{mounted.path}/notes/one")
+            files.end_call(name)
+            with fusebackend.acting(Actor(agent="coder")):
+                files.write("/notes/by-another", "1")
+            files.write("/src/two", "1")
+            assert json.loads(line_of(process))["path"] == f"{mounted.path}/src/two"
+
+
+def test_following_ends_with_the_mount(serve: Serve, tmp_path: Path) -> None:
+    mounted = serve(f"sqlite:{tmp_path}/volume.db")
+    with fusebackend.connect(mounted.path) as files:
+        files.write("/one", "1")
+    with following(mounted.path, cwd=tmp_path) as process, following(mounted.path, "--changes", cwd=tmp_path) as other:
+        assert "write /one" in line_of(process)
+        assert "write /one" in line_of(other)
+        mounted.stop()
+        assert process.communicate(timeout=LIMIT_S) == ("", "")
+        rest = other.communicate(timeout=LIMIT_S)
+        assert (process.returncode, other.returncode, rest[1]) == (0, 0, "")
+
+
+def test_calls_of_several_paths(mounted: Mounted) -> None:
+    session("echo 1 > a", mounted.path)
+    session("echo 1 > src/b", mounted.path)
+    session("echo 1 > notes/c", mounted.path)
+    listed = ok("log", mounted.path / "src", mounted.path / "notes/c", cwd=mounted.path.parent).splitlines()
+    assert [line.rpartition("> ")[2] for line in listed] == ["notes/c", "src/b"]
+    for words in (["c1", "a"], ["c1", "-f"], ["c1", "--by", "me"]):
+        done = run("log", *words, cwd=mounted.path)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "a CALL is shown as it is" in done.stderr
+    assert "'noon' is no time" in run("log", "--since", "noon", cwd=mounted.path).stderr
+
+
+def test_each_line_of_a_file_has_its_call(mounted: Mounted) -> None:
+    with fusebackend.connect(mounted.path, actor=Actor(agent="planner")) as files:
+        files.write("/text", "one\ntwo\n")
+        files.execute("sed -i s/two/TWO/ /text; echo three >> /text")
+        found = files.blame("/text")
+        first, second = (call.call for call in reversed(files.log()))
+        assert [(line.text, line.calls, line.others) for line in found.lines or ()] == [
+            ("one", [first], False), ("TWO", [second], False), ("three", [second], False),
+        ]  # fmt: skip
+        assert (found.last, found.calls[second].actor.agent) == (second, "planner")
+    head, *lines = ok("blame", "text", cwd=mounted.path).splitlines()
+    assert re.fullmatch(rf"{first} +planner +[\d:]{{8}}  1\) one", head)
+    assert [line.split(") ")[1] for line in lines] == ["TWO", "three"]
+    shown = json.loads(ok("blame", "--json", mounted.path / "text", cwd=mounted.path))
+    assert (shown["path"], shown["lines"][0]["calls"]) == (f"{mounted.path}/text", [first])
+    (mounted.path / "src/binary").write_bytes(b"\0")
+    assert ok("blame", "src/binary", cwd=mounted.path).split()[3] == "src/binary:"
+    assert run("blame", "src", cwd=mounted.path).stderr == "Error: 'src': Is a directory\n"
+    assert run("blame", "none", cwd=mounted.path).stderr == "Error: 'none': No such file or directory\n"
 
 
 # -- hooks -------------------------------------------------------------------------------------------------------------

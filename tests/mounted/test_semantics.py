@@ -1005,6 +1005,24 @@ def test_every_change_has_a_call(kind: str, tmp_path: Path, serve: Serve) -> Non
         kept.close()
 
 
+def test_the_log_is_read_as_files(serve: Serve) -> None:
+    mounted = serve("memory:")
+    log = mounted.path / ".fusebackend/log"
+    with fusebackend.connect(mounted.path) as client, open(log / "today.jsonl") as opened:
+        for name in ("one", "two"):
+            client.write(f"/{name}", "x")
+            (line,) = opened.readlines()
+            assert json.loads(line)["title"] == f"write /{name}"
+            assert json.loads(line)["changed"] == [{"change": "create", "path": f"/{name}", "to_path": None}]
+        assert len((log / "calls.tsv").read_text().splitlines()) == 3
+        assert {stat.S_IMODE(path.stat().st_mode) for path in log.iterdir()} == {0o400}
+        assert os.stat(log / "today.jsonl").st_size == opened.tell()
+        with pytest.raises(OSError, match="Read-only"):
+            os.truncate(log / "today.jsonl", 0)
+        client.prune()
+        assert (log / "today.jsonl").read_text() == ""
+
+
 @contextlib.contextmanager
 def mmap_of(path: Path) -> Iterator[mmap.mmap]:
     with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:

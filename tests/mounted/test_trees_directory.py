@@ -99,7 +99,7 @@ def test_tools_get_all_of_it(mounted: Mounted, tmp_path: Path) -> None:
 
 def test_attributes(mounted: Mounted, shown: str) -> None:
     own = mounted.path / OWN
-    trees = ["branches", "snapshots"] if shown == "hidden" else []
+    trees = ["branches", "log", "snapshots"] if shown == "hidden" else []
     assert stat.S_IMODE(own.stat().st_mode) == 0o555
     assert sorted(os.listdir(own)) == sorted([*trees, "status.json", "version"])
     for name in ("status.json", "version"):
@@ -109,10 +109,13 @@ def test_attributes(mounted: Mounted, shown: str) -> None:
     assert (own / "version").stat().st_mtime_ns == (own / "version").stat().st_mtime_ns
     assert (own / "status.json").stat().st_mtime_ns < (own / "status.json").stat().st_mtime_ns
     listing = sh(f"ls -la {OWN}", mounted.path).splitlines()
-    modes = ["dr-xr-xr-x", "drwxr-xr-x", *["dr-xr-xr-x"] * len(trees), "-r--r--r--", "-r--r--r--"]
-    assert [line.split()[0] for line in listing[1:]] == modes
+    modes = {".": "dr-xr-xr-x", "..": "drwxr-xr-x", "branches": "dr-xr-xr-x", "log": "dr-x------",
+             "snapshots": "dr-xr-xr-x", "status.json": "-r--r--r--", "version": "-r--r--r--"}  # fmt: skip
+    assert [line.split()[0] for line in listing[1:]] == [
+        modes[name] for name in (".", "..", *trees, "status.json", "version")
+    ]
     names = [f"{OWN}/{name}" for name in (*trees, "status.json", "version")]
-    assert sh(f"find {OWN} | sort", mounted.path).split() == [OWN, *names]
+    assert sh(f"find {OWN} -maxdepth 1 | sort", mounted.path).split() == [OWN, *names]
 
 
 def test_readers_at_odd_sizes_never_see_two_contents(mounted: Mounted) -> None:
@@ -349,12 +352,12 @@ def test_other_users_read_what_the_attribute_says(serve: Serve) -> None:
         pytest.skip("needs root, to be another user")
     server = serve("memory:", options=["allow_other"])
     script = (
-        f"cat {OWN}/status.json >/dev/null && ls {OWN} && ! ls {OWN}/private 2>/dev/null"
+        f"cat {OWN}/status.json >/dev/null && ls {OWN} && ! ls {OWN}/private 2>/dev/null && ! ls {OWN}/log 2>/dev/null"
         f" && ! cd {OWN}/private/sandbox 2>/dev/null && ! touch {OWN}/x 2>/dev/null && echo read"
     )
     words = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "sh", "-c", script]
     done = subprocess.run(words, cwd=server.path, capture_output=True, text=True, check=False)
-    assert done.stdout == "branches\nsnapshots\nstatus.json\nversion\nread\n", done.stderr
+    assert done.stdout == "branches\nlog\nsnapshots\nstatus.json\nversion\nread\n", done.stderr
 
 
 def test_secrets_are_masked(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,7 +375,7 @@ def test_agents_reach_it_by_name(mounted: Mounted, shown: str, tmp_path: Path) -
         listed = [entry["path"] for entry in client.ls("/").entries or ()]
         assert listed == ([f"/{OWN}/"] if shown == "visible" else []) + ["/file", "/memories/"]
         own = [entry["path"] for entry in client.ls(f"/{OWN}").entries or ()]
-        assert own == [f"/{OWN}/snapshots/", f"/{OWN}/status.json", f"/{OWN}/version"]
+        assert own == [f"/{OWN}/log/", f"/{OWN}/snapshots/", f"/{OWN}/status.json", f"/{OWN}/version"]
         assert str(client.read(f"/{OWN}/version")).split()[-1] == fusebackend.__version__
         data = client.read(f"/{OWN}/status.json").file_data
         assert data is not None
@@ -405,5 +408,5 @@ def test_agents_reach_it_by_name(mounted: Mounted, shown: str, tmp_path: Path) -
         names = sorted(entry["path"] for entry in client.ls("/memories").entries or ())
         assert names == []
     assert json.loads(command("read", mounted.path / OWN / "status.json").stdout)["pid"] == mounted.pid
-    assert command("ls", mounted.path / OWN).stdout.split() == ["snapshots/", "status.json", "version"]
+    assert command("ls", mounted.path / OWN).stdout.split() == ["log/", "snapshots/", "status.json", "version"]
     assert set(os.listdir(mounted.path)) - {OWN} == {"file", "memories"}

@@ -143,6 +143,17 @@ def lock_changes(volume: int, exclusive: bool, turns: Sequence[int] = ()) -> Sta
     )
 
 
+def require_changes(volume: int, count: int | None) -> Statement:
+    """The shared lock of changes, and an error where the count of `old_rows.Newest` is another one.
+
+    A statement that must end its transaction divides by zero: the statements after it in the batch are not run.
+    """
+    return (
+        f"SELECT pg_advisory_xact_lock_shared(%s::int, %s::int), 1 / ({_COUNT} IS NOT DISTINCT FROM %s::int8)::int",
+        (CHANGE_LOCK, volume, count),
+    )
+
+
 def lock_paths(volume: int, exclusive: bool) -> Statement:
     """The lock of changes, shared, and that of directories' names. Returns what `lock_changes` does."""
     shared = "" if exclusive else "_shared"
@@ -392,6 +403,14 @@ def update_inodes(volume: int, inodes: Sequence[StoredInode]) -> list[Statement]
             (*_columns(inodes), volume),
         )
     ]
+
+
+def update_adopted(volume: int, inode: StoredInode, version: int) -> Statement:
+    """Update a row that has this version, and fail where it has not, as `require_changes` does."""
+    return (
+        f"WITH updated AS ({_UPDATE_ONE} AND version = %s RETURNING 1) SELECT 1 / count(*) FROM updated",
+        (*(getattr(inode, field) for field in _UPDATED), volume, inode.node, version),
+    )
 
 
 def _columns(inodes: Iterable[StoredInode]) -> list[list[int]]:

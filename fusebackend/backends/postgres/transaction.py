@@ -37,6 +37,8 @@ from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT, Chunk, allocate
 if TYPE_CHECKING:
     from psycopg import Connection
 
+    from fusebackend.backends.postgres.drafts import Draft
+
 MAX_PENDING_BYTES = 8 << 20
 """More than this is written before the commit: a change of several operations may be of any size."""
 
@@ -160,6 +162,10 @@ class Transaction:
         self._freed: dict[tuple[int, int], int] = {}
         self._begun = begun
         self._failure: BaseException | None = None  # the server would answer a commit with a rollback
+        self._is_draft = False
+        # What is sent with the commit, where all that it needs is known (`adopt`):
+        self._ahead: list[Statement] = []
+        self._adopted: int | None = None  # the version that the row has, else nothing is committed
         # Changes that are not in the tables yet:
         self._changed: dict[int, StoredInode] = {}
         self._set_names: dict[tuple[int, bytes], int | None] = {}
@@ -443,6 +449,27 @@ class Transaction:
         if inode is not None and inode.xattrs is None:
             inode.xattrs = dict(rows)
 
+    def adopt(self, draft: Draft) -> None:
+        """Take over the changes of a draft. `commit` is an error of `REPEATABLE` if its row has another version.
+
+        It is the error of the connection if that is lost before the answer: the changes may be made twice.
+        """
+        self._is_draft = True
+        inode = draft.shown
+        self._inodes[inode.node] = self._changed[inode.node] = inode
+        self._set_chunks.update(draft.chunks)
+        if draft.has_xattrs:
+            self._set_xattrs[inode.node] = inode
+        newest = self._snapshots.likely(self.connection)
+        if newest is None:
+            self.fetch(Wanted(nodes=(inode.node,)))
+        else:
+            count, self._newest = newest
+            self._begun = True
+            self._adopted = inode.version
+            lock = statements.require_changes(self._volume, count)
+            self._ahead = [*self._opening, lock]
+
     # -- storage -----------------------------------------------------------------------------------------------
 
     def inode(self, node: int) -> StoredInode:
@@ -592,13 +619,17 @@ class Transaction:
             ends = [COMMIT, WAIT_FOR_DISK] if self.durable else [COMMIT]
             self._send(
                 [
-                    *((statement, None) for statement in writing),
+                    *((statement, None) for statement in (*self._ahead, *writing)),
                     *((statement, answers.extend) for statement in notifying),
                     *((statement, None) for statement in ends),
                 ]
             )
+        except psycopg.errors.DivisionByZero:
+            if self._ahead:
+                raise overtaken() from None
+            raise
         except psycopg.OperationalError as error:
-            if self.connection.closed:
+            if self.connection.closed and not self._is_draft:
                 words = "PostgreSQL: the connection was lost while a change was being committed"
                 raise OSError(errno_of(error), words) from error
             raise
@@ -631,7 +662,9 @@ class Transaction:
         updated = [inode for inode in self._changed.values() if not inode.is_new]
         if added:
             batch += statements.add_inodes(volume, added)
-        if updated:
+        if self._adopted is not None:
+            batch += [statements.update_adopted(volume, inode, self._adopted) for inode in updated]
+        elif updated:
             batch += statements.update_inodes(volume, updated)
         if self._set_chunks:
             batch += statements.put_chunks(volume, self._set_chunks, self._newest)

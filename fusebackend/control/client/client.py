@@ -37,13 +37,16 @@ from fusebackend.control.client.client_connection import Connection, Refused, Se
 from fusebackend.control.client.pool import Pool, Take
 from fusebackend.control.client.remote_watch import RemoteWatch
 from fusebackend.control.client.waits import AWAITING, BLOCKING, Waits, finished
+from fusebackend.control.following import follow
 from fusebackend.control.verbs import LISTED_CHANGES, LOGGED_CALLS, PIECE_BYTES, STAT_COLUMNS, DiffForm
+from fusebackend.linux import mount_table
 from fusebackend.linux.mount_table import MountError
 from fusebackend.protocol import (
     NOBODY,
     READ_LIMIT_LINES,
     VERBS,
     Actor,
+    BlameResult,
     BranchInfo,
     CallInfo,
     ChangeInfo,
@@ -450,18 +453,42 @@ class Client(SandboxBackendProtocol):
         calls: Sequence[str] = (),
         *,
         by: str | None = None,
-        since_ns: int | None = None,
-        path: str | None = None,
+        since: int | str | None = None,
+        paths: Sequence[str] = (),
         before: str | None = None,
+        ended_after_ns: int | None = None,
         limit: int = LOGGED_CALLS,
     ) -> list[CallInfo]:
         """Return calls that changed something, the newest first; see `MountedBackend.log`."""
-        params = {"calls": list(calls), "by": by, "since_ns": since_ns, "path": path, "before": before, "limit": limit}
+        params: dict[str, Any] = {"calls": list(calls), "by": by, "since": since, "paths": list(paths)}
+        params |= {"before": before, "ended_after_ns": ended_after_ns, "limit": limit}
         return self._done(list[CallInfo], "log", params)
 
-    def changes(self, call: str, *, after: int = 0, limit: int = LISTED_CHANGES) -> list[ChangeInfo]:
+    def follow_log(
+        self, *, by: str | None = None, paths: Sequence[str] = (), since: int | str | None = None
+    ) -> Iterator[CallInfo]:
+        """Yield calls as they end, from now on, until the mount ends.
+
+        Args:
+            by, paths: as of `log`.
+            since: first those that have ended since then.
+
+        Raises:
+            ValueError, OSError: as `log`.
+        """
+        return follow(self.log, self.has_ended, since, by=by, paths=paths)
+
+    def has_ended(self) -> bool:
+        """Return True if the mount is gone."""
+        return all(each.mountpoint != self.mountpoint for each in mount_table.our_mounts())
+
+    def changes(self, call: str | None = None, *, after: int = 0, limit: int = LISTED_CHANGES) -> list[ChangeInfo]:
         """Return the changes of a call, in their order; see `MountedBackend.changes`."""
         return self._done(list[ChangeInfo], "changes", {"call": call, "after": after, "limit": limit})
+
+    def blame(self, path: str) -> BlameResult:
+        """Return which call left a file as it is, and each of its lines; see `MountedBackend.blame`."""
+        return self._done(BlameResult, "blame", {"path": path})
 
     def diff(
         self,

@@ -134,11 +134,11 @@ def test_calls_come_newest_first_and_by_their_actor_path_and_time(history):
     for by in ("planner", "t1", "tool-7", "sed -i", "1000"):
         assert found(by=by) == [first]
     assert found(by="plan") == []
-    assert found(path=AgentPath("/memories/dir")) == [second]
-    assert found(path=AgentPath("/memories/dir/b")) == [second]
-    assert found(path=AgentPath("/memories/di")) == []
-    assert found(path=AgentPath("/memories")) == [second]
-    assert found(path=ROOT) == [third, second, first]
+    assert found(paths=(AgentPath("/memories/dir"),)) == [second]
+    assert found(paths=(AgentPath("/memories/dir/b"),)) == [second]
+    assert found(paths=(AgentPath("/memories/di"),)) == []
+    assert found(paths=(AgentPath("/memories"),)) == [second]
+    assert found(paths=(ROOT,)) == [third, second, first]
     assert found(before=third) == [second, first]
     middle = history.call(second)
     assert middle is not None
@@ -255,3 +255,26 @@ def test_calls_of_another_backend_go(history, path):
     assert [call.number for call in history.calls()] == [first]
     history.bind({ROOT: "sqlite:b", MEMORIES: None})
     assert history.calls() == [] and history.call(second) is None
+
+
+def test_calls_come_in_the_order_of_their_ends(history):
+    first, second = history.open_call("verb", "a", NOBODY), history.open_call("verb", "b", NOBODY)
+    for each in (first, second):
+        history.add(each, ROOT, "create", b"/a")
+    history.end_call(second)
+    history.end_call(first)
+    ended = history.calls(where=Filter(ended_after_ns=0))
+    assert [call.number for call in ended] == [second, first]
+    assert [call.number for call in history.calls(where=Filter(ended_after_ns=ended[0].ended_ns))] == [first]
+    assert list(history.ends(lambda end_ns: end_ns + 1)) == [call.ended_ns for call in ended]
+    assert [record.call for record in history.records_after(0, 9)] == [first, second]
+    assert [record.call for record in history.records_after(-1, 9)] == [second]
+
+
+def test_a_clock_that_goes_back_gives_no_two_calls_the_same_end(path):
+    history = HistoryFile(path, lambda: 7)
+    numbers = [made(history, b"/a") for _ in range(3)]
+    assert [call.ended_ns for call in history.calls(where=Filter(ended_after_ns=0))] == [7, 8, 9]
+    history.forget(numbers[:2])
+    assert (history.forgets, history.forgotten_ns) == (1, 8)
+    history.close()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, time, timedelta
 from zoneinfo import ZoneInfo
 
 import pytest
 
-from fusebackend.trees.refs import MAIN_REF, Ref, RefError, Refs, Taken
+from fusebackend.trees.refs import MAIN_REF, Ref, RefError, Refs, Taken, begin_ns, time_ns
 
 BERLIN = ZoneInfo("Europe/Berlin")
 NOW = datetime(2026, 11, 23, 12, 0, 0, tzinfo=BERLIN)
@@ -113,3 +113,13 @@ def test_the_hour_that_comes_twice() -> None:
     first = datetime(2026, 10, 25, 0, 30, tzinfo=UTC)
     refs = Refs([Taken("first", round(first.timestamp()) * 10**9)], now=NOW, zone=BERLIN)
     assert refs.one("2026-10-25T02:30").name == "first"
+
+
+def test_what_is_asked_for_since_a_day_begins_with_it() -> None:
+    midnight = datetime.combine(datetime.now().date(), time()).timestamp()
+    assert begin_ns("today") == round(midnight) * 10**9
+    assert begin_ns("yesterday") < begin_ns("today")
+    assert begin_ns("2026-11-22") == round(datetime(2026, 11, 22).timestamp()) * 10**9
+    assert begin_ns("2026-11-22T14:05") == time_ns("2026-11-22T14:05")
+    with pytest.raises(RefError, match="'noon' is no time"):
+        begin_ns("noon")

@@ -1,0 +1,257 @@
+"""`LogFiles`: the kernel face of `/.fusebackend/log`: the calls of the history as files, a line for each call.
+
+    2026-11-23.jsonl    the calls that ended on that day, as JSON, in the order of their ends
+    today.jsonl         those of the present day; an open handle stays with its day
+    calls.tsv           all of them, as a table
+
+A file grows when a call ends, and only then, so `tail -f` follows it. A handle reads past the page cache, which would
+keep the last page as it was. Nothing can be changed (EROFS). Only the server's user can read: titles name files and
+commands that others need not know of.
+
+Lines are made when somebody looks, and kept in an unnamed file until a call in it is deleted. A look costs a query; the
+first one after a start, some 0.1 ms for each call.
+
+Any thread; `lock` is held while lines are made.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from datetime import date, datetime, timedelta
+from datetime import time as clock
+from typing import IO, Final
+
+from fusebackend.base.errors import oserror
+from fusebackend.base.paths import to_name
+from fusebackend.history.history_file import Filter, HistoryFile
+from fusebackend.history.records import Call
+from fusebackend.protocol import BLOCK_BYTES, ROOT_NODE, Attr, Features, StatFs
+from fusebackend.server.history import call_info, change_info
+from fusebackend.volumes.native import NativeVolume
+
+TABLE_NODE: Final = 2
+TODAY_NODE: Final = 3
+FIRST_DAY: Final = 1 << 10
+"""The node of a day is this and its ordinal."""
+
+OPENED: Final = 1 << 32
+"""Added to the node of a file: its node for open handles."""
+
+FILE_MODE: Final = 0o400
+DIRECTORY_MODE: Final = 0o500
+
+LISTED_CHANGES: Final = 100
+"""Changes that a line of JSON has; `changes` counts all."""
+
+FETCHED: Final = 500
+"""Calls in one query."""
+
+COLUMNS: Final = (
+    "call", "began", "ended", "kind", "agent", "thread", "tool_call", "command", "uid", "pid", "changes", "undoes",
+    "title",
+)  # fmt: skip
+"""Of the table."""
+
+_ESCAPES: Final = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
+_WRITING: Final = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND
+_NS: Final = 10**9
+
+
+class _Lines:
+    """A file: the lines of the calls that ended from one time to another."""
+
+    def __init__(
+        self, history: HistoryFile, line: Callable[[Call], bytes], head: bytes, begin_ns: int, end_ns: int
+    ) -> None:
+        self._history = history
+        self._line = line
+        self._head = head
+        self._begin_ns, self._end_ns = begin_ns, end_ns
+        self._file: IO[bytes] = tempfile.TemporaryFile(dir=os.path.dirname(history.path))  # noqa: SIM115  # see `close`
+        self._reset()
+
+    def _reset(self) -> None:
+        self._forgets = self._history.forgets
+        self._file.seek(0)
+        self._file.truncate()
+        self._file.write(self._head)
+        self.size = len(self._head)
+        self.last_ns = self._begin_ns - 1
+        """The end of the last call in it."""
+
+    def extend(self) -> None:
+        """Add the calls that have ended since the last look."""
+        if self._forgets != self._history.forgets:
+            self._forgets = self._history.forgets
+            if self._history.forgotten_ns >= self._begin_ns:
+                self._reset()
+        while True:
+            wanted = Filter(ended_after_ns=self.last_ns, ended_before_ns=self._end_ns)
+            found = self._history.calls(FETCHED, wanted)
+            for call in found:
+                assert call.ended_ns is not None, "it was asked for by its end"
+                self.size += self._file.write(self._line(call))
+                self.last_ns = call.ended_ns
+            if len(found) < FETCHED:
+                break
+        self._file.flush()
+
+    def read(self, offset: int, size: int) -> bytes:
+        return os.pread(self._file.fileno(), size, offset)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class LogFiles(NativeVolume):
+    """See the module's docstring.
+
+    Args:
+        history: of the mount.
+        today: the day.
+    """
+
+    features = Features(
+        rename=False,
+        links=False,
+        symlinks=False,
+        special_files=False,
+        xattrs=False,
+        persistent_modes=False,
+        change_feed=False,
+        durable=False,
+        read_only=True,
+        blocking=True,
+    )
+    ttl_s = 0.0
+
+    def __init__(self, history: HistoryFile, today: Callable[[], date] = date.today) -> None:
+        super().__init__()
+        self._history = history
+        self._today = today
+        self._files: dict[int, _Lines] = {}
+        self._since_ns = time.time_ns()
+
+    def close(self) -> None:
+        """Let go of the files. Twice is once."""
+        with self.lock:
+            for each in self._files.values():
+                each.close()
+            self._files.clear()
+
+    # -- names and attributes ----------------------------------------------------------------------------------
+
+    def lookup(self, parent: int, name: bytes) -> Attr:
+        if parent != ROOT_NODE:
+            raise oserror(errno.ENOTDIR)
+        node = self._names().get(name)
+        if node is None:
+            raise oserror(errno.ENOENT)
+        return self.getattr(node)
+
+    def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
+        if node != ROOT_NODE:
+            raise oserror(errno.ENOTDIR)
+        names = self._names()
+        return [(name, self.getattr(names[name])) for name in sorted(names) if name > after][:limit]
+
+    def _names(self) -> dict[bytes, int]:
+        days = {self._today(), *(_day_of(each) for each in self._history.ends(_next_midnight))}
+        found = {to_name(f"{day.isoformat()}.jsonl"): FIRST_DAY + day.toordinal() for day in days}
+        return {**found, b"calls.tsv": TABLE_NODE, b"today.jsonl": TODAY_NODE}
+
+    def getattr(self, node: int) -> Attr:
+        if node == ROOT_NODE:
+            return self._attr(node, stat.S_IFDIR | DIRECTORY_MODE, self._since_ns, 0)
+        with self.lock:
+            lines = self._extended(node)
+            time_ns = lines.last_ns if lines.last_ns > 0 else self._since_ns
+            return self._attr(node, stat.S_IFREG | FILE_MODE, time_ns, lines.size)
+
+    def _attr(self, node: int, mode: int, time_ns: int, size: int) -> Attr:
+        times = {"atime_ns": time_ns, "mtime_ns": time_ns, "ctime_ns": time_ns}
+        owner = {"uid": os.geteuid(), "gid": os.getegid()}
+        return Attr(
+            node, mode, nlink=1 + stat.S_ISDIR(mode), **owner, size=size, blocks=-(-size // BLOCK_BYTES), **times
+        )
+
+    def _extended(self, node: int) -> _Lines:
+        """Return the file of a node, with all calls that have ended. With the lock held."""
+        node = self._of_day(node % OPENED)
+        lines = self._files.get(node)
+        if lines is None:
+            if node == TABLE_NODE:
+                head = "\t".join(COLUMNS).encode() + b"\n"
+                lines = _Lines(self._history, _row, head, 1, 1 << 62)
+            elif node > FIRST_DAY:
+                begin = date.fromordinal(node - FIRST_DAY)
+                until_ns = _midnight(begin + timedelta(days=1))
+                lines = _Lines(self._history, self._object, b"", _midnight(begin), until_ns)
+            else:
+                raise oserror(errno.ESTALE)
+            self._files[node] = lines
+        lines.extend()
+        return lines
+
+    def _of_day(self, node: int) -> int:
+        return FIRST_DAY + self._today().toordinal() if node == TODAY_NODE else node
+
+    # -- data --------------------------------------------------------------------------------------------------
+
+    def open(self, node: int, flags: int) -> Attr:
+        if flags & _WRITING:
+            raise oserror(errno.EROFS)
+        if node == ROOT_NODE:
+            raise oserror(errno.EISDIR)
+        return self.getattr(OPENED + self._of_day(node))
+
+    def read(self, node: int, offset: int, size: int) -> bytes:
+        with self.lock:
+            return self._extended(node).read(offset, size)
+
+    def statfs(self) -> StatFs:
+        return StatFs(BLOCK_BYTES, 0, 0, len(self._names()), 0)
+
+    # -- lines -------------------------------------------------------------------------------------------------
+
+    def _object(self, call: Call) -> bytes:
+        info = asdict(call_info(call))
+        del info["undone_by"]  # it comes later, and a line stays as it is
+        found = [change_info(each) for each in self._history.records(call.number, LISTED_CHANGES)]
+        changed = [{"change": each.change, "path": each.path, "to_path": each.to_path} for each in found]
+        return json.dumps({"time": _iso(call.ended_ns), **info, "changed": changed}).encode("ascii") + b"\n"
+
+
+def _row(call: Call) -> bytes:
+    actor = call.actor
+    words = (
+        call.ref, _iso(call.began_ns), _iso(call.ended_ns), call.kind, actor.agent, actor.thread, actor.call,
+        actor.command, actor.uid, actor.pid, call.changes, " ".join(f"c{each}" for each in call.undoes), call.title,
+    )  # fmt: skip
+    texts = ("" if word is None else str(word).translate(_ESCAPES) for word in words)
+    return "\t".join(texts).encode("utf-8", "surrogateescape") + b"\n"
+
+
+def _iso(time_ns: int | None) -> str:
+    """Return a local time, with its offset."""
+    return "" if time_ns is None else datetime.fromtimestamp(time_ns / _NS).astimezone().isoformat("T", "milliseconds")
+
+
+def _midnight(day: date) -> int:
+    """Return the begin of a day, in the local zone."""
+    return round(datetime.combine(day, clock()).timestamp()) * _NS
+
+
+def _next_midnight(time_ns: int) -> int:
+    return _midnight(_day_of(time_ns) + timedelta(days=1))
+
+
+def _day_of(time_ns: int) -> date:
+    return datetime.fromtimestamp(time_ns / _NS).date()

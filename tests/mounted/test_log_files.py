@@ -1,0 +1,108 @@
+"""The log as files in `/.fusebackend/log`, on a real mount."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import stat
+import subprocess
+from datetime import date
+from pathlib import Path
+
+import pytest
+from mounts import Mounted, Serve
+
+import fusebackend
+from fusebackend import Actor
+
+pytestmark = pytest.mark.mounted
+
+
+@pytest.fixture
+def mounted(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mounted:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return serve(f"sqlite:{tmp_path}/volume.db")
+
+
+def test_calls_are_lines_of_files(mounted: Mounted) -> None:
+    directory = mounted.path / ".fusebackend/log"
+    day = f"{date.today().isoformat()}.jsonl"
+    assert sorted(os.listdir(directory)) == [day, "calls.tsv", "today.jsonl"]
+    assert (directory / day).read_text() == ""
+    with fusebackend.connect(mounted.path, actor=Actor(agent="planner")) as files:
+        files.write("/a\tb", "1")
+        files.move("/a\tb", "/c")
+        first, second = map(json.loads, (directory / "today.jsonl").read_text().splitlines())
+        (call,) = files.log(limit=1)
+        table = files.read("/.fusebackend/log/calls.tsv")
+    assert (first["title"], first["actor"]["agent"], first["changes"]) == ("write /a b", "planner", 1)
+    assert (second["call"], second["ended_ns"]) == (call.call, call.ended_ns)
+    assert second["changed"] == [{"change": "rename", "path": "/a\tb", "to_path": "/c"}]
+    assert (directory / day).read_bytes() == (directory / "today.jsonl").read_bytes()
+    rows = list(csv.DictReader(str(table).splitlines(), dialect="excel-tab"))
+    assert [row["title"] for row in rows] == ["write /a b", "move /a b /c"]
+    for name in (day, "calls.tsv", "today.jsonl"):
+        found = (directory / name).stat()
+        assert found.st_size == len((directory / name).read_bytes())
+        assert stat.S_IMODE(found.st_mode) == 0o400
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o500
+    for flags in (os.O_WRONLY, os.O_RDWR, os.O_RDONLY | os.O_TRUNC):
+        with pytest.raises(OSError, match=r"Read-only|Permission"):
+            os.open(directory / "calls.tsv", flags)
+    with pytest.raises(OSError, match=r"Read-only|Permission"):
+        (directory / "new").write_text("x")
+
+
+def test_tail_follows_a_file_and_sees_each_call_once(mounted: Mounted) -> None:
+    directory = mounted.path / ".fusebackend/log"
+    tail = subprocess.Popen(
+        ["tail", "-n", "+1", "-s", "0.05", "-f", directory / "today.jsonl"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert tail.stdout is not None
+        with fusebackend.connect(mounted.path) as files:
+            for number in range(20):
+                files.write(f"/{number}", "x")
+                assert json.loads(tail.stdout.readline())["title"] == f"write /{number}"
+    finally:
+        tail.kill()
+        tail.communicate()
+
+
+def test_deleted_calls_are_in_no_file(mounted: Mounted) -> None:
+    today = mounted.path / ".fusebackend/log/today.jsonl"
+    with fusebackend.connect(mounted.path) as files:
+        files.write("/one", "x")
+        with today.open() as opened:
+            assert "write /one" in opened.read()
+            files.prune()
+            assert today.stat().st_size == 0
+            assert today.read_text() == ""
+            assert opened.read() == ""
+        files.write("/two", "x")
+        (line,) = today.read_text().splitlines()
+        assert json.loads(line)["title"] == "write /two"
+
+
+@pytest.mark.parametrize("option", ["trees=off", "history=off"])
+def test_without_trees_or_history_there_is_no_log(option: str, serve: Serve) -> None:
+    mounted = serve("memory:", options=[option])
+    (mounted.path / "file").write_text("x")
+    assert not (mounted.path / ".fusebackend/log").exists()
+    found = [str(path.relative_to(mounted.path)) for path in mounted.path.rglob("*")]
+    assert found == ["file"]
+    with fusebackend.connect(mounted.path) as files:
+        assert files.ls("/.fusebackend/log").error is not None
+
+
+def test_listings_of_visible_trees_do_not_search_the_log(serve: Serve) -> None:
+    mounted = serve("memory:", options=["trees=visible"])
+    with fusebackend.connect(mounted.path) as files:
+        files.write("/secret-plan", "x")
+        found = subprocess.run(
+            ["grep", "-rl", "secret-plan", "."], cwd=mounted.path, capture_output=True, text=True, check=False
+        )
+        assert found.stdout == ""
+        assert files.grep("secret-plan").matches == []
+    assert "secret-plan" in (mounted.path / ".fusebackend/log/today.jsonl").read_text()
