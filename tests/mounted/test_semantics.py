@@ -922,7 +922,7 @@ def test_a_view_shows_what_its_rules_allow(tmp_path: Path, serve: Serve) -> None
         log.write("more")
     with fusebackend.connect(mounted, view="v") as client:
         assert client.read("/log").file_data["content"] == "textmore"
-        assert str(client.read("/.env").error) == "Error: File '/.env' not found"
+        assert str(client.read("/.env").error) == "File '/.env' not found"
         assert "Permission denied" in str(client.read("/secrets/key").error)
         assert "Permission denied" in client.execute("cat /secrets/key").output
 
