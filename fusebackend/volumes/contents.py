@@ -180,7 +180,9 @@ def rewrite(volume: Volume, node: int, old: bytes, new: bytes) -> None:
     with opened(volume, node, os.O_WRONLY):  # a file that can't be opened needs nothing put back
         try:
             _overwrite(volume, node, new, start)
-        except OSError:
+        except OSError as error:
+            if error.errno == errno.EACCES:
+                raise  # rules that let it grow at its end alone: nothing has been written
             try:
                 _overwrite(volume, node, old, start)
             except OSError:
