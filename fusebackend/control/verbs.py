@@ -33,6 +33,7 @@ from fusebackend.protocol import (
     CallInfo,
     ChangeInfo,
     ExecuteResponse,
+    Explained,
     FileDownloadResponse,
     FileUploadResponse,
     ForgetResult,
@@ -45,6 +46,7 @@ from fusebackend.protocol import (
     StatResult,
     StatsResult,
     UndoResult,
+    ViewInfo,
 )
 
 if TYPE_CHECKING:
@@ -156,6 +158,23 @@ class ServedMount(SandboxBackendProtocol):
     @abc.abstractmethod
     def delete_snapshots(self, *names: str) -> None:
         """Delete snapshots: all of these, or none if one is not there. OSError."""
+
+    @abc.abstractmethod
+    def views(self) -> list[ViewInfo]:
+        """Return the views of the mount."""
+
+    @abc.abstractmethod
+    def explain(self, view: str, operation: str, path: str) -> Explained:
+        """Return what a view does about an operation on a path, and why. ValueError, OSError."""
+
+    @abc.abstractmethod
+    def viewed(self, name: str) -> ServedMount:
+        """Return the mount through a view. OSError: ENOENT, there is none of that name."""
+
+    @property
+    @abc.abstractmethod
+    def default_view(self) -> str | None:
+        """The view of clients that name none."""
 
     @abc.abstractmethod
     def branches(self) -> list[BranchInfo]:
@@ -294,6 +313,9 @@ class Call(Protocol):
     def introduce(self, actor: Actor) -> None:
         """Have further calls of this connection made by `actor`; user and process are those that the kernel names."""
 
+    def look_through(self, view: str) -> None:
+        """Have further calls of this connection see the mount through a view; through none, if its name is empty."""
+
     def cancel(self, call: int | str) -> bool: ...
     def subscribe(self, path: str) -> str: ...
     def unsubscribe(self, subscription: str) -> bool: ...
@@ -388,6 +410,7 @@ class GivenActor(Params):
 
 class OfHello(Params):
     actor: GivenActor | None = None
+    view: Annotated[str, msgspec.Meta(max_length=MAX_ACTOR_CHARACTERS)] | None = None
 
 
 class OfSubscription(Params):
@@ -618,6 +641,8 @@ def _undo(call: Call, asked: OfUndo) -> UndoResult:
 
 def _hello(call: Call, asked: OfHello) -> Any:
     backend = call.backend
+    if asked.view is not None:
+        call.look_through(asked.view)
     if asked.actor is not None:
         call.introduce(Actor(asked.actor.agent, asked.actor.thread, asked.actor.call))
     return {
@@ -675,6 +700,8 @@ VERBS: dict[str, SocketVerb] = {
     "df": _same("df", long=True),
     "prune": _same("prune", long=True, changes=True),
     "restore": _same("restore", long=True, changes=True),
+    "views": _same("views", works=False),
+    "explain": _same("explain"),
     "forget": SocketVerb(
         OfForget, lambda call, asked: call.backend.forget(*asked.paths, dry_run=asked.dry_run), long=True, changes=True
     ),

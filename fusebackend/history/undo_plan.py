@@ -13,6 +13,7 @@ what these did, then the calls. So an undo that was interrupted is done by the s
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections import defaultdict
@@ -24,11 +25,15 @@ from fusebackend.base.merge_lines import is_binary, merge_lines
 from fusebackend.base.paths import AgentPath
 from fusebackend.history.records import Image, Record, Stamp
 from fusebackend.protocol import ROOT_NODE, Attr, SnapshotVolume, UndoConflict, Volume
+from fusebackend.volumes.frozen import FrozenTree
 from fusebackend.volumes.placing import TEMPORARY, BytesSource, KeptSource, NodeSource, Source, State
 from fusebackend.volumes.walk import entries
 
 MERGED_BYTES = 16 << 20
 """Larger files are not merged by lines: three of them are in memory at once."""
+
+LOOKED_AT_ONCE = 1000
+"""Images in snapshots that are looked at together."""
 
 NAMED_CONFLICTS = 200
 """For so many conflicts the later call is searched for in the directories above: each takes a query."""
@@ -125,7 +130,9 @@ class UndoPlan:
         theirs: dict[int, list[Record]] = defaultdict(list)
         for number, other in overlaps:
             theirs[number].append(other)
-        for record in reversed(records):
+        for count, record in enumerate(reversed(records)):
+            if count % LOOKED_AT_ONCE == 0:
+                self._look_ahead(records[max(0, len(records) - count - LOOKED_AT_ONCE) : len(records) - count])
             try:
                 self._add(record, theirs.get(record.number, ()))
             except _Conflict as conflict:
@@ -140,6 +147,20 @@ class UndoPlan:
         for prefix, place, state in reversed(self._closing):
             if place.file is not None:
                 self.steps.append(Step("attributes", prefix, place.path, state=state, closes=True))
+
+    def _look_ahead(self, records: Sequence[Record]) -> None:
+        """Look at the images of records in snapshots together: one by one, each takes a query."""
+        nodes: dict[tuple[AgentPath, str], list[int]] = defaultdict(list)
+        for record in records:
+            if record.image is not None and record.image.place == "snapshot":
+                nodes[record.prefix, record.image.name].append(record.image.node)
+        for (prefix, name), wanted in nodes.items():
+            volume = self._volumes.get(prefix)
+            if isinstance(volume, SnapshotVolume):
+                with contextlib.suppress(OSError):  # `image_source` finds the same
+                    view = volume.snapshot(name)
+                    if isinstance(view, FrozenTree):
+                        view.ahead(wanted)
 
     def _refuse(self, record: Record, conflict: _Conflict) -> None:
         path = record.to_path if conflict.at_target else record.path

@@ -24,6 +24,7 @@ __all__ = [
     "EditResult",
     "ErrorCode",
     "ExecuteResponse",
+    "Explained",
     "FileData",
     "FileDownloadResponse",
     "FileInfo",
@@ -45,6 +46,7 @@ __all__ = [
     "UndoConflict",
     "UndoResult",
     "UndoneChange",
+    "ViewInfo",
     "WriteResult",
 ]  # fmt: skip
 
@@ -324,6 +326,38 @@ class SnapshotInfo:
     name: str
     time_ns: int
     routes: list[str]
+
+
+@dataclass
+class ViewInfo:
+    """A view of a mount.
+
+    Attributes:
+        name: of the view.
+        rules: each with `operations`, `paths` and `mode`, in their order.
+        path: of its tree, below the mount point.
+        is_default: commands, and clients that name no view, see the mount through it.
+    """
+
+    name: str
+    rules: list[dict[str, Any]]
+    path: str
+    is_default: bool = False
+
+
+@dataclass
+class Explained:
+    """What a view does about an operation on a path.
+
+    Attributes:
+        mode: `allow`, `deny`, `interrupt`, `hide` or `append`.
+        rule: the number of the rule that decides, from 1; None if none matches, which allows.
+        path: what the rule matches: the path, or a directory on its way that is hidden.
+    """
+
+    mode: str
+    rule: int | None
+    path: str
 
 
 @dataclass

@@ -32,6 +32,7 @@ from fusebackend.protocol import (
     DeleteResult,
     EditResult,
     ExecuteResponse,
+    Explained,
     FileDownloadResponse,
     FileUploadResponse,
     ForgetResult,
@@ -48,12 +49,15 @@ from fusebackend.protocol import (
     StatResult,
     StatsResult,
     UndoResult,
+    ViewInfo,
+    Volume,
     WriteResult,
     verbs,
 )
 from fusebackend.protocol.records import FILE_TYPES
 from fusebackend.server.forget import Forgetting
 from fusebackend.server.history import MountHistory
+from fusebackend.server.rules import Views
 from fusebackend.server.space import prune, space
 from fusebackend.server.trees import TreesFace
 from fusebackend.trees.automatic import AutomaticSnapshots
@@ -102,6 +106,7 @@ class MountedBackend(ServedMount):
         automatic: takes snapshots before calls that may change something; None if nothing does.
         branches: of the mount; None if it has none.
         recording: keeps the history of calls; None if there is none.
+        views: of the mount.
     """
 
     def __init__(
@@ -115,7 +120,9 @@ class MountedBackend(ServedMount):
         automatic: AutomaticSnapshots | None = None,
         branches: Branches | None = None,
         recording: Recording | None = None,
+        views: Views | None = None,
     ) -> None:
+        self._view_name: str | None = None
         self.backend = backend
         self.filesystem = filesystem
         self.mountpoint = mountpoint
@@ -135,7 +142,8 @@ class MountedBackend(ServedMount):
         self._recording = recording
         volumes = {route.prefix: route.volume for route in filesystem.tree.routes}
         self._past = None if recording is None else MountHistory(recording.recorder, volumes)
-        self._for = TreesFace(backend, filesystem).of
+        self._views = views or Views(filesystem, backend, {})
+        self._for = TreesFace(backend, filesystem, self._views).of
 
     def _where(self) -> str:
         return f"{self.backend!r} on {self.mountpoint!r}"
@@ -149,6 +157,8 @@ class MountedBackend(ServedMount):
         backend = self._for(*named)
         if self._recording is None or not self._recording.is_open:
             return work(backend)
+        if self._views.by_name:  # a change through a view is one of the live files
+            named = [self._views.split(path)[1] for path in named]
         answer: R = self._recording.steps.verb(verb.name, kind, named, partial(work, backend), _has_worked)
         return answer
 
@@ -230,9 +240,14 @@ class MountedBackend(ServedMount):
     def stat(self, path: str, *, follow: bool = False) -> StatResult:
         """Return the attributes of a path; a symbolic link itself, unless `follow` says otherwise."""
         try:
-            outer = paths.normalise(path)
+            name, inside = self._view_name, path
+            if name is None:
+                name, inside = self._views.split(paths.normalise(path))
+            outer = paths.normalise(inside)
             route = self.filesystem.tree.route_of(outer)
-            attr, target = route.executor.run("stat", partial(self._look, route, outer, follow))
+            volume = self._views.volume(name, route)
+            attr, target = route.executor.run("stat", partial(self._look, volume, route, outer, follow))
+            outer = paths.normalise(path)
         except PathError as error:
             return StatResult(error=str(error), code=errors.INVALID_PATH)
         except FileNotFoundError:
@@ -270,11 +285,11 @@ class MountedBackend(ServedMount):
             found.append(replace(self.stat(info["path"]), path=info["path"]))
         return StatsResult(entries=found)
 
-    def _look(self, route: Route, outer: AgentPath, follow: bool) -> tuple[Attr | None, str | None]:
+    def _look(self, volume: Volume, route: Route, outer: AgentPath, follow: bool) -> tuple[Attr | None, str | None]:
         """Return the attributes of a path in its volume, and the target of a symbolic link. None for a directory that
         exists only for the routes."""
         try:
-            found = resolve(route.volume, route.inner(outer), follow=follow).found
+            found = resolve(volume, route.inner(outer), follow=follow).found
         except (FileNotFoundError, NotADirectoryError):
             if self._is_way(outer):
                 return None, None
@@ -282,7 +297,7 @@ class MountedBackend(ServedMount):
         if not found.is_dir and self._is_way(outer):
             return None, None
         is_link = stat_module.S_ISLNK(found.mode)
-        return found, os.fsdecode(route.volume.readlink(found.node)) if is_link else None
+        return found, os.fsdecode(volume.readlink(found.node)) if is_link else None
 
     def _is_way(self, path: AgentPath) -> bool:
         """Return True if there are routes below a path. It is a directory then, even if the backend has a file
@@ -307,6 +322,42 @@ class MountedBackend(ServedMount):
                     failure = OSError(error.errno, f"{route.executor.name}: {error.strerror}")
         if failure is not None:
             raise failure
+
+    def views(self) -> list[ViewInfo]:
+        """Return the views of the mount. Each is a tree in `/.fusebackend/views`."""
+        views = self._views
+        return [
+            ViewInfo(name, [rule.described() for rule in view.rules], views.root(name), name == views.default)
+            for name, view in views.by_name.items()
+            if self._view_name in (None, name)
+        ]
+
+    def explain(self, view: str, operation: str, path: str) -> Explained:
+        """Return what a view does about an operation on a path, and why.
+
+        Args:
+            view: its name.
+            operation: `read` or `write`.
+            path: as agents name it; it need not exist.
+
+        Raises:
+            ValueError: there is no such operation, or the path is malformed.
+            OSError: ENOENT, there is no such view.
+        """
+        if self._view_name not in (None, view):
+            raise OSError(errno.ENOENT, f"there is no view '{view}'; there are: {self._view_name}")
+        mode, rule, matched = self._views.find(view).explain(operation, path)
+        return Explained(mode, rule, matched)
+
+    def viewed(self, name: str) -> ServedMount:
+        """Return the mount through a view. OSError: ENOENT, there is no such view."""
+        from fusebackend.server.viewed import ViewedMount
+
+        return ViewedMount(self, name)
+
+    @property
+    def default_view(self) -> str | None:
+        return self._views.default
 
     def snapshots(self) -> list[SnapshotInfo]:
         """Return the snapshots of the mount, the oldest first. Each is a tree in `/.fusebackend/snapshots`."""

@@ -66,6 +66,7 @@ class Draft:
         self.lock = threading.Lock()
         self.shown = copy.copy(inode)
         self.shown.xattrs = {}
+        self.created = inode.version, inode.atime_ns
         self.name = name
         self.version = version
         self.chunks: dict[tuple[int, int], Chunk] = {}

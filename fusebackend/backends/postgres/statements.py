@@ -359,9 +359,12 @@ def delete_names(volume: int, keys: Sequence[tuple[int, bytes]]) -> Statement:
 _REPLACES = "ON CONFLICT (volume, parent, name) DO UPDATE SET node = EXCLUDED.node, made = EXCLUDED.made"
 
 
-def put_names(volume: int, rows: Sequence[tuple[int, bytes, int]], made: int) -> Statement:
+def put_names(volume: int, rows: Sequence[tuple[int, bytes, int]], made: int, *, replace: bool = True) -> Statement:
+    """Put nodes under names; an error where one is there and is not to be replaced."""
     if len(rows) == 1:
-        return f"INSERT INTO fusebackend.dentry VALUES (%s, %s, %s, %s, %s) {_REPLACES}", (volume, *rows[0], made)
+        end = _REPLACES if replace else ""
+        return f"INSERT INTO fusebackend.dentry VALUES (%s, %s, %s, %s, %s) {end}", (volume, *rows[0], made)
+    assert replace
     parents, names, nodes = (list(column) for column in zip(*rows, strict=True))
     return (
         "INSERT INTO fusebackend.dentry (volume, parent, name, node, made)"
@@ -405,11 +408,12 @@ def update_inodes(volume: int, inodes: Sequence[StoredInode]) -> list[Statement]
     ]
 
 
-def update_adopted(volume: int, inode: StoredInode, version: int) -> Statement:
-    """Update a row that has this version, and fail where it has not, as `require_changes` does."""
+def update_guessed(volume: int, inode: StoredInode, version: int, atime_ns: int) -> Statement:
+    """Update a row that has this version and access time, and fail where it has not, as `require_changes` does."""
     return (
-        f"WITH updated AS ({_UPDATE_ONE} AND version = %s RETURNING 1) SELECT 1 / count(*) FROM updated",
-        (*(getattr(inode, field) for field in _UPDATED), volume, inode.node, version),
+        f"WITH updated AS ({_UPDATE_ONE} AND version = %s AND atime_ns = %s RETURNING 1)"
+        " SELECT 1 / count(*) FROM updated",
+        (*(getattr(inode, field) for field in _UPDATED), volume, inode.node, version, atime_ns),
     )
 
 

@@ -20,7 +20,7 @@ from fusebackend.backends.postgres.old_rows import Newest
 from fusebackend.backends.postgres.statements import StoredInode
 from fusebackend.backends.postgres.transaction import Transaction, Walk, Wanted, gone
 from fusebackend.backends.postgres.unsynced import Unsynced
-from fusebackend.backends.postgres.uses import Uses
+from fusebackend.backends.postgres.uses import OwnDirectories, Uses
 from fusebackend.base.paths import PathError
 from fusebackend.base.stamps import CLOCK
 from fusebackend.databases.pipeline import COMMIT, Rows, Statement, send
@@ -82,6 +82,7 @@ class StoredTree(TreeVolume):
         self._uses = uses
         self._unsynced = Unsynced(volume_id, uses.is_open)
         self._drafts = Drafts(self._store)
+        self._directories = OwnDirectories()
         self._last_writer_wins = last_writer_wins
         self._is_shared = is_shared
         self._scope = _Scope()
@@ -108,13 +109,23 @@ class StoredTree(TreeVolume):
                 transaction.fetch(wanted)
                 return rule(*arguments)
         version = self._session.new_version()
+        directory, name = wanted.entries[0] if wanted.makes else (0, b"")
+        row = self._directories.likely(directory) if wanted.makes else None
 
         def attempt(connection: Connection[Any]) -> T:
+            nonlocal row
             if self._unsynced.is_due:
                 self._unsynced.sync(connection)
-            with self._transaction(self._begun(connection, version)) as transaction:
-                transaction.fetch(wanted)
-                return rule(*arguments)
+            guessed, row = row, None
+            try:
+                with self._transaction(self._begun(connection, version)) as transaction:
+                    if guessed is None or not transaction.guess(guessed, name):
+                        transaction.fetch(wanted)
+                    return rule(*arguments)
+            except BaseException:
+                if guessed is not None:
+                    self._directories.contested(directory)
+                raise
 
         return self._connections.run(attempt)
 
@@ -209,11 +220,13 @@ class StoredTree(TreeVolume):
                 self._uses.wrote(node, transaction.version, contents, emptied)
             payloads: list[str] = []
             xid = feed.NO_XID
+            moment = self._directories.moment
             try:
                 rows = transaction.commit(lambda changes: self._notices(changes, payloads))
                 xid = int(rows[0][0]) if rows else xid
             finally:  # it may have happened without an answer
                 self._session.announce(payloads, xid)
+            self._directories.note(moment, transaction.directories())
             self._unsnapped = self._unsnapped or bool(transaction.before)
             self._unsynced.committed(
                 transaction.incarnation,

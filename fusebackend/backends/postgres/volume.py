@@ -3,8 +3,9 @@
 The rules are `TreeVolume`'s; they run on a `Transaction`, which fetches the rows they need and gathers their changes.
 Each operation that changes something is one transaction of two round trips, committed when it returns, and repeated
 when the server rolls it back in favour of another one; but what fills a new file is one transaction at its close, of
-one round trip (`drafts.py`). Reads are single statements: each sees one state and waits for no lock, and any number of
-them run at once. Nothing else is kept in memory that another host could have changed.
+one round trip (`drafts.py`), and so is a new name in a directory that this host has changed last. Reads are single
+statements: each sees one state and waits for no lock, and any number of them run at once. Of what another host could
+have changed, only rows of directories are kept in memory (`OwnDirectories`).
 
 `lock` does nothing here. Several calls become one in `change_as_one`, which locks what it changes, and in `changing`,
 which keeps all other changes of the volume out, on every host; and in `viewing` all reads see one state. All of them
@@ -228,13 +229,17 @@ class PostgresVolume(StoredTree, SnapshotVolume):
             self._session.look_after(node)
 
     def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
-        return self._change(Wanted(entries=((parent, name),)), super().mknod, parent, name, mode, rdev, caller)
+        return self._change(
+            Wanted(entries=((parent, name),), makes=True), super().mknod, parent, name, mode, rdev, caller
+        )
 
     def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr:
-        return self._change(Wanted(entries=((parent, name),)), super().mkdir, parent, name, mode, caller)
+        return self._change(Wanted(entries=((parent, name),), makes=True), super().mkdir, parent, name, mode, caller)
 
     def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Attr:
-        return self._change(Wanted(entries=((parent, name),)), super().symlink, parent, name, target, caller)
+        return self._change(
+            Wanted(entries=((parent, name),), makes=True), super().symlink, parent, name, target, caller
+        )
 
     def link(self, node: int, new_parent: int, new_name: bytes) -> Attr:
         self._end_drafts(node)
@@ -265,6 +270,10 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         if attr is not None:
             return attr
         self._drafts.settle(node)
+        if self._feed.live and self._scope.view is None:
+            directory = self._directories.get(node)
+            if directory is not None:
+                return directory
         return self._read_inode(node)
 
     def _read_inode(self, node: int) -> StoredInode:
@@ -384,6 +393,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
 
     def _note_access(self, attr: Attr) -> None:
         if tree.is_access_noted(attr) and self._scope.view is None:
+            self._directories.changed(attr.node)
             self._query(statements.accessed(self.id, attr.node, now_ns()))
 
     def _read_contents(self, node: int, first: int, last: int) -> tuple[StoredInode, dict[int, bytes]]:
@@ -518,6 +528,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
             if change.node is not None or change == Change():
                 self._bare.changed(change.node)
                 self._drafts.doubt(change.node)
+                self._directories.changed(change.node)
             nodes = [change.node] if change != Change() else self._uses.opened()
             for node in nodes:
                 if node is not None and self._uses.is_open(node):
@@ -526,6 +537,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
 
     def _feed_became(self, live: bool) -> None:
         self.features = replace(self.features, change_feed=live)
+        self._directories.changed(None)
         self.expire()
         if live and self._unsynced.is_pending:
             try:  # before other hosts change what the server has recovered
