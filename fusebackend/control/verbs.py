@@ -39,6 +39,7 @@ from fusebackend.protocol import (
     ForgetResult,
     MergeResult,
     PruneResult,
+    RestoreResult,
     SandboxBackendProtocol,
     SnapshotInfo,
     SpaceInfo,
@@ -270,6 +271,18 @@ class ServedMount(SandboxBackendProtocol):
     @abc.abstractmethod
     def prune(self, *, dry_run: bool = False) -> PruneResult:
         """Delete what is kept of the past, but for snapshots that were asked for. OSError."""
+
+    @abc.abstractmethod
+    def restore(
+        self,
+        paths: list[str],
+        ref: str,
+        *,
+        to: list[str] | None = None,
+        dry_run: bool = False,
+        force: bool = False,
+    ) -> RestoreResult:
+        """Put files back as they were in another state. ValueError, OSError."""
 
     @abc.abstractmethod
     def forget(self, *paths: str, dry_run: bool = False) -> ForgetResult:
@@ -686,6 +699,7 @@ VERBS: dict[str, SocketVerb] = {
     "end_call": _same("end_call", works=False),
     "df": _same("df", long=True),
     "prune": _same("prune", long=True, changes=True),
+    "restore": _same("restore", long=True, changes=True),
     "views": _same("views", works=False),
     "explain": _same("explain"),
     "forget": SocketVerb(

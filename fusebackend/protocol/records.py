@@ -38,6 +38,7 @@ __all__ = [
     "MoveResult",
     "PruneResult",
     "ReadResult",
+    "RestoreResult",
     "SnapshotInfo",
     "SpaceInfo",
     "StatResult",
@@ -500,6 +501,23 @@ class MergeResult:
     call: str | None = None
     changes: list[UndoneChange] = field(default_factory=list)
     decided: list[UndoConflict] = field(default_factory=list)
+    conflicts: list[UndoConflict] = field(default_factory=list)
+    partly: list[str] = field(default_factory=list)
+
+
+@dataclass
+class RestoreResult:
+    """What `restore` did, or would do.
+
+    `ref` is the state that it restored from, `call` the restore itself as a call. `changes` are what was put back
+    (`create`, `replace`, `link`, `remove`, `attributes`), `skipped` the paths that were left alone. With `conflicts`,
+    files that are open for writing, nothing was changed. `partly` says what could not be kept.
+    """
+
+    ref: str
+    call: str | None = None
+    changes: list[UndoneChange] = field(default_factory=list)
+    skipped: list[UndoConflict] = field(default_factory=list)
     conflicts: list[UndoConflict] = field(default_factory=list)
     partly: list[str] = field(default_factory=list)
 

@@ -43,6 +43,7 @@ from fusebackend.protocol import (
     MoveResult,
     PruneResult,
     ReadResult,
+    RestoreResult,
     SnapshotInfo,
     SpaceInfo,
     StatResult,
@@ -62,6 +63,8 @@ from fusebackend.server.trees import TreesFace
 from fusebackend.trees.automatic import AutomaticSnapshots
 from fusebackend.trees.branches import Branches
 from fusebackend.trees.merge.merges import Merges
+from fusebackend.trees.refs import Refs, Taken
+from fusebackend.trees.restore import Restores
 from fusebackend.trees.snapshots import Snapshots
 from fusebackend.vfs.watch.async_watch import AsyncWatch, ThreadedWatch
 from fusebackend.volumes.native import NativeVolume
@@ -129,11 +132,13 @@ class MountedBackend(ServedMount):
         self._automatic = automatic
         self._branches = branches
         self._merges: Merges | None = None
+        self._restores: Restores | None = None
         if branches is not None:
             volumes = {route.prefix: route.volume for route in filesystem.tree.routes}
             recorder = None if recording is None else recording.recorder
             self._merges = Merges(branches, volumes, filesystem.written, recorder)
             branches.compare = self._merges.compare
+            self._restores = Restores(branches, snapshots, volumes, filesystem.written, recorder)
         self._recording = recording
         volumes = {route.prefix: route.volume for route in filesystem.tree.routes}
         self._past = None if recording is None else MountHistory(recording.recorder, volumes)
@@ -600,6 +605,44 @@ class MountedBackend(ServedMount):
             OSError: a volume's error.
         """
         return prune(self._snapshots, self._past, dry_run=dry_run)
+
+    def restore(
+        self,
+        paths: list[str],
+        ref: str,
+        *,
+        to: list[str] | None = None,
+        dry_run: bool = False,
+        force: bool = False,
+    ) -> RestoreResult:
+        """Put files, directories and links back as they were, with all attributes. It is a call, which `undo` takes
+        back.
+
+        A directory is as it was afterwards: names that were not in it are removed. Routes of which the state holds
+        nothing are left alone.
+
+        Args:
+            paths: what is restored.
+            ref: the state: the name of a snapshot or branch, a time such as `10m`, a call.
+            to: another path for each of them, of which the directory must be there.
+            dry_run: change nothing; the answer says what would be done.
+            force: also files that are open for writing: who has them goes on with the old ones.
+
+        Raises:
+            ValueError: a path is malformed, or nothing is meant by `ref`; `to` has another number of paths.
+            OSError: ENOENT, a path is not in that state; ENOTSUP, the mount has no other states; or an error of a
+                volume: routes that keep snapshots have all of it then or nothing, and the same call does the rest.
+        """
+        branches = self._branching()
+        if to is not None and len(to) != len(paths):
+            raise ValueError("'to' needs a path for each of 'paths'")
+        taken = [Taken(each.name, each.time_ns) for each in self.snapshots()]
+        opened = [Taken(name, branch.created_ns) for name, branch in branches.opened.items()]
+        state = Refs(taken, opened, began_ns=lambda call: self._remembered().call(call).began_ns).one(ref)
+        if self._automatic is not None and not dry_run:
+            self._automatic.before_call()
+        assert self._restores is not None, "a mount with branches restores"
+        return self._restores.restore(paths, state, to, dry_run=dry_run, force=force)
 
     def forget(self, *paths: str, dry_run: bool = False) -> ForgetResult:
         """Have all that is kept of the past lose the contents of paths: snapshots, branches, the bytes that undo needs,

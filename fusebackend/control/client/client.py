@@ -62,6 +62,7 @@ from fusebackend.protocol import (
     MergeResult,
     PruneResult,
     ReadResult,
+    RestoreResult,
     SandboxBackendProtocol,
     SnapshotInfo,
     SpaceInfo,
@@ -544,6 +545,23 @@ class Client(SandboxBackendProtocol):
     def prune(self, *, dry_run: bool = False) -> PruneResult:
         """Delete what is kept of the past, but for snapshots that were asked for; see `MountedBackend.prune`."""
         return self._done(PruneResult, "prune", {"dry_run": dry_run})
+
+    def restore(
+        self,
+        paths: list[str],
+        ref: str,
+        *,
+        to: list[str] | None = None,
+        dry_run: bool = False,
+        force: bool = False,
+    ) -> RestoreResult:
+        """Put files back as they were in another state; see `MountedBackend.restore`.
+
+        Raises:
+            ValueError, OSError: as there; EROFS, the mount is read-only.
+        """
+        options = {"to": to, "dry_run": dry_run, "force": force}
+        return self._done(RestoreResult, "restore", {"paths": paths, "ref": ref, **options})
 
     def forget(self, *paths: str, dry_run: bool = False) -> ForgetResult:
         """Have all that is kept of the past lose the contents of paths; see `MountedBackend.forget`.
