@@ -157,6 +157,7 @@ class HistoryFile:
         options: what it keeps of commands.
 
     Attributes:
+        earlier: the number of the last record of an earlier server; 0 if there is none.
         interrupted: the calls that went on when the last server was killed.
         set_aside: where the file went that was found damaged or newer, and why, a line; None if none was.
 
@@ -193,6 +194,7 @@ class HistoryFile:
         self._call: int
         self._record: int
         self._call, self._record = self._writer.execute("SELECT call, record FROM numbers").fetchone()
+        self.earlier = self._record
         self.interrupted: list[int] = []
         self._end_interrupted()
         self._wake = threading.Event()

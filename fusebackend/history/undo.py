@@ -161,7 +161,9 @@ class Undo:
         self._end(numbers)
         records = [record for number in numbers for record in self._history.records(number)]
         records.sort(key=lambda record: record.number)
-        plan = UndoPlan(self._volumes, self._recorder.images.path, self._history.later, merge=merge)
+        plan = UndoPlan(
+            self._volumes, self._recorder.images.path, self._history.later, merge=merge, earlier=self._history.earlier
+        )
         plan.add(records, self._history.overlaps(numbers))
         return plan
 
