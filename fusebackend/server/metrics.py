@@ -1,8 +1,9 @@
-"""`Metrics`: what Prometheus can know of a mount, by prometheus-client, which is imported with this module.
+"""`Metrics`: what Prometheus can know of a mount, by prometheus-client.
 
-What is counted anyway, `status` has, and `_Counted` says it in Prometheus' words. Times need a clock around each request
-and verb: `measure_kernel` and `measured_verbs` put one there, and a mount without metrics has none. Labels are kinds of
-requests, routes and errors, never paths of files, so that their number has a bound.
+What is counted anyway, `status` has, and `_Counted` says it in Prometheus' words. Times need a clock around each
+request and verb: `measure_kernel` and `measured_verbs` put one there, `with_measured_verbs` for agents in this process,
+and a mount without metrics has none. Labels are kinds of requests, routes and errors, never paths of files, so that
+their number has a bound.
 """
 
 from __future__ import annotations
