@@ -198,13 +198,13 @@ class LiveMount:
             if on_ready is not None:
                 on_ready()
 
-        if self.metrics is not None:
-            self.metrics.listen()
         self._backend.guard(self._guards)
         if self.branches is not None:
             self.branches.open()
         self._listen()
         try:
+            if self.metrics is not None:
+                self.metrics.listen()
             self._session.run(ready)
         finally:
             self._end()

@@ -122,11 +122,11 @@ class Metrics:
         Raises:
             MountError: the address can't be had.
         """
-        if self._options.host is None:
+        host, port = self._options
+        if host is None:
             return
         from prometheus_client import start_http_server
 
-        host, port = self._options
         try:
             self._server = start_http_server(port, host, self._registry)
         except OSError as error:
