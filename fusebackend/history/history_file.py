@@ -26,6 +26,8 @@ from typing import Any, Final, NamedTuple
 
 from fusebackend.base.paths import ROOT, AgentPath, is_below, to_name
 from fusebackend.databases import sqlite
+from fusebackend.history import chain
+from fusebackend.history.chain import Chain, Verified, collapse, load
 from fusebackend.history.masking import LogOptions, kept
 from fusebackend.history.records import Call, CallKind, Image, Record, RecordKind, Stamp, State
 from fusebackend.protocol import Actor
@@ -53,7 +55,7 @@ ROWS: Final = 50
 FORGOTTEN: Final = "they were forgotten ('fusebackend forget')"
 """Why the bytes of an image are lost."""
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Of the tables; `PRAGMA user_version`."""
 
 _SCHEMA: Final = """
@@ -63,7 +65,7 @@ CREATE TABLE IF NOT EXISTS calls (
     number INTEGER PRIMARY KEY, kind TEXT NOT NULL, title TEXT NOT NULL,
     agent TEXT NOT NULL, thread TEXT NOT NULL, tool_call TEXT NOT NULL, command TEXT NOT NULL,
     uid INTEGER, pid INTEGER, host TEXT NOT NULL,
-    began_ns INTEGER NOT NULL, ended_ns INTEGER, undone_by INTEGER);
+    began_ns INTEGER NOT NULL, ended_ns INTEGER, undone_by INTEGER, link INTEGER NOT NULL, digest BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS undoes (
     undo INTEGER NOT NULL, call INTEGER NOT NULL, PRIMARY KEY (undo, call)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS records (
@@ -72,7 +74,8 @@ CREATE TABLE IF NOT EXISTS records (
     mode INTEGER, uid INTEGER, gid INTEGER, rdev INTEGER, size INTEGER, nlink INTEGER, atime_ns INTEGER,
     mtime_ns INTEGER, xattrs TEXT, target BLOB,
     place TEXT, name TEXT, image_node INTEGER,
-    after_mode INTEGER, after_uid INTEGER, after_gid INTEGER, after_size INTEGER, after_mtime_ns INTEGER);
+    after_mode INTEGER, after_uid INTEGER, after_gid INTEGER, after_size INTEGER, after_mtime_ns INTEGER,
+    link INTEGER NOT NULL, digest BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS routes (prefix BLOB PRIMARY KEY, backend TEXT) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS calls_by_end ON calls (ended_ns);
 CREATE INDEX IF NOT EXISTS records_of_call ON records (call, number);
@@ -81,15 +84,21 @@ CREATE INDEX IF NOT EXISTS records_to_path ON records (to_path, number) WHERE to
 CREATE INDEX IF NOT EXISTS records_with_image ON records (place, name) WHERE place IS NOT NULL;
 """
 
-_ROW: Final = "(" + ", ".join("?" * 27) + ")"
+_ROW: Final = "(" + ", ".join("?" * 29) + ")"
 _RECORD: Final = f"INSERT INTO records VALUES {_ROW}"
-_CALL: Final = "INSERT INTO calls VALUES (" + ", ".join("?" * 13) + ")"
+_CALL: Final = "INSERT INTO calls VALUES (" + ", ".join("?" * 15) + ")"
+_END: Final = "UPDATE calls SET ended_ns = ? WHERE number = ?"
+_UNDONE: Final = "UPDATE calls SET undone_by = ? WHERE number = ?"
+_EVENTS: Final = {_END: "end", _UNDONE: "undone"}
+_DROP: Final = "DELETE FROM records WHERE number = ?"
+_FORGET: Final = "DELETE FROM calls WHERE number = ?"
 _AFTER: Final = (
     "UPDATE records SET after_mode = ?, after_uid = ?, after_gid = ?, after_size = ?, after_mtime_ns = ? "
     "WHERE number = ?"
 )
 _CALLS: Final = (
-    "SELECT calls.*, (SELECT count(*) FROM records WHERE records.call = calls.number), "
+    "SELECT number, kind, title, agent, thread, tool_call, command, uid, pid, host, began_ns, ended_ns, undone_by, "
+    "(SELECT count(*) FROM records WHERE records.call = calls.number), "
     "(SELECT group_concat(undoes.call) FROM undoes WHERE undoes.undo = calls.number) FROM calls"
 )
 
@@ -173,6 +182,7 @@ class HistoryFile:
         self._call: int
         self._record: int
         self._call, self._record = self._writer.execute("SELECT call, record FROM numbers").fetchone()
+        self._chain = load(self._writer)
         self.interrupted: list[int] = []
         self._end_interrupted()
         self._wake = threading.Event()
@@ -204,7 +214,13 @@ class HistoryFile:
         rows = self._writer.execute("SELECT number FROM calls WHERE ended_ns IS NULL").fetchall()
         self.interrupted = [number for (number,) in rows]
         last = "coalesce((SELECT max(time_ns) FROM records WHERE call = calls.number), began_ns)"
-        self._writer.execute(f"UPDATE calls SET ended_ns = {last} WHERE ended_ns IS NULL")
+        rows = self._writer.execute(f"SELECT {last}, number FROM calls WHERE ended_ns IS NULL").fetchall()
+        if rows:
+            links = Chain(self._chain)
+            with sqlite.transaction(self._writer):
+                _write(self._writer, links, _END, rows)
+                self._writer.execute("UPDATE chain SET link = ?, head = ?", links.position)
+            self._chain = links.position
         (self._ended_ns,) = self._writer.execute("SELECT coalesce(max(ended_ns), 0) FROM calls").fetchone()
 
     def close(self) -> None:
@@ -262,7 +278,7 @@ class HistoryFile:
             self._undoes.pop(number, None)
             if self._unwritten.pop(number, None) is None:
                 self._ended_ns = max(self._ended_ns + 1, self._time_ns())
-                self._put("UPDATE calls SET ended_ns = ? WHERE number = ?", (self._ended_ns, number))
+                self._put(_END, (self._ended_ns, number))
 
     def add(
         self,
@@ -289,7 +305,7 @@ class HistoryFile:
                 for undone in self._undoes.get(call, ()):
                     self._waiting.append(("INSERT OR IGNORE INTO undoes VALUES (?, ?)", (call, undone)))
             row = (
-                number, call, time_ns, to_name(prefix), kind, path, to_path or None, node, linked,
+                number, call, time_ns, to_name(prefix), kind, path, to_path or None, node, int(linked),
                 *_state_row(before), *_image_row(image), *(after or (None,) * 5),
             )  # fmt: skip
             self._put(_RECORD, row)
@@ -302,7 +318,7 @@ class HistoryFile:
         """Delete records of changes that were not made."""
         with self._guard:
             for number in numbers:
-                self._put("DELETE FROM records WHERE number = ?", (number,))
+                self._put(_DROP, (number,))
 
     def set_after(self, stamps: Mapping[int, Stamp | None]) -> None:
         """Set `after` of records, by their numbers."""
@@ -314,7 +330,7 @@ class HistoryFile:
         """Note which undo has taken calls back; None after that undo was taken back itself."""
         with self._guard:
             for number in calls:
-                self._put("UPDATE calls SET undone_by = ? WHERE number = ?", (by, number))
+                self._put(_UNDONE, (by, number))
 
     def _put(self, statement: str, row: tuple[Any, ...]) -> None:
         if not self._waiting:
@@ -337,11 +353,16 @@ class HistoryFile:
                 numbers = (self._call, self._record)
             if not rows:
                 return
+            links = Chain(self._chain)
             try:
                 with sqlite.transaction(self._writer):
                     for statement, group in itertools.groupby(rows, _statement_of):
-                        _execute(self._writer, statement, [row for _, row in group])
+                        _write(self._writer, links, statement, [row for _, row in group])
                     self._writer.execute("UPDATE numbers SET call = ?, record = ?", numbers)
+                    self._writer.execute("UPDATE chain SET link = ?, head = ?", links.position)
+                    if any(statement == _FORGET for statement, _ in rows):
+                        collapse(self._writer)
+                self._chain = links.position
             except sqlite3.Error as error:
                 if self.failed is None:
                     log.error("the history '%s' can't be written, and is incomplete: %s", self.path, error)
@@ -589,6 +610,20 @@ class HistoryFile:
                 (FORGOTTEN, *values),
             )
 
+    def verify(self, anchors: Mapping[int, bytes] | None = None) -> Verified:
+        """Check that the history is as it was written, see `chain.py`.
+
+        Args:
+            anchors: heads of the chain that were kept elsewhere, by their links.
+        """
+        self.flush()
+        with (
+            sqlite.translate_errors(f"the history '{self.path}' can't be read"),
+            contextlib.closing(sqlite.open_file(self.path, "mode=ro")) as reader,
+            sqlite.transaction(reader, "DEFERRED"),
+        ):
+            return chain.verify(reader, anchors or {})
+
     # -- retention ---------------------------------------------------------------------------------------------
 
     def oldest(self, limit: int) -> list[int]:
@@ -628,9 +663,7 @@ class HistoryFile:
         ends = self._read("SELECT max(ended_ns) FROM calls WHERE number IN (SELECT value FROM json_each(?))", (chosen,))
         with self._guard:
             for number in calls:
-                self._put("DELETE FROM records WHERE call = ?", (number,))
-                self._put("DELETE FROM undoes WHERE undo = ?", (number,))
-                self._put("DELETE FROM calls WHERE number = ?", (number,))
+                self._put(_FORGET, (number,))
         self.flush()
         with self._writing, sqlite.translate_errors(f"the history '{self.path}' can't be made smaller"):
             self._writer.execute("PRAGMA incremental_vacuum").fetchall()
@@ -662,15 +695,16 @@ def _connect(path: str) -> sqlite3.Connection:
     connection = sqlite.open_file(path, "mode=rw")
     try:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version > VERSION:
-            raise _Newer(f"is of a newer version ({version}, and this program knows {VERSION})")
+        if version not in (0, VERSION):
+            age = "a newer" if version > VERSION else "an earlier"
+            raise _Newer(f"is of {age} version ({version}, and this program knows {VERSION})")
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # before there is a table
         connection.execute("PRAGMA journal_mode = WAL").fetchone()
         connection.execute("PRAGMA synchronous = NORMAL")
         small = os.stat(path).st_size <= CHECKED_BYTES
         if small and connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
             raise sqlite3.DatabaseError("quick_check finds errors")
-        connection.executescript(_SCHEMA)
+        connection.executescript(_SCHEMA + chain.SCHEMA)
         connection.execute(f"PRAGMA user_version = {VERSION}")
     except BaseException:
         connection.close()
@@ -691,6 +725,26 @@ def _set_aside(path: str) -> str:
 
 def _statement_of(row: _Row) -> str:
     return row[0]
+
+
+def _write(writer: sqlite3.Connection, links: Chain, statement: str, rows: list[tuple[Any, ...]]) -> None:
+    """Execute a statement for all rows, and add what it says to the chain."""
+    if statement == _CALL:
+        rows = [(*row, *links.add("call", chain.said_of_call(row))) for row in rows]
+    elif statement == _RECORD:
+        rows = [(*row, *links.add("record", chain.said_of_record(row))) for row in rows]
+    elif statement == _FORGET:
+        numbers = [number for (number,) in rows]
+        chain.leave_stubs(writer, numbers)
+        writer.executemany("DELETE FROM records WHERE call = ?", rows)
+        writer.executemany("DELETE FROM undoes WHERE undo = ?", rows)
+        writer.execute(*links.event("forget", numbers))
+    elif statement == _DROP:
+        writer.executemany("INSERT INTO stubs SELECT link, -number, digest FROM records WHERE number = ?", rows)
+        writer.execute(*links.event("drop", [-number for (number,) in rows]))
+    _execute(writer, statement, rows)
+    for value, number in rows if statement in _EVENTS else ():
+        writer.execute(*links.event(_EVENTS[statement], [number, value]))
 
 
 def _execute(writer: sqlite3.Connection, statement: str, rows: list[tuple[Any, ...]]) -> None:
