@@ -1,4 +1,5 @@
 """An agent destroys files with its shell in four kinds of storage, while another one works; undo brings back just that.
+Then three shells work on a branch each: one is merged, one in part, and one is refused, with both sides kept.
 
     mkdir -p /tmp/agent && python examples/undo_everything.py /tmp/agent /tmp/undo
 
@@ -40,6 +41,19 @@ DAMAGE = (
     "for each in artifacts/build*.bin; do > $each; done",
 )
 """What the agent's shell runs, a tool call each."""
+
+
+BRANCHES = {
+    "port": """
+        sed -i 's/print/log/' repo/lib/*.py
+        git -C src mv main.c app.c && git -C src commit -qm 'Rename the program'
+        sed -i s/tea/mate/ memories/fact1.md
+        head -c 50000 /dev/urandom > artifacts/port.bin
+    """,
+    "tidy": "mkdir repo/docs; echo '# Modules' > repo/docs/index.md; rm -r artifacts/*.bin src/notes memories/fact?.md",
+    "rival": "sed -i 's/print/echo/' repo/lib/module1.py; echo 'likes: coffee' > memories/fact1.md; rm src/main.c",
+}
+"""What the shell of each branch runs. `rival` changes files that `port` changes, too."""
 
 
 def bash(script: str, cwd: Path) -> None:
@@ -110,6 +124,42 @@ def show(*words: str, cwd: Path) -> None:
     subprocess.run([*FUSEBACKEND, *words], cwd=cwd, check=True)
 
 
+def read(top: Path, *paths: str) -> list[bytes | None]:
+    """Return the bytes of files, None where there is none."""
+    return [(top / path).read_bytes() if (top / path).exists() else None for path in paths]
+
+
+def branch(mount: Path) -> None:
+    """Let three shells work on three branches at once, and merge them."""
+    with fusebackend.connect(mount) as files:
+        for name in BRANCHES:
+            files.create_branch(name)
+    before = contents(mount)
+    shells = [
+        subprocess.Popen([*FUSEBACKEND, "shell", "--branch", name, "--", "bash", "-euc", script], cwd=mount)
+        for name, script in BRANCHES.items()
+    ]
+    codes = [shell.wait() for shell in shells]
+    if any(codes):
+        raise RuntimeError("a shell has failed")
+    if contents(mount) != before:
+        raise RuntimeError("the branches have changed the mount")
+    port, rival = (mount / ".fusebackend/branches" / name for name in ("port", "rival"))
+    show("diff", "main..rival", "--stat", "--", "repo", "src", cwd=mount)
+    show("branch", "merge", "port", cwd=mount)
+    both = ("repo/lib/module1.py", "src/main.c", "src/app.c", "memories/fact1.md", "artifacts/port.bin")
+    if read(mount, *both) != read(port, *both):
+        raise RuntimeError("the merge has not made all changes")
+    show("branch", "merge", "tidy", "--", "repo/docs", cwd=mount)
+    if None in read(mount, "repo/docs/index.md", "artifacts/build1.bin", "src/notes/idea.txt", "memories/fact2.md"):
+        raise RuntimeError("more or less than repo/docs was merged")
+    before, ours = contents(mount), read(rival, *both)
+    print("\n$ fusebackend branch merge rival", flush=True)
+    refused = subprocess.run([*FUSEBACKEND, "branch", "merge", "rival"], cwd=mount)
+    if refused.returncode == 0 or contents(mount) != before or read(rival, *both) != ours:
+        raise RuntimeError("the merge of both sides' changes was not refused")
+
+
 def work(mount: Path) -> None:
     for script in (REPOSITORY, CHECKOUT, MEMORIES, ARTIFACTS):
         bash(script, mount)
@@ -126,8 +176,9 @@ def work(mount: Path) -> None:
         began = time.monotonic()
         show("undo", *calls, cwd=mount)
         took_s = time.monotonic() - began
-    if contents(mount) != before:
-        raise RuntimeError("not everything is as it was before")
+        if contents(mount) != before:
+            raise RuntimeError("not everything is as it was before")
+        branch(mount)
     lost = [path for path, text in colleague.written.items() if path.read_text() != text]
     if lost:
         raise RuntimeError(f"files of the colleague were changed: {lost}")
@@ -156,7 +207,7 @@ def main(arguments: list[str]) -> None:
         "/artifacts/": given.artifacts or f"dir:{kept}/artifacts",
     }
     words = [word for prefix, url in routes.items() for word in ("--route", f"{prefix}={url}")]
-    os.environ["XDG_STATE_HOME"] = str(kept / "state")
+    os.environ.update(XDG_STATE_HOME=str(kept / "state"), XDG_DATA_HOME=str(kept / "data"))
     subprocess.run([*FUSEBACKEND, "mount", str(mount), "--default", f"sqlite:{kept}/default.db", *words], check=True)
     try:
         work(mount)

@@ -17,7 +17,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from fusebackend.base.paths import ROOT, AgentPath, to_text
 from fusebackend.protocol import NAME_MAX_BYTES, BranchInfo, SnapshotVolume, Volume
@@ -26,9 +26,7 @@ from fusebackend.trees.composed import Places
 from fusebackend.trees.lower_tree import LowerTree
 from fusebackend.trees.refs import Refs, Taken
 from fusebackend.trees.snapshots import AUTOMATIC, Snapshots, check_name
-
-if TYPE_CHECKING:
-    from fusebackend.vfs.mounted_tree import RoutesDirectory
+from fusebackend.volumes.native import NativeVolume
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +44,16 @@ MAX_BRANCHES: Final = 256
 """Each has a connection, a thread, and some MiB of caches."""
 
 
+class Shown(Protocol):
+    """A directory that shows volumes: `RoutesDirectory` in `vfs/mounted_tree.py`."""
+
+    def attach(self, name: str, volume: NativeVolume) -> object:
+        """Show a volume."""
+
+    def detach(self, name: str) -> None:
+        """Show it no more."""
+
+
 class Branches:
     """See the module's docstring.
 
@@ -56,9 +64,7 @@ class Branches:
         trees: the directory that shows them.
     """
 
-    def __init__(
-        self, directory: str, volumes: Mapping[AgentPath, Volume], snapshots: Snapshots, trees: RoutesDirectory
-    ) -> None:
+    def __init__(self, directory: str, volumes: Mapping[AgentPath, Volume], snapshots: Snapshots, trees: Shown) -> None:
         self._directory = directory
         self._volumes = dict(volumes)
         self._snapshots = snapshots

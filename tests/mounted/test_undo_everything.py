@@ -40,6 +40,8 @@ def check(output: str) -> None:
     assert found is not None, output
     assert float(found[1]) < MOST_S
     assert int(found[2]) > 10
+    merges = [line for line in output.splitlines() if line.startswith("$ fusebackend branch merge")]
+    assert [line.split()[4] for line in merges] == ["port", "tidy", "rival"]
 
 
 def test_in_files(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis.stateful import precondition, rule
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol import SnapshotVolume, Volume
 from fusebackend.testing.model import VolumeMachine
-from fusebackend.testing.snapshots.copy import Copied, copy_of, read_once
+from fusebackend.testing.snapshots.copy import Copied, but_atimes, copy_of, read_once
 from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.composed import Places
 from fusebackend.trees.lower_tree import LowerTree
@@ -85,7 +85,7 @@ class BranchMachine(VolumeMachine):
         """Compare the volume under the branch with the copy that was made before: all but access times."""
         assert self.below is not None
         now = read_once(self.below)
-        assert _but_atimes(now) == _but_atimes(self._copy)
+        assert but_atimes(now) == but_atimes(self._copy)
 
     def teardown(self) -> None:
         if self.below is not None:
@@ -96,7 +96,3 @@ class BranchMachine(VolumeMachine):
                 shutil.rmtree(self._directory)
                 self.volume = self.below
         super().teardown()
-
-
-def _but_atimes(copy: dict[bytes, Copied]) -> dict[bytes, Copied]:
-    return {path: each._replace(times_ns=(0, *each.times_ns[1:])) for path, each in copy.items()}

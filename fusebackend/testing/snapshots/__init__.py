@@ -18,6 +18,7 @@ numbers, all attributes, extended attributes, link targets, bytes and holes.
 
 cases.py      contents of snapshots, errors, deletion
 machine.py    random operations, with snapshots taken and deleted between them
+scene.py      files of every kind, and what wrecks them
 copy.py       the copy to compare with
 """
 

@@ -41,6 +41,11 @@ def read_once(volume: Volume) -> dict[bytes, Copied]:
     return _walk(volume)
 
 
+def but_atimes(copy: dict[bytes, Copied]) -> dict[bytes, Copied]:
+    """Return a copy without access times."""
+    return {path: each._replace(times_ns=(0, *each.times_ns[1:])) for path, each in copy.items()}
+
+
 def _walk(volume: Volume) -> dict[bytes, Copied]:
     found: dict[bytes, Copied] = {}
     waiting = [(b"/", volume.getattr(ROOT_NODE).node)]

@@ -1,0 +1,327 @@
+"""`BranchCases`: a branch over a volume: its contents, that nothing changes below it, and its merge.
+
+A case is a method with the argument `branched`: a branch over the author's volume, which has some files. Links, modes
+and extended attributes below the branch are only made where `volume.features` has them; in the branch they always work.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fusebackend.backends.memory import InMemoryVolume
+from fusebackend.protocol import ROOT_NODE, AttrChanges, MergeResult, SnapshotVolume, Volume
+from fusebackend.testing.branches.branched import Branched
+from fusebackend.testing.branches.by_path import (
+    at,
+    chmod,
+    content,
+    link,
+    mkdir,
+    place,
+    remove,
+    rename,
+    replace,
+    shown,
+    symlink,
+    write,
+)
+from fusebackend.testing.snapshots.copy import Copied, but_atimes, copy_of, read_once
+from fusebackend.testing.snapshots.scene import make_scene, refused, wreck_scene
+
+LARGE = bytes(range(256)) * 800
+LINES = [b"%d\n" % number for number in range(30)]
+
+
+def fill(volume: Volume) -> None:
+    """Make files that any volume can hold."""
+    mkdir(volume, b"d")
+    mkdir(volume, b"d/deep")
+    write(volume, b"d/x", b"x")
+    write(volume, b"d/deep/y", b"y")
+    write(volume, b"large", LARGE)
+    write(volume, b"lines", b"".join(LINES))
+    write(volume, b"gone", b"gone")
+
+
+def _state(volume: Volume) -> dict[bytes, Copied]:
+    return but_atimes(read_once(volume))
+
+
+def _as_a_user_sees_it(volume: Volume) -> dict[bytes, Copied]:
+    """Leave out the root, numbers, times, and where the blocks are."""
+    return {
+        path: each._replace(node=0, blocks=0, times_ns=(0, 0, 0), data=())
+        for path, each in copy_of(volume).items()
+        if path != b"/"
+    }
+
+
+def _contents(volume: Volume) -> dict[bytes, tuple[int, bytes]]:
+    """Type and bytes of each file."""
+    return {path: (file.type, file.data) for path, file in shown(volume, modes=False).items()}
+
+
+def _overwrite(volume: Volume, path: bytes, offset: int, data: bytes) -> None:
+    node = at(volume, path).node
+    volume.open(node, os.O_RDWR)
+    volume.write(node, offset, data)
+    volume.release(node, os.O_RDWR)
+
+
+def _conflicts(result: MergeResult) -> list[str]:
+    return sorted(each.path for each in result.conflicts)
+
+
+class BranchCases:
+    """Every case. Give it a fixture `volume`: a new and empty one, which is closed after the case."""
+
+    @pytest.fixture
+    def branched(self, volume: Volume, tmp_path: Path) -> Iterator[Branched]:
+        fill(volume)
+        made = Branched(str(tmp_path / "branches of a case"), {"/": volume})
+        yield made
+        made.close()
+
+    # -- what is in it -----------------------------------------------------------------------------------------
+
+    def test_it_begins_with_what_the_volume_has(self, branched: Branched) -> None:
+        assert shown(branched.branch) == shown(branched.main)
+        assert branched.branch.changed_names() == 0
+
+    def test_nothing_changes_below(self, branched: Branched) -> None:
+        """Every kind of change of what is there; names, attributes, times and bytes below are as before."""
+        before = _state(branched.main)
+        branch = branched.branch
+        _overwrite(branch, b"large", 70_000, b"changed")
+        replace(branch, b"lines", b"replaced")
+        chmod(branch, b"d/x", 0o4711)
+        branch.setxattr(at(branch, b"d").node, b"user.name", b"value")
+        link(branch, b"d/deep/y", b"linked")
+        rename(branch, b"d", b"e")
+        remove(branch, b"gone")
+        symlink(branch, b"gone", b"large")
+        branch.setattr(at(branch, b"e/x").node, AttrChanges(size=100_000))
+        branch.sync()
+        assert _state(branched.main) == before
+        found = _contents(branch)
+        assert set(found) == {b"e", b"e/deep", b"e/deep/y", b"e/x", b"gone", b"large", b"lines", b"linked"}
+        assert found[b"large"][1] == LARGE[:70_000] + b"changed" + LARGE[70_007:]
+        assert found[b"e/x"][1] == b"x" + bytes(99_999)
+
+    def test_all_of_posix_works_in_it(self, branched: Branched) -> None:
+        """Whatever the volume below can hold: links, modes, owners, devices, holes, exchanges, as in memory."""
+        before, branch, model = _state(branched.main), branched.branch, InMemoryVolume()
+        for path in (b"d", b"large", b"lines", b"gone"):
+            remove(branch, path)
+        for each in (branch, model):
+            make_scene(each)
+        assert _as_a_user_sees_it(branch) == _as_a_user_sees_it(model)
+        for each in (branch, model):
+            wreck_scene(each)
+        assert _as_a_user_sees_it(branch) == _as_a_user_sees_it(model)
+        assert _state(branched.main) == before
+
+    def test_bytes_that_were_cut_off_do_not_come_back(self, branched: Branched) -> None:
+        branch = branched.branch
+        for size in (70_000, 5, 0):  # inside of a chunk, of the first one, and all
+            node = at(branch, b"large").node
+            branch.setattr(node, AttrChanges(size=size))
+            branch.setattr(node, AttrChanges(size=len(LARGE)))
+            assert content(branch, at(branch, b"large")) == LARGE[:size] + bytes(len(LARGE) - size)
+            branched.close()
+            branched.open()
+            branch = branched.branch
+            assert content(branch, at(branch, b"large")) == LARGE[:size] + bytes(len(LARGE) - size)
+        assert content(branched.main, at(branched.main, b"large")) == LARGE
+
+    def test_a_file_that_is_open_sees_its_changes(self, branched: Branched) -> None:
+        branch = branched.branch
+        node = at(branch, b"large").node
+        branch.open(node, os.O_RDONLY)
+        assert branch.read(node, 0, 4) == LARGE[:4]
+        _overwrite(branch, b"large", 1, b"new")
+        assert branch.read(node, 0, 4) == LARGE[:1] + b"new"
+        branch.unlink(ROOT_NODE, b"large")
+        assert branch.read(node, 0, 4) == LARGE[:1] + b"new"
+        branch.release(node, os.O_RDONLY)
+        branch.forget([node])
+        with refused(errno.ESTALE):
+            branch.getattr(node)
+        assert content(branched.main, at(branched.main, b"large")) == LARGE
+
+    def test_an_open_file_without_a_name_has_the_bytes_of_below(self, branched: Branched) -> None:
+        branch = branched.branch
+        node = at(branch, b"large").node
+        branch.open(node, os.O_RDWR)
+        branch.unlink(ROOT_NODE, b"large")
+        branch.write(node, 3, b"new")
+        assert branch.read(node, 0, 1 << 20) == LARGE[:3] + b"new" + LARGE[6:]
+        branch.release(node, os.O_RDWR)
+
+    def test_names_of_one_file_are_copied_up_once(self, branched: Branched, volume: Volume) -> None:
+        if not volume.features.links:
+            pytest.skip("the volume has no hard links")
+        branched.branches.delete(["b"])
+        link(volume, b"d/x", b"also x")
+        branched.branches.create("b")
+        branch = branched.branch
+        write(branch, b"also x", b"by the other name")
+        assert content(branch, at(branch, b"d/x")) == b"by the other name"
+        assert at(branch, b"d/x").nlink == 2 and at(branch, b"d/x").node == at(branch, b"also x").node
+        assert content(volume, at(volume, b"d/x")) == b"x"
+
+    def test_what_the_volume_changes_later(self, branched: Branched, volume: Volume) -> None:
+        """Over snapshots nothing of it is seen. Live, what the branch has not changed is."""
+        branch = branched.branch
+        before = _contents(branch)
+        _overwrite(branch, b"large", 0, b"ours")
+        write(volume, b"large", b"theirs")
+        write(volume, b"lines", b"theirs")
+        write(volume, b"d/new", b"theirs")
+        found = _contents(branch)
+        assert found.pop(b"large")[1] == b"ours" + LARGE[4:]
+        is_frozen = isinstance(volume, SnapshotVolume)
+        assert found[b"lines"][1] == (b"".join(LINES) if is_frozen else b"theirs")
+        assert (b"d/new" in found) == (not is_frozen)
+        if is_frozen:
+            assert {**found, b"large": before[b"large"]} == before
+
+    # -- its life ----------------------------------------------------------------------------------------------
+
+    def test_it_is_the_same_when_it_is_opened_again(self, branched: Branched) -> None:
+        branch = branched.branch
+        rename(branch, b"d", b"e")
+        _overwrite(branch, b"large", 100_000, b"changed")
+        chmod(branch, b"e/x", 0o600)
+        write(branch, b"e/new", b"new")
+        before = shown(branch)
+        nodes = {path: at(branch, path).node for path in (b"e", b"large", b"e/x", b"e/new")}
+        branched.close()
+        branched.open()
+        assert shown(branched.branch) == before
+        assert {path: at(branched.branch, path).node for path in nodes} == nodes
+
+    def test_a_branch_of_it_has_its_changes(self, branched: Branched) -> None:
+        before, branch = _state(branched.main), branched.branch
+        remove(branch, b"d/deep")
+        _overwrite(branch, b"large", 0, b"changed")
+        branched.branches.create("c", "b")
+        other = branched.branches.volume("c")
+        assert shown(other) == shown(branch)
+        write(other, b"lines", b"of the other")
+        write(branch, b"later", b"later")
+        assert content(branch, at(branch, b"lines")) == b"".join(LINES) and b"later" not in shown(other)
+        branched.branches.delete(["b"])
+        assert b"later" not in shown(other) and b"d/deep" not in shown(other)
+        assert _state(branched.main) == before
+
+    def test_nothing_is_left_of_a_deleted_one(self, branched: Branched, volume: Volume) -> None:
+        before = _state(volume)
+        remove(branched.branch, b"d")
+        branched.branches.delete(["b"])
+        assert _state(volume) == before and os.listdir(branched.directory) == []
+        assert not isinstance(volume, SnapshotVolume) or not volume.snapshots()
+
+    # -- its merge ---------------------------------------------------------------------------------------------
+
+    def test_a_merge_makes_its_changes(self, branched: Branched) -> None:
+        branch = branched.branch
+        _overwrite(branch, b"large", 70_000, b"changed")
+        replace(branch, b"lines", b"replaced")
+        rename(branch, b"d", b"e")
+        rename(branch, b"e/x", b"x")
+        mkdir(branch, b"new")
+        write(branch, b"new/file", LARGE)
+        remove(branch, b"gone")
+        write(branched.main, b"theirs", b"theirs")
+        result = branched.merges.merge("b")
+        assert result.conflicts == [] and result.changes
+        found = _contents(branched.main)
+        assert found.pop(b"theirs")[1] == b"theirs"
+        in_branch = _contents(branch)
+        in_branch.pop(b"theirs", None)  # live
+        assert found == in_branch
+        assert branched.merges.merge("b").changes == [], "nothing is left to be merged"
+
+    def test_a_merge_keeps_what_the_volume_can_hold(self, branched: Branched, volume: Volume) -> None:
+        branch, features = branched.branch, volume.features
+        chmod(branch, b"d/x", 0o700)
+        symlink(branch, b"symbolic", b"d/x")
+        link(branch, b"lines", b"hard")
+        branch.setxattr(at(branch, b"large").node, b"user.name", b"value")
+        result = branched.merges.merge("b")
+        assert result.conflicts == []
+        found = shown(volume)
+        assert (found[b"d/x"].mode == 0o700) == features.persistent_modes
+        assert (b"symbolic" in found) == features.symlinks
+        assert found[b"hard"].data == b"".join(LINES) or not features.links
+        assert (found[b"large"].xattrs == ((b"user.name", b"value"),)) == features.xattrs
+        can_all = features.persistent_modes and features.symlinks and features.links and features.xattrs
+        assert bool(result.partly) == (not can_all), "what is not carried over is said"
+
+    def test_a_part_of_it_is_merged(self, branched: Branched) -> None:
+        branch = branched.branch
+        write(branch, b"d/x", b"merged")
+        write(branch, b"lines", b"not merged")
+        remove(branch, b"gone")
+        result = branched.merges.merge("b", ["/d"])
+        assert [each.path for each in result.changes] == ["/d/x"]
+        found = _contents(branched.main)
+        assert found[b"d/x"][1] == b"merged" and found[b"lines"][1] == b"".join(LINES) and b"gone" in found
+        assert branched.merges.merge("b").conflicts == []
+        assert _contents(branched.main) == _contents(branch)
+
+    def test_a_dry_run_changes_nothing(self, branched: Branched) -> None:
+        before = _state(branched.main)
+        write(branched.branch, b"d/x", b"changed")
+        remove(branched.branch, b"gone")
+        planned = branched.merges.merge("b", dry_run=True)
+        assert _state(branched.main) == before
+        assert planned.changes == branched.merges.merge("b").changes
+
+    def test_conflicts_are_refused_and_both_sides_stay(self, branched: Branched, volume: Volume) -> None:
+        branch = branched.branch
+        write(branch, b"lines", b"ours")
+        write(volume, b"lines", b"theirs, and longer")
+        remove(branch, b"gone")
+        write(volume, b"gone", b"changed by them")
+        write(branch, b"both", b"made by us")
+        write(volume, b"both", b"made by them, too")
+        write(branch, b"d/x", b"no conflict, and not merged either")
+        main, ours = _state(volume), shown(branch)
+        result = branched.merges.merge("b")
+        assert _conflicts(result) == ["/both", "/gone", "/lines"] and result.changes == []
+        assert _state(volume) == main and shown(branch) == ours
+
+    @pytest.mark.parametrize("side", ["main", "branch"])
+    def test_conflicts_are_decided(self, branched: Branched, volume: Volume, side: str) -> None:
+        branch = branched.branch
+        write(branch, b"lines", b"branch")
+        write(volume, b"lines", b"main, which is longer")
+        write(branch, b"d/x", b"no conflict")
+        result = branched.merges.merge("b", keep="main" if side == "main" else "branch")
+        assert result.conflicts == [] and [each.path for each in result.decided] == ["/lines"]
+        found = _contents(volume)
+        assert found[b"lines"][1].split(b",")[0] == side.encode() and found[b"d/x"][1] == b"no conflict"
+
+    def test_lines_are_merged(self, branched: Branched, volume: Volume) -> None:
+        write(branched.branch, b"lines", b"".join([*LINES, b"branch\n"]))
+        write(volume, b"lines", b"".join([b"main\n", *LINES]))
+        assert branched.merges.merge("b", lines=True).conflicts == []
+        assert content(volume, at(volume, b"lines")) == b"".join([b"main\n", *LINES, b"branch\n"])
+
+    def test_a_reader_keeps_the_file_that_is_replaced(self, branched: Branched, volume: Volume) -> None:
+        if not volume.features.random_writes:
+            pytest.skip("the volume stores whole files: what an open one shows is its own affair")
+        node = volume.lookup(*place(volume, b"lines")).node
+        volume.open(node, os.O_RDONLY)
+        write(branched.branch, b"lines", b"merged")
+        assert branched.merges.merge("b").conflicts == []
+        assert volume.read(node, 0, 1 << 20) == b"".join(LINES)
+        volume.release(node, os.O_RDONLY)
+        assert content(volume, at(volume, b"lines")) == b"merged"
