@@ -13,7 +13,7 @@ by somebody else.
 Not in a digest: where the bytes of a file are kept, its extended attributes, and what a call left (`Record.after`);
 these change later, by `forget` among others.
 
-A link takes 3 µs, in the thread that writes the file. `verify` reads all of it: some 10 µs for each link.
+A link takes 4 µs, in the thread that writes the file. `verify` reads all of it: some 10 µs for each link.
 
 What it proves. Without an anchor: nothing against the server's own user, who can write the file and all digests anew.
 It shows accidents, and changes by somebody who has not done that. With an anchor, a head that was kept elsewhere, all
@@ -43,8 +43,8 @@ NAMED: Final = 100
 CALL_COLUMNS: Final = 11
 """Of a row of `calls`: all but its end, and which undo has taken it back. These are events."""
 
-RECORD_COLUMNS: Final = (*range(17), 18)
-"""Of a row of `records`: what was done, and the file before it, without extended attributes."""
+XATTRS_COLUMN, TARGET_COLUMN = 17, 18
+"""Of a row of `records`: up to these two, what was done and the file before it; extended attributes are not in it."""
 
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS events (
@@ -87,7 +87,7 @@ def said_of_call(row: Sequence[Any]) -> Sequence[Any]:
 
 
 def said_of_record(row: Sequence[Any]) -> Sequence[Any]:
-    return [row[column] for column in RECORD_COLUMNS]
+    return *row[:XATTRS_COLUMN], row[TARGET_COLUMN]
 
 
 class Chain:
