@@ -22,6 +22,7 @@ vfs/                        the mounted tree
 urls/ composite/            URLs of backends; one tree of several backends
 config.py                   the TOML file of a mount
 backends/                   one folder or file for each backend
+rules/                      what a reader may see and do
 remote/                     files behind an API
 volumes/ databases/         POSIX rules of native volumes; SQLite and PostgreSQL
 dialects/                   backends of others, in the words they know

@@ -31,6 +31,8 @@ from fusebackend.base import xdg
 from fusebackend.base.paths import AgentPath, PathError, normalise_prefix
 from fusebackend.history.masking import LogOptions
 from fusebackend.protocol import DEFAULT_TTL_S
+from fusebackend.rules.rule import RouteRules, RuleError
+from fusebackend.rules.view import checked_views
 from fusebackend.shell.options import ShellOptions
 from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S, RouteLimits
 from fusebackend.vfs.trees_options import TreesOptions
@@ -68,11 +70,28 @@ class LogTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
 
 
 class RouteTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """A route given as a table: its URL and its own limits, which `RouteLimits` explains."""
+    """A route given as a table: its URL, its own limits, which `RouteLimits` explains, and its own rules, which
+    `RouteRules` does."""
 
     url: str
     deadline: float | str | None = None
     max_calls: int | None = None
+    read_only: bool = False
+    hide: list[str] = []
+
+
+class RuleTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """A rule of a view, which `Rule` explains."""
+
+    operations: list[str]
+    paths: list[str]
+    mode: str = "allow"
+
+
+class ViewTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """A view: `[views.NAME]`."""
+
+    rules: list[RuleTable]
 
 
 class ConfigFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -91,6 +110,8 @@ class ConfigFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
     history: str | None = None
     options: list[str] = []
     execute: ExecuteTable = ExecuteTable()
+    views: dict[str, ViewTable] = {}
+    default_view: str | None = None
     log: LogTable = LogTable()
 
 
@@ -114,6 +135,10 @@ class MountPlan:
     takes_snapshots: bool = True
     history: str | None = None
     """The directory of the history of calls; None if none is kept."""
+    route_rules: dict[AgentPath, RouteRules] = field(default_factory=dict)
+    views: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """The rules of each view, as JSON."""
+    default_view: str | None = None
     log_options: LogOptions = field(default_factory=LogOptions)
 
     @classmethod
@@ -124,6 +149,7 @@ class MountPlan:
             "execute": ShellOptions(**fields["execute"]),
             "limits": {AgentPath(prefix): RouteLimits(**said) for prefix, said in fields["limits"].items()},
             "trees": TreesOptions(**fields["trees"]),
+            "route_rules": {AgentPath(prefix): RouteRules(**said) for prefix, said in fields["route_rules"].items()},
             "log_options": LogOptions(*fields["log_options"]),
         }
         return cls(**{**fields, **made})
@@ -151,12 +177,12 @@ def read_file(path: str) -> ConfigFile:
         _check_keys(path, data["execute"], ExecuteTable.__struct_fields__, "execute.")
     if isinstance(data.get("log"), dict):
         _check_keys(path, data["log"], LogTable.__struct_fields__, "log.")
-    for where, route in _route_tables(data):
-        _check_keys(path, route, RouteTable.__struct_fields__, f"{where}.")
+    for where, table, kind in (*_route_tables(data), *_view_tables(data)):
+        _check_keys(path, table, kind.__struct_fields__, f"{where}.")
         try:
-            msgspec.convert(route, RouteTable)
+            msgspec.convert(table, kind)
         except msgspec.ValidationError as error:
-            raise ConfigError(f"'{path}': {_in_words(str(error), route, f'{where}.')}") from None
+            raise ConfigError(f"'{path}': {_in_words(str(error), table, f'{where}.')}") from None
     try:
         return msgspec.convert(data, ConfigFile)
     except msgspec.ValidationError as error:
@@ -169,14 +195,30 @@ def _check_keys(path: str, table: dict[str, Any], known: tuple[str, ...], prefix
             raise ConfigError(f"'{path}': unknown key '{prefix}{key}'; known: {', '.join(known)}")
 
 
-def _route_tables(data: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the routes that are tables, each with its dotted key."""
+Table = tuple[str, dict[str, Any], type[msgspec.Struct]]
+"""A table within the file: its dotted key, what it holds, and what it should."""
+
+
+def _view_tables(data: dict[str, Any]) -> Iterator[Table]:
+    """Yield the rules, and then the views that they are of."""
+    views = data.get("views")
+    for name, said in views.items() if isinstance(views, dict) else ():
+        if isinstance(said, dict):
+            rules = said.get("rules")
+            for number, rule in enumerate(rules if isinstance(rules, list) else (), 1):
+                if isinstance(rule, dict):
+                    yield f"views.{name}.rules[{number}]", rule, RuleTable
+            yield f"views.{name}", said, ViewTable
+
+
+def _route_tables(data: dict[str, Any]) -> Iterator[Table]:
+    """Yield the routes that are tables."""
     if isinstance(data.get("default"), dict):
-        yield "default", data["default"]
+        yield "default", data["default"], RouteTable
     routes = data.get("routes")
     for prefix, said in routes.items() if isinstance(routes, dict) else ():
         if isinstance(said, dict):
-            yield f"routes.{prefix}", said
+            yield f"routes.{prefix}", said, RouteTable
 
 
 _TYPES = {
@@ -191,7 +233,7 @@ def _in_words(message: str, data: dict[str, Any], table: str = "") -> str:
     what, _, where = message.partition(" - at ")
     what = what.replace("`", "").replace("object | ", "").replace(" | object", "").replace(" | null", "")
     what = re.sub(r"\b(bool|int|float|str|object|array)\b", lambda found: _TYPES[found[0]], what)
-    what = what.replace("Object missing required field url", "url is missing")
+    what = re.sub(r"Object missing required field (\w+)", r"\1 is missing", what)
     key = table + where.strip("`").removeprefix("$.")
     if key.endswith("[...]"):  # msgspec does not name the entry
         key = key.removesuffix("[...]")
@@ -281,6 +323,32 @@ def limits_of(prefix: str, said: str | RouteTable) -> RouteLimits:
         return RouteLimits(None if said.deadline is None else duration_s(said.deadline), said.max_calls)
     except ValueError as error:
         raise ConfigError(f"route '{prefix}': {error}") from None
+
+
+def route_rules_of(prefix: str, said: str | RouteTable) -> RouteRules:
+    """Return the rules of a route of the file.
+
+    Raises:
+        ConfigError: a glob is invalid.
+    """
+    try:
+        return RouteRules() if isinstance(said, str) else RouteRules(said.read_only, tuple(said.hide))
+    except RuleError as error:
+        raise ConfigError(f"route '{prefix}': {error}") from None
+
+
+def views_of(file: ConfigFile) -> dict[str, list[dict[str, Any]]]:
+    """Return the rules of each view of the file, as JSON.
+
+    Raises:
+        ConfigError: a view or the name of the default one is invalid.
+    """
+    said = {name: [msgspec.to_builtins(rule) for rule in view.rules] for name, view in file.views.items()}
+    try:
+        checked_views(said, file.default_view)
+    except RuleError as error:
+        raise ConfigError(str(error)) from None
+    return said
 
 
 def deadline_s(value: float | str) -> float:

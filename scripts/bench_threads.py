@@ -5,7 +5,9 @@
 The database is made by `scripts/make_threads_database`, in about a minute, unless `--database` names one. In each
 round it is mounted twice: with an empty cache directory, and again with what the first mount has left there. The first
 `ls -l` of a thread is the median over some threads, none of which was read before on that mount. The memory is the
-highest of the server (VmHWM) up to the end of that row.
+highest of the server (VmHWM) up to the end of that row. Processor seconds are those of the server and of the command,
+user and system: on a machine with other work the times are of both, and these nearly of the command alone. `rg` also
+searches a copy of the same files in a plain directory, right after each mount.
 """
 
 from __future__ import annotations
@@ -13,18 +15,20 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import resource
 import shutil
 import sqlite3
 import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 from measures import drop_caches, timed
 from peers import serve_command
 from report import machine, markdown, write_between
 from rounds import workplace
-from serving import REPOSITORY, mounted
+from serving import REPOSITORY, Server, mounted
 
 THREADS = 1000
 LOOKED_AT = 15
@@ -34,25 +38,36 @@ WORD = "Quillfox"
 """In each tenth thread or so: `conversations.WORDS` has others for most."""
 
 LS = "first `ls -l` of a thread (ms)"
+RG = "`rg -l WORD /threads/*/messages` (s)"
 TARGETS = {
     LS: 20.0,
     "`ls -lt /threads` (s)": 0.2,
-    "`rg -l WORD /threads/*/messages` (s)": 10.0,
+    RG: 10.0,
     "`cat` of all transcripts (s)": None,
     "`find /threads` (s)": None,
     "`du -s /threads` (s)": None,
 }
 COMMANDS = {
     "`ls -lt /threads` (s)": "ls -lt . > /dev/null",
-    "`rg -l WORD /threads/*/messages` (s)": f"rg -l {WORD} ./*/messages > /dev/null",
+    RG: f"rg -l {WORD} ./*/messages > /dev/null",
     "`cat` of all transcripts (s)": "cat ./*/transcript.md > /dev/null",
     "`find /threads` (s)": "find . > /dev/null",
     "`du -s /threads` (s)": "du -s . > /dev/null",
 }
-MEMORY_TARGET_MIB = 200
+STATES = ("no cache file", "with it")
+PLAIN = "plain copy"
 
-Numbers = dict[str, tuple[float, float]]
-"""Seconds or milliseconds by row, and the memory in MiB."""
+
+class Cost(NamedTuple):
+    """What a command took. For `LS` milliseconds, the median of some, and no processor time: ticks are 10 ms."""
+
+    time: float
+    processor_s: float
+    memory_mib: float
+
+
+Numbers = dict[str, Cost]
+"""By row."""
 
 
 def main() -> None:
@@ -75,12 +90,14 @@ def main() -> None:
         else:
             make = [str(REPOSITORY / "scripts/make_threads_database"), str(database), str(arguments.threads_count)]
             subprocess.run(make, check=True, stdout=sys.stderr)
-        found: dict[str, list[Numbers]] = {"without": [], "with": []}
+        found: dict[str, list[Numbers]] = {state: [] for state in (*STATES, PLAIN)}
         for number in range(arguments.rounds):
             cache = work / "cache"
             shutil.rmtree(cache, ignore_errors=True)
-            for state in found:
-                found[state].append(measure(database, work / f"mount{number}-{state}", cache, arguments.only))
+            for state in STATES:
+                mountpoint = work / f"mount{number}-{state.replace(' ', '-')}"
+                found[state].append(measure(database, mountpoint, cache, arguments.only, work / "plain"))
+                found[PLAIN].append({RG: cost(COMMANDS[RG], work / "plain", None)})
             print(f"round {number + 1} of {arguments.rounds} done", file=sys.stderr)
         report = table(found, sizes(database), machine(work))
     print(report)
@@ -88,8 +105,8 @@ def main() -> None:
         write_between("threads", report)
 
 
-def measure(database: Path, mountpoint: Path, cache: Path, only: str) -> Numbers:
-    """Mount, and run each command once, in order."""
+def measure(database: Path, mountpoint: Path, cache: Path, only: str, plain: Path) -> Numbers:
+    """Mount, and run each command once, in order. The first time, copy the messages to a plain directory at the end."""
     cache.mkdir(exist_ok=True)
     os.environ["XDG_CACHE_HOME"] = str(cache)
     drop_caches()
@@ -97,12 +114,25 @@ def measure(database: Path, mountpoint: Path, cache: Path, only: str) -> Numbers
     with mounted(serve_command(f"threads+sqlite:{database}", mountpoint), mountpoint, log) as server:
         names = threads(database)
         times = [1000 * timed(lambda one=one: run(f"ls -l {one} > /dev/null", mountpoint)) for one in names]
-        found = {LS: (statistics.median(times), server.peak_mib())}
+        found = {LS: Cost(statistics.median(times), 0.0, server.peak_mib())}
         for name, command in COMMANDS.items():
             if not only or any(word in name for word in only.split(",")):
-                found[name] = (timed(lambda command=command: run(command, mountpoint)), server.peak_mib())
-                print(f"{name}: {found[name][0]:.2f}, {found[name][1]:.0f} MiB", file=sys.stderr)
+                found[name] = cost(command, mountpoint, server)
+                print(f"{name}: {found[name]}", file=sys.stderr)
+        if not plain.exists():
+            plain.mkdir()
+            run(f"cp -r --parents ./*/messages '{plain}'", mountpoint)
     return found
+
+
+def cost(command: str, directory: Path, server: Server | None) -> Cost:
+    def used() -> float:
+        children = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return children.ru_utime + children.ru_stime + (server.processor_s() if server is not None else 0.0)
+
+    before = used()
+    time = timed(lambda: run(command, directory))
+    return Cost(time, used() - before, server.peak_mib() if server is not None else 0.0)
 
 
 def run(command: str, directory: Path) -> None:
@@ -130,13 +160,18 @@ def table(found: dict[str, list[Numbers]], what: str, where: str) -> str:
     for name, target in TARGETS.items():
         cells = []
         for state in found:
-            values = [numbers[name] for numbers in found[state] if name in numbers]
-            if values:
-                cells += [f"{statistics.median(time for time, _ in values):.2f}", f"{max(m for _, m in values):.0f}"]
-        if cells:
+            costs = [numbers[name] for numbers in found[state] if name in numbers]
+            time, processor, memory = map(statistics.median, zip(*costs, strict=True)) if costs else (0.0, 0.0, 0.0)
+            cells += [f"{time:.2f}" if costs else "", f"{processor:.1f}" if processor else ""]
+            if state != PLAIN:
+                cells.append(f"{memory:.0f}" if costs else "")
+        if any(cells):
             rows.append([name, f"{target:g}" if target else "", *cells])
-    heads = ["", "target", "no cache file", "memory (MiB)", "with it", "memory (MiB)"]
-    return "\n".join([f"{what}, on {where}; medians of {len(found['with'])} rounds.", "", *markdown(heads, rows)])
+    heads = ["", "target"]
+    for state in found:
+        heads += [state, "processor (s)"] + (["memory (MiB)"] if state != PLAIN else [])
+    described = f"{what}, on {where}; load average {os.getloadavg()[0]:.0f}; medians of {len(found[STATES[0]])} rounds."
+    return "\n".join([described, "", *markdown(heads, rows)])
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from fusebackend.cli import target
 from fusebackend.cli.branch import branch_path, complete_name
 from fusebackend.cli.show import Failed, Output, escaped, note, write_all
 from fusebackend.cli.target import Target, complete_path, mount_option
+from fusebackend.cli.view import complete_view, find_view
 
 if TYPE_CHECKING:
     from fusebackend.protocol import ExecuteResponse
@@ -36,6 +37,9 @@ Stream = Literal["stdout", "stderr"]
 )
 @click.option("--cwd", shell_complete=complete_path, metavar="DIR", help="Start in this directory of the mount.")
 @click.option("--branch", shell_complete=complete_name, metavar="NAME", help="Let this branch be its root.")
+@click.option(
+    "--view", shell_complete=complete_view, metavar="NAME", help="Let the mount through this view be its root."
+)
 @click.option("-i", "--stdin", "with_stdin", is_flag=True, help="Give it standard input, which is read first.")
 @click.option(
     "--json",
@@ -49,6 +53,7 @@ def execute(
     timeout_s: float | None,
     cwd: str | None,
     branch: str | None,
+    view: str | None,
     with_stdin: bool,
     as_json: bool,
     mount: str | None,
@@ -61,8 +66,14 @@ def execute(
 
     The exit status is that of the command: 124 if it took too long, 130 after Ctrl-C, which ends it.
     """
+    if branch is not None and view is not None:
+        raise click.UsageError("give --branch or --view, not both")
     place = _start(cwd, mount)
     start = place.path
+    if view is not None:
+        tree = find_view(place.files, view).path
+        within = is_below(start, tree.split("/views/")[0])
+        start = AgentPath((start if is_below(start, tree) else tree) if within else tree + start)
     if branch is not None:
         tree = branch_path(place.files, branch)
         within = is_below(start, tree.split("/branches/")[0])  # in the trees directory, perhaps in this branch

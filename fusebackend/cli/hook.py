@@ -261,7 +261,7 @@ def tell(when: str, agent: str, told: Mapping[str, Any]) -> None:
 
     name = str(told.get("tool_use_id") or f"{told.get('session_id', '')} {told.get('tool_name', '')}")
     for mountpoint in mountpoints:
-        with contextlib.suppress(Exception), Client(mountpoint) as files:
+        with contextlib.suppress(Exception), Client(mountpoint, view="") as files:
             if when == POST:
                 files.end_call(name)
             else:

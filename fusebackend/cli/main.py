@@ -45,6 +45,9 @@ _SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "branch": ("branch_merge:branch", "Make a branch of a mount, merge it, and list and delete branches."),
         "shell": ("shell:shell", "Start a shell for which the mount point shows a branch."),
     },
+    "Views": {
+        "view": ("view:view", "Show what a reader of a view may see and do."),
+    },
     "Files of a mount, as an agent works on them": {
         "ls": ("ls:ls", "List directories."),
         "stat": ("stat:stat", "Tell all about files."),

@@ -11,7 +11,7 @@ import click
 from fusebackend import config
 from fusebackend.base.paths import ROOT
 from fusebackend.cli.target import complete_route, complete_url, complete_words
-from fusebackend.config import ConfigError, ConfigFile, MountPlan
+from fusebackend.config import ConfigError, ConfigFile, MountPlan, RouteTable
 from fusebackend.linux import mount_point as point
 from fusebackend.linux import mount_table as table
 from fusebackend.protocol import DEFAULT_TTL_S
@@ -115,6 +115,11 @@ def _plan(
         keeps_history = config.keeps_history(file.history or "on")
         log_options = config.log_options(file.log)
     said = {prefix: table for prefix, table in from_file.items() if prefix not in given}
+    with _named(config_path):
+        for prefix in given:
+            _keep_rules(prefix, from_file.get(prefix, ""))
+        if default is not None:
+            _keep_rules(ROOT, file.default or "")
     texts: dict[str, str] = {
         **{prefix: urls.parse(config.url_of(table), base=base).text for prefix, table in said.items()},
         **{prefix: urls.parse(url).text for prefix, url in given.items()},
@@ -128,6 +133,8 @@ def _plan(
         root = urls.for_path("sqlite", config.data_file(path))
     with _named(config_path):
         limits = {prefix: config.limits_of(prefix, table) for prefix, table in said.items()}
+        rules = {prefix: config.route_rules_of(prefix, table) for prefix, table in said.items()}
+        views = config.views_of(file)
     keeps_history = config.keeps_history(words.history) if words.history else keeps_history
     is_read_only = read_only or (file.read_only if words.read_only is None else words.read_only)
     return MountPlan(
@@ -146,8 +153,19 @@ def _plan(
         trees=config.trees_options(words.trees or in_file.shown, words.trees_name or in_file.name),
         takes_snapshots=config.takes_snapshots(words.snapshots) if words.snapshots else takes_snapshots,
         history=config.history_directory(path) if keeps_history and not is_read_only else None,
+        route_rules={prefix: own for prefix, own in rules.items() if own},
+        views=views,
+        default_view=file.default_view,
         log_options=log_options,
     )
+
+
+def _keep_rules(prefix: str, said: str | RouteTable) -> None:
+    """Raises `ConfigError` where the command line would replace a route together with its rules."""
+    if config.route_rules_of(prefix, said):
+        raise ConfigError(
+            f"route '{prefix}' has rules there, so its url can't be given on the command line: write it there"
+        )
 
 
 def _first(*said: float | None) -> float:

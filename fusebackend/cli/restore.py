@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 
@@ -11,10 +12,10 @@ from fusebackend.cli import snapshot, states, target
 from fusebackend.cli.show import Complaints, Failed, Output, note
 from fusebackend.cli.states import States
 from fusebackend.cli.target import complete_path, mount_option
-from fusebackend.linux.open_files import writers
+from fusebackend.linux.open_files import FileId, writers
+from fusebackend.protocol import RestoreResult
 from fusebackend.trees.refs import Ref
-from fusebackend.trees.restore import Restore, trees
-from fusebackend.trees.tree import Tree, join, split
+from fusebackend.trees.tree import join, split
 
 
 @click.command()
@@ -33,9 +34,9 @@ def restore(
     before). A directory is as it was afterwards: names that were not in it are removed. With --to, that is the path of
     the copy, or a directory for it if it is one or ends with '/'.
 
-    Each file is put in place as a whole, as a new one. A file that a process has open for writing is named, and
-    nothing is restored without --force: that process would go on writing to the old one. If a restore is interrupted,
-    the same command completes it.
+    Each file whose bytes differ is put in place as a whole, as a new one. A file that a process has open for writing is
+    named, and nothing is restored without --force: that process would go on writing to the old one. If a restore is
+    interrupted, the same command completes it. A restore is a call: the command that takes it back is printed.
 
     The exit status is 1 if anything could not be restored.
     """
@@ -43,62 +44,53 @@ def restore(
     chosen = known.ref(ref)
     if chosen.is_main and destination is None:
         raise Failed("everything is as in 'main' already; --from takes a snapshot or a time, or --to another path")
-    plan = _planned(known, chosen, sorted(set(given)), destination, mount)
+    wanted = sorted(set(given))
+    sources, targets = _pairs(known, chosen, wanted, destination, mount)
+    with states.in_a_line():
+        result = known.files.restore(sources, chosen.name, to=targets, dry_run=only_print, force=force)
     output = Output()
+    if result.conflicts and not only_print:
+        _refuse_open_files(known, result)
     if only_print:
-        for action in plan.actions:
-            output.line(f"{action.word:<10} {output.name('/' + os.fsdecode(action.path))}")
+        for change in result.changes:
+            output.line(f"{change.change:<10} {output.name(change.path)}")
     else:
-        if not force:
-            _refuse_open_files(plan)
-        plan.run()
-        _sum_up(output, plan)
+        _sum_up(output, result)
     complaints = Complaints()
-    for path, reason in plan.skipped:
-        complaints.add(f"'/{os.fsdecode(path)}' was left as it is: {reason}")
+    for each in result.skipped:
+        complaints.add(f"'{each.path}' was left as it is: {each.reason}")
+    for line in result.partly:
+        note(line)
     complaints.finish()
 
 
-def _planned(known: States, chosen: Ref, given: list[bytes], destination: str | None, mount: str | None) -> Restore:
-    """Plan the restore. Raises `Failed` where a path is not in the state, or can't be put where it is to go."""
+def _pairs(
+    known: States, chosen: Ref, given: list[bytes], destination: str | None, mount: str | None
+) -> tuple[list[str], list[str] | None]:
+    """Return the paths to be restored, and those that they get. Raises `Failed` where one of them can't be."""
     scope = known.scope(given, chosen)
     for prefix in scope.missing:
         note(f"route '{prefix}' is left as it is: '{chosen.name}' holds nothing of it")
-    older_ns = None if chosen.is_main else chosen.time_ns
-    source, main = trees(known.root(chosen), known.files.mountpoint)
-    plan = Restore(source, main, left_out=scope.left_out, ways=scope.ways, older_ns=older_ns)
     if destination is None:
-        for path in scope.paths:
-            _add(plan, chosen, path, None)
-    else:
-        for path in given:
-            if path not in known.scope([path], chosen).paths:
-                raise Failed(f"'/{os.fsdecode(path)}' lies in a route of which '{chosen.name}' holds nothing")
-        for path, to in _targets(known, main, given, destination, mount).items():
-            _add(plan, chosen, path, to)
-    plan.finish()
-    return plan
+        return [_shown(path) for path in scope.paths], None
+    for path in given:
+        if path not in known.scope([path], chosen).paths:
+            raise Failed(f"'{_shown(path)}' lies in a route of which '{chosen.name}' holds nothing")
+    targets = _targets(known, given, destination, mount)
+    return [_shown(path) for path in targets], [_shown(path) for path in targets.values()]
 
 
-def _add(plan: Restore, chosen: Ref, path: bytes, to: bytes | None) -> None:
-    shown = f"/{os.fsdecode(path)}"
-    try:
-        plan.add(path, to)
-    except FileNotFoundError as error:
-        if to is None or (error.filename or "").endswith(shown):
-            raise Failed(f"'{shown}' is not in '{chosen.name}'") from None
-        raise
-    except NotADirectoryError as error:
-        raise Failed(f"'{error.filename}' is no directory any more, so '{shown}' can't be put there") from None
+def _shown(path: bytes) -> str:
+    return f"/{os.fsdecode(path)}"
 
 
-def _targets(known: States, main: Tree, given: list[bytes], destination: str, mount: str | None) -> dict[bytes, bytes]:
+def _targets(known: States, given: list[bytes], destination: str, mount: str | None) -> dict[bytes, bytes]:
     """Return the path that each path is restored to."""
     place = target.locate(destination, mount, follow=False)
     to = known.relative(place)
-    entry = main.entry(to)
-    is_directory = destination.endswith("/") or len(given) > 1 or (entry is not None and _is_directory(main, to))
-    if is_directory and (entry is None or not _is_directory(main, to)):
+    kind = place.kind(follow=False)
+    is_directory = destination.endswith("/") or len(given) > 1 or kind == "directory"
+    if is_directory and kind != "directory":
         raise Failed(f"'{destination}' is not a directory")
     if b"" in given:
         raise Failed("the root can't be restored to another path; give the paths in it")
@@ -106,36 +98,35 @@ def _targets(known: States, main: Tree, given: list[bytes], destination: str, mo
     taken: dict[bytes, bytes] = {}
     for path, final in found.items():
         if final in taken:
-            other, one = (os.fsdecode(each) for each in (taken[final], path))
-            raise Failed(f"'/{other}' and '/{one}' would both become '/{os.fsdecode(final)}'")
+            raise Failed(f"'{_shown(taken[final])}' and '{_shown(path)}' would both become '{_shown(final)}'")
         taken[final] = path
     return found
 
 
-def _is_directory(tree: Tree, path: bytes) -> bool:
-    try:
-        tree.directory(path)
-    except NotADirectoryError:
-        return False
-    return True
+def _refuse_open_files(known: States, result: RestoreResult) -> None:
+    """Raises `Failed`, and names the processes that have the files open for writing, as far as they can be seen."""
+    files: dict[FileId, str] = {}
+    for each in result.conflicts:
+        with contextlib.suppress(OSError):
+            found = os.stat(known.files.mountpoint.rstrip("/") + each.path, follow_symlinks=False)
+            files[found.st_dev, found.st_ino] = each.path
+    complaints, named = Complaints(), set()
+    for writer in writers(files):
+        path = files[writer.file]
+        named.add(path)
+        complaints.add(f"'{path}' is open for writing by {writer.command} (process {writer.pid})")
+    for each in result.conflicts:
+        if each.path not in named:
+            complaints.add(f"'{each.path}' {each.reason}")
+    raise Failed("nothing was restored; --force does it all the same, and those processes keep the old files")
 
 
-def _refuse_open_files(plan: Restore) -> None:
-    """Raises `Failed` where a process has a file open for writing that would be replaced or removed."""
-    found = writers(plan.going)
-    complaints = Complaints()
-    for writer in found:
-        path = os.fsdecode(plan.going[writer.file])
-        complaints.add(f"'/{path}' is open for writing by {writer.command} (process {writer.pid})")
-    if found:
-        raise Failed("nothing was restored; --force does it all the same, and those processes keep the old files")
-
-
-def _sum_up(output: Output, plan: Restore) -> None:
-    words = [action.word for action in plan.actions]
+def _sum_up(output: Output, result: RestoreResult) -> None:
+    words = [each.change for each in result.changes]
     removed = words.count("remove")
     restored = len(words) - removed
     if not words:
         note("everything was as it is to be already")
         return
-    output.line(f"restored {restored} {'path' if restored == 1 else 'paths'}, removed {removed}")
+    again = "" if result.call is None else f"; 'fusebackend undo {result.call}' takes that back"
+    output.line(f"restored {restored} {'path' if restored == 1 else 'paths'}, removed {removed}{again}")

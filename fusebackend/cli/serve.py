@@ -41,6 +41,7 @@ def serve(plan: MountPlan, on_ready: Callable[[Sequence[str]], None], *, log_fil
     _allow_many_files()
     from fusebackend.composite.backend import CompositeBackend
     from fusebackend.mount.session import MountOptions
+    from fusebackend.rules.view import checked_views
     from fusebackend.server.live import LiveMount
     from fusebackend.urls.opening import mask
 
@@ -71,6 +72,9 @@ def serve(plan: MountPlan, on_ready: Callable[[Sequence[str]], None], *, log_fil
             trees=plan.trees,
             takes_snapshots=plan.takes_snapshots,
             history=plan.history,
+            route_rules=plan.route_rules,
+            views=checked_views(plan.views, plan.default_view),
+            default_view=plan.default_view,
             log_options=plan.log_options,
         )
         heap.collect_less()

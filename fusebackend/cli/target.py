@@ -214,7 +214,7 @@ def _client(mountpoint: str) -> Client:
 def open_client(mountpoint: str) -> Client:
     from fusebackend.control.client.client import Client
 
-    return Client(mountpoint)
+    return Client(mountpoint, view="")
 
 
 def mount_option(function: F) -> F:

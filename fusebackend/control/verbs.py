@@ -33,11 +33,13 @@ from fusebackend.protocol import (
     CallInfo,
     ChangeInfo,
     ExecuteResponse,
+    Explained,
     FileDownloadResponse,
     FileUploadResponse,
     ForgetResult,
     MergeResult,
     PruneResult,
+    RestoreResult,
     SandboxBackendProtocol,
     SnapshotInfo,
     SpaceInfo,
@@ -45,6 +47,7 @@ from fusebackend.protocol import (
     StatsResult,
     UndoResult,
     VerifyResult,
+    ViewInfo,
 )
 
 if TYPE_CHECKING:
@@ -158,6 +161,23 @@ class ServedMount(SandboxBackendProtocol):
         """Delete snapshots: all of these, or none if one is not there. OSError."""
 
     @abc.abstractmethod
+    def views(self) -> list[ViewInfo]:
+        """Return the views of the mount."""
+
+    @abc.abstractmethod
+    def explain(self, view: str, operation: str, path: str) -> Explained:
+        """Return what a view does about an operation on a path, and why. ValueError, OSError."""
+
+    @abc.abstractmethod
+    def viewed(self, name: str) -> ServedMount:
+        """Return the mount through a view. OSError: ENOENT, there is none of that name."""
+
+    @property
+    @abc.abstractmethod
+    def default_view(self) -> str | None:
+        """The view of clients that name none."""
+
+    @abc.abstractmethod
     def branches(self) -> list[BranchInfo]:
         """Return the branches of the mount, by name."""
 
@@ -258,6 +278,18 @@ class ServedMount(SandboxBackendProtocol):
         """Delete what is kept of the past, but for snapshots that were asked for. OSError."""
 
     @abc.abstractmethod
+    def restore(
+        self,
+        paths: list[str],
+        ref: str,
+        *,
+        to: list[str] | None = None,
+        dry_run: bool = False,
+        force: bool = False,
+    ) -> RestoreResult:
+        """Put files back as they were in another state. ValueError, OSError."""
+
+    @abc.abstractmethod
     def forget(self, *paths: str, dry_run: bool = False) -> ForgetResult:
         """Have all that is kept of the past lose the contents of paths. ValueError, OSError."""
 
@@ -285,6 +317,9 @@ class Call(Protocol):
 
     def introduce(self, actor: Actor) -> None:
         """Have further calls of this connection made by `actor`; user and process are those that the kernel names."""
+
+    def look_through(self, view: str) -> None:
+        """Have further calls of this connection see the mount through a view; through none, if its name is empty."""
 
     def cancel(self, call: int | str) -> bool: ...
     def subscribe(self, path: str) -> str: ...
@@ -380,6 +415,7 @@ class GivenActor(Params):
 
 class OfHello(Params):
     actor: GivenActor | None = None
+    view: Annotated[str, msgspec.Meta(max_length=MAX_ACTOR_CHARACTERS)] | None = None
 
 
 class OfSubscription(Params):
@@ -610,6 +646,8 @@ def _undo(call: Call, asked: OfUndo) -> UndoResult:
 
 def _hello(call: Call, asked: OfHello) -> Any:
     backend = call.backend
+    if asked.view is not None:
+        call.look_through(asked.view)
     if asked.actor is not None:
         call.introduce(Actor(asked.actor.agent, asked.actor.thread, asked.actor.call))
     return {
@@ -667,6 +705,9 @@ VERBS: dict[str, SocketVerb] = {
     "end_call": _same("end_call", works=False),
     "df": _same("df", long=True),
     "prune": _same("prune", long=True, changes=True),
+    "restore": _same("restore", long=True, changes=True),
+    "views": _same("views", works=False),
+    "explain": _same("explain"),
     "forget": SocketVerb(
         OfForget, lambda call, asked: call.backend.forget(*asked.paths, dry_run=asked.dry_run), long=True, changes=True
     ),

@@ -74,6 +74,22 @@ def send(connection: Connection[Any], statements: Sequence[Statement]) -> list[R
         raise
 
 
+def require_quiet(connection: Connection[Any]) -> None:
+    """Raise the error of a lost connection where the server has said something unasked, as when it hangs up.
+
+    For a batch that can't be repeated once it has been sent.
+    """
+    from psycopg import OperationalError
+
+    if not connection.closed:
+        poll = select.poll()
+        poll.register(connection.pgconn.socket, select.POLLIN)
+        if not poll.poll(0):
+            return
+        connection.close()
+    raise OperationalError("the connection was lost")
+
+
 def rollback(connection: Connection[Any]) -> None:
     """End a transaction with nothing done, if there is one. The loss of a connection does the same."""
     from psycopg import Error

@@ -43,8 +43,9 @@ NAMED: Final = 100
 CALL_COLUMNS: Final = 11
 """Of a row of `calls`: all but its end, and which undo has taken it back. These are events."""
 
-XATTRS_COLUMN, TARGET_COLUMN = 17, 18
-"""Of a row of `records`: up to these two, what was done and the file before it; extended attributes are not in it."""
+BEFORE_COLUMN, XATTRS_COLUMN, TARGET_COLUMN = 9, 17, 18
+"""Of a row of `records`: what was done is up to the first, the file before it up to the last; without its extended
+attributes. A row that is to be written may end before."""
 
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS events (
@@ -86,8 +87,8 @@ def said_of_call(row: Sequence[Any]) -> Sequence[Any]:
     return row[:CALL_COLUMNS]
 
 
-def said_of_record(row: Sequence[Any]) -> Sequence[Any]:
-    return *row[:XATTRS_COLUMN], row[TARGET_COLUMN]
+def said_of_record(row: Sequence[Any], *, has_before: bool) -> Sequence[Any]:
+    return (*row[:XATTRS_COLUMN], row[TARGET_COLUMN]) if has_before else row[:BEFORE_COLUMN]
 
 
 class Chain:
@@ -207,7 +208,8 @@ def _of_records(connection: sqlite3.Connection) -> Iterator[_Link]:
     for row in connection.execute("SELECT * FROM records ORDER BY number"):
         link, found = row[-2:]
         where = f"change {row[0]} of call c{row[1]}"
-        yield _Link(link, found, where, digest(link, "record", said_of_record(row)), row[1])
+        said = said_of_record(row, has_before=row[BEFORE_COLUMN] is not None)
+        yield _Link(link, found, where, digest(link, "record", said), row[1])
 
 
 def _of_events(connection: sqlite3.Connection) -> Iterator[_Link]:

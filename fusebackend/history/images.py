@@ -77,6 +77,8 @@ class Images:
         """Of all files."""
         self._room = ""
         self._look_at_s = 0.0
+        self._limit_bytes = 0
+        self._has_empty = False
 
     def path(self, image: Image) -> str:
         """Return the path of the file with the bytes of an image, for the place `file`."""
@@ -99,16 +101,17 @@ class Images:
             room = self._why_no_room()
             if room:
                 return Image("lost", room)
-            return self._copied(volume, node)
+            return self._copied(volume, node, size)
         except OSError as error:
             return Image("lost", error.strerror or str(error))
 
     def _empty(self) -> Image:
         """Every empty file has the same image."""
-        name = "0"
-        with contextlib.suppress(FileExistsError):
-            os.close(os.open(os.path.join(self.directory, name), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        return Image("file", name)
+        if not self._has_empty:
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(os.path.join(self.directory, "0"), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            self._has_empty = True
+        return Image("file", "0")
 
     def _in_snapshot(self, volume: SnapshotVolume, node: int, size: int, ctime_ns: int) -> Image | None:
         newest = next((each for each in reversed(volume.snapshots()) if self._is_automatic(each.name)), None)
@@ -123,44 +126,51 @@ class Images:
                 return Image("snapshot", name, node)
         return None
 
-    def _copied(self, volume: Volume, node: int) -> Image:
+    def _copied(self, volume: Volume, node: int, size: int) -> Image:
         image = Image("file", str(next(self._numbers)))
         path = self.path(image)
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         try:
             try:
-                end, give_up_at_s = 0, time.monotonic() + PATIENCE_S
-                for offset, piece in data_pieces(volume, node):
+                end = written = 0
+                give_up_at_s = time.monotonic() + PATIENCE_S
+                for offset, piece in data_pieces(volume, node, size):
                     end = offset + len(piece)
-                    os.pwrite(descriptor, piece, offset)
+                    if piece:
+                        os.pwrite(descriptor, piece, offset)
+                        written = end
                     if end > MAX_FILE_BYTES:
                         raise OSError(errno.EFBIG, f"larger than {MAX_FILE_BYTES >> 20} MiB")
                     if time.monotonic() > give_up_at_s:
                         raise OSError(errno.ETIMEDOUT, f"not read within {PATIENCE_S:g} s")
-                os.ftruncate(descriptor, end)
+                if written < end:
+                    os.ftruncate(descriptor, end)
+                allocated = os.fstat(descriptor).st_blocks * 512
             finally:
                 os.close(descriptor)
         except BaseException:
             os.unlink(path)
             raise
         with self._guard:
-            self.size_bytes += self._allocated(image.name)
+            self.size_bytes += allocated
         return image
 
     def _why_no_room(self) -> str:
-        if time.monotonic() >= self._look_at_s:
-            self._look_at_s = time.monotonic() + LOOK_S
-            disk = os.statvfs(self.directory)
-            short = disk.f_bavail < FREE_SHARE * disk.f_blocks
-            self._room = "the disk of the history is nearly full" if short else ""
-        if not self._room and self.size_bytes > self.limit_bytes():
+        limit_bytes = self.limit_bytes()
+        if not self._room and self.size_bytes > limit_bytes:
             return "the history has as many bytes as it may"
         return self._room
 
     def limit_bytes(self) -> int:
         """Return how many bytes all files may have together."""
-        disk = os.statvfs(self.directory)
-        return int(min(MAX_BYTES, MAX_SHARE * disk.f_blocks * disk.f_frsize))
+        now_s = time.monotonic()
+        if now_s >= self._look_at_s:
+            self._look_at_s = now_s + LOOK_S
+            disk = os.statvfs(self.directory)
+            short = disk.f_bavail < FREE_SHARE * disk.f_blocks
+            self._room = "the disk of the history is nearly full" if short else ""
+            self._limit_bytes = int(min(MAX_BYTES, MAX_SHARE * disk.f_blocks * disk.f_frsize))
+        return self._limit_bytes
 
     def is_too_much(self) -> bool:
         """Return True if there are more bytes than the bound, or if the disk is nearly full."""

@@ -27,10 +27,10 @@ from typing import Any, Final, NamedTuple
 
 from fusebackend.base.errors import VANISHED
 from fusebackend.base.paths import AgentPath, to_name
-from fusebackend.history.calls import Calls, OpenCall
+from fusebackend.history.calls import Calls, Mark, OpenCall
 from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.images import Images
-from fusebackend.history.records import Image, Record, RecordKind, Stamp, State
+from fusebackend.history.records import Image, RecordKind, Stamp, State
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, Attr, AttrChanges, Caller, Volume
 from fusebackend.vfs.junctions import Route
 from fusebackend.vfs.watch.node_paths import NodePaths
@@ -42,10 +42,8 @@ ATTRIBUTES, CONTENT, MADE, AGAIN = 1, 2, 4, 8
 """How far the changes of a file by a call are recorded: its attributes; its bytes; it was made by the call; its bytes,
 once more after another call had changed them."""
 
-_NONE: Final[dict[int, int]] = {}
-
 STAMPED: Final = 500
-"""Records that are stamped at a time."""
+"""Records that are stamped at a time. A call may have 100,000: all of them at once would leave Python's heap large."""
 
 
 class Kept(NamedTuple):
@@ -59,40 +57,72 @@ class Kept(NamedTuple):
 
 
 class VolumeRecords:
-    """The files of one volume that calls have changed, for all routes and trees that show it."""
+    """The files of one volume that calls have changed, for all routes and trees that show it.
 
-    __slots__ = ("last",)
+    A large call has many: a file costs an entry of one dictionary, whose value all files share that its call has
+    changed in the same way.
+    """
+
+    __slots__ = ("_stale", "marks")
 
     def __init__(self) -> None:
-        self.last: dict[int, OpenCall] = {}
-        """Node → the call that has changed it last. It has a record of how the file was before, see `how`."""
+        self.marks: dict[int, Mark] = {}
+        """Node → the call that has changed it last, and how. It has a record of how the file was before, see `how`."""
+        self._stale = 0  # marks of calls that have ended
 
     def own(self, call: OpenCall, node: int, how: int) -> None:
         """Note that a change of a file by a call is recorded."""
-        self.last[node] = call
-        of_call = call.files.setdefault(self, {})
-        of_call[node] = of_call.get(node, 0) | how
+        mark = self.marks.get(node)
+        if mark is not None and mark.call is call:
+            how |= mark.how
+        else:
+            if mark is not None:
+                self._left(mark, node)
+            if call.earlier:
+                how |= call.earlier.get(self, {}).pop(node, 0)
+            call.counts[self] = call.counts.get(self, 0) + 1
+        self.marks[node] = call.mark(how)
+
+    def _left(self, mark: Mark, node: int) -> None:
+        """Another call changes a file now."""
+        other = mark.call
+        if other is None:
+            self._stale -= 1
+        else:
+            other.counts[self] = other.counts.get(self, 0) - 1
+            other.earlier.setdefault(self, {})[node] = mark.how
+
+    def is_last(self, call: OpenCall, node: int) -> bool:
+        """Return True if no other call that goes on has changed the file since."""
+        mark = self.marks.get(node)
+        return mark is not None and mark.call is call
 
     def how(self, call: OpenCall, node: int) -> int:
         """Return how far the changes of a file by a call are recorded."""
-        of_call = call.files.get(self)
-        return 0 if of_call is None else of_call.get(node, 0)
+        mark = self.marks.get(node)
+        if mark is not None and mark.call is call:
+            return mark.how
+        return call.earlier.get(self, {}).get(node, 0) if call.earlier else 0
 
     def has_bytes(self, call: OpenCall, node: int) -> bool:
         """Return True if a record of the call leads to the bytes before it, and no other has changed the file since."""
-        return self.last.get(node) is call and bool(self.how(call, node) & (CONTENT | MADE | AGAIN))
+        mark = self.marks.get(node)
+        return mark is not None and mark.call is call and bool(mark.how & (CONTENT | MADE | AGAIN))
 
     def disown(self, call: OpenCall, node: int) -> None:
         """The change was not made."""
-        if self.last.get(node) is call:
-            del self.last[node]
-        call.files.get(self, {}).pop(node, None)
+        if self.is_last(call, node):
+            del self.marks[node]
+            call.counts[self] -= 1
+        call.earlier.get(self, {}).pop(node, 0)
 
-    def forget(self, call: OpenCall) -> None:
-        """A call has ended: nothing of it is asked for any more."""
-        for node in call.files.get(self, ()):
-            if self.last.get(node) is call:
-                del self.last[node]
+    def ended(self, marks: int) -> None:
+        """A call has ended that had so many marks here: once they are the most, they go."""
+        self._stale += marks
+        if self._stale * 2 > len(self.marks):
+            for node in [node for node, mark in tuple(self.marks.items()) if mark.call is None]:
+                del self.marks[node]
+            self._stale = 0
 
 
 class Recorder:
@@ -173,42 +203,48 @@ class Recorder:
             self.stamp(call.number)
         except Exception as error:
             self.failed(error, "what a call has left can't be looked at")
-        for records in tuple(self._volumes.values()):
-            records.forget(call)
-        call.files.clear()
+        for records, marks in call.forget().items():
+            records.ended(marks)
 
     def settle_all(self) -> None:
         """Stamp what the calls that go on have left by now."""
         for call in self.calls.open():
             try:
-                self.stamp(call.number)
+                self.stamp(call.number, anew=True)
             except Exception as error:
                 self.failed(error, "what a call has left can't be looked at")
 
-    def stamp(self, call: int) -> None:
-        """Set `after` of a call's records to the present state."""
-        found = [record for record in self.history.records(call) if record.kind != "remove"]
-        for start in range(0, len(found), STAMPED):
-            part = found[start : start + STAMPED]
-            by_route: dict[AgentPath, list[Record]] = {}
-            for record in part:
-                by_route.setdefault(record.prefix, []).append(record)
+    def stamp(self, call: int, *, anew: bool = False) -> None:
+        """Set `after` of a call's records to the present state.
+
+        Args:
+            anew: also of those with a stamp. An undo stamps the files that it makes: it changes none of them once more
+                without another record.
+        """
+        last = 0
+        while part := self.history.unstamped(call, last, STAMPED, all_of_them=anew):
+            last = part[-1][0]
+            by_route: dict[AgentPath, list[tuple[int, bytes]]] = {}
+            for number, prefix, path in part:
+                by_route.setdefault(prefix, []).append((number, path))
             for prefix, records in by_route.items():
                 route = self._routes.get(prefix)
                 if route is not None:
                     with contextlib.suppress(OSError):  # it does not answer: these have no stamp
                         stamps = route.executor.run("stat", partial(_stamps, route.volume, records))
-                        self.history.set_after(stamps)
+                        self.history.set_after(
+                            {number: stamp for number, stamp in stamps.items() if anew or stamp is not None}
+                        )
 
     def stamp_interrupted(self) -> None:
         """Stamp the newest call of a server that was killed, before anything else changes."""
         for call in self.history.interrupted:
-            self.stamp(call)
+            self.stamp(call, anew=True)
 
 
-def _stamps(volume: Volume, records: list[Record]) -> Mapping[int, Stamp | None]:
+def _stamps(volume: Volume, records: list[tuple[int, bytes]]) -> Mapping[int, Stamp | None]:
     directories: dict[bytes, int] = {b"": ROOT_NODE}
-    return {record.number: _stamp(volume, directories, record.to_path or record.path) for record in records}
+    return {number: _stamp(volume, directories, path) for number, path in records}
 
 
 def _stamp(volume: Volume, directories: dict[bytes, int], path: bytes) -> Stamp | None:
@@ -239,7 +275,7 @@ class RecordingVolume:
         self._names = names
         self._recorder = recorder
         self._records = recorder.of(volume)
-        self._last = self._records.last
+        self._marks = self._records.marks
         self._current = recorder.calls.current
         waits = volume.features.blocking or volume.features.shared
         self._lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext() if waits else volume.lock
@@ -364,14 +400,16 @@ class RecordingVolume:
 
     def _before_content(self, node: int) -> None:
         call = self._current()
-        if self._last.get(node) is call and call.files.get(self._records, _NONE).get(node, 0) & (CONTENT | MADE):
+        mark = self._marks.get(node)
+        if mark is not None and mark.call is call and mark.how & (CONTENT | MADE):
             return
         with self._recording:
             self._first(call, node, CONTENT)
 
     def _before_attributes(self, node: int) -> None:
         call = self._current()
-        if self._last.get(node) is call:
+        mark = self._marks.get(node)
+        if mark is not None and mark.call is call:
             return
         with self._recording:
             self._first(call, node, ATTRIBUTES)
@@ -382,7 +420,7 @@ class RecordingVolume:
         if how == CONTENT and done & (CONTENT | MADE):
             how = AGAIN
         if how & done & (AGAIN | ATTRIBUTES):  # two calls change it in turn: each has a record after the other's
-            self._last[node] = call
+            self._records.own(call, node, 0)
             return
         attr = self._volume.getattr(node)
         if attr.nlink == 0:

@@ -221,7 +221,7 @@ class Steps:
                     records.disown(call, kept.node)
                 recorder.history.drop([number])
                 recorder.drop(kept)
-            elif how == "put" and now is not None and records.last.get(kept.node) is not call:
+            elif how == "put" and now is not None and not records.is_last(call, kept.node):
                 # Another call has changed it meanwhile, before this one or after it.
                 image = Image("lost", "two calls changed it at the same time")
                 recorder.add(call, prefix, "content", to_name(path), kept._replace(image=image))

@@ -14,10 +14,11 @@ import contextlib
 import errno
 import logging
 import os
+import stat
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from fusebackend.base import budget
 from fusebackend.base.errors import oserror
@@ -25,7 +26,7 @@ from fusebackend.base.paths import AgentPath
 from fusebackend.history.calls import OpenCall
 from fusebackend.history.history_file import Filter
 from fusebackend.history.recorder import ATTRIBUTES, CONTENT, MADE, Kept, Recorder
-from fusebackend.history.records import Call, RecordKind
+from fusebackend.history.records import Call, RecordKind, Stamp
 from fusebackend.history.undo_plan import Seen, Step, UndoPlan, mount_path
 from fusebackend.protocol import (
     RENAME_EXCHANGE,
@@ -54,6 +55,9 @@ once."""
 
 RECORDED_AT_ONCE: Final = 200
 """Records that are written together, before the names are made."""
+
+READ_AT_ONCE: Final = 200
+"""Small files of snapshots that are read together, at most."""
 
 _WORDS: Final = {
     "make": "create", "link": "create", "remove": "remove", "rename": "rename", "exchange": "rename",
@@ -157,7 +161,9 @@ class Undo:
         self._end(numbers)
         records = [record for number in numbers for record in self._history.records(number)]
         records.sort(key=lambda record: record.number)
-        plan = UndoPlan(self._volumes, self._recorder.images.path, self._history.later, merge=merge)
+        plan = UndoPlan(
+            self._volumes, self._recorder.images.path, self._history.later, merge=merge, earlier=self._history.earlier
+        )
         plan.add(records, self._history.overlaps(numbers))
         return plan
 
@@ -213,6 +219,8 @@ class _Making:
         self._call = call
         self._lost: list[str] = []
         self._directories: dict[bytes, int] = {}  # of one volume, by path, while its lock is held
+        self._looked = 0  # the sources of steps before this one were read ahead
+        self._numbers: dict[int, int] = {}  # of records that were made ahead, by step
         self._recorded = 0  # steps before this one have their records already
 
     def make(self, steps: Sequence[Step]) -> list[str]:
@@ -246,6 +254,7 @@ class _Making:
             elif _waits(step) and isinstance(volume, ObservableVolume):
                 stack.enter_context(volume.rewriting(self._found(volume, step, step.path).node))
             self._record_next(volume, steps)
+            self._read_next(steps)
             changes = stack.enter_context(placing.changing(volume))
             self._directories.clear()
             until_s = time.monotonic() + HELD_S
@@ -254,7 +263,7 @@ class _Making:
                 step = steps[self.made]
                 if step.prefix != prefix or _is_large(step) or _waits(step):
                     break
-                if not _asks_first(volume) and self.made >= self._recorded:
+                if self.made >= self._looked or (not _asks_first(volume) and self.made >= self._recorded):
                     break
                 self._step(volume, step, changes)
             self._directories.clear()
@@ -296,24 +305,43 @@ class _Making:
         for step in steps[self.made : self.made + RECORDED_AT_ONCE]:
             if step.prefix != prefix or step.word not in ("make", "link"):
                 break
-            self._record("create", step, node=step.node, linked=step.word == "link")
+            number = self._record("create", step, node=step.node, linked=step.word == "link")
+            self._numbers[self._recorded] = number
             self._recorded += 1
         self._recorder.history.flush()
 
-    def _record(self, kind: RecordKind, step: Step, kept: Kept | None = None, **fields: Any) -> None:
-        self._recorder.add(self._call, step.prefix, kind, step.path, kept, **fields)
+    def _read_next(self, steps: Sequence[Step]) -> None:
+        """Read what the next steps are made of, with the lock free."""
+        if self.made >= self._looked:
+            following = steps[self.made : self.made + READ_AT_ONCE]
+            self._looked = self.made + placing.ahead([step.source for step in following])
+
+    def _record(self, kind: RecordKind, step: Step, kept: Kept | None = None, **fields: Any) -> int:
+        number = self._recorder.add(self._call, step.prefix, kind, step.path, kept, **fields)
         if kind != "create" and not _asks_first(self._volumes[step.prefix]):
             self._recorder.history.flush()
+        return number
 
     def _new(self, volume: Volume, step: Step, changes: Changes) -> Placed:
         assert step.source is not None, "it is made of something"
-        parent, name, attr = self._at(volume, step.path)
-        if attr is not None:
-            raise _changed(step, "has been made anew")
-        if self.made >= self._recorded:
-            self._record("create", step)
-        placed = placing.make(volume, parent, name, step.source, changes, _text(step.path))
-        self._recorder.of(volume).own(self._call, placed.attr.node, MADE)
+        parent, name = self._place(volume, step.path)
+        number = self._numbers.pop(self.made, None)
+        is_first = number is None and volume.features.shared  # a change of it is durable at once
+        if is_first:
+            number = self._record("create", step)
+        try:
+            placed = placing.make(volume, parent, name, step.source, changes, _text(step.path))
+        except FileExistsError:
+            if is_first:
+                self._recorder.history.drop([cast(int, number)])
+            raise _changed(step, "has been made anew") from None
+        attr = placed.attr
+        self._recorder.of(volume).own(self._call, attr.node, MADE)
+        after = Stamp(attr.mode, attr.uid, attr.gid, attr.size, attr.mtime_ns) if stat.S_ISREG(attr.mode) else None
+        if number is None:
+            self._record("create", step, node=attr.node, after=after)
+        elif after is not None:
+            self._recorder.history.set_after({number: after})
         return placed
 
     def _link(self, volume: Volume, step: Step, changes: Changes) -> Placed:
@@ -384,19 +412,24 @@ class _Making:
         Raises:
             OSError: ENOENT, ENOTDIR, the directory is not there.
         """
-        above, _, name = path.rpartition(b"/")
+        parent, name = self._place(volume, path)
         if not name:
             return ROOT_NODE, b"", volume.getattr(ROOT_NODE)
+        try:
+            return parent, name, volume.lookup(parent, name)
+        except FileNotFoundError:
+            return parent, name, None
+
+    def _place(self, volume: Volume, path: bytes) -> tuple[int, bytes]:
+        """Return the directory of a path, and its name there."""
+        above, _, name = path.rpartition(b"/")
         parent = self._directories.get(above)
         if parent is None:
             parent = ROOT_NODE
             for each in above.split(b"/")[1:]:
                 parent = volume.lookup(parent, each).node
             self._directories[above] = parent
-        try:
-            return parent, name, volume.lookup(parent, name)
-        except FileNotFoundError:
-            return parent, name, None
+        return parent, name
 
 
 def _asks_first(volume: Volume) -> bool:

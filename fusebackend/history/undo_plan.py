@@ -13,6 +13,7 @@ what these did, then the calls. So an undo that was interrupted is done by the s
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections import defaultdict
@@ -24,11 +25,15 @@ from fusebackend.base.merge_lines import is_binary, merge_lines
 from fusebackend.base.paths import AgentPath
 from fusebackend.history.records import Image, Record, Stamp
 from fusebackend.protocol import ROOT_NODE, Attr, SnapshotVolume, UndoConflict, Volume
+from fusebackend.volumes.frozen import FrozenTree
 from fusebackend.volumes.placing import TEMPORARY, BytesSource, KeptSource, NodeSource, Source, State
 from fusebackend.volumes.walk import entries
 
 MERGED_BYTES = 16 << 20
 """Larger files are not merged by lines: three of them are in memory at once."""
+
+LOOKED_AT_ONCE = 1000
+"""Images in snapshots that are looked at together."""
 
 NAMED_CONFLICTS = 200
 """For so many conflicts the later call is searched for in the directories above: each takes a query."""
@@ -92,6 +97,8 @@ class UndoPlan:
         image_path: the path of an image that is a file.
         later: as `HistoryFile.later`.
         merge: merge files by lines that a later call has changed as well.
+        earlier: the last record of an earlier server. Volumes without snapshots may number their files anew when they
+            are opened, so the nodes in these records are taken for no file that is there.
 
     Attributes:
         steps: in their order. With conflicts, they take back the rest.
@@ -105,6 +112,7 @@ class UndoPlan:
         later: Callable[[int, AgentPath, bytes], Sequence[Record]],
         *,
         merge: bool = False,
+        earlier: int = 0,
     ) -> None:
         self.steps: list[Step] = []
         self.conflicts: list[UndoConflict] = []
@@ -112,6 +120,7 @@ class UndoPlan:
         self._image_path = image_path
         self._later = later
         self._merge = merge
+        self._earlier = earlier
         self._views: dict[AgentPath, _View] = {}
         self._made: dict[tuple[AgentPath, int], _File] = {}  # by the node that the file had
         self._closing: list[tuple[AgentPath, _Place, State]] = []
@@ -125,7 +134,9 @@ class UndoPlan:
         theirs: dict[int, list[Record]] = defaultdict(list)
         for number, other in overlaps:
             theirs[number].append(other)
-        for record in reversed(records):
+        for count, record in enumerate(reversed(records)):
+            if count % LOOKED_AT_ONCE == 0:
+                self._look_ahead(records[max(0, len(records) - count - LOOKED_AT_ONCE) : len(records) - count])
             try:
                 self._add(record, theirs.get(record.number, ()))
             except _Conflict as conflict:
@@ -140,6 +151,20 @@ class UndoPlan:
         for prefix, place, state in reversed(self._closing):
             if place.file is not None:
                 self.steps.append(Step("attributes", prefix, place.path, state=state, closes=True))
+
+    def _look_ahead(self, records: Sequence[Record]) -> None:
+        """Look at the images of records in snapshots together: one by one, each takes a query."""
+        nodes: dict[tuple[AgentPath, str], list[int]] = defaultdict(list)
+        for record in records:
+            if record.image is not None and record.image.place == "snapshot":
+                nodes[record.prefix, record.image.name].append(record.image.node)
+        for (prefix, name), wanted in nodes.items():
+            volume = self._volumes.get(prefix)
+            if isinstance(volume, SnapshotVolume):
+                with contextlib.suppress(OSError):  # `image_source` finds the same
+                    view = volume.snapshot(name)
+                    if isinstance(view, FrozenTree):
+                        view.ahead(wanted)
 
     def _refuse(self, record: Record, conflict: _Conflict) -> None:
         path = record.to_path if conflict.at_target else record.path
@@ -221,6 +246,9 @@ class UndoPlan:
                 raise _Conflict("has been made anew", at_target=at_target)
             if is_dir:
                 self._closing.append((view.prefix, place, before))
+            elif node := _node_of(record):  # its other names may not be there yet
+                self._made[view.prefix, node] = place.file
+                place.file.place = place
             return  # the change was not made, though it was recorded: the server was killed in between
         node = _node_of(record)
         if (twin := self._twin(view, node, record, before)) is not None:
@@ -247,9 +275,13 @@ class UndoPlan:
             return None
         if not view.volume.features.links:
             return None
+        lasts = self._lasts(view, record)
         made = self._made.get((view.prefix, node))
         if made is not None and made.place is not None and made.place.file is made:
-            return _Twin(made.place.path, made, None)
+            if lasts or made.stamp == _stamp_of(before):
+                return _Twin(made.place.path, made, None)
+        if not lasts:
+            return None
         try:
             attr = view.volume.getattr(node)
         except OSError as error:
@@ -262,12 +294,17 @@ class UndoPlan:
         file = view.file(attr)
         return _Twin(b"", file, file.seen)
 
+    def _lasts(self, view: _View, record: Record) -> bool:
+        """Return True if the nodes of a record are still those of the volume's files."""
+        return record.number > self._earlier or isinstance(view.volume, SnapshotVolume)
+
     def _rename(self, view: _View, record: Record) -> None:
         old, new = view.at(record.path), view.at(record.to_path)
         if new is None or (old is None and new.file is not None):
             raise _Conflict("was renamed in a directory that is not there any more", at_target=new is None)
         if old is not None and old.file is not None:
-            if record.node and (old.file.seen is None or old.file.seen.node != record.node):
+            is_known = record.node and self._lasts(view, record)
+            if is_known and (old.file.seen is None or old.file.seen.node != record.node):
                 raise _Conflict(f"has been made anew, since it was renamed to '{os.fsdecode(record.to_path)}'")
             return  # as in `_make`: it was not renamed
         if new.file is None or old is None:
@@ -287,7 +324,7 @@ class UndoPlan:
             raise _Conflict("is not there any more")
         if other is None or other.file is None:
             raise _Conflict("is not there any more", at_target=True)
-        if record.node and one.file.seen is not None and one.file.seen.node == record.node:
+        if self._lasts(view, record) and one.file.seen is not None and one.file.seen.node == record.node:
             return
         self._require_left(other, other.file, record)
         self.steps.append(Step("exchange", view.prefix, record.path, record.to_path, seen=one.file.expected))
@@ -461,7 +498,7 @@ class _File:
         checked: it was compared with what its call has left.
         hollow: a step has made it, and a later one gives it its bytes.
         names: of a directory: the places that were looked at, or that steps have changed.
-        place: where a step has put it last; None if none has.
+        place: where a step has put it last, or one of a killed undo; None if none has.
     """
 
     __slots__ = ("checked", "hollow", "is_changed", "names", "place", "seen", "stamp")

@@ -24,6 +24,7 @@ __all__ = [
     "EditResult",
     "ErrorCode",
     "ExecuteResponse",
+    "Explained",
     "FileData",
     "FileDownloadResponse",
     "FileInfo",
@@ -37,6 +38,7 @@ __all__ = [
     "MoveResult",
     "PruneResult",
     "ReadResult",
+    "RestoreResult",
     "SnapshotInfo",
     "SpaceInfo",
     "StatResult",
@@ -45,6 +47,7 @@ __all__ = [
     "UndoResult",
     "UndoneChange",
     "VerifyResult",
+    "ViewInfo",
     "WriteResult",
 ]  # fmt: skip
 
@@ -327,6 +330,38 @@ class SnapshotInfo:
 
 
 @dataclass
+class ViewInfo:
+    """A view of a mount.
+
+    Attributes:
+        name: of the view.
+        rules: each with `operations`, `paths` and `mode`, in their order.
+        path: of its tree, below the mount point.
+        is_default: commands, and clients that name no view, see the mount through it.
+    """
+
+    name: str
+    rules: list[dict[str, Any]]
+    path: str
+    is_default: bool = False
+
+
+@dataclass
+class Explained:
+    """What a view does about an operation on a path.
+
+    Attributes:
+        mode: `allow`, `deny`, `interrupt`, `hide` or `append`.
+        rule: the number of the rule that decides, from 1; None if none matches, which allows.
+        path: what the rule matches: the path, or a directory on its way that is hidden.
+    """
+
+    mode: str
+    rule: int | None
+    path: str
+
+
+@dataclass
 class BranchInfo:
     """A branch of a mount.
 
@@ -480,6 +515,23 @@ class MergeResult:
     call: str | None = None
     changes: list[UndoneChange] = field(default_factory=list)
     decided: list[UndoConflict] = field(default_factory=list)
+    conflicts: list[UndoConflict] = field(default_factory=list)
+    partly: list[str] = field(default_factory=list)
+
+
+@dataclass
+class RestoreResult:
+    """What `restore` did, or would do.
+
+    `ref` is the state that it restored from, `call` the restore itself as a call. `changes` are what was put back
+    (`create`, `replace`, `link`, `remove`, `attributes`), `skipped` the paths that were left alone. With `conflicts`,
+    files that are open for writing, nothing was changed. `partly` says what could not be kept.
+    """
+
+    ref: str
+    call: str | None = None
+    changes: list[UndoneChange] = field(default_factory=list)
+    skipped: list[UndoConflict] = field(default_factory=list)
     conflicts: list[UndoConflict] = field(default_factory=list)
     partly: list[str] = field(default_factory=list)
 

@@ -172,6 +172,8 @@ class Features:
     read_only: bool = False
     blocking: bool = False
     """Calls may wait for a network or a slow disk: the mount makes them in threads, under a deadline."""
+    stores_at_close: bool = False
+    """What was written may not be stored yet when a handle is closed: `flush` stores it, and returns its errors."""
     shared: bool = False
     """Other hosts have it mounted at the same time: `Attr.version` counts their changes, and each open asks for it."""
 
@@ -377,7 +379,7 @@ class Volume(abc.ABC):
             return self.write(node, self.getattr(node).size, data)
 
     def flush(self, node: int) -> None:
-        """A handle is being closed: report errors of deferred writes. Only called when writes are not random."""
+        """A handle is being closed: report errors of deferred writes. Called for `stores_at_close` and whole files."""
 
     def fsync(self, node: int, datasync: bool = False) -> None:
         """Return when everything written to `node`, and its names, is durable."""

@@ -3,11 +3,13 @@
 api.py        `fusebackend.mount()`
 live.py       the parts of one mount, put together; where its commands run
 mounted.py    its agent face
+viewed.py     its agent face through a view
 recording.py  the history of its calls: recorders of kernel and verbs, and retention
 history.py    its calls: the log, what a call did, undo
 log_files.py  the log as files of the trees directory
 forget.py     contents that leave everything kept of the past
 space.py      what it takes of the disk, and the deletion of its past
+rules.py      the rules of its routes, and its views
 trees.py      the trees directory: its files, its name, its agent face
 guest.py      commands in a default backend that runs them itself
 binds.py      the routes in a container of this machine: bind mounts

@@ -15,7 +15,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from fusebackend.base.paths import ROOT, AgentPath, normalise_prefix
 from fusebackend.linux import mount_point as point
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from fusebackend.composite.backend import CompositeBackend
     from fusebackend.config import HistoryWord, SnapshotsWord
     from fusebackend.history.masking import LogOptions
+    from fusebackend.rules.rule import RouteRules
+    from fusebackend.rules.view import View
     from fusebackend.shell import ShellOptions
     from fusebackend.vfs.calls.route_limits import RouteLimits
     from fusebackend.vfs.trees_options import Shown, TreesOptions
@@ -56,6 +58,9 @@ def mount(
     trees_name: str | None = None,
     snapshots: SnapshotsWord | None = None,
     history: HistoryWord | None = None,
+    route_rules: Mapping[str, RouteRules] | None = None,
+    views: Mapping[str, Iterable[Any]] | None = None,
+    default_view: str | None = None,
     log: LogOptions | None = None,
 ) -> Mount:
     """Mount a backend of this process on an empty directory.
@@ -82,6 +87,11 @@ def mount(
             ones; `"manual"` (the default) takes those that are asked for.
         history: `"on"` keeps for a day which call changed what, and the bytes that it replaced, below
             `$XDG_STATE_HOME/fusebackend`; `"off"` is the default.
+        route_rules: rules of single routes for every reader, by prefix (`fusebackend.rules.rule.RouteRules`); `/` is
+            the default.
+        views: lists of rules by name. A rule is a mapping with `operations`, `paths` and `mode`, or a
+            `FilesystemPermission` of deepagents; docs/views.md has the rest.
+        default_view: the name of the view of commands, and of clients that name none.
         log: what it keeps of commands (`fusebackend.history.masking.LogOptions`).
 
     Raises:
@@ -91,6 +101,7 @@ def mount(
         TypeError: `backend` is a factory and there is no `runtime`, or it is no backend at all.
     """
     from fusebackend.config import history_directory, keeps_history, parse_words, takes_snapshots, trees_options
+    from fusebackend.rules.view import checked_views
 
     words = parse_words(list(options))
     has_history = keeps_history(words.history or history or "off") and not (read_only or words.read_only)
@@ -108,6 +119,9 @@ def mount(
         trees=trees_options(words.trees or trees, words.trees_name or trees_name),
         takes_snapshots=takes_snapshots(words.snapshots or snapshots or "manual"),
         history=history_directory if has_history else None,
+        route_rules=_by_prefix(route_rules or {}),
+        views=checked_views(views or {}, default_view),
+        default_view=default_view,
         log_options=log,
     )
 
@@ -129,9 +143,12 @@ def _composite(backend: Any, runtime: Any) -> CompositeBackend:
     return composite if runtime is None else composite.resolve(runtime)
 
 
-def _by_prefix(limits: Mapping[str, RouteLimits]) -> dict[AgentPath, RouteLimits]:
+T = TypeVar("T")
+
+
+def _by_prefix(said: Mapping[str, T]) -> dict[AgentPath, T]:
     """Raises `PathError` for a prefix that is none."""
-    return {ROOT if prefix == ROOT else normalise_prefix(prefix): given for prefix, given in limits.items()}
+    return {ROOT if prefix == ROOT else normalise_prefix(prefix): given for prefix, given in said.items()}
 
 
 class Mount(MountedBackend):
@@ -162,6 +179,9 @@ class Mount(MountedBackend):
         trees: TreesOptions,
         takes_snapshots: bool,
         history: Callable[[str], str] | None,
+        route_rules: Mapping[AgentPath, RouteRules],
+        views: Mapping[str, View],
+        default_view: str | None,
         log_options: LogOptions | None,
     ) -> None:
         self._claim()
@@ -183,11 +203,14 @@ class Mount(MountedBackend):
                 trees=trees,
                 takes_snapshots=takes_snapshots,
                 history=None if history is None else history(self.mountpoint),
+                route_rules=route_rules,
+                views=views,
+                default_view=default_view,
                 log_options=log_options,
             )
             live = self._live
             super().__init__(
-                backend,
+                live.backend,
                 live.filesystem,
                 self.mountpoint,
                 live.shell,
@@ -196,6 +219,7 @@ class Mount(MountedBackend):
                 live.automatic,
                 live.branches,
                 live.recording,
+                live.views,
             )
             self._wakeup = threading.Event()
             self._ready = False

@@ -191,6 +191,8 @@ class Guest:
 
         try:
             start = paths.normalise(command.cwd)
+            if self._filesystem.tree.is_in_view(start):
+                raise GuestError(f"a view can't bind a command in {self.label}, which is outside of the mount")
             with self._counted():
                 self._wait_for_start(stopped)
                 return self._execute(command, start, stopped)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -13,9 +14,11 @@ from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.config import branches_directory
 from fusebackend.control.server.control_server import ControlServer
 from fusebackend.dialects.agent_face import AgentFace
+from fusebackend.linux.mount_table import MountError
 from fusebackend.mount.session import MountOptions, Session
 from fusebackend.server.mounted import MountedBackend
 from fusebackend.server.recording import Recording
+from fusebackend.server.rules import Views, with_route_rules
 from fusebackend.server.trees import (
     attach_branches,
     attach_log,
@@ -33,6 +36,8 @@ from fusebackend.vfs.mounted_tree import FileSystem
 if TYPE_CHECKING:
     from fusebackend.composite.backend import CompositeBackend
     from fusebackend.history.masking import LogOptions
+    from fusebackend.rules.rule import RouteRules
+    from fusebackend.rules.view import View
     from fusebackend.server.guest import Guest
     from fusebackend.vfs.calls.route_limits import RouteLimits
     from fusebackend.vfs.trees_options import TreesOptions
@@ -59,6 +64,9 @@ class LiveMount:
         ttl_s, deadline_s, limits, trees: as for `FileSystem`.
         shell: how `execute` runs commands in the mount.
         history: the directory of the history of calls; None keeps none.
+        route_rules: rules of routes, by prefix.
+        views: by name.
+        default_view: the view of commands and clients that name none.
         log_options: what it keeps of calls.
         takes_snapshots: the mount takes snapshots by itself (`AutomaticSnapshots`), unless it is read-only.
 
@@ -67,6 +75,7 @@ class LiveMount:
 
     Raises:
         MountError: the name of the trees directory is taken.
+        RuleError: there are rules for a route that is not there.
         OSError: the default backend runs commands, and can't be had.
     """
 
@@ -83,8 +92,12 @@ class LiveMount:
         trees: TreesOptions | None = None,
         takes_snapshots: bool = False,
         history: str | None = None,
+        route_rules: Mapping[AgentPath, RouteRules] | None = None,
+        views: Mapping[str, View] | None = None,
+        default_view: str | None = None,
         log_options: LogOptions | None = None,
     ) -> None:
+        backend = with_route_rules(backend, route_rules or {})
         self.filesystem = FileSystem.of(
             backend,
             ttl_s=ttl_s,
@@ -93,7 +106,7 @@ class LiveMount:
             switches=switches.from_environment(),
             trees=trees,
         )
-        self._backend = backend
+        self.backend = self._backend = backend
         self._guards = {
             route.prefix: route.executor for route in self.filesystem.tree.routes if route.executor.blocking
         }
@@ -104,9 +117,14 @@ class LiveMount:
         self.branches: Branches | None = None
         if not options.read_only:
             self.branches = attach_branches(self.filesystem, self.snapshots, branches_directory(mountpoint))
+        self.views = Views(self.filesystem, backend, views or {}, default_view, self._guards)
         refuse_taken_by_route(self.filesystem)
         self._runs_commands = runs_commands(backend.mounts()[ROOT])
         self._default = options.description.get("urls", {}).get(ROOT) or type(backend.mounts()[ROOT]).__name__
+        if self._runs_commands and default_view is not None:
+            where = f"they run in {self._default}, outside of the mount"
+            why = f"default_view = '{default_view}' can't bind commands: {where}"
+            raise MountError(errno.ENOTSUP, why)
         if not self._runs_commands:
             refuse_taken_by_file(self.filesystem, self._default)
         self.warnings: list[str] = []
@@ -131,6 +149,7 @@ class LiveMount:
             self.automatic,
             self.branches,
             self.recording,
+            self.views,
         )
         self._control = ControlServer(mounted, read_only=options.read_only)
 
@@ -138,7 +157,7 @@ class LiveMount:
         """Decide where commands run: in the default backend if it has `execute` of its own (`guest.py`), else, and for
         `shell:`, which confines nothing, in the mount's sandbox (`shell/`)."""
         if not self._runs_commands:
-            return Shell(self.filesystem, mountpoint, shell)
+            return Shell(self.filesystem, mountpoint, shell, self.views.by_name, self.views.default)
         from fusebackend.server.guest import Guest  # few mounts need it and its imports
 
         return Guest(

@@ -32,6 +32,7 @@ from fusebackend.protocol import (
     DeleteResult,
     EditResult,
     ExecuteResponse,
+    Explained,
     FileDownloadResponse,
     FileUploadResponse,
     ForgetResult,
@@ -42,23 +43,29 @@ from fusebackend.protocol import (
     MoveResult,
     PruneResult,
     ReadResult,
+    RestoreResult,
     SnapshotInfo,
     SpaceInfo,
     StatResult,
     StatsResult,
     UndoResult,
     VerifyResult,
+    ViewInfo,
+    Volume,
     WriteResult,
     verbs,
 )
 from fusebackend.protocol.records import FILE_TYPES
 from fusebackend.server.forget import Forgetting
 from fusebackend.server.history import MountHistory
+from fusebackend.server.rules import Views
 from fusebackend.server.space import prune, space
 from fusebackend.server.trees import TreesFace
 from fusebackend.trees.automatic import AutomaticSnapshots
 from fusebackend.trees.branches import Branches
 from fusebackend.trees.merge.merges import Merges
+from fusebackend.trees.refs import Refs, Taken
+from fusebackend.trees.restore import Restores
 from fusebackend.trees.snapshots import Snapshots
 from fusebackend.vfs.watch.async_watch import AsyncWatch, ThreadedWatch
 from fusebackend.volumes.native import NativeVolume
@@ -100,6 +107,7 @@ class MountedBackend(ServedMount):
         automatic: takes snapshots before calls that may change something; None if nothing does.
         branches: of the mount; None if it has none.
         recording: keeps the history of calls; None if there is none.
+        views: of the mount.
     """
 
     def __init__(
@@ -113,7 +121,9 @@ class MountedBackend(ServedMount):
         automatic: AutomaticSnapshots | None = None,
         branches: Branches | None = None,
         recording: Recording | None = None,
+        views: Views | None = None,
     ) -> None:
+        self._view_name: str | None = None
         self.backend = backend
         self.filesystem = filesystem
         self.mountpoint = mountpoint
@@ -123,15 +133,18 @@ class MountedBackend(ServedMount):
         self._automatic = automatic
         self._branches = branches
         self._merges: Merges | None = None
+        self._restores: Restores | None = None
         if branches is not None:
             volumes = {route.prefix: route.volume for route in filesystem.tree.routes}
             recorder = None if recording is None else recording.recorder
             self._merges = Merges(branches, volumes, filesystem.written, recorder)
             branches.compare = self._merges.compare
+            self._restores = Restores(branches, snapshots, volumes, filesystem.written, recorder)
         self._recording = recording
         volumes = {route.prefix: route.volume for route in filesystem.tree.routes}
         self._past = None if recording is None else MountHistory(recording.recorder, volumes)
-        self._for = TreesFace(backend, filesystem).of
+        self._views = views or Views(filesystem, backend, {})
+        self._for = TreesFace(backend, filesystem, self._views).of
 
     def _where(self) -> str:
         return f"{self.backend!r} on {self.mountpoint!r}"
@@ -145,6 +158,8 @@ class MountedBackend(ServedMount):
         backend = self._for(*named)
         if self._recording is None or not self._recording.is_open:
             return work(backend)
+        if self._views.by_name:  # a change through a view is one of the live files
+            named = [self._views.split(path)[1] for path in named]
         answer: R = self._recording.steps.verb(verb.name, kind, named, partial(work, backend), _has_worked)
         return answer
 
@@ -226,9 +241,14 @@ class MountedBackend(ServedMount):
     def stat(self, path: str, *, follow: bool = False) -> StatResult:
         """Return the attributes of a path; a symbolic link itself, unless `follow` says otherwise."""
         try:
-            outer = paths.normalise(path)
+            name, inside = self._view_name, path
+            if name is None:
+                name, inside = self._views.split(paths.normalise(path))
+            outer = paths.normalise(inside)
             route = self.filesystem.tree.route_of(outer)
-            attr, target = route.executor.run("stat", partial(self._look, route, outer, follow))
+            volume = self._views.volume(name, route)
+            attr, target = route.executor.run("stat", partial(self._look, volume, route, outer, follow))
+            outer = paths.normalise(path)
         except PathError as error:
             return StatResult(error=str(error), code=errors.INVALID_PATH)
         except FileNotFoundError:
@@ -266,11 +286,11 @@ class MountedBackend(ServedMount):
             found.append(replace(self.stat(info["path"]), path=info["path"]))
         return StatsResult(entries=found)
 
-    def _look(self, route: Route, outer: AgentPath, follow: bool) -> tuple[Attr | None, str | None]:
+    def _look(self, volume: Volume, route: Route, outer: AgentPath, follow: bool) -> tuple[Attr | None, str | None]:
         """Return the attributes of a path in its volume, and the target of a symbolic link. None for a directory that
         exists only for the routes."""
         try:
-            found = resolve(route.volume, route.inner(outer), follow=follow).found
+            found = resolve(volume, route.inner(outer), follow=follow).found
         except (FileNotFoundError, NotADirectoryError):
             if self._is_way(outer):
                 return None, None
@@ -278,7 +298,7 @@ class MountedBackend(ServedMount):
         if not found.is_dir and self._is_way(outer):
             return None, None
         is_link = stat_module.S_ISLNK(found.mode)
-        return found, os.fsdecode(route.volume.readlink(found.node)) if is_link else None
+        return found, os.fsdecode(volume.readlink(found.node)) if is_link else None
 
     def _is_way(self, path: AgentPath) -> bool:
         """Return True if there are routes below a path. It is a directory then, even if the backend has a file
@@ -303,6 +323,42 @@ class MountedBackend(ServedMount):
                     failure = OSError(error.errno, f"{route.executor.name}: {error.strerror}")
         if failure is not None:
             raise failure
+
+    def views(self) -> list[ViewInfo]:
+        """Return the views of the mount. Each is a tree in `/.fusebackend/views`."""
+        views = self._views
+        return [
+            ViewInfo(name, [rule.described() for rule in view.rules], views.root(name), name == views.default)
+            for name, view in views.by_name.items()
+            if self._view_name in (None, name)
+        ]
+
+    def explain(self, view: str, operation: str, path: str) -> Explained:
+        """Return what a view does about an operation on a path, and why.
+
+        Args:
+            view: its name.
+            operation: `read` or `write`.
+            path: as agents name it; it need not exist.
+
+        Raises:
+            ValueError: there is no such operation, or the path is malformed.
+            OSError: ENOENT, there is no such view.
+        """
+        if self._view_name not in (None, view):
+            raise OSError(errno.ENOENT, f"there is no view '{view}'; there are: {self._view_name}")
+        mode, rule, matched = self._views.find(view).explain(operation, path)
+        return Explained(mode, rule, matched)
+
+    def viewed(self, name: str) -> ServedMount:
+        """Return the mount through a view. OSError: ENOENT, there is no such view."""
+        from fusebackend.server.viewed import ViewedMount
+
+        return ViewedMount(self, name)
+
+    @property
+    def default_view(self) -> str | None:
+        return self._views.default
 
     def snapshots(self) -> list[SnapshotInfo]:
         """Return the snapshots of the mount, the oldest first. Each is a tree in `/.fusebackend/snapshots`."""
@@ -562,6 +618,44 @@ class MountedBackend(ServedMount):
             OSError: a volume's error.
         """
         return prune(self._snapshots, self._past, dry_run=dry_run)
+
+    def restore(
+        self,
+        paths: list[str],
+        ref: str,
+        *,
+        to: list[str] | None = None,
+        dry_run: bool = False,
+        force: bool = False,
+    ) -> RestoreResult:
+        """Put files, directories and links back as they were, with all attributes. It is a call, which `undo` takes
+        back.
+
+        A directory is as it was afterwards: names that were not in it are removed. Routes of which the state holds
+        nothing are left alone.
+
+        Args:
+            paths: what is restored.
+            ref: the state: the name of a snapshot or branch, a time such as `10m`, a call.
+            to: another path for each of them, of which the directory must be there.
+            dry_run: change nothing; the answer says what would be done.
+            force: also files that are open for writing: who has them goes on with the old ones.
+
+        Raises:
+            ValueError: a path is malformed, or nothing is meant by `ref`; `to` has another number of paths.
+            OSError: ENOENT, a path is not in that state; ENOTSUP, the mount has no other states; or an error of a
+                volume: routes that keep snapshots have all of it then or nothing, and the same call does the rest.
+        """
+        branches = self._branching()
+        if to is not None and len(to) != len(paths):
+            raise ValueError("'to' needs a path for each of 'paths'")
+        taken = [Taken(each.name, each.time_ns) for each in self.snapshots()]
+        opened = [Taken(name, branch.created_ns) for name, branch in branches.opened.items()]
+        state = Refs(taken, opened, began_ns=lambda call: self._remembered().call(call).began_ns).one(ref)
+        if self._automatic is not None and not dry_run:
+            self._automatic.before_call()
+        assert self._restores is not None, "a mount with branches restores"
+        return self._restores.restore(paths, state, to, dry_run=dry_run, force=force)
 
     def forget(self, *paths: str, dry_run: bool = False) -> ForgetResult:
         """Have all that is kept of the past lose the contents of paths: snapshots, branches, the bytes that undo needs,

@@ -22,6 +22,7 @@ from fusebackend.linux.mount_table import MountError
 from fusebackend.protocol import ROOT_NODE, Volume
 from fusebackend.server.log_files import LogFiles
 from fusebackend.server.recording import Recording
+from fusebackend.server.rules import Views
 from fusebackend.shell.shell import BRANCHES
 from fusebackend.trees.branches import Branches
 from fusebackend.trees.snapshot_trees import SnapshotTrees
@@ -151,9 +152,11 @@ class TreesFace:
     Args:
         backend: the mounted files.
         filesystem: their mounted tree.
+        views: of the mount, if it has any.
     """
 
-    def __init__(self, backend: CompositeBackend, filesystem: FileSystem) -> None:
+    def __init__(self, backend: CompositeBackend, filesystem: FileSystem, views: Views | None = None) -> None:
+        self._views = {} if views is None else views.faces()
         self._tree = filesystem.tree
         self._backend = self._plain = self._both = backend
         self._beside: object = None  # the routes in the trees directory that `_both` was made of
@@ -172,7 +175,7 @@ class TreesFace:
         routes = self._tree.beside
         if self._beside is not routes:  # any thread; two may make the same
             beside = {str(path): VolumeBackend(_native(route.volume)) for path, route in routes.items()}
-            self._both = CompositeBackend(self._backend, {**self._files, **beside})
+            self._both = CompositeBackend(self._backend, {**self._files, **beside, **self._views})
             self._beside = routes
         return self._both
 

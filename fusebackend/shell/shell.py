@@ -22,7 +22,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -39,8 +39,10 @@ from fusebackend.shell.mountcheck import MountCheck
 from fusebackend.shell.options import ShellOptions
 from fusebackend.shell.system import Bind, Devices, Etc, Fresh
 from fusebackend.shell.usernamespace import UserNamespace
+from fusebackend.vfs.junctions import VIEWS_NAME
 
 if TYPE_CHECKING:
+    from fusebackend.rules.view import View as Rules
     from fusebackend.vfs.junctions import Route
     from fusebackend.vfs.mounted_tree import FileSystem
 
@@ -71,9 +73,20 @@ class Shell:
         filesystem: the mounted tree.
         mountpoint: where it is mounted, as an absolute path without symbolic links.
         options: how commands run.
+        views: of the mount, by name.
+        default: the name of the view of commands that start in the main tree; none when None.
     """
 
-    def __init__(self, filesystem: FileSystem, mountpoint: str, options: ShellOptions) -> None:
+    def __init__(
+        self,
+        filesystem: FileSystem,
+        mountpoint: str,
+        options: ShellOptions,
+        views: Mapping[str, Rules] | None = None,
+        default: str | None = None,
+    ) -> None:
+        self._rules = dict(views or {})
+        self._default = default
         self.options = options
         self.mountpoint = mountpoint
         self._filesystem = filesystem
@@ -86,6 +99,7 @@ class Shell:
         self._devices = Devices()
         self._etc = Etc(options.network, [prefix for prefix in self._view.routes if prefix.startswith("/etc/")])
         self._namespace = UserNamespace()
+        self._seen: dict[str, View] = {}  # the views that commands have run in
         self._branches: dict[AgentPath, tuple[Route, View]] = {}  # those that commands have run in, by their path
         self._checks: tuple[object, MountCheck] | None = None  # of the last mounts and table
         self._running = Running()
@@ -197,6 +211,10 @@ class Shell:
         """Start the command, which waits at its gate."""
         options = self.options
         if options.sandbox == "none":
+            if self._default is not None or self._filesystem.tree.is_in_view(job.cwd):
+                raise SandboxError(
+                    "a view binds commands in a sandbox alone, and this mount has execute.sandbox = none"
+                )
             env = system.environment(job.cwd, dict(options.env))
             with _made(lambda: Unconfined(job.command.text, self.mountpoint + job.cwd, env)) as launch:
                 yield launch
@@ -223,7 +241,12 @@ class Shell:
     def _place(self, cwd: AgentPath) -> tuple[View, AgentPath]:
         """Return the view for a command, and where it starts in it: in a branch, that is the root of the command."""
         if self._trees_path is None or not paths.is_below(cwd, self._trees_path):
-            return self._view, cwd
+            return self._view if self._default is None else self._through(self._default), cwd
+        views = paths.join(self._trees_path, paths.to_text(VIEWS_NAME))
+        for name in self._rules:
+            path = paths.join(views, name)
+            if paths.is_below(cwd, path):
+                return self._through(name), AgentPath(cwd[len(path) :] or paths.ROOT)
         branches = paths.join(self._trees_path, BRANCHES)
         for path, route in self._filesystem.tree.beside.items():
             if paths.is_below(cwd, path) and paths.is_below(path, branches):
@@ -234,6 +257,18 @@ class Shell:
             f"commands don't see '{self._trees_path}', the mount's own directory: start the command elsewhere, and "
             "copy there what it needs"
         )
+
+    def _through(self, name: str) -> View:
+        """Return the mount through a view."""
+        with self._furnishing:
+            if name not in self._seen:
+                rules = self._rules[name]
+                prefixes = [route.prefix for route in self._filesystem.tree.routes]
+                view = View.of(self.mountpoint, [prefix for prefix in prefixes if not rules.is_hidden(prefix)])
+                pinned = [os.fsencode(own) for own in view.names]
+                tree = self._filesystem.add_tree(f"sandbox-view-{name}", pinned, view=rules)
+                self._seen[name] = replace(view, tree=tree)
+            return self._seen[name]
 
     def _branch(self, path: AgentPath, route: Route) -> View:
         with self._furnishing:

@@ -12,6 +12,6 @@ tree.py              `Tree`: a directory tree as the kernel shows it, reached by
 diff.py              the differences of two trees
 diff_output.py       differences as a git patch, `--stat`, `--name-status`, JSON
 recorded.py          the two trees of a call, before it and after it, from its records
-restore.py           files of one tree put back into another
+restore.py           `Restores`: files of another state put back into the main tree
 merge/               the three-way merge of a branch into the main tree
 """

@@ -329,7 +329,7 @@ SCHEMES: dict[str, Scheme] = {
             "volume": str,
         },
         passed_on=LIBPQ_WORDS,
-        features=Features(blocking=True, shared=True),
+        features=Features(stores_at_close=True, blocking=True, shared=True),
     ),
     "s3": Scheme(
         "s3://BUCKET/PREFIX?endpoint=URL&region=REGION",

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from fusebackend.base.errors import oserror
 from fusebackend.protocol import NAME_MAX_BYTES, Attr
+from fusebackend.rules.ruled_volume import NODES, VARIANTS
 from fusebackend.vfs.coherence.append_end import AppendEnd
 from fusebackend.vfs.coherence.dentries import Dentries
 from fusebackend.vfs.coherence.overtaken import Overtaken
@@ -93,11 +95,12 @@ class InodeResolver:
         gone.pop(SYNTHETIC_INDEX, None)
         routes = self.tree.attached
         for index, nodes in gone.items():
-            volume = routes[index].volume
-            twins = [route.index for route in routes if route.volume is volume and route.index != index]
-            if twins:
+            volume = routes[index].files.volume
+            family = [route for route in routes if route.files.volume is volume]
+            if len(family) > 1 or routes[index].is_ruled:
+                numbers = partial(_numbers, family)
                 known = self.inodes.get
-                gone[index] = [node for node in nodes if not any(known(inode_number(twin, node)) for twin in twins)]
+                gone[index] = [node for node in nodes if not any(known(number) for number in numbers(node))]
         return [(routes[index], nodes) for index, nodes in gone.items()]
 
     async def place(self, inode: int, make: bool = False) -> tuple[Route, int]:
@@ -176,7 +179,9 @@ class InodeResolver:
         if attr.mode & SET_ID or self._marked:
             self._set_id.attr_sent(inode, attr)
         timeout_s = route.policy.timeout(attr) if route.shared else route.policy.timeout_s
-        if self.twins.contended and self.twins.is_contended(directory):
+        if (self.twins.contended and self.twins.is_contended(directory)) or (
+            route.is_ruled and route.is_restricted(attr.node)
+        ):
             timeout_s = 0.0
         return self.overtaken.checked(Entry(inode, attr, timeout_s), generation)
 
@@ -194,6 +199,14 @@ class InodeResolver:
             self._append_end.size_sent(inode, known, attr.size)
         if attr.mode & SET_ID or self._marked:
             self._set_id.attr_sent(inode, attr)
+
+
+def _numbers(family: list[Route], node: int) -> list[int]:
+    """Return the inodes by which the kernel may know what is a node of the volume of these routes."""
+    below = node & NODES if any(route.is_ruled for route in family) else node
+    return [
+        inode_number(route.index, below | bits) for route in family for bits in (VARIANTS if route.is_ruled else (0,))
+    ]
 
 
 def check_name(name: bytes) -> None:

@@ -37,6 +37,8 @@ from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath, is_below, join, parent_and_name, split, to_name, to_text
 from fusebackend.composite.route_table import RouteTable
 from fusebackend.protocol import DEFAULT_TTL_S, ROOT_NODE, Attr, Caller, Features, Volume, Writable
+from fusebackend.rules.ruled_volume import NODES, RuledVolume
+from fusebackend.rules.view import View
 from fusebackend.vfs.calls.executor import RouteExecutor
 from fusebackend.vfs.calls.request import Request
 from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S, DEFAULT_MAX_CALLS, RouteLimits
@@ -50,6 +52,9 @@ from fusebackend.volumes.native import NativeVolume
 PRIVATE_NAME = b"private"
 """The directory of trees for the server's own use, such as the root of commands, below the trees directory: not listed,
 so that `find` does not walk all files again, and closed to other users."""
+
+VIEWS_NAME = b"views"
+"""The directory of the views, below the trees directory."""
 
 WAY_PATIENCE_S = 1.0
 """How long the way to a route waits for another one that it leads through, before it shows what was last known."""
@@ -77,6 +82,7 @@ class Route:
         """The others with the same live files, in other trees; replaced as a whole."""
         self.prefix = prefix
         self.volume = volume
+        self.is_ruled = isinstance(volume, RuledVolume)
         self.changed: Writable = volume  # the same, or what records the kernel's changes of it (`record`)
         self.changing: Writable = volume  # `changed`, or a `ReportingVolume` over it while a `Watch` is open
         self.author: Callable[[Request], object] | None = None  # of what is written, see `record`
@@ -90,27 +96,43 @@ class Route:
         self.call = executor.call
         self.ask = executor.ask
 
-    def twin(self, index: int) -> Route:
-        """The same live files, for another tree."""
-        twin = Route(index, self.prefix, self.volume, self._policy_of, self.executor, self.files)
+    def twin(self, index: int, view: View | None = None) -> Route:
+        """The same live files, for another tree: as they are, or through a view."""
+        volume = self.volume if view is None else self._ruled(view)
+        twin = Route(index, self.prefix, volume, self._policy_of, self.executor, self.files)
         if self._recording is not None and self.author is not None:
             twin.record(self._recording, self.author)
         return twin
 
+    def _ruled(self, view: View) -> RuledVolume:
+        """The volume through a view. Changes go on through this route, which records and reports them."""
+        return RuledVolume(self.volume, view, self.prefix, changed=lambda: self.changing)
+
+    @property
+    def is_view(self) -> bool:
+        """True if another route records and reports the changes of this one."""
+        return self.is_ruled and self.files is not self
+
+    def is_restricted(self, node: int) -> bool:
+        """True of a file that rules restrict. Its number is of its own, and the kernel caches nothing of it."""
+        return self.is_ruled and node > NODES
+
     def record(self, make: Callable[[Route], Writable], author: Callable[[Request], object]) -> None:
         """See `FileSystem.record`. Before a `Watch` is opened."""
         self._recording, self.author = make, author
+        if self.is_view:
+            return
         self.changed = self.changing = make(self)
 
     def above(self, attr: Attr, parent: int) -> int:
         """The directory in which something was found, by a number that is the same in all trees if it is a file."""
-        if self.files is self or attr.is_dir or route_index(parent) != self.index:
+        if self.files is self or attr.is_dir or route_index(parent) != self.index or self.is_restricted(attr.node):
             return parent
         return inode_number(self.files.index, node_of(parent))
 
     def number(self, attr: Attr) -> int:
         """The inode number of a node of the volume."""
-        route = self if self.files is self or attr.is_dir else self.files
+        route = self if self.files is self or attr.is_dir or self.is_restricted(attr.node) else self.files
         return inode_number(route.index, attr.node)
 
     async def call_and_hold(self, function: Callable[..., Attr], *args: Any) -> Attr:
@@ -474,9 +496,9 @@ class MountTree:
         self.ways = [*self.ways, *ways]
         self._junctions = {**self._junctions, **junctions}
 
-    def attach_twin(self, route: Route) -> Route:
-        """A twin of a route, which is in no tree yet."""
-        twin = route.twin(len(self.attached))
+    def attach_twin(self, route: Route, view: View | None = None) -> Route:
+        """A twin of a route, as it is or through a view, which is in no tree yet."""
+        twin = route.twin(len(self.attached), view)
         self.attached = [*self.attached, twin]
         family = (route.files, *route.files.twins, twin)
         for member in family:
@@ -489,6 +511,10 @@ class MountTree:
             there = (route for prefix, route in self.beside.items() if is_below(path, prefix))
             return next(there, self.attached[len(self.routes)])
         return self._by_prefix[self.table.route(path)[0] or ROOT]
+
+    def is_in_view(self, path: AgentPath) -> bool:
+        """Return True if a path is in the directory of the views."""
+        return self.trees_path is not None and is_below(path, join(self.trees_path, to_text(VIEWS_NAME)))
 
     def volumes(self) -> list[tuple[Volume, list[Route]]]:
         """Each volume with the routes of the main tree that have it: several, if it has several prefixes."""

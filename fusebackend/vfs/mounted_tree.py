@@ -31,6 +31,8 @@ from fusebackend.protocol import (
     Volume,
     Writable,
 )
+from fusebackend.rules.ruled_volume import NODES
+from fusebackend.rules.view import View
 from fusebackend.vfs import switches as switching
 from fusebackend.vfs.calls.request import Request, current, on_behalf_of
 from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S, RouteLimits
@@ -56,7 +58,7 @@ from fusebackend.vfs.coherence.write_barrier import WriteBarrier
 from fusebackend.vfs.handles import DirectoryHandle, FileHandle, HandleTable, OpenedFile, close_all
 from fusebackend.vfs.inode_resolver import InodeResolver, check_name
 from fusebackend.vfs.inodes import ROOT_INODE, Emit, Entry, InodeTable
-from fusebackend.vfs.junctions import MountTree, Pinned, Route, call_and_hold, routes_of
+from fusebackend.vfs.junctions import VIEWS_NAME, Junction, MountTree, Pinned, Route, call_and_hold, routes_of
 from fusebackend.vfs.listing import Listing
 from fusebackend.vfs.setid import SetId, refuse_confined, without_set_id
 from fusebackend.vfs.switches import Switches
@@ -160,8 +162,9 @@ class FileSystem:
 
     @property
     def wants_flush(self) -> bool:
-        """True if the kernel has to send FLUSH at every close: where a close can fail, with whole-file buffers."""
-        return any(not route.volume.features.random_writes for route in self.tree.routes)
+        """True if the kernel has to send FLUSH at every close: where a close can fail."""
+        features = (route.volume.features for route in self.tree.routes)
+        return any(each.stores_at_close or not each.random_writes for each in features)
 
     # -- names -------------------------------------------------------------------------------------------------
 
@@ -220,6 +223,8 @@ class FileSystem:
         source, source_node = await self.resolver.place(inode)
         if source.files is not route.files:
             raise oserror(errno.EXDEV)
+        if source is not route and source.is_restricted(source_node):
+            raise oserror(errno.EACCES)
         make = route.changing.link
         entry = await self.resolver.create_entry(route, node, new_parent, new_name, make, source_node, node, new_name)
         return self.overtaken.unordered(entry)
@@ -270,7 +275,8 @@ class FileSystem:
         if route.shared:
             self.page_versions.answered(inode, attr.version)
         self.resolver.attr_sent(inode, attr)
-        return self.overtaken.checked(Entry(inode, attr, route.policy.timeout_s), generation)
+        timeout_s = 0.0 if route.is_ruled and route.is_restricted(node) else route.policy.timeout_s
+        return self.overtaken.checked(Entry(inode, attr, timeout_s), generation)
 
     async def setattr(self, inode: int, changes: AttrChanges, by_handle: bool = False) -> Entry:
         route, node = await self.resolver.place(inode, make=True)
@@ -288,7 +294,8 @@ class FileSystem:
         else:
             attr = await route.call(route.changing.setattr, node, changes)
         self.resolver.attr_sent(inode, attr)
-        entry = self.overtaken.checked(Entry(inode, attr, route.policy.timeout_s), generation)
+        timeout_s = 0.0 if route.is_ruled and route.is_restricted(node) else route.policy.timeout_s
+        entry = self.overtaken.checked(Entry(inode, attr, timeout_s), generation)
         if self.inodes.beside and attr.is_dir:
             self.twins.attributes_changed(route, node)
         return entry
@@ -322,11 +329,12 @@ class FileSystem:
                 raise
             return await self._open_existing(parent, name, flags)
         entry = self.resolver.entry(route, parent, name, attr, generation)
-        handle = FileHandle(entry.inode, route.files, attr.node, for_volume)
+        is_restricted = route.is_restricted(attr.node)
+        handle = FileHandle(entry.inode, route if is_restricted else route.files, attr.node, for_volume)
         handle.bare = True
-        handle.direct = self.direct_writes.are_for(flags, attr.mode)
+        handle.direct = self.direct_writes.are_for(flags, attr.mode) or is_restricted
         self._opened(handle, attr)
-        opened = OpenedFile(self.files.add(handle), True, handle.direct)
+        opened = OpenedFile(self.files.add(handle), not is_restricted, handle.direct)
         if self.inodes.beside:
             await self.twins.names_changed(route, (node, name))
         return entry, opened
@@ -370,6 +378,8 @@ class FileSystem:
             raise
         keep = await self.page_versions.are_good(route, inode, attr)
         handle.direct = self.direct_writes.are_for(flags, attr.mode) or handle.node != node
+        if route.is_restricted(node):
+            keep, handle.direct = False, True
         self._opened(handle, attr)
         return OpenedFile(number, keep, handle.direct)
 
@@ -381,7 +391,7 @@ class FileSystem:
         if handle.flags & _WRITING:
             self.append_end.opened(handle)
             self.prefill.filled.discard(handle.inode)
-        elif self.invalidation.kernel is not None:
+        elif self.invalidation.kernel is not None and not handle.route.is_restricted(handle.node):
             self.prefill.opened(self.invalidation.kernel, handle, attr, known.opens)
 
     def _handle(self, number: int) -> FileHandle:
@@ -429,7 +439,8 @@ class FileSystem:
 
     async def flush(self, number: int) -> None:
         handle = self._handle(number)
-        if not handle.route.volume.features.random_writes:
+        features = handle.route.volume.features
+        if not features.random_writes or (features.stores_at_close and handle.flags & _WRITING):
             await handle.route.call(handle.route.changing.flush, handle.node)
 
     async def fsync(self, number: int, datasync: bool) -> None:
@@ -511,7 +522,9 @@ class FileSystem:
             for each in (route, *route.twins):
                 each.record(make, author)
 
-    def add_tree(self, name: str, pinned: Iterable[bytes] = (), of: AgentPath | None = None) -> AgentPath:
+    def add_tree(
+        self, name: str, pinned: Iterable[bytes] = (), of: AgentPath | None = None, view: View | None = None
+    ) -> AgentPath:
         """Add a tree of the live files for the server's own use (`MountTree.private`), until the mount ends.
 
         A tree has directories of its own: a directory pinned in it, or a file system mounted on one of its names in a
@@ -524,6 +537,7 @@ class FileSystem:
                 route is below it; a route of that very name is not in the tree.
             of: the prefix of a route in the trees directory that is all of the tree; the routes of the main tree when
                 None.
+            view: the tree is these seen through it.
 
         Returns:
             The path of its root, below the mount point.
@@ -539,12 +553,36 @@ class FileSystem:
             if of is not None and of not in tree.beside:
                 raise oserror(errno.ENOENT, of)
             routes = tree.routes if of is None else [tree.beside[of]]
-            root = tree.grow([tree.attach_twin(route) for route in routes], tuple(pinned))
-            self.invalidation.follow()
-            self.feed.follow()
+            root = self._grow(routes, tuple(pinned), view)
             # Last: from now on it can be found.
             tree.private.children = {**tree.private.children, at: root}
         return join(tree.private.path, name)
+
+    def add_view(self, view: View) -> AgentPath:
+        """Add the main tree through a view, as a directory of the trees directory, until the mount ends. Any thread.
+
+        Returns:
+            The path of its root, below the mount point.
+
+        Raises:
+            ValueError: there is a view of that name.
+        """
+        with self._growing:
+            tree, at = self.tree, to_name(view.name)
+            above = tree.servers.children.get(VIEWS_NAME) or tree.add_directory(VIEWS_NAME, holds_routes=True)
+            if at in above.children:
+                raise ValueError(f"there is a view '{view.name}' already")
+            above.children = {**above.children, at: self._grow(tree.routes, (), view)}
+        return join(above.path, view.name)
+
+    def _grow(self, routes: list[Route], pinned: tuple[bytes, ...], view: View | None) -> Junction:
+        """Return the root of a new tree with twins of these routes. What a view hides is not in it."""
+        tree = self.tree
+        seen = [route for route in routes if view is None or not view.is_hidden(route.prefix)]
+        root = tree.grow([tree.attach_twin(route, view) for route in seen], pinned)
+        self.invalidation.follow()
+        self.feed.follow()
+        return root
 
     def remove_tree(self, name: str) -> None:
         """Remove a tree of `add_tree` whose routes have been removed. In any thread."""
@@ -575,9 +613,9 @@ class FileSystem:
         """Return the files of the main tree that somebody has open for writing: prefix and node. Any thread."""
         prefixes = {id(route.volume): route.prefix for route in self.tree.routes}
         return {
-            (prefixes[id(handle.route.volume)], handle.node)
+            (prefixes[id(handle.route.files.volume)], handle.node & NODES if handle.route.is_ruled else handle.node)
             for _, handle in self.files.items()
-            if handle.flags & os.O_ACCMODE != os.O_RDONLY and id(handle.route.volume) in prefixes
+            if handle.flags & os.O_ACCMODE != os.O_RDONLY and id(handle.route.files.volume) in prefixes
         }
 
     def close(self) -> None:
@@ -589,7 +627,8 @@ class FileSystem:
         handles = [self.files.remove(number) for number, _ in self.files.items()]
         known = [reference for reference in self.inodes.items() if reference[0] != ROOT_INODE]
         nameless = dict(self.resolver.let_go(known))
-        for route in self.tree.routes:
+        views = [twin for route in self.tree.routes for twin in route.twins if twin.is_view]
+        for route in (*views, *self.tree.routes):
             mine = [handle for handle in handles if handle.route is route]
             try:
                 route.executor.finish(partial(close_all, route.volume, mine, nameless.get(route, [])))

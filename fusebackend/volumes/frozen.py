@@ -7,7 +7,7 @@ before the whole tree does.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fusebackend.base.errors import oserror
@@ -36,6 +36,13 @@ class FrozenTree(TreeVolume):
 
     _new_inode = _changed = _drop = _set_child = _REFUSED
     _new_chunk = _chunk_changed = _drop_chunks = _xattrs_changed = _REFUSED
+
+    def ahead(self, nodes: Sequence[int], *, contents: bool = False) -> None:
+        """Nodes are about to be read: get them together, where each takes a query. What is not there has no error.
+
+        Args:
+            contents: get their first chunks as well.
+        """
 
     def _accessed(self, inode: Inode) -> None:
         """Reads change nothing."""

@@ -10,7 +10,8 @@ Each function appends the `Change`s it makes to a list, which `changing` reports
 
 A new file gets its name when it is complete, by a rename from a temporary name beside it, so that no reader and no
 crash sees half of it. `staged` writes a large one with the lock free; without it, `make` holds the lock for as long as
-the bytes take. A volume without random writes stores a whole file at once, and needs no temporary name.
+the bytes take. A volume that stores whole files needs no temporary name, nor does a small file in one of ours
+(`TreeVolume.place`).
 
 A volume may keep less than the state has (an owner that this process may not give, extended attributes): `Placed.lost`
 names those attributes. A kind of file that it can't hold is ENOTSUP. One process places one name at
@@ -24,7 +25,7 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from fusebackend.base.errors import VANISHED, oserror
@@ -41,13 +42,19 @@ from fusebackend.protocol import (
     ObservableVolume,
     Volume,
 )
+from fusebackend.volumes.chunks import CHUNK_BYTES
 from fusebackend.volumes.contents import PIECE_BYTES, data_pieces, opened
+from fusebackend.volumes.frozen import FrozenTree
+from fusebackend.volumes.posix import TreeVolume
 
 TEMPORARY: Final = b".fusebackend-placing-"
 """Temporary names begin so; a part of the digest of the file's name follows."""
 
 STAGED_BYTES = 1 << 20
 """A larger file is written with the lock free: to write so many bytes takes about a millisecond."""
+
+AHEAD_BYTES: Final = 2 << 20
+"""Files of snapshots are read in portions of so many bytes."""
 
 HOLE_BYTES: Final = 64 << 10
 """Zeros of a whole block of this size are not written to a new file."""
@@ -103,12 +110,14 @@ class NodeSource:
     """A node of a volume, such as a snapshot."""
 
     def __init__(self, volume: Volume, node: int, state: State | None = None) -> None:
-        self._volume = volume
-        self._node = node
+        self.volume = volume
+        self.node = node
         self.state = state_of(volume, volume.getattr(node)) if state is None else state
 
     def pieces(self) -> Iterator[tuple[int, bytes]]:
-        return data_pieces(self._volume, self._node)
+        if isinstance(self.volume, FrozenTree) and self.state.size <= CHUNK_BYTES:  # one chunk at most has all of it
+            return iter([(0, self.volume.read(self.node, 0, self.state.size))])
+        return data_pieces(self.volume, self.node)
 
 
 class KeptSource:
@@ -140,6 +149,22 @@ class BytesSource:
 
     def pieces(self) -> Iterator[tuple[int, bytes]]:
         yield 0, self._data
+
+
+def ahead(sources: Sequence[Source | None]) -> int:
+    """Read the small files of snapshots among the next sources together, as many as `AHEAD_BYTES` allow: one by one,
+    each takes a query. Returns the number of sources that were looked at."""
+    nodes: dict[FrozenTree, list[int]] = {}
+    taken = size = 0
+    while taken < len(sources) and size <= AHEAD_BYTES:
+        source = sources[taken]
+        taken += 1
+        if isinstance(source, NodeSource) and isinstance(source.volume, FrozenTree):
+            nodes.setdefault(source.volume, []).append(source.node)
+            size += min(source.state.size, CHUNK_BYTES)
+    for volume, wanted in nodes.items():
+        volume.ahead(wanted, contents=True)
+    return taken
 
 
 def _pieces(fd: int) -> Iterator[tuple[int, bytes]]:
@@ -225,11 +250,15 @@ def make(volume: Volume, parent: int, name: bytes, source: Source, changes: Chan
     """
     state = source.state
     kind = stat.S_IFMT(state.mode)
-    if kind == stat.S_IFREG:
-        placed = _make_file(volume, parent, name, source)
-    else:
-        placed = _make_other(volume, parent, name, kind, source)
-    changes.append(Change(node=parent))
+    placed = _placed(volume, parent, name, kind, source)
+    if placed is None:
+        _require_vacant(volume, parent, name)
+        is_file = kind == stat.S_IFREG
+        placed = (
+            _make_file(volume, parent, name, source) if is_file else _make_other(volume, parent, name, kind, source)
+        )
+    if not (changes and changes[-1].kind == "created" and changes[-1].parent == parent):  # once for names in a row
+        changes.append(Change(node=parent))
     shown = path + "/" if kind == stat.S_IFDIR else path
     changes.append(Change(placed.attr.node, parent, name, "created", shown))
     return placed
@@ -238,7 +267,6 @@ def make(volume: Volume, parent: int, name: bytes, source: Source, changes: Chan
 def _make_file(volume: Volume, parent: int, name: bytes, source: Source) -> Placed:
     if not volume.features.random_writes:
         return _write(volume, parent, name, source)
-    _require_vacant(volume, parent, name)
     if isinstance(source, _Staged):
         beside, placed = temporary(name), source.placed
     elif source.state.size == 0:
@@ -252,6 +280,19 @@ def _make_file(volume: Volume, parent: int, name: bytes, source: Source) -> Plac
         _drop(volume, parent, beside)
         raise
     return placed
+
+
+def _placed(volume: Volume, parent: int, name: bytes, kind: int, source: Source) -> Placed | None:
+    """Make a small file in a volume that makes it as one change, and so needs no temporary name; None for others."""
+    state = source.state
+    if not isinstance(volume, TreeVolume) or volume.features.shared:
+        return None
+    if kind != stat.S_IFREG or state.size > STAGED_BYTES:
+        return None
+    wanted = AttrChanges(
+        mode=state.mode, uid=state.uid, gid=state.gid, size=state.size, atime_ns=state.atime_ns, mtime_ns=state.mtime_ns
+    )
+    return Placed(volume.place(parent, name, wanted, state.xattrs, _without_zeros(source.pieces())))
 
 
 def _require_vacant(volume: Volume, parent: int, name: bytes) -> None:

@@ -13,7 +13,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import CLOCK, coarse_ns, now_ns
@@ -30,6 +31,9 @@ TIME_MIN_NS, TIME_MAX_NS = -(1 << 63), (1 << 63) - 1
 """The times a volume can hold: the years 1678 to 2262. What is beyond becomes the nearest, as on other filesystems."""
 
 _DAY_NS = 86_400 * 10**9
+
+Pieces: TypeAlias = Iterable[tuple[int, bytes]]
+"""Bytes of a file, each piece with its offset."""
 
 
 def is_access_noted(attr: Attr) -> bool:
@@ -91,6 +95,40 @@ class TreeVolume(TreeStorage):
                 inode.mode |= stat.S_ISGID
             directory.nlink += 1
             CLOCK.saw(inode.ctime_ns)
+            return inode
+
+    def place(
+        self, parent: int, name: bytes, state: AttrChanges, xattrs: Mapping[bytes, bytes], pieces: Pieces
+    ) -> Attr:
+        """Make a regular file with its bytes and attributes under a vacant name, as one change: no reader sees a part
+        of it, and neither does a crash. The attributes returned are not for the kernel: files that are made in a row
+        may have one change time.
+
+        Args:
+            state: all of it but the change time, which is now.
+            pieces: offset and bytes of each, in their order. They are in memory at once.
+
+        Raises:
+            OSError: EEXIST; ENOSPC; from `pieces`. Nothing is made then.
+        """
+        parts = list(pieces)
+        assert state.mode is not None and state.uid is not None and state.gid is not None and state.size is not None
+        assert state.atime_ns is not None and state.mtime_ns is not None
+        with self.lock:
+            self._admit(sum(len(part) for _, part in parts) + sum(map(len, xattrs.values())))
+            inode = self._make(parent, name, stat.S_IFREG | stat.S_IMODE(state.mode), Caller(state.uid, state.gid))
+            for offset, part in parts:
+                if part:
+                    self._put(inode, offset, part)
+                    inode.size = offset + len(part)
+            inode.size, inode.gid = state.size, state.gid
+            inode.atime_ns, inode.mtime_ns = _within_range(state.atime_ns), _within_range(state.mtime_ns)
+            if xattrs:
+                self._xattrs(inode).update(xattrs)
+                self._xattrs_changed(inode)
+            self._renewed(inode)
+            self._changed(inode)
+            CLOCK.passed(state.mtime_ns)
             return inode
 
     def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Attr:

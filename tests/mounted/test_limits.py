@@ -187,8 +187,7 @@ def test_memory_shrinks_when_the_kernel_forgets(serve: Serve, tmp_path: Path) ->
 def _start_and_warm_up(serve: Serve, tmp_path: Path, url: str) -> tuple[mounts.Mounted, int]:
     """Start a mount and fill its caches; return it and its memory."""
     (tmp_path / "files").mkdir()
-    # With a history, a call that goes on keeps a note of each file that it has changed as well.
-    server = serve(url.format(tmp=tmp_path), at="mnt", options=["history=off"])
+    server = serve(url.format(tmp=tmp_path), at="mnt")
     _make_files(server.path / "warm-up", 1_000)
     mounts.sync(server.path)
     return server, server.memory_kib()

@@ -883,6 +883,50 @@ def _names_and_bytes(top: Path) -> dict[str, bytes | None]:
     return {str(path.relative_to(top)): path.read_bytes() if path.is_file() else None for path in top.rglob("*")}
 
 
+def test_a_view_shows_what_its_rules_allow(tmp_path: Path, serve: Serve) -> None:
+    config = tmp_path / "views.toml"
+    config.write_text(
+        """
+        [routes]
+        "/ro" = { url = "memory:", read_only = true }
+        [views.v]
+        rules = [
+            { operations = ["read", "write"], paths = ["/**/.env"], mode = "hide" },
+            { operations = ["read", "write"], paths = ["/secrets/**"], mode = "deny" },
+            { operations = ["write"], paths = ["/log"], mode = "append" },
+        ]
+        """
+    )
+    mounted = serve("memory:", config=config).path
+    view = mounted / ".fusebackend/views/v"
+    (mounted / "secrets").mkdir()
+    for name in (".env", "secrets/key", "log", "plain"):
+        (mounted / name).write_text("text")
+    assert sorted(os.listdir(view)) == ["log", "plain", "ro", "secrets"]
+    assert os.listdir(view / "secrets") == []
+    assert os.stat(view / "plain").st_ino == os.stat(mounted / "plain").st_ino
+    for number, work in (
+        (errno.ENOENT, lambda: (view / ".env").read_text()),
+        (errno.EACCES, lambda: (view / ".env").write_text("x")),
+        (errno.EACCES, lambda: (view / "secrets/key").read_text()),
+        (errno.EACCES, lambda: os.link(view / "secrets/key", view / "linked")),
+        (errno.EACCES, lambda: (view / "log").write_text("x")),
+        (errno.EXDEV, lambda: os.rename(view / "secrets", view / "public")),
+        (errno.EXDEV, lambda: os.rename(view / "plain", mounted / "moved")),
+        (errno.EROFS, lambda: (mounted / "ro/x").write_text("x")),
+    ):
+        with pytest.raises(OSError) as refused:
+            work()
+        assert refused.value.errno == number
+    with (view / "log").open("a") as log:
+        log.write("more")
+    with fusebackend.connect(mounted, view="v") as client:
+        assert client.read("/log").file_data["content"] == "textmore"
+        assert str(client.read("/.env").error) == "File '/.env' not found"
+        assert "Permission denied" in str(client.read("/secrets/key").error)
+        assert "Permission denied" in client.execute("cat /secrets/key").output
+
+
 @pytest.mark.parametrize("kind", ["sqlite:{tmp}/volume.db", "memory:"])
 def test_what_was_there_for_ten_seconds_can_be_had_back(kind: str, tmp_path: Path, serve: Serve) -> None:
     mounted = serve(kind.format(tmp=tmp_path)).path

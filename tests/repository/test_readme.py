@@ -62,6 +62,9 @@ git -C src/project -c user.name=a -c user.email=a@b commit -qm one"
 STATE = f"{sys.executable} {ROOT}/tests/support/readme_state.py"
 DEMO = f"{sys.executable} {ROOT}/examples/demo.py /mnt/agent demo"
 
+VIEWS = r"""printf 'default = "memory:"\n[views.reviewer]\nrules = []\n' > views.toml
+fusebackend mount /mnt/agent --config views.toml"""
+
 BEFORE = {
     "cd /mnt/agent\n": [PROJECT, f"ln -s {ROOT} fusebackend", AGENT, MEMORIES],
     "import fusebackend\n": [AGENT],
@@ -74,6 +77,7 @@ BEFORE = {
     "cat /mnt/agent/.fusebackend": [AGENT],
     "fusebackend snapshot create": [AGENT, MEMORIES, "echo plan > /mnt/agent/plan.md"],
     "from fusebackend import connect": [AGENT],
+    "fusebackend view list": [VIEWS],
     "date |": [PROJECT, AGENT, MEMORIES],
 }
 """What is there before a snippet that begins so."""

@@ -133,15 +133,20 @@ def start(
     *,
     routes: Mapping[str, str] | None = None,
     options: Sequence[str] = (),
+    config: Path | None = None,
     limit_s: float = LIFE_LIMIT_S,
 ) -> Mounted:
-    """Mount `default` (a URL) and `routes` (prefix to URL) on a directory, which is made if it is missing."""
+    """Mount `default` (a URL; empty for that of the file) and `routes` (prefix to URL) on a directory, which is made if
+    it is missing, with the TOML file `config` if there is one."""
     require()
     mountpoint.mkdir(parents=True, exist_ok=True)
     # When the tests themselves are killed, their servers get SIGTERM and unmount.
     command = ["setpriv", "--pdeathsig", "TERM", "--", sys.executable, "-m", "fusebackend.cli.main"]
     command += ["mount", str(mountpoint), "--foreground"]
-    command += ["--default", default]
+    if default:
+        command += ["--default", default]
+    if config is not None:
+        command += ["--config", str(config)]
     for prefix, url in (routes or {}).items():
         command += ["--route", f"{prefix}={url}"]
     for option in options:
@@ -173,10 +178,11 @@ def mounted(
     *,
     routes: Mapping[str, str] | None = None,
     options: Sequence[str] = (),
+    config: Path | None = None,
     limit_s: float = LIFE_LIMIT_S,
 ) -> Iterator[Mounted]:
     """`start` for the length of a block, then `stop`; after an exception in the block, `kill`."""
-    server = start(mountpoint, default, routes=routes, options=options, limit_s=limit_s)
+    server = start(mountpoint, default, routes=routes, options=options, config=config, limit_s=limit_s)
     try:
         yield server
     except BaseException:

@@ -79,9 +79,11 @@ class PostgresBackend(VolumeBackend):
     def _grep_files(
         self, pattern: str, path: str, glob: str | None, max_count: int | None, max_bytes: int
     ) -> GrepResult:
+        self.volume.settle()
         return self.search.grep_files(pattern, path, glob, max_count, max_bytes)
 
     def _glob_files(self, pattern: str, path: str) -> GlobResult:
+        self.volume.settle()
         return self.search.glob_files(pattern, path)
 
 

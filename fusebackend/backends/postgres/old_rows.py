@@ -55,6 +55,13 @@ class Newest:
         known = self._known.get(connection)
         return known[1] if known is not None and known[0] == count else None
 
+    def likely(self, connection: Connection[Any]) -> tuple[int | None, int] | None:
+        """The last count that a connection has seen, and the number; None for none.
+
+        A transaction that takes the number before it has the lock compares the count then.
+        """
+        return self._known.get(connection)
+
     def note(self, connection: Connection[Any], count: int | None, newest: int) -> None:
         """It has been asked for."""
         if not self.is_shared:

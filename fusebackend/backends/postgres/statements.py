@@ -143,6 +143,17 @@ def lock_changes(volume: int, exclusive: bool, turns: Sequence[int] = ()) -> Sta
     )
 
 
+def require_changes(volume: int, count: int | None) -> Statement:
+    """The shared lock of changes, and an error where the count of `old_rows.Newest` is another one.
+
+    A statement that must end its transaction divides by zero: the statements after it in the batch are not run.
+    """
+    return (
+        f"SELECT pg_advisory_xact_lock_shared(%s::int, %s::int), 1 / ({_COUNT} IS NOT DISTINCT FROM %s::int8)::int",
+        (CHANGE_LOCK, volume, count),
+    )
+
+
 def lock_paths(volume: int, exclusive: bool) -> Statement:
     """The lock of changes, shared, and that of directories' names. Returns what `lock_changes` does."""
     shared = "" if exclusive else "_shared"
@@ -348,9 +359,12 @@ def delete_names(volume: int, keys: Sequence[tuple[int, bytes]]) -> Statement:
 _REPLACES = "ON CONFLICT (volume, parent, name) DO UPDATE SET node = EXCLUDED.node, made = EXCLUDED.made"
 
 
-def put_names(volume: int, rows: Sequence[tuple[int, bytes, int]], made: int) -> Statement:
+def put_names(volume: int, rows: Sequence[tuple[int, bytes, int]], made: int, *, replace: bool = True) -> Statement:
+    """Put nodes under names; an error where one is there and is not to be replaced."""
     if len(rows) == 1:
-        return f"INSERT INTO fusebackend.dentry VALUES (%s, %s, %s, %s, %s) {_REPLACES}", (volume, *rows[0], made)
+        end = _REPLACES if replace else ""
+        return f"INSERT INTO fusebackend.dentry VALUES (%s, %s, %s, %s, %s) {end}", (volume, *rows[0], made)
+    assert replace
     parents, names, nodes = (list(column) for column in zip(*rows, strict=True))
     return (
         "INSERT INTO fusebackend.dentry (volume, parent, name, node, made)"
@@ -392,6 +406,15 @@ def update_inodes(volume: int, inodes: Sequence[StoredInode]) -> list[Statement]
             (*_columns(inodes), volume),
         )
     ]
+
+
+def update_guessed(volume: int, inode: StoredInode, version: int, atime_ns: int) -> Statement:
+    """Update a row that has this version and access time, and fail where it has not, as `require_changes` does."""
+    return (
+        f"WITH updated AS ({_UPDATE_ONE} AND version = %s AND atime_ns = %s RETURNING 1)"
+        " SELECT 1 / count(*) FROM updated",
+        (*(getattr(inode, field) for field in _UPDATED), volume, inode.node, version, atime_ns),
+    )
 
 
 def _columns(inodes: Iterable[StoredInode]) -> list[list[int]]:

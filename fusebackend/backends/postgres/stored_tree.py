@@ -11,15 +11,16 @@ import itertools
 import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from fusebackend.backends.postgres import feed, statements
+from fusebackend.backends.postgres.drafts import Draft, Drafts, Step
 from fusebackend.backends.postgres.host_session import Session, opening
 from fusebackend.backends.postgres.old_rows import Newest
 from fusebackend.backends.postgres.statements import StoredInode
 from fusebackend.backends.postgres.transaction import Transaction, Walk, Wanted, gone
 from fusebackend.backends.postgres.unsynced import Unsynced
-from fusebackend.backends.postgres.uses import Uses
+from fusebackend.backends.postgres.uses import OwnDirectories, Uses
 from fusebackend.base.paths import PathError
 from fusebackend.base.stamps import CLOCK
 from fusebackend.databases.pipeline import COMMIT, Rows, Statement, send
@@ -45,6 +46,7 @@ class _Scope(threading.local):
 
     def __init__(self) -> None:
         self.transaction: Transaction | None = None
+        self.draft: Draft | None = None
         self.view: Any = None  # a connection in the middle of a transaction that only reads
         self.newest = 0  # snapshot, where the thread has the lock of changes alone
         self.way: dict[tuple[int, bytes], Sequence[Any]] = {}  # names that are about to be looked up
@@ -79,6 +81,8 @@ class StoredTree(TreeVolume):
         self._session = session
         self._uses = uses
         self._unsynced = Unsynced(volume_id, uses.is_open)
+        self._drafts = Drafts(self._store)
+        self._directories = OwnDirectories()
         self._last_writer_wins = last_writer_wins
         self._is_shared = is_shared
         self._scope = _Scope()
@@ -105,15 +109,73 @@ class StoredTree(TreeVolume):
                 transaction.fetch(wanted)
                 return rule(*arguments)
         version = self._session.new_version()
+        directory, name = wanted.entries[0] if wanted.makes else (0, b"")
+        row = self._directories.likely(directory) if wanted.makes else None
 
         def attempt(connection: Connection[Any]) -> T:
+            nonlocal row
             if self._unsynced.is_due:
                 self._unsynced.sync(connection)
-            with self._transaction(self._begun(connection, version)) as transaction:
-                transaction.fetch(wanted)
-                return rule(*arguments)
+            guessed, row = row, None
+            try:
+                with self._transaction(self._begun(connection, version)) as transaction:
+                    if guessed is None or not transaction.guess(guessed, name):
+                        transaction.fetch(wanted)
+                    return rule(*arguments)
+            except BaseException:
+                if guessed is not None:
+                    self._directories.contested(directory)
+                raise
 
         return self._connections.run(attempt)
+
+    def _change_file(self, wanted: Wanted, size: int, rule: Callable[..., T], node: int, *arguments: Any) -> T:
+        """Run a rule that writes so many bytes of a file, or sets attributes: on its draft, if there is one."""
+        if self._scope.transaction is None:
+
+            def make(draft: Draft) -> T:
+                CLOCK.saw_all()
+                self._scope.draft, self._scope.written = draft, draft.written
+                try:
+                    result = rule(node, *arguments)
+                finally:
+                    self._scope.draft = None
+                return cast("T", draft.attr) if result is draft.shown else result
+
+            self._unsnapped = True
+            made = self._drafts.change(node, size, Step(wanted, rule, (node, *arguments)), make)
+            if made is not None:
+                return made[0]
+        return self._change(wanted, rule, node, *arguments)
+
+    def _store(self, draft: Draft) -> None:
+        """Make the changes of a draft one transaction, on the row as it is by then."""
+        attempts = itertools.count(1)
+
+        def attempt(connection: Connection[Any]) -> None:
+            if self._unsynced.is_due:
+                self._unsynced.sync(connection)
+            is_first = next(attempts) == 1
+            # The kernel takes its pages for those of `draft.version`.
+            version = draft.version if is_first else self._session.new_version()
+            with self._transaction(self._begun(connection, version)) as transaction:
+                if is_first:
+                    self._scope.written = draft.written
+                    transaction.adopt(draft)
+                    return
+                for step in draft.steps:
+                    transaction.fetch(step.wanted)
+                    step.rule(*step.arguments)
+
+        self._connections.run(attempt)
+
+    def settle(self) -> None:
+        """Store what this host has changed and other hosts do not see yet. OSError if that fails.
+
+        Not within a change of several operations: it has been done before.
+        """
+        if self._scope.transaction is None:
+            self._drafts.settle_all()
 
     def _look(self, wanted: Wanted, rule: Callable[..., T], *arguments: Any) -> T:
         """Run a rule that only reads, to find the way, in the scope's transaction. It locks nothing."""
@@ -158,11 +220,13 @@ class StoredTree(TreeVolume):
                 self._uses.wrote(node, transaction.version, contents, emptied)
             payloads: list[str] = []
             xid = feed.NO_XID
+            moment = self._directories.moment
             try:
                 rows = transaction.commit(lambda changes: self._notices(changes, payloads))
                 xid = int(rows[0][0]) if rows else xid
             finally:  # it may have happened without an answer
                 self._session.announce(payloads, xid)
+            self._directories.note(moment, transaction.directories())
             self._unsnapped = self._unsnapped or bool(transaction.before)
             self._unsynced.committed(
                 transaction.incarnation,
@@ -197,6 +261,7 @@ class StoredTree(TreeVolume):
             scope.nested.append(changes)
             yield changes
             return
+        self.settle()
         scope.nested = [changes]
         try:
             with self._alone(durable=True):
@@ -228,6 +293,7 @@ class StoredTree(TreeVolume):
         if scope.transaction is not None:
             with self.changing() as changes:
                 return work(changes)
+        self.settle()
         walks = tuple(Walk(names, removes=removes, reads=reads) for names in map(_names_of, paths) if names)
         attempts = itertools.count(1)
         renames = False
@@ -276,6 +342,7 @@ class StoredTree(TreeVolume):
         if scope.transaction is not None or scope.view is not None:
             yield
             return
+        self.settle()
         with translate_errors(), self._connections.leased(_begin_view) as connection:
             scope.view = connection
             try:
@@ -292,6 +359,7 @@ class StoredTree(TreeVolume):
         if scope.transaction is not None or len(names) < 2:
             yield
             return
+        self.settle()
         rows = self._query(statements.walk(self.id, ROOT_NODE, names))
         scope.way = {(parent, name): row for parent, name, *row in rows[1:]}
         try:
@@ -311,13 +379,18 @@ class StoredTree(TreeVolume):
         assert transaction is not None, "a rule runs in a transaction"
         return transaction
 
+    @property
+    def _file(self) -> Transaction | Draft:
+        """Where a rule about one file runs."""
+        return self._scope.draft or self._here
+
     # -- storage -----------------------------------------------------------------------------------------------
 
     def _stored(self, node: int) -> StoredInode:
-        return self._here.inode(node)
+        return self._file.inode(node)
 
     def _inode(self, node: int) -> Inode:
-        inode = self._here.inode(node)
+        inode = self._file.inode(node)
         if inode.nlink == 0 and not inode.is_new and node not in self._uses:
             raise gone()
         return inode
@@ -335,7 +408,7 @@ class StoredTree(TreeVolume):
 
     def _changed(self, inode: Inode) -> None:
         assert isinstance(inode, StoredInode)
-        self._here.changed(inode)
+        self._file.changed(inode)
 
     def _reap(self, inode: Inode) -> None:
         """`Session` frees a node without a name when no host uses it any more."""
@@ -367,24 +440,24 @@ class StoredTree(TreeVolume):
         return self._here.children(parent, after, limit)
 
     def _chunk(self, node: int, index: int) -> Chunk | None:
-        return self._here.chunk(node, index)
+        return self._file.chunk(node, index)
 
     def _new_chunk(self, node: int, index: int) -> Chunk:
         return Chunk()
 
     def _chunk_changed(self, node: int, index: int, chunk: Chunk) -> None:
-        self._here.set_chunk(node, index, chunk)
+        self._file.set_chunk(node, index, chunk)
 
     def _drop_chunks(self, node: int, first: int) -> int:
         return self._here.cut(node, first)
 
     def _xattrs(self, inode: Inode) -> dict[bytes, bytes]:
         assert isinstance(inode, StoredInode)
-        return self._here.xattrs(inode)
+        return self._file.xattrs(inode)
 
     def _xattrs_changed(self, inode: Inode) -> None:
         assert isinstance(inode, StoredInode)
-        self._here.set_xattrs(inode)
+        self._file.set_xattrs(inode)
 
     # -- conflicts between hosts -------------------------------------------------------------------------------
 
@@ -404,7 +477,7 @@ class StoredTree(TreeVolume):
         was emptied here to be written anew, and another host has done the same since.
         """
         assert isinstance(inode, StoredInode)
-        uses, version = self._uses, self._here.version
+        uses, version = self._uses, self._file.version
         if not self._last_writer_wins:
             may = uses.may_empty if empties else uses.may_write
             if not may(inode, version):

@@ -12,6 +12,10 @@ deadlock; those that wait for one stand in line (`TURN_LOCK`). An `exclusive` ch
 locks no rows: no other change is under way. So is a snapshot taken: a change knows from its lock which one is the
 newest (`newest`), and keeps for it what it replaces (`old_rows.py`).
 
+Where this host has changed a file or directory last, it takes the rows to be as it has left them, and sends all in one
+round trip. Statements in it compare the rows (`statements.update_guessed`); if others have changed them, the change is
+repeated with locks.
+
 What a change of several operations has read without a lock, on its way down a path, is compared when its row is locked.
 If it has changed meanwhile, the whole change is repeated (`overtaken`), as after a deadlock.
 """
@@ -29,13 +33,15 @@ from fusebackend.backends.postgres.old_rows import Newest
 from fusebackend.backends.postgres.statements import StoredInode
 from fusebackend.backends.postgres.unsynced import WAIT_FOR_DISK
 from fusebackend.base.errors import oserror
-from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, rollback, send
+from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, require_quiet, rollback, send
 from fusebackend.databases.postgres import REPEATABLE, errno_of
 from fusebackend.protocol import ROOT_NODE, Change
 from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT, Chunk, allocated_blocks
 
 if TYPE_CHECKING:
     from psycopg import Connection
+
+    from fusebackend.backends.postgres.drafts import Draft
 
 MAX_PENDING_BYTES = 8 << 20
 """More than this is written before the commit: a change of several operations may be of any size."""
@@ -84,6 +90,8 @@ class Wanted:
     """Whether the last of the names is that of an empty directory."""
     line: tuple[int, ...] = ()
     """These directories' ancestors."""
+    makes: bool = False
+    """Whether the name is to be made: mostly there is none yet."""
     rename: bool = False
     """Whether the names are renamed."""
     write: tuple[int, int, int] | None = None
@@ -160,6 +168,10 @@ class Transaction:
         self._freed: dict[tuple[int, int], int] = {}
         self._begun = begun
         self._failure: BaseException | None = None  # the server would answer a commit with a rollback
+        self._is_draft = False
+        # What is sent with the commit, where all that it needs is known (`adopt`, `guess`):
+        self._ahead: list[Statement] = []
+        self._guessed: dict[int, tuple[int, int]] = {}  # versions and access times of rows, else nothing is committed
         # Changes that are not in the tables yet:
         self._changed: dict[int, StoredInode] = {}
         self._set_names: dict[tuple[int, bytes], int | None] = {}
@@ -185,6 +197,11 @@ class Transaction:
         found: Rows = []
         self._send([(statement, found.extend)])
         return found
+
+    def directories(self) -> list[StoredInode]:
+        """The directories that it has changed."""
+        changed = (self._inodes.get(node) for node in self.before)
+        return [inode for inode in changed if inode is not None and inode.is_dir]
 
     def announce(self, change: Change) -> None:
         """Have other hosts told of it with the commit."""
@@ -443,6 +460,47 @@ class Transaction:
         if inode is not None and inode.xattrs is None:
             inode.xattrs = dict(rows)
 
+    def adopt(self, draft: Draft) -> None:
+        """Take over the changes of a draft. `commit` is an error of `REPEATABLE` if its row has another version.
+
+        It is the error of the connection if that is lost before the answer: the changes may be made twice.
+        """
+        self._is_draft = True
+        inode = draft.shown
+        self._inodes[inode.node] = self._changed[inode.node] = inode
+        self._set_chunks.update(draft.chunks)
+        if draft.has_xattrs:
+            self._set_xattrs[inode.node] = inode
+        if not self._begin_with_commit(inode.node, draft.created):
+            self.fetch(Wanted(nodes=(inode.node,)))
+
+    def guess(self, directory: StoredInode, name: bytes) -> bool:
+        """Take a directory's row to be this one, with nothing under a name; True if all that follows is known.
+
+        `commit` is an error of `REPEATABLE` if it is otherwise.
+        """
+        node = directory.node
+        if not self._begin_with_commit(node, (directory.version, directory.atime_ns)):
+            return False
+        self._inodes[node] = directory
+        self._locked.add(node)
+        self._names[node, name] = None
+        return True
+
+    def _begin_with_commit(self, node: int, guessed: tuple[int, int]) -> bool:
+        """Leave locks to the commit, which compares the version and access time of this node's row.
+
+        False if the newest snapshot is not known.
+        """
+        newest = self._snapshots.likely(self.connection)
+        if newest is None:
+            return False
+        count, self._newest = newest
+        self._begun = True
+        self._guessed[node] = guessed
+        self._ahead = [*self._opening, statements.require_changes(self._volume, count)]
+        return True
+
     # -- storage -----------------------------------------------------------------------------------------------
 
     def inode(self, node: int) -> StoredInode:
@@ -588,17 +646,23 @@ class Transaction:
         writing = self._writing()
         notifying = notify(self._changes)
         answers: Rows = []
+        if self._ahead:
+            require_quiet(self.connection)
         try:
             ends = [COMMIT, WAIT_FOR_DISK] if self.durable else [COMMIT]
             self._send(
                 [
-                    *((statement, None) for statement in writing),
+                    *((statement, None) for statement in (*self._ahead, *writing)),
                     *((statement, answers.extend) for statement in notifying),
                     *((statement, None) for statement in ends),
                 ]
             )
+        except (psycopg.errors.DivisionByZero, psycopg.errors.UniqueViolation):
+            if self._ahead:
+                raise overtaken() from None
+            raise
         except psycopg.OperationalError as error:
-            if self.connection.closed:
+            if self.connection.closed and not self._is_draft:
                 words = "PostgreSQL: the connection was lost while a change was being committed"
                 raise OSError(errno_of(error), words) from error
             raise
@@ -618,7 +682,7 @@ class Transaction:
         if gone:
             batch.append(statements.delete_names(volume, gone))
         if here:
-            batch.append(statements.put_names(volume, here, self._newest))
+            batch.append(statements.put_names(volume, here, self._newest, replace=not self._ahead))
         batch += [statements.cut(volume, node, first) for node, first in self._cuts.items()]
         for inode in self._changed.values():
             self.before.setdefault(inode.node, inode.version)
@@ -631,7 +695,9 @@ class Transaction:
         updated = [inode for inode in self._changed.values() if not inode.is_new]
         if added:
             batch += statements.add_inodes(volume, added)
-        if updated:
+        if self._ahead:
+            batch += [statements.update_guessed(volume, inode, *self._guessed[inode.node]) for inode in updated]
+        elif updated:
             batch += statements.update_inodes(volume, updated)
         if self._set_chunks:
             batch += statements.put_chunks(volume, self._set_chunks, self._newest)

@@ -2,8 +2,10 @@
 
 The rules are `TreeVolume`'s; they run on a `Transaction`, which fetches the rows they need and gathers their changes.
 Each operation that changes something is one transaction of two round trips, committed when it returns, and repeated
-when the server rolls it back in favour of another one. Reads are single statements: each sees one state and waits for
-no lock, and any number of them run at once. Nothing is kept in memory that another host could have changed.
+when the server rolls it back in favour of another one; but what fills a new file is one transaction at its close, of
+one round trip (`drafts.py`), and so is a new name in a directory that this host has changed last. Reads are single
+statements: each sees one state and waits for no lock, and any number of them run at once. Of what another host could
+have changed, only rows of directories are kept in memory (`OwnDirectories`).
 
 `lock` does nothing here. Several calls become one in `change_as_one`, which locks what it changes, and in `changing`,
 which keeps all other changes of the volume out, on every host; and in `viewing` all reads see one state. All of them
@@ -85,7 +87,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         OSError: the server can't be reached, or refuses; `VolumeDatabaseError` when its tables are too new.
     """
 
-    features = Features(blocking=True, shared=True)
+    features = Features(stores_at_close=True, blocking=True, shared=True)
 
     def __init__(
         self,
@@ -139,6 +141,15 @@ class PostgresVolume(StoredTree, SnapshotVolume):
     def trouble(self) -> tuple[float, str] | None:
         return self._connections.trouble
 
+    def _end_drafts(self, *files: int | tuple[int, bytes]) -> None:
+        """Store the drafts of files, by their nodes or names, before something else changes these."""
+        if self._scope.transaction is None:
+            for file in files:
+                if isinstance(file, int):
+                    self._drafts.end(file)
+                else:
+                    self._drafts.end_named(file)
+
     # -- names -------------------------------------------------------------------------------------------------
 
     def lookup(self, parent: int, name: bytes) -> Attr:
@@ -149,7 +160,11 @@ class PostgresVolume(StoredTree, SnapshotVolume):
             inode = self._inode_of(way[parent, name])
             self._damage.require_entry(parent, name, inode)
             return inode
+        pending = self._drafts.pending()
         rows = self._query(statements.found(self.id, parent, name))
+        if pending and rows and rows[0][2] in pending:
+            self._drafts.settle(rows[0][2])
+            rows = self._query(statements.found(self.id, parent, name))
         self._require_directory(rows, parent)
         if rows[0][2] is None:
             raise oserror(errno.ENOENT, name)
@@ -160,7 +175,12 @@ class PostgresVolume(StoredTree, SnapshotVolume):
     def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
         if self._scope.transaction is not None:
             return self._change(Wanted(nodes=(node,)), super().readdir, node, after, limit)
+        pending = self._drafts.pending()
         rows = self._query(statements.listed(self.id, node, after, limit))
+        if changed := [row[6] for row in rows if row[6] in pending]:
+            for file in changed:
+                self._drafts.settle(file)
+            rows = self._query(statements.listed(self.id, node, after, limit))
         self._require_directory(rows, node)
         if not after:
             mode, _, atime_ns, mtime_ns, ctime_ns = rows[0][:5]
@@ -209,25 +229,32 @@ class PostgresVolume(StoredTree, SnapshotVolume):
             self._session.look_after(node)
 
     def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
-        return self._change(Wanted(entries=((parent, name),)), super().mknod, parent, name, mode, rdev, caller)
+        return self._change(
+            Wanted(entries=((parent, name),), makes=True), super().mknod, parent, name, mode, rdev, caller
+        )
 
     def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr:
-        return self._change(Wanted(entries=((parent, name),)), super().mkdir, parent, name, mode, caller)
+        return self._change(Wanted(entries=((parent, name),), makes=True), super().mkdir, parent, name, mode, caller)
 
     def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Attr:
-        return self._change(Wanted(entries=((parent, name),)), super().symlink, parent, name, target, caller)
+        return self._change(
+            Wanted(entries=((parent, name),), makes=True), super().symlink, parent, name, target, caller
+        )
 
     def link(self, node: int, new_parent: int, new_name: bytes) -> Attr:
+        self._end_drafts(node)
         wanted = Wanted(nodes=(node,), entries=((new_parent, new_name),))
         return self._change(wanted, super().link, node, new_parent, new_name)
 
     def unlink(self, parent: int, name: bytes) -> None:
+        self._end_drafts((parent, name))
         self._change(Wanted(entries=((parent, name),), taken=True), super().unlink, parent, name)
 
     def rmdir(self, parent: int, name: bytes) -> None:
         self._change(Wanted(entries=((parent, name),), taken=True, empty=True), super().rmdir, parent, name)
 
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
+        self._end_drafts((parent, name), (new_parent, new_name))
         moves = parent != new_parent
         entries = ((parent, name), (new_parent, new_name))
         line = (parent, new_parent) if moves else ()
@@ -239,6 +266,14 @@ class PostgresVolume(StoredTree, SnapshotVolume):
     def getattr(self, node: int) -> Attr:
         if self._scope.transaction is not None:
             return self._change(Wanted(nodes=(node,)), super().getattr, node)
+        attr = self._drafts.attr(node)
+        if attr is not None:
+            return attr
+        self._drafts.settle(node)
+        if self._feed.live and self._scope.view is None:
+            directory = self._directories.get(node)
+            if directory is not None:
+                return directory
         return self._read_inode(node)
 
     def _read_inode(self, node: int) -> StoredInode:
@@ -251,8 +286,10 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         return inode
 
     def setattr(self, node: int, changes: AttrChanges) -> Attr:
-        cut = None if changes.size is None else (node, changes.size)
-        return self._change(Wanted(nodes=(node,), cut=cut), super().setattr, node, changes)
+        if changes.size is None:
+            return self._change_file(Wanted(nodes=(node,)), 0, super().setattr, node, changes)
+        self._end_drafts(node)
+        return self._change(Wanted(nodes=(node,), cut=(node, changes.size)), super().setattr, node, changes)
 
     def readlink(self, node: int) -> bytes:
         if self._scope.transaction is not None:
@@ -282,6 +319,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
                 self._look_for_bare(node)
             if node in self._bare:
                 return {}
+        self._drafts.settle(node)
         rows = self._query(statements.attributes(self.id, node))
         if not rows:
             raise gone()
@@ -300,30 +338,45 @@ class PostgresVolume(StoredTree, SnapshotVolume):
     def setxattr(self, node: int, name: bytes, value: bytes) -> None:
         self._bare.changed(node)
         try:
-            self._change(Wanted(nodes=(node,), xattrs=node), super().setxattr, node, name, value)
+            wanted = Wanted(nodes=(node,), xattrs=node)
+            self._change_file(wanted, len(name) + len(value), super().setxattr, node, name, value)
         finally:
             self._bare.changed(node)
 
     def removexattr(self, node: int, name: bytes) -> None:
-        self._change(Wanted(nodes=(node,), xattrs=node), super().removexattr, node, name)
+        self._change_file(Wanted(nodes=(node,), xattrs=node), 0, super().removexattr, node, name)
 
     # -- data --------------------------------------------------------------------------------------------------
 
     def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> Attr:
+        moment = self._bare.moment
         attr = self.mknod(parent, name, stat.S_IFREG | stat.S_IMODE(mode), 0, caller)
         self._uses.open(attr.node, flags, 0)
+        self._bare.note(moment, [attr.node])
+        if self._scope.transaction is None and self._feed.live and isinstance(attr, StoredInode):
+            self._drafts.begin(attr, (parent, name), self._session.new_version())
         return attr
 
     def open(self, node: int, flags: int) -> Attr:
         if self._scope.transaction is not None:
             inode = self._change(Wanted(nodes=(node,)), self._stored, node)
         else:
+            self._drafts.settle(node)
             inode = self._read_inode(node)
         self._uses.open(node, flags, inode.contents)
         return inode
 
+    def flush(self, node: int) -> None:
+        self._drafts.require_stored(node)
+
     def release(self, node: int, flags: int) -> None:
+        try:
+            self._drafts.settle(node)
+        except OSError as error:  # no close has stored it: the kernel asks for that before
+            log.warning("what was written to a new file can't be stored: %s", error)
         self._uses.release(node, flags)
+        if not self._uses.is_open(node):
+            self._drafts.forget(node)
         self._unsynced.released(node)
         self._session.wake()
 
@@ -340,9 +393,11 @@ class PostgresVolume(StoredTree, SnapshotVolume):
 
     def _note_access(self, attr: Attr) -> None:
         if tree.is_access_noted(attr) and self._scope.view is None:
+            self._directories.changed(attr.node)
             self._query(statements.accessed(self.id, attr.node, now_ns()))
 
     def _read_contents(self, node: int, first: int, last: int) -> tuple[StoredInode, dict[int, bytes]]:
+        self._drafts.settle(node)
         rows = self._query(statements.contents(self.id, node, first, last))
         if not rows:
             raise gone()
@@ -354,6 +409,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
     def next_data(self, node: int, offset: int) -> int | None:
         if self._scope.transaction is not None:
             return self._change(Wanted(nodes=(node,)), super().next_data, node, offset)
+        self._drafts.settle(node)
         rows = self._query(statements.next_chunk(self.id, node, offset >> CHUNK_SHIFT))
         if not rows:
             raise gone()
@@ -364,9 +420,10 @@ class PostgresVolume(StoredTree, SnapshotVolume):
 
     def write(self, node: int, offset: int, data: bytes) -> int:
         wanted = Wanted(nodes=(node,), write=(node, offset, len(data)))
-        return self._change(wanted, super().write, node, offset, data)
+        return self._change_file(wanted, len(data), super().write, node, offset, data)
 
     def append(self, node: int, data: bytes) -> int:
+        self._end_drafts(node)
         return self._change(Wanted(nodes=(node,), append=node), super().append, node, data)
 
     # -- snapshots ---------------------------------------------------------------------------------------------
@@ -383,6 +440,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         return self._snapshots.all()
 
     def take_snapshot(self, name: str) -> Snapshot:
+        self.settle()
         self._unsnapped = False  # before: what is changed meanwhile may be in it or not
         try:
             with self._alone(durable=False) as transaction:
@@ -419,10 +477,16 @@ class PostgresVolume(StoredTree, SnapshotVolume):
     # -- life --------------------------------------------------------------------------------------------------
 
     def fsync(self, node: int, datasync: bool = False) -> None:
-        self._connections.run(self._unsynced.sync)
-        self._unsynced.require(node)
+        try:
+            self._drafts.require_stored(node)
+        finally:  # that a crash has taken the file says more than that it is gone
+            with contextlib.suppress(OSError):  # of another file, whose close tells of it
+                self.settle()
+            self._connections.run(self._unsynced.sync)
+            self._unsynced.require(node)
 
     def sync(self) -> None:
+        self.settle()
         self._connections.run(self._unsynced.sync)
         self._unsynced.require_all()
 
@@ -441,14 +505,12 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         if self._closed:
             return
         self._closed = True
-        self._feed.stop()
-        try:
-            self.sync()
-        finally:
-            try:
-                self._session.close()
-            finally:
-                self._connections.close()
+        with contextlib.ExitStack() as ends:
+            ends.callback(self._connections.close)
+            ends.callback(self._session.close)
+            ends.callback(self.sync)
+            ends.callback(self._feed.stop)
+            self._drafts.close()
 
     def changed_elsewhere(self, changes: Sequence[Change]) -> None:
         """Other hosts have made these changes: open nodes may have lost their names."""
@@ -465,6 +527,8 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         for change in changes:
             if change.node is not None or change == Change():
                 self._bare.changed(change.node)
+                self._drafts.doubt(change.node)
+                self._directories.changed(change.node)
             nodes = [change.node] if change != Change() else self._uses.opened()
             for node in nodes:
                 if node is not None and self._uses.is_open(node):
@@ -473,6 +537,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
 
     def _feed_became(self, live: bool) -> None:
         self.features = replace(self.features, change_feed=live)
+        self._directories.changed(None)
         self.expire()
         if live and self._unsynced.is_pending:
             try:  # before other hosts change what the server has recovered

@@ -144,6 +144,27 @@ XATTRS: Final = """
         AND NOT EXISTS (SELECT 1 FROM old_inode WHERE node = :node AND until >= :until)"""
 
 
+def _of_nodes(columns: str, table: str, nodes: Sequence[int], more: str = "") -> str:
+    """Rows of several nodes, at most one for each."""
+    listed = f"node IN ({', '.join(map(str, nodes))}) {more}"
+    return f"""
+        SELECT {columns} FROM (SELECT {columns}, min(until) FROM old_{table} WHERE {listed} AND until >= :until
+            GROUP BY node)
+        UNION ALL SELECT {columns} FROM {table} AS live WHERE {listed} AND NOT EXISTS (
+            SELECT 1 FROM old_{table} AS old WHERE old.node = live.node {more} AND until >= :until)"""
+
+
+def inodes(nodes: Sequence[int]) -> str:
+    """`INODE` for several nodes."""
+    return _of_nodes(f"node, {INODE_COLUMNS}", "inode", nodes)
+
+
+def first_chunks(nodes: Sequence[int]) -> str:
+    """`CHUNK` for the first chunks of several nodes, each with its node before the columns."""
+    places = _of_nodes("node, chunk", "place", nodes, "AND idx = 0")
+    return f"SELECT held.node, id, data FROM ({places}) AS held CROSS JOIN chunk ON id = held.chunk"
+
+
 def _all_versions(columns: str, table: str, holder: str, key: str, value: str) -> str:
     """Rows of all keys of a holder from `:start` on that the snapshot has, in their order."""
     same = f"other.{holder} = :node AND other.{key} = mine.{key} AND other.until >= :until"

@@ -6,10 +6,12 @@ share: neither face of the volume itself waits for it.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import sqlite3
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any
 
 from fusebackend.backends.sqlite import old_rows, schema
@@ -88,6 +90,18 @@ class SqliteSnapshot(FrozenTree):
         if len(self._inodes) > CACHE_INODES:
             self._inodes.popitem(last=False)
         return inode
+
+    def ahead(self, nodes: Sequence[int], *, contents: bool = False) -> None:
+        with self.lock:
+            missing = [node for node in nodes if node not in self._inodes]
+            for row in self._ask(old_rows.inodes(missing)) if missing else ():
+                with contextlib.suppress(OSError):  # damaged: whoever reads it hears of it
+                    self._inodes[row[0]] = inode_of(self._damage, row)
+            for node, chunk, data in self._ask(old_rows.first_chunks(nodes)) if contents else ():
+                with contextlib.suppress(OSError):
+                    self._chunks.put((node, 0), chunk_of(self._damage, node, 0, (chunk, data)))
+            while len(self._inodes) > CACHE_INODES:
+                self._inodes.popitem(last=False)
 
     def _let_go(self, node: int) -> None:
         self._inodes.pop(node, None)

@@ -37,6 +37,7 @@ nodes.py            nodes, versions of files, and changes of them
 computed.py         nodes that are made when somebody looks
 lineage.py          the checkpoints of a line, and their files
 index.py            names, sizes and times of what is computed from a line; index_cache.py keeps them
+message_index.py    the same of its messages
 documents.py        messages.jsonl and state.json
 overview.py         README.md, transcript.md, checkpoints.tsv
 conversation.py     messages as Markdown and files

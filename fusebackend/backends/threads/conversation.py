@@ -151,7 +151,8 @@ def _heading(number: int, message: Message, kind: str, time_ns: int) -> str:
     name = message.get("name")
     parts = [str(number), f"{kind} {_safe(str(name))}" if name else kind]
     if time_ns:
-        parts.append(f"{datetime.datetime.fromtimestamp(time_ns // 10**9, datetime.UTC):%H:%M:%S}")
+        # `strftime` takes five times as long.
+        parts.append(datetime.datetime.fromtimestamp(time_ns // 10**9, datetime.UTC).isoformat()[11:19])
     if message.get("status") not in (None, "success"):
         parts.append(_safe(str(message["status"])))
     return " · ".join(parts)

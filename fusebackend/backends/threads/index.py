@@ -2,54 +2,46 @@
 
 `ls -l` shows exact sizes, and they follow from the contents: the whole of a conversation at each checkpoint. So the
 line is read once, checkpoint by checkpoint, and the index of it cached by the server (`index_cache.py`); later only the
-new checkpoints are read. A checkpoint whose mark has changed is read again, with all that follow it.
-
-A message is found by its content and id, and has the number of its first appearance over all checkpoints. A removed
-message keeps its file in `messages/`, a changed message gets another. The pending writes of a step that has not
-ended are not in it.
+new checkpoints are read. A checkpoint whose mark has changed is read again, with all that follow it. Its
+`MessageIndex` is filled meanwhile, unless somebody has read the messages before.
 """
 
 from __future__ import annotations
 
 import datetime
 import errno
-import functools
-import hashlib
-import json
-import zlib
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from fusebackend.backends.threads import documents
-from fusebackend.backends.threads.conversation import files_of, one_line, section, title
+from fusebackend.backends.threads.conversation import one_line
 from fusebackend.backends.threads.database.activity import standing
-from fusebackend.backends.threads.database.rows import Damaged, Mark, Saved, checkpoint_name, time_ns_of
-from fusebackend.backends.threads.database.values import Message
+from fusebackend.backends.threads.database.rows import Damaged, Saved, checkpoint_name
 from fusebackend.backends.threads.index_cache import IndexCache
-from fusebackend.backends.threads.json_text import compact, encoded, plain
+from fusebackend.backends.threads.json_text import compact, plain
 from fusebackend.backends.threads.lineage import Lineage, Moment
+from fusebackend.backends.threads.message_index import (
+    FORMAT,
+    MAX_NOTE_CHARS,
+    MessageIndex,
+    kept_of,
+    moment_time_ns,
+)
 from fusebackend.backends.threads.nodes import Record
 from fusebackend.backends.threads.patch import Header, patch
 from fusebackend.base.errors import oserror
 from fusebackend.base.waiting import will_wait
 from fusebackend.remote.keys import arrange
 
-if TYPE_CHECKING:
-    import msgspec
-
-FORMAT: Final = 4
-"""Of a cached index. Any other number, and any change in how documents look, is a reason to read the line again."""
+PART: Final = "steps"
+"""Of a line, in the cache."""
 
 RECENT_FILES: Final = 64
 """Checkpoints whose files are at hand while a line is read, to compare those of their children with."""
 
 UNREADABLE: Final = -1
 """The number of changed files where the files can't be read."""
-
-MAX_NOTE_CHARS: Final = 120
-
-_DIGEST_BYTES: Final = 12
 
 Files = Mapping[str, Record]
 
@@ -87,144 +79,107 @@ class Step(NamedTuple):
     error: str | None
 
 
-class IndexedMessage(NamedTuple):
-    """A message."""
-
-    digest: str
-    """Of all but its id."""
-    step: int
-    """The place of the checkpoint that brought it …"""
-    position: int
-    """… and its own in the conversation there."""
-    section_bytes: int
-    files: list[tuple[str, int]]
-    """The names and sizes of its files in `messages/`."""
-
-
 class LineIndex:
     """See the module's docstring.
 
     Attributes:
         steps: the checkpoints, oldest first.
-        messages: every message; its number is its place, counted from 1.
-        last: for each message the place of the newest checkpoint with it, and its position there.
+        talk: the messages.
         names: the place of a checkpoint by its name.
-        title: the first line that a human wrote, or nothing.
-        model: the newest model that gave its name, or nothing.
-        messages_bytes, state_bytes: of `messages.jsonl` and `state.json`.
+        state_bytes: of `state.json`.
     """
 
-    def __init__(self, lineage: Lineage, cache: IndexCache | None) -> None:
+    def __init__(self, lineage: Lineage, talk: MessageIndex, cache: IndexCache | None) -> None:
         self._lineage = lineage
         self._cache = cache
+        self.talk = talk
         self._clear()
         if cache is not None:
-            self._restore(cache.get(lineage.place))
+            self._restore(cache.get(lineage.place, PART, Kept))
 
     def _clear(self) -> None:
         self.steps: list[Step] = []
-        self.messages: list[IndexedMessage] = []
-        self.last: list[tuple[int, int]] = []
         self.names: dict[bytes, int] = {}
-        self.messages_bytes, self.state_bytes = 0, 0
-        self._ids: list[str | None] = []
-        self._by_digest: dict[str, list[int]] = {}
-        self._titles: dict[int, str] = {}
-        self._models: dict[int, str] = {}  # by the message that has it
+        self.state_bytes = 0
         self._files: OrderedDict[str, Files] = OrderedDict()
 
-    @property
-    def title(self) -> str:
-        return next(iter(self._titles.values()), "")
-
-    @property
-    def model(self) -> str:
-        return next(reversed(self._models.values()), "")
+    def _restore(self, found: Kept | None) -> None:
+        if found is None or found.format != FORMAT:
+            return
+        self.steps, self.state_bytes = found.steps, found.state_bytes
+        self.names = {step.name.encode("utf-8", "surrogateescape"): place for place, step in enumerate(self.steps)}
 
     # -- reading the line --------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Read the checkpoints that are new, or have changed."""
+        """Read the checkpoints that are new, or have changed; their messages too, unless the index of these did."""
         marks = self._lineage.marks()
         order = sorted(marks)
-        kept = 0
-        for step, checkpoint in zip(self.steps, order, strict=False):
-            if step.id != checkpoint or step.mark != _plain_mark(marks[checkpoint]):
-                break
-            kept += 1
+        kept = kept_of(self.steps, order, marks)
         if kept == len(self.steps) == len(order):
+            self.talk.refresh()
             return
         will_wait()
-        self._cut(kept)
+        together = self.talk.kept(order, marks) == kept
+        if together:
+            self.talk.cut(kept)
+        else:
+            self.talk.refresh()
+        del self.steps[kept:]
+        self.names = {name: place for name, place in self.names.items() if place < kept}
         try:
             for moment in self._lineage.moments(order[kept:]):
-                self._add(moment, _plain_mark(marks[moment.id]))
+                if together:
+                    self.talk.add(moment.id, marks[moment.id], moment_time_ns(moment))
+                self._add(moment)
                 if moment.id == order[-1]:
-                    self._add_now()
+                    if together:
+                        self.talk.end()
+                    self._end()
             if kept == len(order):  # the newest ones were deleted
-                self._add_now()
+                if together:
+                    self.talk.end()
+                self._end()
         except BaseException:
             self._clear()
+            if together:
+                self.talk.clear()
             raise
         finally:
             self._files.clear()
-        if self._cache is not None:
-            self._cache.put(self._lineage.place, self._saved())
 
-    def _cut(self, kept: int) -> None:
-        """Drop the checkpoints from this place on, and the messages that they brought."""
-        del self.steps[kept:]
-        self.names = {name: place for name, place in self.names.items() if place < kept}
-        left = sum(message.step < kept for message in self.messages)
-        del self.messages[left:], self.last[left:], self._ids[left:]
-        for known in (self._titles, self._models):
-            for number in [number for number in known if number >= left]:
-                del known[number]
-        self._sort()
-        for number, (place, _) in enumerate(self.last):
-            if place >= kept:
-                self.last[number] = (self.messages[number].step, self.messages[number].position)
-
-    def _sort(self) -> None:
-        """Sort the messages by content."""
-        self._by_digest = {}
-        for number, message in enumerate(self.messages):
-            self._by_digest.setdefault(message.digest, []).append(number)
-
-    def _add(self, moment: Moment, mark: list[Any]) -> None:
-        error: list[str] = []
+    def _add(self, moment: Moment) -> None:
+        said = self.talk.said[len(self.steps)]
         saved = moment.saved if isinstance(moment.saved, Saved) else None
-        if saved is None:
-            error.append(str(moment.saved))
+        error = [str(moment.saved)] if saved is None else []
+        if said.error is not None:
+            error.append(said.error)
         parent = self._parent(saved)
         step, source = _of_metadata(saved)
-        time_ns = time_ns_of(moment.id, saved.ts if saved is not None else None)
         node = _node(saved, parent, source)
-        name = checkpoint_name(moment.id, time_ns, step, node, self.names)
+        name = checkpoint_name(moment.id, said.time_ns or None, step, node, self.names)
         following, waiting = _following(moment, saved)
-        known = len(self.messages)
-        messages, messages_bytes, tools = self._add_messages(moment.id, time_ns or 0, error)
         files = self._files_at(moment.id, error)  # before its parent's: they may be read anew
         made = Step(
             id=moment.id,
-            mark=mark,
+            mark=said.mark,
             name=name.decode("utf-8", "surrogateescape"),
             parent=saved.parent if saved is not None else None,
             step=step,
             source=source,
             node=node,
-            time_ns=time_ns or 0,
+            time_ns=said.time_ns,
             next=following,
             interrupts=waiting,
-            messages=messages,
-            added=len(self.messages) - known,
-            messages_bytes=messages_bytes,
+            messages=said.messages,
+            added=said.added,
+            messages_bytes=said.messages_bytes,
             state_bytes=0,
             files=len(files or ()),
             changed=UNREADABLE,
             patch_bytes=0,
             version=len(self.steps),
-            tools=tools,
+            tools=said.tools,
             error=error[0] if error else None,
         )
         if saved is not None:
@@ -237,7 +192,7 @@ class LineIndex:
         if files is not None and before is not None:
             changed = len(_changed(before, files))
             if changed:
-                text = patch_of(made, self._title_at(len(self.steps)), before, files)
+                text = patch_of(made, self.talk.title_at(len(self.steps)), before, files)
                 made = made._replace(changed=changed, patch_bytes=len(text))
             else:
                 made = made._replace(changed=0, version=parent.version if parent is not None else made.version)
@@ -267,61 +222,10 @@ class LineIndex:
             return self._files_at(parent.id, [])
         return {} if step.parent is None else None
 
-    def _add_messages(self, checkpoint: str, time_ns: int, error: list[str]) -> tuple[int, int, list[str]]:
-        """Returns how many there are, the size of all as lines, and the tools whose results are new."""
-        try:
-            conversation = self._lineage.messages_at(checkpoint)
-        except Damaged as found:
-            error.append(str(found))
-            return 0, len(documents.error_line(found)), []
-        place = len(self.steps)
-        used: set[int] = set()
-        tools: dict[str, None] = {}
-        size = 0
-        for position, message in enumerate(conversation):
-            digest, line_bytes = _digest(message)
-            size += line_bytes
-            number = self._find(digest, message.get("id"), used)
-            if number is None:
-                number = len(self.messages)
-                self._describe(number, digest, message, place, position, time_ns)
-                if message.get("type") == "tool" and message.get("name"):
-                    tools[str(message["name"])] = None
-            used.add(number)
-            self.last[number] = (place, position)
-        return len(conversation), size, list(tools)
-
-    def _find(self, digest: str, id_: Any, used: set[int]) -> int | None:
-        """The number of a message. A message without an id, from a pending write, is the same with an id."""
-        numbers = [number for number in self._by_digest.get(digest, ()) if number not in used]
-        if id_ is None:
-            return numbers[0] if numbers else None
-        for number in numbers:
-            if self._ids[number] == str(id_):
-                return number
-        for number in numbers:
-            if self._ids[number] is None:
-                self._ids[number] = str(id_)
-                return number
-        return None
-
-    def _describe(self, number: int, digest: str, message: Message, place: int, position: int, time_ns: int) -> None:
-        files = [(file.name, len(file.data)) for file in files_of(number + 1, message)]
-        size = len(section_bytes(number + 1, message, time_ns))
-        self.messages.append(IndexedMessage(digest, place, position, size, files))
-        self.last.append((place, position))
-        id_ = message.get("id")
-        self._ids.append(None if id_ is None else str(id_))
-        self._by_digest.setdefault(digest, []).append(number)
-        if not self._titles and (found := title(iter([message]))):
-            self._titles[number] = found
-        model = _model(message)
-        if model and model != self.model:
-            self._models[number] = model
-
-    def _add_now(self) -> None:
-        self.messages_bytes = len(documents.messages_now(self._lineage))
+    def _end(self) -> None:
         self.state_bytes = len(documents.state_now(self._lineage))
+        if self._cache is not None:
+            self._cache.put(self._lineage.place, PART, Kept(FORMAT, self.steps, self.state_bytes))
 
     # -- contents ----------------------------------------------------------------------------------------------
 
@@ -333,11 +237,7 @@ class LineIndex:
         step = self.steps[place]
         files = self._lineage.files_at(step.id)
         before = self._lineage.files_at(step.parent) if step.parent is not None else {}
-        return patch_of(step, self._title_at(place), before, files)
-
-    def _title_at(self, place: int) -> str:
-        """The title as it was known at a checkpoint, on which the size of its patch depends."""
-        return next((found for number, found in self._titles.items() if self.messages[number].step <= place), "")
+        return patch_of(step, self.talk.title_at(place), before, files)
 
     @property
     def previous(self) -> int | None:
@@ -347,76 +247,16 @@ class LineIndex:
                 return place
         return None
 
-    # -- the cache ---------------------------------------------------------------------------------------------
-
-    def _saved(self) -> bytes:
-        found = Kept(
-            FORMAT,
-            self.steps,
-            self.messages,
-            self.last,
-            self._ids,
-            list(self._titles.items()),
-            list(self._models.items()),
-            (self.messages_bytes, self.state_bytes),
-        )
-        return zlib.compress(json.dumps(found, ensure_ascii=True, separators=(",", ":")).encode("ascii"), 1)
-
-    def _restore(self, data: bytes | None) -> None:
-        if data is None:
-            return
-        found = _kept(data)
-        if found is None:
-            return
-        self.steps, self.messages, self.last, self._ids = found.steps, found.messages, found.last, found.ids
-        self._titles, self._models = dict(found.titles), dict(found.models)
-        self.messages_bytes, self.state_bytes = found.now
-        self.names = {step.name.encode("utf-8", "surrogateescape"): place for place, step in enumerate(self.steps)}
-        self._sort()
-
 
 class Kept(NamedTuple):
-    """What the cache has of a line."""
+    """What the cache has of a line's steps."""
 
     format: int
     steps: list[Step]
-    messages: list[IndexedMessage]
-    last: list[tuple[int, int]]
-    ids: list[str | None]
-    titles: list[tuple[int, str]]
-    models: list[tuple[int, str]]
-    now: tuple[int, int]
-
-
-@functools.cache
-def _decoder() -> msgspec.json.Decoder[Kept]:
-    """It makes the records in C and checks their types: a third of the time of `json`, in a search through all."""
-    import msgspec
-
-    return msgspec.json.Decoder(Kept)
-
-
-def _kept(data: bytes) -> Kept | None:
-    """The index that was cached; None for another format, and for what something else has written."""
-    import msgspec
-
-    try:
-        text = zlib.decompress(data)
-        try:
-            found = _decoder().decode(text)
-        except msgspec.DecodeError:  # of a name with half of a surrogate pair, which is valid for Python
-            found = msgspec.convert(json.loads(text), Kept)
-    except (ValueError, RecursionError, zlib.error, msgspec.MsgspecError):
-        return None  # the line is read again
-    return found if found.format == FORMAT else None
+    state_bytes: int
 
 
 # -- parts of a checkpoint -------------------------------------------------------------------------------------------
-
-
-def section_bytes(number: int, message: Mapping[str, Any], time_ns: int) -> bytes:
-    """A message as a part of `transcript.md`."""
-    return encoded(section(number, message, time_ns))
 
 
 def patch_of(step: Step, subject: str, before: Files, after: Files) -> bytes:
@@ -447,10 +287,6 @@ def _contents(files: Files, keys: set[str]) -> dict[bytes, bytes]:
             record = files[key]
             found[b"/".join(names)] = b"" if record.error is not None else record.data()
     return found
-
-
-def _plain_mark(mark: Mark) -> list[Any]:
-    return [mark.row, mark.writes, mark.last]
 
 
 def _of_metadata(saved: Saved | None) -> tuple[int | None, str | None]:
@@ -486,28 +322,3 @@ def _question(interrupt: Any) -> str:
     found = plain(interrupt)
     value = found.get("value") if isinstance(found, Mapping) and "value" in found else found
     return value if isinstance(value, str) else compact(value)
-
-
-def _digest(message: Message) -> tuple[str, int]:
-    """The digest of a message, and the size of its line; worked out once for each object.
-
-    Without its id and empty fields: a message that was written as a pair of role and text has none of these, and has
-    them in the snapshot that a fork begins with.
-    """
-    if message.digest is None:
-        content = {key: value for key, value in message.items() if key != "id" and value not in (None, {}, [])}
-        data = encoded(compact(content))
-        message.digest = hashlib.blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
-        message.line_bytes = len(documents.message_line(message))
-    return message.digest, message.line_bytes
-
-
-def _model(message: Mapping[str, Any]) -> str:
-    """The model that has written a message, as it says itself."""
-    found = plain(message.get("response_metadata"))
-    if message.get("type") != "ai" or not isinstance(found, Mapping):
-        return ""
-    for field in ("model_name", "model", "model_id"):
-        if isinstance(found.get(field), str):
-            return one_line(found[field], MAX_NOTE_CHARS)
-    return ""

@@ -11,7 +11,8 @@
                                                    documents: found when named, and not listed
 
 A line is made when its directory is read. It is *stale* when the database has news of it, and refreshed before anything
-of it is shown again. Names and sizes come from its `LineIndex`.
+of it is shown again. Names and sizes come from its `LineIndex`
+and `MessageIndex`.
 
 `Head` has the files as of now, a `Checkpoint` of `History` those at that checkpoint. Both are filled from a dict of
 records when they are read, and updated in place, so that a file or folder that stays keeps its node. The files of a
@@ -40,11 +41,12 @@ from fusebackend.backends.threads.computed import (
     Rewritten,
     RewrittenPage,
 )
-from fusebackend.backends.threads.conversation import File, files_of
+from fusebackend.backends.threads.conversation import files_of
 from fusebackend.backends.threads.database.rows import Damaged, old_names, time_ns_of
 from fusebackend.backends.threads.index import LineIndex, Step
 from fusebackend.backends.threads.index_cache import IndexCache
 from fusebackend.backends.threads.lineage import Lineage
+from fusebackend.backends.threads.message_index import MessageIndex, RecentFiles, Said
 from fusebackend.backends.threads.nodes import (
     FILE_MODE,
     UNTOLD,
@@ -80,9 +82,6 @@ RECENT_CHECKPOINTS: Final = 64
 QUICK_BYTES: Final = 64 << 10
 """Decoding a longer conversation takes over a millisecond, which other routes would wait for."""
 
-KEPT_FILES_BYTES: Final = 64 << 10
-"""The files of the message that was read last are kept up to this size: a search reads them one after the other."""
-
 RECENT_CONVERSATIONS: Final = 16
 RECENT_CONVERSATION_BYTES: Final = 16 << 20
 """Decoded conversations that are cached for all lines together. A larger one is cached alone, and only for a while."""
@@ -94,7 +93,7 @@ class Conversations:
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[object, str], tuple[list[Mapping[str, Any]], int]] = OrderedDict()
 
-    def at(self, lineage: Lineage, step: Step) -> list[Mapping[str, Any]]:
+    def at(self, lineage: Lineage, step: Said) -> list[Mapping[str, Any]]:
         """The conversation at a checkpoint. Damaged; OSError."""
         key = (lineage.place, step.id)
         found = self._known.get(key)
@@ -132,6 +131,7 @@ class Shared(NamedTuple):
     found: Difference
     cache: IndexCache | None
     conversations: Conversations
+    files: RecentFiles
 
 
 class Line:
@@ -146,10 +146,10 @@ class Line:
         """Of a thread's own line, once it is known; it lives as long as the line."""
         self.nodes = shared.nodes
         self.shared = shared
+        self._talk: MessageIndex | None = None
         self._index: LineIndex | None = None
-        self._indexed = -1  # the version that the index has seen
+        self._talked, self._indexed = -1, -1  # the versions that these have seen
         self._recent: OrderedDict[int, FilesDirectory] = OrderedDict()
-        self._last_files: tuple[int, str, list[File]] | None = None  # number, digest and files of a message
         self._directory = directory
         self._make_message, self._make_patch = self._message_bytes, self._patch_bytes  # one object for all nodes
         self.head = Head(shared.nodes, self, directory, HEAD, 0)
@@ -160,11 +160,13 @@ class Line:
             self.history,
         )
         self._documents: dict[bytes, Document] = {
-            MESSAGES_JSONL: self._current(Document, lambda index: index.messages_bytes, self._messages_now),
-            STATE: self._current(Rewritten, lambda index: index.state_bytes, self._state_now),
+            MESSAGES_JSONL: self._document(Document, self._messages_bytes, self._messages_now),
+            STATE: self._document(Rewritten, self._state_bytes, self._state_now),
             README: self._page(RewrittenPage, lambda index: len(self._readme(index)), self._readme),
             CHECKPOINTS: self._page(Page, lambda index: len(overview.checkpoints_tsv(index)), overview.checkpoints_tsv),
-            TRANSCRIPT: self._page(Page, overview.transcript_size, self._transcript),
+            TRANSCRIPT: self._document(
+                Page, lambda: overview.transcript_size(self.talk()), lambda: self._transcript(self.talk())
+            ),
         }
         computed = {directory.name: directory for directory in self._computed}
         self._entries: Mapping[bytes, Node] = {HEAD: self.head, **computed, **self._documents}
@@ -204,15 +206,29 @@ class Line:
         for shown in (self._directory, self.head, *self._computed):
             found.attributes(shown)
 
+    def talk(self) -> MessageIndex:
+        """The index of the messages, up to date."""
+        self.fresh()
+        talk = self._some_talk()
+        if self._talked != self.version:
+            talk.refresh()
+            self._talked = self.version
+        return talk
+
     def index(self) -> LineIndex:
-        """The index, up to date."""
+        """The index of all, up to date."""
         self.fresh()
         if self._index is None:
-            self._index, self._indexed = LineIndex(self.lineage, self.shared.cache), -1
+            self._index, self._indexed = LineIndex(self.lineage, self._some_talk(), self.shared.cache), -1
         if self._indexed != self.version:
             self._index.refresh()
-            self._indexed = self.version
+            self._indexed = self._talked = self.version
         return self._index
+
+    def _some_talk(self) -> MessageIndex:
+        if self._talk is None:
+            self._talk, self._talked = MessageIndex(self.lineage, self.shared.cache, self.shared.files), -1
+        return self._talk
 
     def looked_into(self, directory: FilesDirectory) -> None:
         if isinstance(directory, Checkpoint):
@@ -224,8 +240,7 @@ class Line:
     def let_go(self) -> None:
         """Drop values that the kernel does not hold. They may have a megabyte or more."""
         self.lineage.let_go()
-        self._index = None
-        self._last_files = None
+        self._talk = self._index = None
         while self._recent:
             self._recent.popitem()[1].let_go()
         for directory in self._computed:
@@ -258,9 +273,12 @@ class Line:
     ) -> Document:
         return self._document(kind, lambda: size(self.index()), lambda: make(self.index()))
 
-    def _current(self, kind: type[Document], size: Callable[[LineIndex], int], make: Callable[[], bytes]) -> Document:
-        """A document of the newest checkpoint: only that is read where nothing else has needed the index."""
-        return self._document(kind, lambda: len(make()) if self._index is None else size(self.index()), make)
+    def _messages_bytes(self) -> int:
+        """Only the newest checkpoint is read where nothing else has needed the index."""
+        return len(self._messages_now()) if self._talk is None else self.talk().messages_bytes
+
+    def _state_bytes(self) -> int:
+        return len(self._state_now()) if self._index is None else self.index().state_bytes
 
     def _messages_now(self) -> bytes:
         self.fresh()
@@ -273,13 +291,13 @@ class Line:
     def _readme(self, index: LineIndex) -> bytes:
         return overview.readme(index, self.lineage.place)
 
-    def _transcript(self, index: LineIndex) -> bytes:
-        return overview.transcript(index, lambda number: self._message(index, number))
+    def _transcript(self, talk: MessageIndex) -> bytes:
+        return overview.transcript(talk, lambda number: self._message(talk, number))
 
-    def _message(self, index: LineIndex, number: int) -> Mapping[str, Any]:
+    def _message(self, talk: MessageIndex, number: int) -> Mapping[str, Any]:
         """A message by its place in the index."""
-        place, position = index.last[number]
-        conversation = self.shared.conversations.at(self.lineage, index.steps[place])
+        place, position = talk.last[number]
+        conversation = self.shared.conversations.at(self.lineage, talk.said[place])
         if position >= len(conversation):
             raise oserror(errno.ESTALE)  # deleted or replaced just now
         return conversation[position]
@@ -287,10 +305,10 @@ class Line:
     # -- messages/ ---------------------------------------------------------------------------------------------
 
     def _message_names(self) -> Names:
-        index = self.index()
+        talk = self.talk()
         return {
-            name.encode(): (number, part, message.digest, size, index.steps[message.step].time_ns)
-            for number, message in enumerate(index.messages)
+            name.encode(): (number, part, message.digest, size, talk.said[message.step].time_ns)
+            for number, message in enumerate(talk.messages)
             for part, (name, size) in enumerate(message.files)
         }
 
@@ -301,23 +319,17 @@ class Line:
     def _message_bytes(self, item: Hashable) -> bytes:
         assert isinstance(item, tuple)
         number, part, digest, _, _ = item
-        index = self.index()
-        if number >= len(index.messages) or index.messages[number].digest != digest:
+        talk = self.talk()
+        if number >= len(talk.messages) or talk.messages[number].digest != digest:
             raise oserror(errno.ESTALE)  # deleted, or another message now
-        files = self._files_of(index, number, digest)
+        files = self.shared.files.get(self.lineage.place, number, digest)
+        if files is None:
+            files = files_of(number + 1, self._message(talk, number))
+            if len(files) > 1:
+                self.shared.files.put(self.lineage.place, number, digest, files)
         if part >= len(files):
             raise oserror(errno.ESTALE)
         return files[part].data
-
-    def _files_of(self, index: LineIndex, number: int, digest: str) -> list[File]:
-        """The files of a message that has more than one are made once, if they are read in order."""
-        last = self._last_files
-        if last is not None and last[:2] == (number, digest):
-            return last[2]
-        files = files_of(number + 1, self._message(index, number))
-        is_kept = len(files) > 1 and sum(len(file.data) for file in files) <= KEPT_FILES_BYTES
-        self._last_files = (number, digest, files) if is_kept else None
-        return files
 
     # -- changes/ ----------------------------------------------------------------------------------------------
 

@@ -124,11 +124,14 @@ class ChannelHistory:
             self._links.clear()
             self._writes.clear()
             if self._ahead > 1:
-                some = order[index : index + self._ahead]
-                self._links = {link.id: link for link in self._database.links(self._place, some, self.channel.name)}
-                written = self._database.writes(self._place, some, self.channel.name)
-                self._writes = {found: written.get(found, []) for found in some}
+                self.read(order[index : index + self._ahead])
         self._next = order[index + 1] if index + 1 < len(order) else None
+
+    def read(self, checkpoints: Sequence[str]) -> None:
+        """Read these together, in place of what was read before."""
+        self._links = {link.id: link for link in self._database.links(self._place, checkpoints, self.channel.name)}
+        written = self._database.writes(self._place, checkpoints, self.channel.name)
+        self._writes = {checkpoint: written.get(checkpoint, []) for checkpoint in checkpoints}
 
     def at(self, checkpoint: str) -> Mapping[str, Any]:
         """The value of LangGraph's `get_state` for this checkpoint. Of the writes to it only those of no task count."""
@@ -315,6 +318,16 @@ class Lineage:
                     yield self._moment(checkpoint, written.pop(checkpoint, []))
         finally:
             self._files.changed(())
+            self.let_go_messages()
+
+    def conversations(self, checkpoints: Sequence[str]) -> Iterator[str]:
+        """As `moments`, for `messages_at` alone."""
+        try:
+            for start in range(0, len(checkpoints), MOST_AHEAD):
+                some = checkpoints[start : start + MOST_AHEAD]
+                self._messages.read(some)
+                yield from some
+        finally:
             self.let_go_messages()
 
     def _moment(self, checkpoint: str, writes: list[Write]) -> Moment:

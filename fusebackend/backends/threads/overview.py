@@ -12,8 +12,9 @@ from typing import Any, Final
 
 from fusebackend.backends.threads.conversation import escaped_inline, one_line
 from fusebackend.backends.threads.database.rows import Place
-from fusebackend.backends.threads.index import UNREADABLE, LineIndex, Step, section_bytes
+from fusebackend.backends.threads.index import UNREADABLE, LineIndex, Step
 from fusebackend.backends.threads.json_text import encoded
+from fusebackend.backends.threads.message_index import MessageIndex, section_bytes
 
 COLUMNS: Final = (
     "name", "id", "parent", "step", "source", "node", "time", "messages added", "files changed", "next",
@@ -26,19 +27,19 @@ MAX_FIELD_CHARS: Final = 2_000
 def readme(index: LineIndex, place: Place) -> bytes:
     """A few lines on a conversation."""
     lines = [
-        f"# {_title(index)}",
+        f"# {_title(index.talk)}",
         "",
         f"- thread: {_inline(place.thread)}" + (f", sub-graph: {_inline(place.namespace)}" if place.namespace else ""),
     ]
-    if index.model:
-        lines.append(f"- model: {_inline(index.model)}")
+    if index.talk.model:
+        lines.append(f"- model: {_inline(index.talk.model)}")
     if index.steps:
         newest = index.steps[-1]
         changes = sum(step.patch_bytes > 0 for step in index.steps)
         lines += [
             f"- created: {_when(index.steps[0])}",
             f"- last: {_when(newest)}",
-            f"- steps: {len(index.steps)}, messages: {len(index.messages)}, steps that changed files: {changes}",
+            f"- steps: {len(index.steps)}, messages: {len(index.talk.messages)}, steps that changed files: {changes}",
             f"- {_standing(newest)}",
         ]
         lines += [f"- unreadable: {_inline(step.error)}" for step in index.steps[-1:] if step.error is not None]
@@ -59,20 +60,20 @@ def _standing(newest: Step) -> str:
     return "next: nothing, the run has ended"
 
 
-def transcript_head(index: LineIndex) -> bytes:
+def transcript_head(talk: MessageIndex) -> bytes:
     """The beginning of `transcript.md`; a section for each message follows."""
-    return encoded(f"# {_title(index)}\n\n")
+    return encoded(f"# {_title(talk)}\n\n")
 
 
-def transcript_size(index: LineIndex) -> int:
-    return len(transcript_head(index)) + sum(message.section_bytes for message in index.messages)
+def transcript_size(talk: MessageIndex) -> int:
+    return len(transcript_head(talk)) + sum(message.section_bytes for message in talk.messages)
 
 
-def transcript(index: LineIndex, message_of: Callable[[int], Mapping[str, Any]]) -> bytes:
+def transcript(talk: MessageIndex, message_of: Callable[[int], Mapping[str, Any]]) -> bytes:
     """The whole of `transcript.md`. `message_of` gives a message by its place in the index."""
-    parts = [transcript_head(index)]
-    for place, message in enumerate(index.messages):
-        parts.append(section_bytes(place + 1, message_of(place), index.steps[message.step].time_ns))
+    parts = [transcript_head(talk)]
+    for place, message in enumerate(talk.messages):
+        parts.append(section_bytes(place + 1, message_of(place), talk.said[message.step].time_ns))
     return b"".join(parts)
 
 
@@ -96,8 +97,8 @@ def checkpoints_tsv(index: LineIndex) -> bytes:
     return encoded("\n".join(lines) + "\n")
 
 
-def _title(index: LineIndex) -> str:
-    return escaped_inline(index.title) or "(no message of a human)"
+def _title(talk: MessageIndex) -> str:
+    return escaped_inline(talk.title) or "(no message of a human)"
 
 
 def _inline(text: str) -> str:

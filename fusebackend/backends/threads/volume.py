@@ -41,7 +41,7 @@ FEED_INTERVAL_S: Final = 0.25
 LARGE_S: Final = 5.0
 """How long a large conversation is cached after the last request. One of 108 MB kept 460 MiB."""
 
-MOST_NODES: Final = 60_000
+MOST_NODES: Final = 30_000
 """Each takes 500 bytes here, and 400 in the mount."""
 
 MANY_FORGOTTEN: Final = 20_000

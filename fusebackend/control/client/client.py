@@ -51,6 +51,7 @@ from fusebackend.protocol import (
     CallInfo,
     ChangeInfo,
     ExecuteResponse,
+    Explained,
     FileDownloadResponse,
     FileInfo,
     FileUploadResponse,
@@ -61,6 +62,7 @@ from fusebackend.protocol import (
     MergeResult,
     PruneResult,
     ReadResult,
+    RestoreResult,
     SandboxBackendProtocol,
     SnapshotInfo,
     SpaceInfo,
@@ -69,6 +71,7 @@ from fusebackend.protocol import (
     UndoResult,
     Verb,
     VerifyResult,
+    ViewInfo,
     current_actor,
     not_bytes,
 )
@@ -95,26 +98,28 @@ T = TypeVar("T")
 Failures = (Refused, ServerLost)
 
 
-def connect(path: str | os.PathLike[str] | None = None, *, actor: Actor = NOBODY) -> Client:
+def connect(path: str | os.PathLike[str] | None = None, *, actor: Actor = NOBODY, view: str | None = None) -> Client:
     """A client of the mount that `path` lies in; of the environment variable FUSEBACKEND_MOUNT without one.
 
     Args:
         path: the mount point, or any path below it.
         actor: who makes the changes of this client, where `fusebackend.acting` and a LangGraph run do not say it; its
             `agent`, `thread` and `call`, with which `log` and `undo` find them.
+        view: see the mount through this view; through none if it is empty, through the default one, if there is one,
+            when None. Verbs that are about what all readers have, such as `log`, are refused in a view.
 
     Raises:
-        MountError: there is neither; it lies in no mount of fusebackend; the mount's server is gone, hung or another
-            user's.
+        MountError: there is no such view; there is neither path nor variable; the path lies in no mount of fusebackend;
+            the mount's server is gone, hung or another user's.
     """
     path = path or os.environ.get("FUSEBACKEND_MOUNT")
     if not path:
         raise MountError(errno.EINVAL, "say which mount: give connect() a path in it, or set FUSEBACKEND_MOUNT")
-    client = Client(path, actor=actor)
+    client = Client(path, actor=actor, view=view)
     try:
         client.hello()
     except Refused as error:
-        raise MountError(errno.EPERM, str(error)) from None
+        raise MountError(error.data.get("errno", errno.EPERM), str(error)) from None
     except ServerLost as error:
         raise MountError(errno.ENOTCONN, str(error)) from None
     return client
@@ -125,7 +130,7 @@ class Client(SandboxBackendProtocol):
 
     Args:
         path: the mount point, or any path below it, or a symbolic link to one.
-        actor: as for `connect`.
+        actor, view: as for `connect`.
 
     Attributes:
         mountpoint: where the mount is.
@@ -134,12 +139,13 @@ class Client(SandboxBackendProtocol):
         MountError: the path lies in no mount of fusebackend.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, actor: Actor = NOBODY) -> None:
-        self._begin(rendezvous.split(path, follow=True)[0], actor)
+    def __init__(self, path: str | os.PathLike[str], *, actor: Actor = NOBODY, view: str | None = None) -> None:
+        self._begin(rendezvous.split(path, follow=True)[0], actor, view)
 
-    def _begin(self, mountpoint: str, actor: Actor = NOBODY) -> None:
+    def _begin(self, mountpoint: str, actor: Actor = NOBODY, view: str | None = None) -> None:
         self.mountpoint = mountpoint
         self.actor = actor
+        self.view = view
         self._pool = Pool(self._connect)
         self._sharing: dict[object, Sharing] = {}  # by loop, as long as it has calls under way
         self._waits = AWAITING
@@ -376,6 +382,19 @@ class Client(SandboxBackendProtocol):
         """
         self._done(type(None), "delete_snapshots", {"names": list(names)})
 
+    def views(self) -> list[ViewInfo]:
+        """Return the views of the mount."""
+        return self._done(list[ViewInfo], "views", {})
+
+    def explain(self, view: str, operation: str, path: str) -> Explained:
+        """Return what a view does about an operation (`read`, `write`) on a path, and why.
+
+        Raises:
+            ValueError: there is no such operation, or the path is malformed.
+            OSError: ENOENT, there is no such view.
+        """
+        return self._done(Explained, "explain", {"view": view, "operation": operation, "path": path})
+
     def branches(self) -> list[BranchInfo]:
         """Return the branches of the mount, by name. Each is a tree in `/.fusebackend/branches`."""
         return self._done(list[BranchInfo], "branches", {})
@@ -532,6 +551,23 @@ class Client(SandboxBackendProtocol):
         """Delete what is kept of the past, but for snapshots that were asked for; see `MountedBackend.prune`."""
         return self._done(PruneResult, "prune", {"dry_run": dry_run})
 
+    def restore(
+        self,
+        paths: list[str],
+        ref: str,
+        *,
+        to: list[str] | None = None,
+        dry_run: bool = False,
+        force: bool = False,
+    ) -> RestoreResult:
+        """Put files back as they were in another state; see `MountedBackend.restore`.
+
+        Raises:
+            ValueError, OSError: as there; EROFS, the mount is read-only.
+        """
+        options = {"to": to, "dry_run": dry_run, "force": force}
+        return self._done(RestoreResult, "restore", {"paths": paths, "ref": ref, **options})
+
     def forget(self, *paths: str, dry_run: bool = False) -> ForgetResult:
         """Have all that is kept of the past lose the contents of paths; see `MountedBackend.forget`.
 
@@ -658,9 +694,16 @@ class Client(SandboxBackendProtocol):
     async def _connect(self, waits: Waits) -> Connection:
         try:
             address = rendezvous.socket_at(self.mountpoint)
-            return await Connection.made(waits, address, self.mountpoint, lambda: current_actor(self.actor))
+            connection = await Connection.made(waits, address, self.mountpoint, lambda: current_actor(self.actor))
         except MountError as error:
             raise ServerLost(str(error.strerror)) from None
+        if self.view is not None:
+            try:
+                await connection.call(waits, dict[str, Any], "hello", {"view": self.view})
+            except BaseException:
+                connection.close()
+                raise
+        return connection
 
 
 async def _ran(call: Awaitable[ExecuteResponse]) -> ExecuteResponse:

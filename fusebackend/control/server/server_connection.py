@@ -92,7 +92,9 @@ class Connection:
 
     def __init__(self, server: Server, stream: socket.socket, number: int = 0) -> None:
         self.server = server
-        self.backend = server.backend
+        view = server.backend.default_view
+        self.backend = server.backend if view is None else server.backend.viewed(view)
+        self._may_choose = True  # a view, which then is one for good
         self.staging = Staging()
         self.actor = peer(stream)
         self.active_at = self.since = time.monotonic()
@@ -410,6 +412,13 @@ class Connection:
 
     def introduce(self, actor: Actor) -> None:
         self.actor = replace(actor, uid=self.actor.uid, pid=self.actor.pid)
+
+    def look_through(self, view: str) -> None:
+        if not (view or self._may_choose):
+            raise OSError(errno.EPERM, "this connection sees the mount through a view, for good")
+        chosen = self.server.backend if self._may_choose else self.backend
+        self.backend = chosen.viewed(view) if view else chosen
+        self._may_choose = not view
 
     @property
     def read_only(self) -> bool:

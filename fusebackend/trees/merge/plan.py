@@ -94,6 +94,8 @@ class Step(NamedTuple):
     """The bytes, where lines were merged."""
     stamp: Stamp | None = None
     """Of what is at `path`; None for nothing, and for a file that an earlier step has changed."""
+    times: bool = False
+    """Of `attributes`: set the times, too."""
 
 
 @dataclass

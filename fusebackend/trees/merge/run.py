@@ -36,6 +36,7 @@ from fusebackend.protocol import (
     RENAME_NOREPLACE,
     ROOT_NODE,
     Attr,
+    AttrChanges,
     Caller,
     Change,
     Changes,
@@ -323,6 +324,8 @@ class _Route:
 
     def find(self, path: bytes) -> Attr | None:
         """Return the attributes of what is at a path."""
+        if not path or path.count(b"/") < self._skip:
+            return self.volume.getattr(ROOT_NODE)  # the route's root
         parent, name = self.place(path)
         try:
             return self.volume.lookup(parent, name)
@@ -347,11 +350,19 @@ class _Route:
                 self.staging_node = self.volume.lookup(ROOT_NODE, self.staging_name).node
             except FileNotFoundError:
                 owner = Caller(os.geteuid(), os.getegid(), os.getpid())
-                with placing.changing(self.volume) as changes:
+                with placing.changing(self.volume) as changes, self._same_time():
                     made = self.volume.mkdir(ROOT_NODE, self.staging_name, 0o700, owner)
                     self.staging_node = made.node
                     changes += [Change(node=ROOT_NODE), Change(made.node, ROOT_NODE, self.staging_name)]
         return self.staging_node
+
+    @contextlib.contextmanager
+    def _same_time(self) -> Iterator[None]:
+        """The root keeps its mtime, though a name of the server's is made or removed in it."""
+        before_ns = self.volume.getattr(ROOT_NODE).mtime_ns
+        yield
+        if self.volume.features.persistent_modes:
+            self.volume.setattr(ROOT_NODE, AttrChanges(mtime_ns=before_ns))
 
     def bring_back(self, moves: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         """Give parked files their names again, or those that they were to get; returns all renames."""
@@ -377,7 +388,7 @@ class _Route:
         except FileNotFoundError:
             return
         self._empty(node)
-        with placing.changing(self.volume) as changes, contextlib.suppress(FileNotFoundError):
+        with placing.changing(self.volume) as changes, contextlib.suppress(FileNotFoundError), self._same_time():
             self.volume.rmdir(ROOT_NODE, self.staging_name)
             changes += [Change(node=ROOT_NODE), Change(node, ROOT_NODE, self.staging_name)]
         self.staging_node = 0
@@ -490,7 +501,7 @@ class _Steps:
 
     def set_attributes(self, step: Step, attr: Attr, changes: Changes) -> None:
         assert step.state is not None
-        state = step.state._replace(atime_ns=attr.atime_ns, mtime_ns=attr.mtime_ns)
+        state = step.state if step.times else step.state._replace(atime_ns=attr.atime_ns, mtime_ns=attr.mtime_ns)
         inner = self.route.inner(step.path)
         self.records.changes(self.route.prefix, self.volume, self.recorded(step.path), attr, content=False)
         self.lost(step, placing.set_attributes(self.volume, attr.node, state, changes, inner))

@@ -113,6 +113,8 @@ class ChangeFeed:
         unstored: set[int] = set()
         for route in routes:
             for each in (route, *route.twins):
+                if each.is_view:
+                    continue  # its changes go on through the main tree's route
                 emit = partial(self._changed_by_kernel, each, routes)
                 each.changing = ReportingVolume(each, self._names, emit, unstored) if self._watches else each.changed
 

@@ -28,6 +28,7 @@ from fusebackend.base import paths
 from fusebackend.base.errors import VANISHED
 from fusebackend.base.paths import AgentPath
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, Attr
+from fusebackend.rules.ruled_volume import VARIANTS
 from fusebackend.vfs.inodes import SYNTHETIC_INDEX, InodeTable, KnownInode, inode_number, node_of, route_index
 from fusebackend.vfs.junctions import MountTree, Route
 
@@ -64,6 +65,9 @@ class NodePaths:
         inode = self.inode(route, node)
         known = self._inodes.get(inode)
         if self._tree.junction(inode) is not None or known is None:
+            only = None if known is not None else self._elsewhere(inode)
+            if only is not None and not only.is_dir and not self._leads_to(route, only.parent, only.name, node):
+                return None
             return self._path(route, inode)
         others = self._inodes.others.get(inode, [])
         while not self._leads_to(route, known.parent, known.name, node):
@@ -98,11 +102,13 @@ class NodePaths:
         return None
 
     def _elsewhere(self, inode: int) -> KnownInode | None:
-        """Return the record of a directory in another tree, if the kernel knows it only there."""
+        """Return the record of a directory, or a file that rules restrict, in another tree, if the kernel knows it only
+        there."""
         for twin in self._tree.attached[route_index(inode)].twins if route_index(inode) != SYNTHETIC_INDEX else ():
-            known = self._inodes.get(inode_number(twin.index, node_of(inode)))
-            if known is not None:
-                return known
+            for bits in VARIANTS if twin.is_view else (0,):
+                known = self._inodes.get(inode_number(twin.index, node_of(inode) | bits))
+                if known is not None:
+                    return known
         return None
 
     def _leads_to(self, route: Route, directory: int, name: bytes, node: int) -> bool:

@@ -72,6 +72,40 @@ def test_a_record_comes_back_as_it_was(history, path):
     again.close()
 
 
+def test_records_of_every_shape_in_one_batch(history):
+    """They are written by kind and many at a time, and what follows them after them."""
+    call = history.open_call("verb", "write", WHO)
+    image = Image("file", "7")
+    wanted = {}
+    for turn in range(150):
+        given = {"before": BEFORE if turn & 1 else None, "image": image if turn & 2 else None,
+                 "after": AFTER if turn & 4 else None}  # fmt: skip
+        number = history.add(call, MEMORIES, "content", b"/%d" % turn, node=turn, **given)
+        wanted[number] = given
+        if turn == 100:
+            history.set_after({number: None})
+            wanted[number]["after"] = None
+        if turn == 120:
+            history.drop([number])
+            del wanted[number]
+    found = history.records(call)
+    assert [each.number for each in found] == list(wanted)
+    for each in found:
+        assert {"before": each.before, "image": each.image, "after": each.after} == wanted[each.number]
+
+
+def test_records_without_a_stamp_are_found_in_portions(history):
+    call = history.open_call("verb", "write", WHO)
+    for number in range(5):
+        history.add(call, MEMORIES, "create", b"/%d" % number)
+    history.add(call, MEMORIES, "remove", b"/0", before=BEFORE)
+    last = history.add(call, MEMORIES, "rename", b"/1", to_path=b"/new")
+    history.set_after({2: AFTER})
+    assert history.unstamped(call, 0, 2) == [(1, MEMORIES, b"/0"), (3, MEMORIES, b"/2")]
+    assert history.unstamped(call, 3, 9) == [(4, MEMORIES, b"/3"), (5, MEMORIES, b"/4"), (last, MEMORIES, b"/new")]
+    assert history.unstamped(call, 0, 2, all_of_them=True)[1] == (2, MEMORIES, b"/1")
+
+
 def test_the_file_is_private(history, path):
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
     assert stat.S_IMODE(os.stat(os.path.dirname(path)).st_mode) == 0o700

@@ -133,6 +133,8 @@ def step(place: Place, operation: str, one: int, two: int, size: int) -> None:
     walked = tree_of(place.volume)[0]
     del walked[b"/"]
     found += [(os.fsdecode(path), place.node(os.fsdecode(path)), file.mode) for path, file in walked.items()]
+    for _, known, _ in found:
+        place.volume.hold(known)  # as the kernel does; see `UndoPlan` for files that it knows no longer
     directories = [(path, node) for path, node, mode in found if stat.S_ISDIR(mode)]
     files = [(path, node) for path, node, mode in found if stat.S_ISREG(mode)] or [("/none", 0)]
     (_, parent), (_, other) = directories[one % len(directories)], directories[two % len(directories)]

@@ -12,6 +12,7 @@ import pytest
 from recorded import Agent, Files, Recorded
 
 from fusebackend.backends import FilesystemBackend, InMemoryBackend, SqliteBackend
+from fusebackend.base.paths import ROOT
 from fusebackend.history import undo as undo_module
 from fusebackend.history.records import Image
 from fusebackend.protocol import RENAME_EXCHANGE, AttrChanges, UndoneChange
@@ -372,6 +373,32 @@ def test_an_error_takes_everything_back(
     assert recorded.undoing.undo().calls == [f"c{call}"], "it can be tried again"
 
 
+def restart(recorded: Recorded) -> None:
+    """Go on with another server: a directory's files have other numbers there."""
+    recorded.close()
+    directory = recorded.directory.parent / "files"
+    if directory.is_dir():
+        recorded.volumes = {ROOT: FilesystemBackend(directory, virtual_mode=True).volume}
+        recorded.names.clear()
+    recorded.open()
+
+
+def test_a_link_of_an_earlier_server_is_made_to_no_other_file(recorded: Recorded, files: Files) -> None:
+    with recorded.call():
+        for name in ("one", "two", "three"):
+            files.write(f"/{name}", name.encode())
+        files.link("/one", "/same")
+    with recorded.call():
+        files.rename("/two", "/three", RENAME_EXCHANGE)
+        files.remove("/one")
+    restart(recorded)
+    files = recorded.files
+    for name in ("two", "three", "same"):  # numbered in another order
+        files.attr(f"/{name}")
+    check(recorded)
+    assert [files.read(f"/{name}") for name in ("one", "two", "three", "same")] == [b"one", b"two", b"three", b"one"]
+
+
 class Killed(BaseException):
     """The end of the server."""
 
@@ -389,8 +416,7 @@ def test_a_killed_undo_is_finished_by_the_same_command(
         patch.setattr(recorded.undoing, "_take_back", lambda number, error: None)
         with pytest.raises(Killed):
             recorded.undoing.undo()
-    recorded.close()
-    recorded.open()
+    restart(recorded)
     again = recorded.undoing.undo()
     assert again.conflicts == [] and again.calls == [f"c{call}"]
     assert recorded.files.dump() == before

@@ -156,10 +156,41 @@ def test_what_is_not_used_is_removed(native: Held) -> None:
 
 def test_what_a_crash_has_left_is_replaced(native: Held) -> None:
     put(native, "/" + placing.temporary(b"file").decode(), b"half")
+    data = bytes(range(256)) * 8192
     with placing.changing(native.volume) as told:
-        placing.make(native.volume, ROOT_NODE, b"file", BytesSource(STATE, b"whole"), told, "/file")
-    assert get(native, "/file") == b"whole"
+        placing.make(native.volume, ROOT_NODE, b"file", BytesSource(STATE, data), told, "/file")
+    assert get(native, "/file") == data
     assert names(native) == [b"file"]
+
+
+def test_files_made_in_a_row_tell_of_their_directory_once(native: Held) -> None:
+    with placing.changing(native.volume) as told:
+        for name in (b"one", b"two"):
+            placing.make(native.volume, ROOT_NODE, name, BytesSource(STATE, b"x"), told, f"/{name.decode()}")
+    assert [change.name for change in told] == [None, b"one", b"two"]
+
+
+@pytest.mark.parametrize("size", [0, 1, 70_000])
+def test_a_small_file_is_made_as_one_change(tmp_path: Path, size: int) -> None:
+    """The volume is flushed before or after it, never within: a crash sees all of it, with its attributes."""
+    wanted = STATE._replace(size=size, xattrs={b"user.colour": b"red"})
+    with SqliteBackend(tmp_path / "files.db") as backend:
+        volume = backend.volume
+        seen = []
+        flush = volume.write_back
+        volume.write_back = lambda: (flush(), seen.append(names(Held(backend))))  # type: ignore[method-assign]
+        with placing.changing(volume) as told:
+            volume.setattr(ROOT_NODE, AttrChanges(mode=0o2755, gid=12345))
+            placing.make(volume, ROOT_NODE, b"file", BytesSource(wanted, bytes(size)), told, "/file")
+            with pytest.raises(FileExistsError):
+                placing.make(volume, ROOT_NODE, b"file", BytesSource(wanted, b"other"), told, "/file")
+        assert all(b"file" not in each for each in seen)
+        assert state_of(volume, volume.lookup(ROOT_NODE, b"file")) == wanted
+        volume.sync()
+        assert state_of(volume, volume.lookup(ROOT_NODE, b"file")) == wanted
+    with SqliteBackend(tmp_path / "files.db") as backend:
+        assert state_of(backend.volume, backend.volume.lookup(ROOT_NODE, b"file")) == wanted
+        assert get(Held(backend), "/file") == bytes(size)
 
 
 def test_a_kept_file_keeps_its_holes(native: Held, tmp_path: Path) -> None:

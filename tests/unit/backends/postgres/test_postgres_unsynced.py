@@ -64,9 +64,10 @@ def fails(call: Callable[..., object], *arguments: object) -> None:
 
 
 def make(volume: PostgresVolume, name: bytes, data: bytes = b"") -> int:
-    """An open file."""
+    """An open file, and no draft."""
     node = volume.create(ROOT_NODE, name, 0o644, os.O_RDWR, ME).node
     volume.write(node, 0, data)
+    volume.flush(node)
     return node
 
 

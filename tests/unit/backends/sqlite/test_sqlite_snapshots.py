@@ -301,6 +301,32 @@ class TestSqlite(SnapshotCases):
         assert check(path) == []
 
 
+def test_nodes_read_ahead_are_as_when_read_one_by_one(volume: SqliteVolume, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two snapshots, over files that were left, changed, deleted, emptied, and made in between."""
+    nodes = [put(volume, b"%d" % number, b"first %d" % number) for number in range(5)]
+    volume.take_snapshot("one")
+    volume.write(nodes[1], 0, b"second")
+    nodes.append(put(volume, b"later", b"later"))
+    volume.take_snapshot("two")
+    volume.write(nodes[2], 0, b"third")
+    volume.unlink(ROOT_NODE, b"3")
+    volume.setattr(nodes[4], AttrChanges(size=0, mode=0o600))
+    volume.write_back()
+
+    def seen(view: Volume, node: int) -> Any:
+        attr = view.getattr(node)
+        return attr.mode, attr.size, attr.mtime_ns, view.read(node, 0, 100)
+
+    for name, there in (("one", nodes[:5]), ("two", nodes)):
+        alone = [seen(volume.snapshot(name), node) for node in there]
+        volume._snapshots._views.clear()
+        view: Any = volume.snapshot(name)
+        view.ahead([*nodes, 999_999], contents=True)
+        with monkeypatch.context() as patched:
+            patched.setattr(view._reader, "ask", None)
+            assert [seen(view, node) for node in there] == alone
+
+
 # -- what is to be forgotten ---------------------------------------------------------------------------------------
 
 

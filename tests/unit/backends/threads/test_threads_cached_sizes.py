@@ -14,6 +14,10 @@ from agents import say, thread, use, user, write
 from threadview import View
 
 from fusebackend.backends.threads import ThreadsBackend
+from fusebackend.backends.threads.conversation import File
+from fusebackend.backends.threads.database.rows import Place, Saved
+from fusebackend.backends.threads.database.sql import SqlDatabase
+from fusebackend.backends.threads.message_index import MAX_FILE_BYTES, MAX_FILES_BYTES, RecentFiles
 
 
 @pytest.fixture(autouse=True)
@@ -174,3 +178,65 @@ def test_two_servers_share_a_cache(database: str) -> None:
             agent.invoke(user("more of it"), thread("t"))
         assert View(two, "/other").tree() == View(one, "/other").tree()
     files(database)
+
+
+class Reads:
+    """Counts the checkpoints that are read as a whole."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        whole = SqlDatabase.saved
+
+        def saved(database: SqlDatabase, place: Place, checkpoint: str) -> Saved:
+            self.count += 1
+            return whole(database, place, checkpoint)
+
+        monkeypatch.setattr(SqlDatabase, "saved", saved)
+
+
+@pytest.mark.parametrize("story", ["artist", "chat", "clearing", "forks", "old_files"])
+def test_messages_are_the_same_whatever_is_read_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, story: str
+) -> None:
+    database = str(tmp_path / "threads.db")
+    with conversations.opened("sqlite", database) as saver:
+        conversations.STORIES[story](saver, "t")
+    reads = Reads(monkeypatch)
+    with ThreadsBackend.from_sqlite(database, cache=False) as backend:
+        steps = View(backend, "/t").tree()
+        checkpoints = len(View(backend, "/t").rows())
+        assert reads.count >= checkpoints
+    with ThreadsBackend.from_sqlite(database) as backend:
+        reads.count = 0
+        alone = View(backend, "/t/messages").tree()
+        assert reads.count <= 2 < checkpoints, "the newest one, for what is pending"
+        assert {f"messages/{name}": data for name, data in alone.items()} == {
+            path: data for path, data in steps.items() if path.startswith("messages/")
+        }
+        assert View(backend, "/t").tree() == steps
+    with ThreadsBackend.from_sqlite(database) as backend:  # which finds both parts in the cache
+        assert View(backend, "/t").tree() == steps
+
+
+def test_a_part_that_the_cache_lacks_is_made_anew(database: str, cache: Path) -> None:
+    before = files(database)
+    for part in ("messages", "steps"):
+        (path,) = cached(cache)
+        with sqlite3.connect(path) as connection:
+            assert connection.execute("DELETE FROM parts WHERE part = ?", (part,)).rowcount > 1
+        connection.close()
+        assert files(database) == before
+
+
+def test_files_that_are_kept_are_few() -> None:
+    place, kept = Place("t", ""), RecentFiles()
+    size = MAX_FILE_BYTES // 2
+    for number in range(3 * MAX_FILES_BYTES // size):
+        kept.put(place, number, "digest", [File("a", b"x" * size)])
+    found = [number for number in range(3 * MAX_FILES_BYTES // size) if kept.get(place, number, "digest")]
+    assert len(found) == MAX_FILES_BYTES // size
+    assert found[-1] == 3 * MAX_FILES_BYTES // size - 1
+    kept.put(place, 0, "large", [File("a", b"x" * size), File("b", b"x" * (size + 1))])
+    assert kept.get(place, 0, "large") is None
+    kept.let_go()
+    assert kept.get(place, found[-1], "digest") is None

@@ -1,0 +1,284 @@
+"""`Drafts`: the files that this host has made and still has open, and the changes of each that are not in the tables.
+
+A program that makes a file creates it, writes it, sets its mode, owner and times, and closes it. `create` is a
+transaction: the name is there for every host. The changes that follow are made in memory, and are one transaction when
+the file is closed, for other hosts are promised what was closed. `tar xf` took five transactions for a file before.
+
+This host sees the changes at once: `getattr` answers from the draft, and what else asks the tables about the file has
+it stored first. Otherwise it is stored at `close` and `fsync`, `DRAFT_S` after the first change, or when it grows over
+`DRAFT_BYTES`. From then on each change is a transaction of its own, as it is for all other files. So it is when
+another host changes the file. An error of storing is that of the next `close` or `fsync`.
+
+The changes are made on the inode as `create` has left it. If its row has another version by the time they are stored,
+they are repeated, on that row.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+from fusebackend.backends.postgres.statements import StoredInode
+from fusebackend.volumes.chunks import Chunk
+
+if TYPE_CHECKING:
+    from fusebackend.backends.postgres.transaction import Wanted
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+DRAFT_S = 0.02
+"""After its first change a draft is stored at the latest: most files are closed sooner."""
+
+DRAFT_BYTES: Final = 1 << 20
+"""A larger file is stored as it is written."""
+
+MAX_BYTES: Final = 16 << 20
+"""Of all drafts together."""
+
+MAX_DRAFTS: Final = 1_000
+
+
+class Step(NamedTuple):
+    """One change of a draft, to be repeated on a row that another host has changed."""
+
+    wanted: Wanted
+    rule: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+
+class Draft:
+    """One file. It answers what a `Transaction` does about it, from memory. All but `is_doubtful` under its lock.
+
+    Args:
+        inode: as it has been created.
+        name: the directory and the name in it.
+        version: that the row gets when it is stored.
+    """
+
+    def __init__(self, inode: StoredInode, name: tuple[int, bytes], version: int) -> None:
+        self.lock = threading.Lock()
+        self.shown = copy.copy(inode)
+        self.shown.xattrs = {}
+        self.created = inode.version, inode.atime_ns
+        self.name = name
+        self.version = version
+        self.chunks: dict[tuple[int, int], Chunk] = {}
+        self.steps: list[Step] = []
+        self.written: list[tuple[int, int, int | None]] = []  # as in the scope of a transaction
+        self.size_bytes = 0  # of what was written
+        self.has_xattrs = False  # … that are not stored
+        self.is_over = False
+        self.is_doubtful = False  # another host has changed the file
+
+    @property
+    def attr(self) -> StoredInode:
+        """The attributes, as they will be stored."""
+        attr = copy.copy(self.shown)
+        attr.version = self.version
+        return attr
+
+    # -- storage, as of a transaction --------------------------------------------------------------------------
+
+    def inode(self, node: int) -> StoredInode:
+        assert node == self.shown.node
+        return self.shown
+
+    def changed(self, inode: StoredInode) -> None:
+        inode.settle_times()
+
+    def chunk(self, node: int, index: int) -> Chunk | None:
+        return self.chunks.get((node, index))
+
+    def set_chunk(self, node: int, index: int, chunk: Chunk) -> None:
+        self.chunks[node, index] = chunk
+
+    def xattrs(self, inode: StoredInode) -> dict[bytes, bytes]:
+        assert inode.xattrs is not None
+        return inode.xattrs
+
+    def set_xattrs(self, inode: StoredInode) -> None:
+        self.has_xattrs = True
+
+
+class Drafts:
+    """See the module's docstring. Any thread may call any method, but in no transaction.
+
+    Args:
+        store: makes a draft's changes one transaction. Called with the draft's lock.
+    """
+
+    def __init__(self, store: Callable[[Draft], None]) -> None:
+        self._store = store
+        self._changed = threading.Condition()  # guards what is below
+        self._drafts: dict[int, Draft] = {}
+        self._pending: dict[int, Draft] = {}  # those with changes
+        self._due: deque[tuple[float, int]] = deque()  # nodes, and when they are stored
+        self._bytes = 0  # of all drafts
+        self._failed: dict[int, OSError] = {}
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def begin(self, inode: StoredInode, name: tuple[int, bytes], version: int) -> None:
+        """This host has created a file and has it open."""
+        with self._changed:
+            if len(self._drafts) < MAX_DRAFTS and not self._closed:
+                self._drafts[inode.node] = Draft(inode, name, version)
+
+    def pending(self) -> Collection[int]:
+        """The nodes of files with changes that are not stored."""
+        if not self._pending:
+            return ()
+        with self._changed:
+            return frozenset(self._pending)
+
+    def attr(self, node: int) -> StoredInode | None:
+        """The attributes of a file with changes that are not stored; None for any other."""
+        draft = self._pending.get(node)
+        if draft is None or draft.is_doubtful:
+            return None
+        with draft.lock:
+            return None if draft.is_over else draft.attr
+
+    def change(self, node: int, size: int, step: Step, make: Callable[[Draft], T]) -> tuple[T] | None:
+        """Make a change of a draft; returns its result, or None if the change is to be a transaction.
+
+        Args:
+            size: bytes that it writes.
+            make: runs the step's rule.
+
+        Raises:
+            OSError: the rule's, or what was gathered before can't be stored.
+        """
+        draft = self._drafts.get(node)
+        if draft is None:
+            return None
+        with draft.lock:
+            if draft.is_over:
+                return None
+            larger = draft.size_bytes + size > DRAFT_BYTES or self._bytes + size > MAX_BYTES
+            if larger or draft.is_doubtful:
+                self._end(draft)
+                return None
+            result = make(draft)
+            draft.steps.append(step)
+            draft.size_bytes += size
+            with self._changed:
+                self._bytes += size
+                if len(draft.steps) == 1:
+                    self._pending[node] = draft
+                    self._due.append((time.monotonic() + DRAFT_S, node))
+                    self._begin_thread()
+            return (result,)
+
+    def settle(self, node: int) -> None:
+        """Store the changes of a file, if there are any. OSError if that fails."""
+        if node in self._pending:
+            self.end(node)
+
+    def end(self, node: int) -> None:
+        """Store the changes of a file; each that follows is a transaction."""
+        draft = self._drafts.get(node)
+        if draft is not None:
+            with draft.lock:
+                if not draft.is_over:
+                    self._end(draft)
+
+    def end_named(self, *names: tuple[int, bytes]) -> None:
+        """Do it for files that were created with these names."""
+        if self._drafts:
+            with self._changed:
+                nodes = [node for node, draft in self._drafts.items() if draft.name in names]
+            for node in nodes:
+                self.end(node)
+
+    def settle_all(self) -> None:
+        """Store the changes of all files. The first error is raised, after all have been tried."""
+        error = None
+        for node in self.pending():
+            try:
+                self.settle(node)
+            except OSError as failed:
+                error = error or failed
+        if error is not None:
+            raise error
+
+    def doubt(self, node: int | None) -> None:
+        """Another host has changed a file; None stands for any. Does not wait."""
+        if not self._drafts:
+            return
+        with self._changed:
+            for draft in [self._drafts.get(node)] if node is not None else list(self._drafts.values()):
+                if draft is not None:
+                    draft.is_doubtful = True
+
+    def require_stored(self, node: int) -> None:
+        """Store the changes of a file. Its error, or that of an earlier attempt, is raised once."""
+        try:
+            self.settle(node)
+        finally:
+            error = self._failed.pop(node, None)
+        if error is not None:
+            raise error
+
+    def forget(self, node: int) -> None:
+        """The file has been closed, and its errors told."""
+        with self._changed:
+            self._drafts.pop(node, None)
+            self._failed.pop(node, None)
+
+    def close(self) -> None:
+        """Store everything, and begin nothing more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self.settle_all()
+
+    def _end(self, draft: Draft) -> None:
+        node = draft.shown.node
+        try:
+            if draft.steps:
+                self._store(draft)
+        except OSError as error:
+            self._failed[node] = error
+            raise
+        finally:
+            draft.is_over = True
+            with self._changed:  # not before: others wait for the lock
+                self._bytes -= draft.size_bytes
+                self._pending.pop(node, None)
+                self._drafts.pop(node, None)
+
+    # -- in time -----------------------------------------------------------------------------------------------
+
+    def _begin_thread(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._keep_time, name="fusebackend-drafts", daemon=True)
+            self._thread.start()
+        elif len(self._due) == 1:
+            self._changed.notify()
+
+    def _keep_time(self) -> None:
+        while True:
+            with self._changed:
+                while not self._closed and (left_s := self._left_s()) != 0:
+                    self._changed.wait(left_s)
+                if self._closed:
+                    return
+                _, node = self._due.popleft()
+            try:
+                self.settle(node)
+            except OSError as error:
+                log.warning("what was written to a new file can't be stored; its close will fail: %s", error)
+
+    def _left_s(self) -> float | None:
+        """How long it is until the next one is due; None for never. Most have been closed before."""
+        while self._due and self._due[0][1] not in self._pending:
+            self._due.popleft()
+        return max(0.0, self._due[0][0] - time.monotonic()) if self._due else None

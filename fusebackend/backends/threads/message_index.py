@@ -1,0 +1,348 @@
+"""`MessageIndex`: the names, sizes and times of a line's messages, and which checkpoint brought each.
+
+`messages/`, `messages.jsonl` and `transcript.md` follow from it. It needs one channel of each checkpoint, so a search
+through the messages of all threads does not read their files and states: that took three quarters of it.
+
+A message is found by its content and id, and has the number of its first appearance over all checkpoints. A removed
+message keeps its file in `messages/`, a changed message gets another. The pending writes of a step that has not
+ended are not in it.
+
+`RecentFiles` keeps the bytes of files that were made for their sizes: a search lists `messages/`, then reads it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from fusebackend.backends.threads import documents
+from fusebackend.backends.threads.conversation import File, files_of, one_line, section, title
+from fusebackend.backends.threads.database.rows import Damaged, Mark, Place, Saved, time_ns_of
+from fusebackend.backends.threads.database.values import Message
+from fusebackend.backends.threads.index_cache import IndexCache
+from fusebackend.backends.threads.json_text import compact, encoded, plain
+from fusebackend.backends.threads.lineage import Lineage, Moment
+from fusebackend.base.waiting import will_wait
+
+FORMAT: Final = 5
+"""Of a cached index. Any other number, and any change in how documents look, is a reason to read the line again."""
+
+PART: Final = "messages"
+"""Of a line, in the cache."""
+
+MAX_NOTE_CHARS: Final = 120
+
+MAX_FILES_BYTES: Final = 2 << 20
+"""Of all files that are kept. A thousand conversations of 30 checkpoints have 6 MiB."""
+
+MAX_FILE_BYTES: Final = 64 << 10
+"""Of a message whose files are kept."""
+
+_DIGEST_BYTES: Final = 12
+
+
+class RecentFiles:
+    """The files of messages that were made last, for all lines together."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[tuple[Place, int, str], list[File]] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, place: Place, number: int, digest: str) -> list[File] | None:
+        return self._known.get((place, number, digest))
+
+    def put(self, place: Place, number: int, digest: str, files: list[File]) -> None:
+        """Keep the files of a message, which its digest and number tell from all others of the line."""
+        size = _bytes_of(files)
+        if size > MAX_FILE_BYTES or (place, number, digest) in self._known:
+            return
+        self._known[place, number, digest] = files
+        self._bytes += size
+        while self._bytes > MAX_FILES_BYTES:
+            self._bytes -= _bytes_of(self._known.popitem(last=False)[1])
+
+    def let_go(self) -> None:
+        """Drop all."""
+        self._known.clear()
+        self._bytes = 0
+
+
+def _bytes_of(files: list[File]) -> int:
+    return sum(len(file.data) for file in files)
+
+
+class Said(NamedTuple):
+    """The conversation at one checkpoint. Sizes are in bytes."""
+
+    id: str
+    mark: list[Any]
+    time_ns: int
+    messages: int
+    """In the conversation …"""
+    added: int
+    """… and how many of them no older checkpoint has."""
+    messages_bytes: int
+    tools: list[str]
+    """The tools whose results it brought."""
+    error: str | None
+
+
+class IndexedMessage(NamedTuple):
+    """A message."""
+
+    digest: str
+    """Of all but its id."""
+    step: int
+    """The place of the checkpoint that brought it …"""
+    position: int
+    """… and its own in the conversation there."""
+    section_bytes: int
+    files: list[tuple[str, int]]
+    """The names and sizes of its files in `messages/`."""
+
+
+class MessageIndex:
+    """See the module's docstring.
+
+    Attributes:
+        said: the checkpoints, oldest first.
+        messages: every message; its number is its place, counted from 1.
+        last: for each message the place of the newest checkpoint with it, and its position there.
+        title: the first line that a human wrote, or nothing.
+        model: the newest model that gave its name, or nothing.
+        messages_bytes: of `messages.jsonl`.
+    """
+
+    def __init__(self, lineage: Lineage, cache: IndexCache | None, files: RecentFiles) -> None:
+        self._lineage = lineage
+        self._cache = cache
+        self._files = files
+        self.clear()
+        if cache is not None:
+            self._restore(cache.get(lineage.place, PART, Kept))
+
+    def clear(self) -> None:
+        self.said: list[Said] = []
+        self.messages: list[IndexedMessage] = []
+        self.last: list[tuple[int, int]] = []
+        self.messages_bytes = 0
+        self._ids: list[str | None] = []
+        self._by_digest: dict[str, list[int]] = {}
+        self._titles: dict[int, str] = {}
+        self._models: dict[int, str] = {}  # by the message that has it
+
+    @property
+    def title(self) -> str:
+        return next(iter(self._titles.values()), "")
+
+    @property
+    def model(self) -> str:
+        return next(reversed(self._models.values()), "")
+
+    def title_at(self, place: int) -> str:
+        """The title as it was known at a checkpoint, on which the size of its patch depends."""
+        return next((found for number, found in self._titles.items() if self.messages[number].step <= place), "")
+
+    # -- reading the line --------------------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Read the conversations of the checkpoints that are new, or have changed."""
+        marks = self._lineage.marks()
+        order = sorted(marks)
+        kept = self.kept(order, marks)
+        if kept == len(self.said) == len(order):
+            return
+        will_wait()
+        self.cut(kept)
+        missing = order[kept:]
+        try:
+            if any(time_ns_of(checkpoint) is None for checkpoint in missing):  # the time is in the checkpoint
+                read = ((moment.id, moment_time_ns(moment)) for moment in self._lineage.moments(missing))
+            else:
+                read = ((found, time_ns_of(found) or 0) for found in self._lineage.conversations(missing))
+            for checkpoint, time_ns in read:
+                self.add(checkpoint, marks[checkpoint], time_ns)
+                if checkpoint == order[-1]:
+                    self.end()
+            if not missing:  # the newest ones were deleted
+                self.end()
+        except BaseException:
+            self.clear()
+            raise
+
+    def kept(self, order: Sequence[str], marks: Mapping[str, Mark]) -> int:
+        """How many checkpoints from the first on are known as they are now."""
+        return kept_of(self.said, order, marks)
+
+    def cut(self, kept: int) -> None:
+        """Drop the checkpoints from this place on, and the messages that they brought."""
+        del self.said[kept:]
+        left = sum(message.step < kept for message in self.messages)
+        del self.messages[left:], self.last[left:], self._ids[left:]
+        for known in (self._titles, self._models):
+            for number in [number for number in known if number >= left]:
+                del known[number]
+        self._sort()
+        for number, (place, _) in enumerate(self.last):
+            if place >= kept:
+                self.last[number] = (self.messages[number].step, self.messages[number].position)
+
+    def _sort(self) -> None:
+        """Sort the messages by content."""
+        self._by_digest = {}
+        for number, message in enumerate(self.messages):
+            self._by_digest.setdefault(message.digest, []).append(number)
+
+    def add(self, checkpoint: str, mark: Mark, time_ns: int) -> None:
+        """Add the conversation at the checkpoint that follows."""
+        known = len(self.messages)
+        place = len(self.said)
+        error: str | None = None
+        used: set[int] = set()
+        tools: dict[str, None] = {}
+        size = 0
+        try:
+            conversation = self._lineage.messages_at(checkpoint)
+        except Damaged as found:
+            conversation, error, size = [], str(found), len(documents.error_line(found))
+        for position, message in enumerate(conversation):
+            digest, line_bytes = _digest(message)
+            size += line_bytes
+            number = self._find(digest, message.get("id"), used)
+            if number is None:
+                number = len(self.messages)
+                self._describe(number, digest, message, place, position, time_ns)
+                if message.get("type") == "tool" and message.get("name"):
+                    tools[str(message["name"])] = None
+            used.add(number)
+            self.last[number] = (place, position)
+        self.said.append(
+            Said(
+                checkpoint,
+                plain_mark(mark),
+                time_ns,
+                len(conversation),
+                len(self.messages) - known,
+                size,
+                list(tools),
+                error,
+            )
+        )
+
+    def _find(self, digest: str, id_: Any, used: set[int]) -> int | None:
+        """The number of a message. A message without an id, from a pending write, is the same with an id."""
+        numbers = [number for number in self._by_digest.get(digest, ()) if number not in used]
+        if id_ is None:
+            return numbers[0] if numbers else None
+        for number in numbers:
+            if self._ids[number] == str(id_):
+                return number
+        for number in numbers:
+            if self._ids[number] is None:
+                self._ids[number] = str(id_)
+                return number
+        return None
+
+    def _describe(self, number: int, digest: str, message: Message, place: int, position: int, time_ns: int) -> None:
+        made = files_of(number + 1, message)
+        self._files.put(self._lineage.place, number, digest, made)
+        files = [(file.name, len(file.data)) for file in made]
+        size = len(section_bytes(number + 1, message, time_ns))
+        self.messages.append(IndexedMessage(digest, place, position, size, files))
+        self.last.append((place, position))
+        id_ = message.get("id")
+        self._ids.append(None if id_ is None else str(id_))
+        self._by_digest.setdefault(digest, []).append(number)
+        if not self._titles and (found := title(iter([message]))):
+            self._titles[number] = found
+        model = _model(message)
+        if model and model != self.model:
+            self._models[number] = model
+
+    def end(self) -> None:
+        """All checkpoints are known. Called while what the newest one needs is at hand."""
+        self.messages_bytes = len(documents.messages_now(self._lineage))
+        if self._cache is not None:
+            kept = Kept(
+                FORMAT,
+                self.said,
+                self.messages,
+                self.last,
+                self._ids,
+                list(self._titles.items()),
+                list(self._models.items()),
+                self.messages_bytes,
+            )
+            self._cache.put(self._lineage.place, PART, kept)
+
+    def _restore(self, found: Kept | None) -> None:
+        if found is None or found.format != FORMAT:
+            return
+        self.said, self.messages, self.last, self._ids = found.said, found.messages, found.last, found.ids
+        self._titles, self._models = dict(found.titles), dict(found.models)
+        self.messages_bytes = found.messages_bytes
+        self._sort()
+
+
+class Kept(NamedTuple):
+    """What the cache has of a line's messages."""
+
+    format: int
+    said: list[Said]
+    messages: list[IndexedMessage]
+    last: list[tuple[int, int]]
+    ids: list[str | None]
+    titles: list[tuple[int, str]]
+    models: list[tuple[int, str]]
+    messages_bytes: int
+
+
+def kept_of(known: Sequence[Any], order: Sequence[str], marks: Mapping[str, Mark]) -> int:
+    """How many of these checkpoints, each with its `id` and `mark`, are in order and as they were."""
+    kept = 0
+    for one, checkpoint in zip(known, order, strict=False):
+        if one.id != checkpoint or one.mark != plain_mark(marks[checkpoint]):
+            break
+        kept += 1
+    return kept
+
+
+def plain_mark(mark: Mark) -> list[Any]:
+    return [mark.row, mark.writes, mark.last]
+
+
+def moment_time_ns(moment: Moment) -> int:
+    """When a checkpoint was made, 0 where nothing says so."""
+    return time_ns_of(moment.id, moment.saved.ts if isinstance(moment.saved, Saved) else None) or 0
+
+
+def section_bytes(number: int, message: Mapping[str, Any], time_ns: int) -> bytes:
+    """A message as a part of `transcript.md`."""
+    return encoded(section(number, message, time_ns))
+
+
+def _digest(message: Message) -> tuple[str, int]:
+    """The digest of a message, and the size of its line; worked out once for each object.
+
+    Without its id and empty fields: a message that was written as a pair of role and text has none of these, and has
+    them in the snapshot that a fork begins with.
+    """
+    if message.digest is None:
+        content = {key: value for key, value in message.items() if key != "id" and value not in (None, {}, [])}
+        data = encoded(compact(content))
+        message.digest = hashlib.blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
+        message.line_bytes = len(documents.message_line(message))
+    return message.digest, message.line_bytes
+
+
+def _model(message: Mapping[str, Any]) -> str:
+    """The model that has written a message, as it says itself."""
+    found = plain(message.get("response_metadata"))
+    if message.get("type") != "ai" or not isinstance(found, Mapping):
+        return ""
+    for field in ("model_name", "model", "model_id"):
+        if isinstance(found.get(field), str):
+            return one_line(found[field], MAX_NOTE_CHARS)
+    return ""

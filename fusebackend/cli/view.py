@@ -1,0 +1,106 @@
+"""`fusebackend view`: the views of a mount, their rules, and what a rule does about a path."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+from click.shell_completion import CompletionItem
+
+from fusebackend.cli import target
+from fusebackend.cli.show import Failed, Output, json_option
+from fusebackend.cli.states import in_a_line
+from fusebackend.cli.target import mount_option
+
+if TYPE_CHECKING:
+    from fusebackend.control.client.client import Client
+    from fusebackend.protocol import ViewInfo
+
+
+def find_view(files: Client, name: str) -> ViewInfo:
+    """Return a view of a mount. Raises `Failed` if there is none of that name."""
+    with in_a_line():
+        found = {each.name: each for each in files.views()}
+    if name not in found:
+        raise Failed(f"there is no view '{name}'; there are: {', '.join(found) or 'none at all'}")
+    return found[name]
+
+
+def complete_view(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the name of a view."""
+    with contextlib.suppress(Failed, OSError, ValueError, RuntimeError):
+        found = target.here(context.params.get("mount")).files.views()
+        return [CompletionItem(each.name) for each in found if each.name.startswith(incomplete)]
+    return []
+
+
+@click.group()
+def view() -> None:
+    """Show the views of a mount: what a reader may see and do there.
+
+    A view is a directory, /mnt/agent/.fusebackend/views/NAME, with the files of the mount as its rules allow.
+    'exec --view NAME' runs a command for which it is the mount. Views are made by the mount's configuration.
+    """
+
+
+@view.command("list")
+@json_option("an array of {name, rules, path, is_default}.")
+@mount_option
+def list_views(as_json: bool, mount: str | None) -> None:
+    """List the views: name, number of rules, directory."""
+    output, files = Output(), target.here(mount).files
+    with in_a_line():
+        found = files.views()
+    if as_json:
+        output.document([asdict(each) for each in found])
+        return
+    width = max((len(each.name) for each in found), default=0)
+    for each in found:
+        rules = f"{len(each.rules)} {'rule' if len(each.rules) == 1 else 'rules'}"
+        default = "  (default)" if each.is_default else ""
+        output.line(f"{each.name:<{width}}  {rules:<9}  {files.mountpoint.rstrip('/')}{each.path}{default}")
+
+
+@view.command()
+@click.argument("name", shell_complete=complete_view)
+@json_option("{name, rules, path, is_default}.")
+@mount_option
+def show(name: str, as_json: bool, mount: str | None) -> None:
+    """Print the rules of a view, with the numbers that 'explain' has. The first that matches decides."""
+    output, files = Output(), target.here(mount).files
+    found = find_view(files, name)
+    if as_json:
+        output.document(asdict(found))
+        return
+    for number, rule in enumerate(found.rules, 1):
+        output.line(_line(output, number, rule["mode"], rule["operations"], rule["paths"]))
+
+
+def _line(output: Output, number: int, mode: str, operations: Sequence[str], globs: Sequence[str]) -> str:
+    return f"{number:>3}  {mode:<9}  {','.join(operations):<10}  {' '.join(map(output.name, globs))}"
+
+
+@view.command()
+@click.argument("name", shell_complete=complete_view)
+@click.argument("operation", type=click.Choice(["read", "write"]))
+@click.argument("path")
+@json_option("{mode, rule, path}.")
+@mount_option
+def explain(name: str, operation: str, path: str, as_json: bool, mount: str | None) -> None:
+    """Tell what a view does about an operation on a PATH, as agents name it, and which rule says so."""
+    output, files = Output(), target.here(mount).files
+    with in_a_line():
+        answer = files.explain(name, operation, path)
+    if as_json:
+        output.document(asdict(answer))
+        return
+    if answer.rule is None:
+        output.line(f"{answer.mode}: no rule matches")
+        return
+    with in_a_line():
+        rule = next(each for each in files.views() if each.name == name).rules[answer.rule - 1]
+    output.line(f"{answer.mode}: rule {answer.rule} matches {output.name(answer.path)}")
+    output.line(_line(output, answer.rule, rule["mode"], rule["operations"], rule["paths"]))

@@ -1,0 +1,553 @@
+"""`RuledVolume`: a volume as a view shows it. Both faces go through it: the one place where rules hold.
+
+Rules speak of paths, and the kernel of nodes. So a decision is made where a name is looked up, and the node that is
+given out carries it: bits above the volume's own number say what may not be done (`NO_READ` …). A file that may be read
+and written has the volume's number. A directory always has; its path is found by the names that it was looked up by,
+which are looked up again for each decision: a directory that was moved is ESTALE here until it is found anew. So there
+is no moment between decision and use, and no rename, link or descriptor leads to a file by another decision than that
+of the name that it was found by. What is open, or was found before others moved it, stays as it was decided.
+
+- Hidden names are ENOENT. To create one is EACCES, whether it exists or not.
+- A listing has the names that may be read. A directory that looks empty, and is not, can't be removed or replaced:
+  EACCES, for ENOTEMPTY would say that something is hidden where nothing is only forbidden.
+- A rename needs to write both names, and a file must be allowed the same under both; else EXDEV, so that `mv` copies
+  what it may read. A directory is renamed where no rule can tell its files' old paths from the new ones.
+- A hard link needs to read and write both names.
+- Modes lack the bits that are refused, for the kernel answers access(2) from them.
+- Where names are hidden, link counts of files are 1, and so are those of directories: they count subdirectories.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from fusebackend.base.errors import VANISHED, oserror
+from fusebackend.base.paths import AgentPath, join, to_text
+from fusebackend.protocol import (
+    RENAME_EXCHANGE,
+    ROOT_NODE,
+    Attr,
+    AttrChanges,
+    Caller,
+    Change,
+    Changes,
+    Features,
+    Guard,
+    ObservableVolume,
+    Observer,
+    StatFs,
+    Volume,
+    Writable,
+)
+from fusebackend.rules.view import View
+from fusebackend.volumes.native import NativeVolume
+
+_SHIFT = 44
+LINKED, NO_READ, NO_WRITE, APPEND = (1 << _SHIFT << bit for bit in range(4))
+"""Of a file: it has other names, that may be hidden; may not be read; not be written; only at its end."""
+
+NODES = (1 << _SHIFT) - 1
+"""The numbers of the volume below."""
+
+VARIANTS = tuple(bits << _SHIFT for bits in range(16))
+"""All numbers of a file, less its number in the volume below."""
+
+MAX_DIRECTORIES = 1 << 18
+"""Names of directories that are kept beyond those that the kernel knows."""
+
+DEEPEST = 4096
+"""A way up that is longer goes round in circles: a path has no more bytes."""
+
+T = TypeVar("T")
+
+
+def own_bits(node: int) -> int:
+    """Return what may not be done with a file, as bits; 0 where it has the number of the volume below."""
+    return node & ~NODES
+
+
+class RuledVolume(NativeVolume):
+    """See the module's docstring. Any thread, as the volume below.
+
+    Args:
+        below: the volume.
+        view: its rules; paths are those of the mounted tree.
+        prefix: where the volume is in that tree, `/` for its root.
+        changed: gives what the changes of the kernel go through; `below` when None.
+        read_only: nothing can be changed: EROFS.
+    """
+
+    def __init__(
+        self,
+        below: Volume,
+        view: View,
+        prefix: str = "/",
+        *,
+        changed: Callable[[], Writable] | None = None,
+        read_only: bool = False,
+    ) -> None:
+        super().__init__()
+        self.below = below
+        self.view = view
+        self.lock: AbstractContextManager[Any] = below.lock
+        self._prefix = prefix
+        self._changed = changed or (lambda: below)
+        self._read_only = read_only
+        self._names: dict[int, tuple[int, bytes]] = {}  # directories, by where each was found last
+        self._held: set[int] = set()  # those that the kernel knows
+
+    @property
+    def features(self) -> Features:  # type: ignore[override]  # of a shared volume it changes
+        below = self.below.features
+        return replace(below, read_only=True) if self._read_only else below
+
+    # -- decisions ---------------------------------------------------------------------------------------------
+
+    def _path(self, node: int) -> AgentPath:
+        """Return the path of a directory in the mounted tree. ESTALE if it is not where it was found."""
+        names: list[bytes] = []
+        for _ in range(DEEPEST):
+            if node == ROOT_NODE:
+                inner = "/".join(map(to_text, reversed(names)))
+                return AgentPath(join(self._prefix, inner) if inner else self._prefix)
+            place = self._names.get(node)
+            if place is None or not self._leads_to(*place, node):
+                break
+            names.append(place[1])
+            node = place[0]
+        raise oserror(errno.ESTALE)
+
+    def _leads_to(self, parent: int, name: bytes, node: int) -> bool:
+        try:
+            return self.below.lookup(parent, name).node == node
+        except OSError as error:
+            if error.errno not in VANISHED:
+                raise
+            return False
+
+    def _bits(self, path: AgentPath) -> int | None:
+        """Return what may not be done with what is at a path; None where it is hidden."""
+        reading = self.view.decide("read", path)
+        if reading == "hide":
+            return None
+        writing = self.view.decide("write", path)
+        bits = 0 if reading == "allow" else NO_READ
+        return bits | (0 if writing == "allow" else APPEND if writing == "append" else NO_WRITE)
+
+    def _writable(self) -> None:
+        if self._read_only:
+            raise oserror(errno.EROFS)
+
+    def _new_path(self, parent: int, name: bytes) -> AgentPath:
+        """Return the path of a name that may be created. EACCES, whether it exists or not."""
+        self._writable()
+        path = join(self._path(parent), to_text(name))
+        if self.view.decide("write", path) not in ("allow", "append"):
+            raise oserror(errno.EACCES, name)
+        return path
+
+    def _own_path(self, parent: int, name: bytes) -> AgentPath:
+        """Return the path of a name that may be removed."""
+        self._writable()
+        path = join(self._path(parent), to_text(name))
+        if self.view.is_hidden(path):
+            raise oserror(errno.ENOENT, name)
+        if self.view.decide("write", path) != "allow":
+            raise oserror(errno.EACCES, name)
+        return path
+
+    def _shown(self, attr: Attr, bits: int) -> Attr:
+        """Return the attributes of something as the view shows them."""
+        if not attr.is_dir and attr.nlink > 1 and self.view.hides and not bits:
+            bits = LINKED
+        if attr.is_dir:
+            if not (self.view.hides or bits & NO_READ):
+                return attr
+        elif not bits:
+            if attr.node > NODES:
+                raise OSError(errno.EOVERFLOW, "The volume's node numbers leave no room for rules")
+            return attr
+        mode = attr.mode
+        if not attr.is_dir:
+            mode &= ~0o6000
+            mode &= ~(0o555 if bits & NO_READ else 0)
+            mode &= ~(0o222 if bits & NO_WRITE else 0)
+        elif bits & NO_READ:
+            mode &= ~0o444
+        return Attr(
+            attr.node if attr.is_dir else attr.node | bits,
+            mode,
+            nlink=1 if self.view.hides and attr.nlink else attr.nlink,
+            uid=attr.uid,
+            gid=attr.gid,
+            rdev=attr.rdev,
+            size=0 if attr.is_dir else attr.size,
+            blocks=0 if attr.is_dir else attr.blocks,
+            atime_ns=attr.atime_ns,
+            mtime_ns=attr.mtime_ns,
+            ctime_ns=attr.ctime_ns,
+            version=attr.version,
+        )
+
+    def _found(self, parent: int, name: bytes, attr: Attr) -> None:
+        if attr.is_dir:
+            if len(self._names) >= MAX_DIRECTORIES + len(self._held):
+                self._names = {node: place for node, place in self._names.items() if node in self._held}
+            self._names[attr.node] = parent, name
+
+    def _made(self, parent: int, name: bytes, path: AgentPath, attr: Attr) -> Attr:
+        self._found(parent, name, attr)
+        return self._shown(attr, self._bits(path) or 0)
+
+    def _refused(self, node: int, bits: int) -> None:
+        """EACCES if one of these bits is set. Of a directory they are those of its path."""
+        if not own_bits(node) & bits:
+            return
+        raise oserror(errno.EACCES)
+
+    def _may_write(self, node: int) -> None:
+        """EACCES for a file that may not be written all over, and a directory likewise."""
+        self._writable()
+        self._refused(node, NO_WRITE | APPEND)
+        if not own_bits(node) and self._is_directory(node) and self.view.decide("write", self._path(node)) != "allow":
+            raise oserror(errno.EACCES)
+
+    def _may_read(self, node: int) -> None:
+        self._refused(node, NO_READ)
+        if not own_bits(node) and self._is_directory(node) and self.view.decide("read", self._path(node)) != "allow":
+            raise oserror(errno.EACCES)
+
+    def _is_directory(self, node: int) -> bool:
+        return node == ROOT_NODE or node in self._names or self.below.getattr(node & NODES).is_dir
+
+    # -- names -------------------------------------------------------------------------------------------------
+
+    def lookup(self, parent: int, name: bytes) -> Attr:
+        with self.lock:
+            bits = self._bits(join(self._path(parent), to_text(name)))
+            if bits is None:
+                raise oserror(errno.ENOENT, name)
+            attr = self.below.lookup(parent, name)
+            self._found(parent, name, attr)
+            return self._shown(attr, bits)
+
+    def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
+        with self.lock:
+            path = self._path(node)
+            if self.view.decide("read", path) != "allow":
+                raise oserror(errno.EACCES)
+            found: list[tuple[bytes, Attr]] = []
+            while len(found) < limit:  # a page that is not full ends a listing
+                page = self.below.readdir(node, after, limit - len(found))
+                if not page:
+                    break
+                for name, attr in page:
+                    bits = self._bits(join(path, to_text(name)))
+                    if bits is not None and not bits & NO_READ:
+                        self._found(node, name, attr)
+                        found.append((name, self._shown(attr, bits)))
+                after = page[-1][0]
+            return found
+
+    def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
+        with self.lock:
+            path = self._new_path(parent, name)
+            return self._made(parent, name, path, self._changed().mknod(parent, name, mode, rdev, caller))
+
+    def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr:
+        with self.lock:
+            path = self._new_path(parent, name)
+            return self._made(parent, name, path, self._changed().mkdir(parent, name, mode, caller))
+
+    def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Attr:
+        with self.lock:
+            path = self._new_path(parent, name)
+            return self._made(parent, name, path, self._changed().symlink(parent, name, target, caller))
+
+    def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> Attr:
+        with self.lock:
+            path = self._new_path(parent, name)
+            if self.view.decide("read", path) != "allow" and flags & os.O_ACCMODE != os.O_WRONLY:
+                raise oserror(errno.EACCES, name)
+            return self._made(parent, name, path, self._changed().create(parent, name, mode, flags, caller))
+
+    def link(self, node: int, new_parent: int, new_name: bytes) -> Attr:
+        with self.lock:
+            path = self._new_path(new_parent, new_name)
+            self._refused(node, NO_READ | NO_WRITE | APPEND)
+            if self._bits(path):
+                raise oserror(errno.EACCES, new_name)
+            return self._shown(self._changed().link(node & NODES, new_parent, new_name), 0)
+
+    def unlink(self, parent: int, name: bytes) -> None:
+        with self.lock:
+            self._own_path(parent, name)
+            self._changed().unlink(parent, name)
+
+    def rmdir(self, parent: int, name: bytes) -> None:
+        with self.lock:
+            self._own_path(parent, name)
+            try:
+                self._changed().rmdir(parent, name)
+            except OSError as error:
+                self._not_empty(error, parent, name)
+                raise
+
+    def _not_empty(self, error: OSError, parent: int, name: bytes) -> None:
+        """EACCES in place of ENOTEMPTY, for a directory that looks empty."""
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            attr = self.lookup(parent, name)
+            if attr.is_dir and (not attr.mode & 0o444 or not self.readdir(attr.node, b"", 1)):
+                raise oserror(errno.EACCES, name) from None
+
+    def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
+        with self.lock:
+            old = self._own_path(parent, name)
+            new = join(self._path(new_parent), to_text(new_name))
+            if self.view.decide("write", new) != "allow":
+                raise oserror(errno.EACCES, new_name)
+            moved = [self.below.lookup(parent, name)]
+            if flags & RENAME_EXCHANGE:
+                moved.append(self.below.lookup(new_parent, new_name))
+            if self._bits(old) != self._bits(new):
+                raise oserror(errno.EXDEV, new_name)
+            if any(attr.is_dir for attr in moved) and not self.view.is_same_below(old, new):
+                raise oserror(errno.EXDEV, new_name)
+            try:
+                self._changed().rename(parent, name, new_parent, new_name, flags)
+            except OSError as error:
+                if not flags:
+                    self._not_empty(error, new_parent, new_name)
+                raise
+            self._found(new_parent, new_name, moved[0])
+            if flags & RENAME_EXCHANGE:
+                self._found(parent, name, moved[1])
+
+    # -- attributes --------------------------------------------------------------------------------------------
+
+    def getattr(self, node: int) -> Attr:
+        with self.lock:
+            attr = self.below.getattr(node & NODES)
+            if not attr.is_dir:
+                return self._shown(attr, own_bits(node))
+            try:
+                bits = self._bits(self._path(node))
+            except OSError as error:
+                if error.errno != errno.ESTALE:
+                    raise
+                bits = None  # it was moved, or removed, while a process is in it
+            return self._shown(attr, NO_READ if bits is None else bits)
+
+    def setattr(self, node: int, changes: AttrChanges) -> Attr:
+        with self.lock:
+            if changes != AttrChanges():
+                self._may_write(node)
+            attr = self._changed().setattr(node & NODES, changes)
+            return self.getattr(node) if attr.is_dir else self._shown(attr, own_bits(node))
+
+    def readlink(self, node: int) -> bytes:
+        self._refused(node, NO_READ)
+        return self.below.readlink(node & NODES)
+
+    def getxattr(self, node: int, name: bytes) -> bytes:
+        with self.lock:
+            self._may_read(node)
+            return self.below.getxattr(node & NODES, name)
+
+    def setxattr(self, node: int, name: bytes, value: bytes) -> None:
+        with self.lock:
+            self._may_write(node)
+            self._changed().setxattr(node & NODES, name, value)
+
+    def listxattr(self, node: int) -> Sequence[bytes]:
+        with self.lock:
+            self._may_read(node)
+            return self.below.listxattr(node & NODES)
+
+    def removexattr(self, node: int, name: bytes) -> None:
+        with self.lock:
+            self._may_write(node)
+            self._changed().removexattr(node & NODES, name)
+
+    # -- data --------------------------------------------------------------------------------------------------
+
+    def open(self, node: int, flags: int) -> Attr | None:
+        access = flags & os.O_ACCMODE
+        if access != os.O_RDONLY:
+            self._writable()
+            self._refused(node, NO_WRITE | (APPEND if flags & os.O_TRUNC else 0))
+        if access != os.O_WRONLY:
+            self._refused(node, NO_READ)
+        attr = self.below.open(node & NODES, flags)
+        if attr is None or attr.node != node & NODES:
+            return attr
+        return self._shown(attr, own_bits(node))
+
+    def read(self, node: int, offset: int, size: int) -> bytes:
+        self._refused(node, NO_READ)
+        return self.below.read(node & NODES, offset, size)
+
+    def next_data(self, node: int, offset: int) -> int | None:
+        return self.below.next_data(node & NODES, offset)
+
+    def write(self, node: int, offset: int, data: bytes) -> int:
+        self._writable()
+        self._refused(node, NO_WRITE)
+        if not own_bits(node) & APPEND:
+            return self._changed().write(node & NODES, offset, data)
+        with self.lock:
+            if offset != self.below.getattr(node & NODES).size:
+                raise oserror(errno.EACCES)
+            return self._changed().write(node & NODES, offset, data)
+
+    def append(self, node: int, data: bytes) -> int:
+        self._writable()
+        self._refused(node, NO_WRITE)
+        return self._changed().append(node & NODES, data)
+
+    def flush(self, node: int) -> None:
+        self._changed().flush(node & NODES)
+
+    def fsync(self, node: int, datasync: bool = False) -> None:
+        self._changed().fsync(node & NODES, datasync)
+
+    def release(self, node: int, flags: int) -> None:
+        self.below.release(node & NODES, flags)
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def viewing(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        return self.below.viewing()
+
+    def walking(self, names: Sequence[bytes]) -> AbstractContextManager[object]:
+        return self.below.walking(names)
+
+    def statfs(self) -> StatFs:
+        return self.below.statfs()
+
+    def hold(self, node: int) -> None:
+        if node in self._names:
+            self._held.add(node)
+        self.below.hold(node & NODES)
+
+    def forget(self, nodes: Iterable[int]) -> None:
+        nodes = list(nodes)
+        for node in nodes:
+            if node in self._held:
+                self._held.discard(node)
+                self._names.pop(node, None)
+        self.below.forget(node & NODES for node in nodes)
+
+    def expire(self) -> None:
+        self.below.expire()
+
+    def sync(self) -> None:
+        self.below.sync()
+
+    def close(self) -> None:
+        self.below.close()
+
+    def access_due(self, attr: Attr) -> bool:
+        return self.below.access_due(attr)
+
+    @property
+    def unstored(self) -> int:
+        return self.below.unstored
+
+    @property
+    def trouble(self) -> tuple[float, str] | None:
+        return self.below.trouble
+
+    # -- changes, which the volume below reports ---------------------------------------------------------------
+
+    def subscribe(self, callback: Callable[[Change], None]) -> Callable[[], None]:
+        return self.below.subscribe(callback)
+
+    def observe(self, callback: Observer) -> Callable[[], None]:
+        def visible(changes: Sequence[Change]) -> Callable[[], None]:
+            seen = [shown for change in changes for shown in self._visible(change)]
+            return callback(seen) if seen else lambda: None
+
+        return self.below.observe(visible if self.view.hides else callback)
+
+    def _visible(self, change: Change) -> Iterator[Change]:
+        """Give a change without what is hidden: a move from or to there is a file's beginning or end."""
+        gone = self._is_hidden(change.path)
+        came = change.moved_from is not None and self._is_hidden(change.moved_from)
+        if change.moved_from is None or not (gone or came):
+            if not gone:
+                yield change
+        elif change.kind == "exchanged":
+            yield Change(path=change.moved_from if gone else change.path)
+        elif not came:
+            yield change._replace(kind="deleted", path=change.moved_from, moved_from=None)
+        elif not gone:
+            yield change._replace(kind="created", moved_from=None)
+
+    def _is_hidden(self, path: str | None) -> bool:
+        return path is not None and self.view.is_hidden(join(self._prefix, path.strip("/")) if path != "/" else "/")
+
+    def _native(self) -> NativeVolume:
+        if not isinstance(self.below, NativeVolume):
+            raise TypeError(f"a {type(self.below).__name__} reports no changes")
+        return self.below
+
+    def guard(self, callback: Guard) -> Callable[[], None]:
+        return self.below.guard(callback) if isinstance(self.below, ObservableVolume) else lambda: None
+
+    @property
+    def is_guarded(self) -> bool:
+        return self._native().is_guarded
+
+    def rewriting(self, node: int) -> AbstractContextManager[None]:  # type: ignore[override]
+        return self._native().rewriting(node & NODES)
+
+    @contextmanager
+    def changing(self) -> Iterator[Changes]:
+        with self._native().changing() as below:
+            changes: Changes = []
+            try:
+                yield changes
+            finally:
+                below += map(_stripped, changes)
+
+    def change_as_one(self, work: Callable[[Changes], T], *paths: str, removes: bool = False, reads: bool = False) -> T:
+        return self._native().change_as_one(_strips(work), *paths, removes=removes, reads=reads)
+
+    def change_at_once(self, work: Callable[[Changes], T]) -> T:
+        return self._native().change_at_once(_strips(work))
+
+    def publish(self, *changes: Change) -> None:
+        self._native().publish(*map(_stripped, changes))
+
+
+def _strips(work: Callable[[Changes], T]) -> Callable[[Changes], T]:
+    def stripping(below: Changes) -> T:
+        changes: Changes = []
+        try:
+            return work(changes)
+        finally:
+            below += map(_stripped, changes)
+
+    return stripping
+
+
+def _stripped(change: Change) -> Change:
+    """Return a change with the node of the volume below."""
+    return change if change.node is None else change._replace(node=change.node & NODES)
+
+
+for _name in ("unpublished", "watched", "ttl_s", "at_once", "most_nodes"):
+
+    def _get(self: RuledVolume, name: str = _name) -> Any:
+        return getattr(self.below, name)
+
+    def _set(self: RuledVolume, value: Any, name: str = _name) -> None:
+        setattr(self.below, name, value)
+
+    setattr(RuledVolume, _name, property(_get, _set))

@@ -1,0 +1,176 @@
+"""`View`: a list of rules, and the one decision function of all doors.
+
+The first rule that is about an operation and matches a path decides; without one, it is allowed. A rule of mode `hide`
+makes a path and all that is below it absent for every operation, whatever other rules say of what is below: the kernel
+would never get there. Where an earlier rule lets a path be read, writing it is denied. `append` allows reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fusebackend.base.paths import why_no_name
+from fusebackend.rules.rule import Mode, Operation, Rule, RuleError, literal, normal
+
+MAX_CACHED = 1 << 16
+"""Decisions that are kept: about 20 MB. Then all are forgotten, which costs a few microseconds each."""
+
+
+class View:
+    """Rules by a name. Immutable; any thread.
+
+    Args:
+        name: of the view.
+        rules: `Rule`s, mappings or `FilesystemPermission`s, the first match first.
+
+    Raises:
+        RuleError: a rule is invalid, or hides the root.
+    """
+
+    def __init__(self, name: str, rules: Iterable[Any]) -> None:
+        self.name = name
+        made = []
+        for number, said in enumerate(rules, 1):
+            try:
+                made.append(Rule.of(said))
+            except RuleError as error:
+                raise RuleError(f"rule {number}: {error}") from None
+        self.rules: tuple[Rule, ...] = tuple(made)
+        self._of = {
+            "read": [(number, rule) for number, rule in enumerate(self.rules, 1) if "read" in rule.operations],
+            "write": [(number, rule) for number, rule in enumerate(self.rules, 1) if "write" in rule.operations],
+        }
+        self._hidden: dict[str, bool] = {"/": False}
+        self._by_top: dict[tuple[str, str], list[tuple[int, Rule]]] = {}
+        self._decided: dict[tuple[str, str], Mode] = {}
+        self.hides = any(rule.mode == "hide" for rule in self.rules)
+        """False if nothing is hidden anywhere."""
+        number, mode = self._first("read", "/")
+        if mode == "hide":
+            raise RuleError(f"rule {number}: it hides '/'; write '/*' for all that is in it")
+
+    def decide(self, operation: Operation, path: str) -> Mode:
+        """Return what is done about an operation on a path, which is normalised."""
+        decided = self._decided.get((operation, path))
+        if decided is None:
+            decided = self._decide(operation, path)
+            if len(self._decided) >= MAX_CACHED:
+                self._decided.clear()
+            self._decided[operation, path] = decided
+        return decided
+
+    def _decide(self, operation: Operation, path: str) -> Mode:
+        if self.hides and self.is_hidden(path):
+            return "hide"
+        mode = self._first(operation, path)[1]
+        if mode == "hide":
+            return "deny"  # an earlier rule lets it be read
+        return "allow" if mode == "append" and operation == "read" else mode
+
+    def is_hidden(self, path: str) -> bool:
+        """Return True if a path, or a directory on its way, is hidden."""
+        if not self.hides:
+            return False
+        known = self._hidden.get(path)
+        if known is not None:
+            return known
+        ways = [path]
+        while (above := ways[-1].rpartition("/")[0] or "/") not in self._hidden:
+            ways.append(above)
+        hidden = self._hidden[above]
+        if len(self._hidden) >= MAX_CACHED:
+            self._hidden = {"/": False}
+        for each in reversed(ways):
+            hidden = hidden or self._first("read", each)[1] == "hide"
+            self._hidden[each] = hidden
+        return hidden
+
+    def _first(self, operation: Operation, path: str) -> tuple[int, Mode]:
+        for number, rule in self._candidates(operation, path[1:].partition("/")[0]):
+            if rule.matches(path):
+                return number, rule.mode
+        return 0, "allow"
+
+    def _candidates(self, operation: Operation, top: str) -> list[tuple[int, Rule]]:
+        """Return the rules that may match a path whose first name is `top`: of a hundred, few."""
+        known = self._by_top.get((operation, top))
+        if known is None:
+            known = [
+                (number, rule)
+                for number, rule in self._of[operation]
+                if any((literal(path)[1:].partition("/")[0] or top) == top for path in rule.paths)
+            ]
+            if len(self._by_top) >= MAX_CACHED >> 6:
+                self._by_top.clear()
+            self._by_top[operation, top] = known
+        return known
+
+    def explain(self, operation: str, path: str) -> tuple[Mode, int | None, str]:
+        """Return a decision, the number of the rule that made it (None: no rule), and the path that the rule matches:
+        for what is hidden, perhaps a directory on its way.
+
+        Raises:
+            RuleError: there is no such operation, or the path is malformed.
+        """
+        if operation not in ("read", "write"):
+            raise RuleError(f"there is no operation '{operation}'; give read or write")
+        at = normal(path)
+        mode = self.decide("read" if operation == "read" else "write", at)
+        asked = operation
+        if mode == "hide":
+            asked = "read"
+            ways = [at[:end] or "/" for end, char in enumerate(at) if char == "/"] + [at]
+            at = next(way for way in ways if self.is_hidden(way))
+        number = self._first("read" if asked == "read" else "write", at)[0]
+        return mode, number or None, at
+
+    def is_same_below(self, old: str, new: str) -> bool:
+        """Return True if no rule can tell what lies at and below one path from what lies there at the other. A
+        directory is renamed at once only then; its files would change what may be done with them."""
+        return all(
+            _reach(rule, path, old) == _reach(rule, path, new) != "" for rule in self.rules for path in rule.paths
+        )
+
+    def described(self) -> dict[str, Any]:
+        """Return the view as JSON: `name`, `rules`."""
+        return {"name": self.name, "rules": [rule.described() for rule in self.rules]}
+
+
+def checked_views(views: Mapping[str, Iterable[Any]], default: str | None) -> dict[str, View]:
+    """Return views by name.
+
+    Raises:
+        RuleError: a name can't be that of a directory, a rule is invalid, or there is no view `default`.
+    """
+    made = {}
+    for name, rules in views.items():
+        why = why_no_name(name)
+        if why is None and (len(name) > 64 or name != name.strip()):
+            why = "is longer than 64 characters, or begins or ends with a space"
+        if why is not None:
+            raise RuleError(f"view {name!r} {why}")
+        try:
+            made[name] = View(name, rules)
+        except RuleError as error:
+            raise RuleError(f"view '{name}': {error}") from None
+    if default is not None and default not in made:
+        raise RuleError(f"default_view = '{default}': there is no such view; there are: {', '.join(made) or 'none'}")
+    return made
+
+
+def _reach(rule: Rule, pattern: str, path: str) -> str:
+    """Return how much of a tree a glob matches: `none`, `all`, `names` (by names alone, wherever they are); an empty
+    text if that is not known."""
+    top = literal(pattern)
+    rest = pattern[len(top.rstrip("/")) + 1 :]
+    below = path == top or path.startswith(top.rstrip("/") + "/")
+    if not below and not top.startswith(path.rstrip("/") + "/"):
+        return "none"
+    if below and top == pattern:
+        return "none"  # it matches `path` at most
+    if rest.startswith("**/") and "/" not in rest[3:] and rest[3:] != "**" and below and path != top:
+        return "names" if rule.dots else ""
+    if rest == "**" and rule.dots and below and path != top:
+        return "all"
+    return ""

@@ -1,0 +1,148 @@
+"""The rules of a mount: those of its routes, and its views, as trees and as agent faces.
+
+A route with rules is served through a `RuledVolume` in place of its own backend, for every reader and both faces: what
+it hides is in no tree, snapshot, branch or history either, for the mount does not have it. A view is a tree beside the
+main one (`FileSystem.add_view`); its agent face is a composite of the same routes, each through a `RuledVolume`.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from fusebackend.base import paths
+from fusebackend.base.errors import oserror
+from fusebackend.base.paths import ROOT, AgentPath
+from fusebackend.composite.backend import CompositeBackend
+from fusebackend.remote.volume import volume_of
+from fusebackend.rules.rule import RouteRules, RuleError, within
+from fusebackend.rules.ruled_volume import RuledVolume
+from fusebackend.rules.view import View
+from fusebackend.vfs.junctions import VIEWS_NAME
+from fusebackend.volumes.agent_face import VolumeBackend
+
+if TYPE_CHECKING:
+    from fusebackend.protocol import Volume
+    from fusebackend.vfs.junctions import Route
+    from fusebackend.vfs.mounted_tree import FileSystem
+
+log = logging.getLogger(__name__)
+
+
+def with_route_rules(backend: CompositeBackend, rules: Mapping[AgentPath, RouteRules]) -> CompositeBackend:
+    """Return a composite whose routes keep to these rules; itself without any.
+
+    Raises:
+        RuleError: a prefix is that of no route, or a route can't have rules.
+    """
+    rules = {prefix: own for prefix, own in rules.items() if own}
+    if not rules:
+        return backend
+    parts = backend.mounts()
+    for prefix in rules:
+        if prefix not in parts:
+            known = ", ".join(parts)
+            raise RuleError(f"there is no route '{prefix}' for the rules that are given for it; there are: {known}")
+    ruled: dict[str, Any] = {
+        prefix: _ruled(part, prefix, rules[prefix]) if prefix in rules else part for prefix, part in parts.items()
+    }
+    return CompositeBackend(ruled.pop(str(ROOT)), ruled)
+
+
+def _ruled(backend: Any, prefix: AgentPath, rules: RouteRules) -> VolumeBackend:
+    hidden = [within(rules.hide)] if rules.hide else []
+    volume = RuledVolume(volume_of(backend), View(prefix, hidden), read_only=rules.read_only)
+    return VolumeBackend(volume, on_exists=getattr(backend, "on_exists", "error"))
+
+
+class Views:
+    """The views of a mount. They don't change while it lasts.
+
+    Args:
+        filesystem: gets a tree for each. Before the mount.
+        backend: the mounted files.
+        views: by name.
+        default: the name of the view of commands and clients that name none.
+        guards: the executors of routes that block, by prefix.
+
+    Raises:
+        OSError: ENOTSUP, there are views, and the mount has no directory for them.
+    """
+
+    def __init__(
+        self,
+        filesystem: FileSystem,
+        backend: CompositeBackend,
+        views: Mapping[str, View],
+        default: str | None = None,
+        guards: Mapping[AgentPath, Any] | None = None,
+    ) -> None:
+        self.by_name = dict(views)
+        self.default = default
+        self.path: AgentPath | None = None
+        """The directory of the views."""
+        self._faces: dict[str, CompositeBackend] = {}
+        self._volumes: dict[str, dict[AgentPath, RuledVolume]] = {}
+        trees = filesystem.tree.trees_path
+        if not self.by_name:
+            return
+        if trees is None:
+            raise OSError(errno.ENOTSUP, "views need the mount's own directory: mount without '-o trees=off'")
+        self.path = paths.join(trees, paths.to_text(VIEWS_NAME))
+        parts = backend.mounts()
+        for view in self.by_name.values():
+            filesystem.add_view(view)
+            seen = [route for route in filesystem.tree.routes if not view.is_hidden(route.prefix)]
+            volumes = {route.prefix: RuledVolume(route.volume, view, route.prefix) for route in seen}
+            self._volumes[view.name] = volumes
+            faces: dict[str, Any] = {
+                str(prefix): VolumeBackend(volume, on_exists=getattr(parts[prefix], "on_exists", "error"))
+                for prefix, volume in volumes.items()
+            }
+            face = CompositeBackend(faces.pop(ROOT), faces)
+            face.guard({prefix: guard for prefix, guard in (guards or {}).items() if prefix == ROOT or prefix in faces})
+            self._faces[view.name] = face
+
+    def find(self, name: str) -> View:
+        """Return a view. OSError: ENOENT, there is none of that name."""
+        view = self.by_name.get(name)
+        if view is None:
+            known = ", ".join(self.by_name) or "none at all"
+            raise OSError(errno.ENOENT, f"there is no view '{name}'; there are: {known}")
+        return view
+
+    def root(self, name: str) -> AgentPath:
+        """Return the path of the tree of a view. OSError: as `find`."""
+        self.find(name)
+        assert self.path is not None, "a mount with views has a directory for them"
+        return paths.join(self.path, name)
+
+    def face(self, name: str) -> CompositeBackend:
+        """Return the agent face of a view. OSError: as `find`."""
+        self.find(name)
+        return self._faces[name]
+
+    def volume(self, name: str | None, route: Route) -> Volume:
+        """Return the volume of a route as a view shows it; None is no view. ENOENT where the route is hidden."""
+        if name is None:
+            return route.volume
+        volume = self._volumes[name].get(route.prefix)
+        if volume is None:
+            raise oserror(errno.ENOENT)
+        return volume
+
+    def faces(self) -> dict[str, CompositeBackend]:
+        """Return the agent face of each view, by the path of its tree."""
+        return {self.root(name): face for name, face in self._faces.items()}
+
+    def split(self, path: str) -> tuple[str | None, str]:
+        """Return the name of the view in whose tree a path lies, and the path there; else None, and the path."""
+        if self.path is None or not isinstance(path, str):
+            return None, path
+        for name in self.by_name:
+            root = f"{self.path}/{name}"
+            if path == root or path.startswith(root + "/"):
+                return name, path[len(root) :] or ROOT
+        return None, path

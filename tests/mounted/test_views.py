@@ -1,0 +1,570 @@
+"""Views and rules of routes: at the kernel, for verbs, over the socket, and in commands."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import mounts
+import pytest
+from mounts import Mounted, Serve
+from profiles import amount
+
+import fusebackend
+from fusebackend.rules.view import View
+
+pytestmark = pytest.mark.mounted
+
+ROOT = Path(__file__).parents[2]
+KINDS = ["memory:", "sqlite:{tmp}/volume.db", "dir:{tmp}/files", "store+sqlite:{tmp}/store.db?ns=a"]
+"""URLs of volumes, `{tmp}` is a directory."""
+
+QUESTIONS = amount("FUSEBACKEND_VIEW_QUESTIONS", dev=150, ci=1000, soak=12_500)
+"""At each of four doors."""
+
+RULES = [
+    {"operations": ["read", "write"], "paths": ["/**/.env", "/team/private"], "mode": "hide"},
+    {"operations": ["read", "write"], "paths": ["/secrets/**"], "mode": "deny"},
+    {"operations": ["write"], "paths": ["/log/**"], "mode": "append"},
+    {"operations": ["write"], "paths": ["/ro/**"], "mode": "deny"},
+    {"operations": ["read"], "paths": ["/drop/**"], "mode": "deny"},
+    {"operations": ["write"], "paths": ["/ask/**"], "mode": "interrupt"},
+]
+FILES = {
+    "/a.txt": "a\n",
+    "/secrets/key": "needle KEY\n",
+    "/work/x.py": "needle x\n",
+    "/work/.env": "needle ENV\n",
+    "/only/.env": "needle ENV\n",
+    "/log/l.txt": "one\n",
+    "/ro/f": "needle ro\n",
+    "/drop/in": "needle dropped\n",
+    "/ask/a": "asked\n",
+    "/team/t": "needle team\n",
+    "/team/private/p": "needle private\n",
+    "/team/.env": "needle team env\n",
+}
+
+
+def configured(tmp_path: Path, default: str, more: str = "", rules: object = RULES) -> Path:
+    path = tmp_path / "mount.toml"
+    lines = []
+    for rule in rules:  # type: ignore[attr-defined]
+        words = [f"{key} = {json.dumps(rule[key], ensure_ascii=False)}" for key in ("operations", "paths", "mode")]
+        lines.append(f"{{ {', '.join(words)} }}")
+    text = f"{more}\n[views.reviewer]\nrules = [{', '.join(lines)}]\n"
+    path.write_text(text.replace("DEFAULT", default))
+    return path
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
+    tmp = tmp_path_factory.mktemp("views")
+    (tmp / "files").mkdir()
+    default = request.param.format(tmp=tmp)
+    with mounts.mounted(tmp / "mnt", default, routes={"/team": "memory:"}, config=configured(tmp, "")) as server:
+        yield server
+
+
+@pytest.fixture
+def viewed(shared: Mounted) -> Mounted:
+    with fusebackend.connect(shared.path) as files:
+        for directory in ("/", "/team"):
+            for each in files.ls(directory).entries or ():
+                if each["path"] != "/team/":
+                    assert files.delete(each["path"]).error is None
+        answers = files.upload_files([(path, text.encode()) for path, text in FILES.items()])
+        assert [answer.error for answer in answers] == [None] * len(FILES)
+    return shared
+
+
+def tree(server: Mounted) -> Path:
+    return server.path / ".fusebackend/views/reviewer"
+
+
+def refused(number: int, work: object) -> None:
+    with pytest.raises(OSError) as caught:
+        work()  # type: ignore[operator]
+    assert caught.value.errno == number, caught.value
+
+
+def everything(top: Path) -> set[str]:
+    found = set()
+    for path, directories, names in os.walk(top):
+        found |= {os.path.join(path, name)[len(str(top)) :] for name in (*directories, *names)}
+    return found
+
+
+class TestTheKernel:
+    def test_what_is_hidden_is_not_there_and_can_not_be_made(self, viewed: Mounted) -> None:
+        view = tree(viewed)
+        assert not [path for path in everything(view) if ".env" in path or "private" in path]
+        refused(errno.ENOENT, lambda: os.stat(view / "work/.env"))
+        refused(errno.ENOENT, lambda: os.stat(view / "team/private/p"))
+        for name in (".env", "nowhere/.env", "work/.env"):
+            (view / "nowhere").mkdir(exist_ok=True)
+            refused(errno.EACCES, lambda name=name: (view / name).write_text("x"))
+            refused(errno.EACCES, lambda name=name: (view / name).mkdir())
+            refused(errno.EACCES, lambda name=name: os.rename(view / "a.txt", view / name))
+        refused(errno.EACCES, lambda: os.rmdir(view / "only"))
+        (view / "empty").mkdir()
+        refused(errno.EACCES, lambda: os.rename(view / "empty", view / "only"))
+        assert (viewed.path / "work/.env").read_text() == FILES["/work/.env"]
+        assert os.stat(view).st_nlink == 1
+
+    def test_what_is_denied_is_refused_and_lacks_the_bits(self, viewed: Mounted) -> None:
+        view = tree(viewed)
+        refused(errno.EACCES, lambda: (view / "secrets/key").read_bytes())
+        refused(errno.EACCES, lambda: (view / "secrets/key").write_bytes(b""))
+        refused(errno.EACCES, lambda: (view / "secrets/new").write_bytes(b""))
+        refused(errno.EACCES, lambda: (view / "ask/a").write_bytes(b""))
+        refused(errno.EACCES, lambda: os.unlink(view / "ro/f"))
+        refused(errno.EACCES, lambda: os.truncate(view / "ro/f", 0))
+        refused(errno.EACCES, lambda: os.chmod(view / "ro/f", 0o777))
+        refused(errno.EACCES, lambda: os.utime(view / "ro/f"))
+        refused(errno.EACCES, lambda: os.rename(view / "ro/f", view / "f"))
+        refused(errno.EACCES, lambda: os.rename(view / "secrets/key", view / "f"))
+        assert (view / "ro/f").read_text() == FILES["/ro/f"]
+        assert os.stat(view / "ro/f").st_mode & 0o222 == 0
+        assert os.stat(view / "secrets/key").st_mode & 0o666 == 0
+        assert os.stat(view / "drop/in").st_mode & 0o444 == 0
+        (view / "drop/new").write_text("mine")
+        refused(errno.EACCES, lambda: (view / "drop/new").read_text())
+        refused(errno.EACCES, lambda: os.open(view / "drop/new", os.O_RDWR))
+        assert (viewed.path / "drop/new").read_text() == "mine"
+
+    def test_append_is_at_the_end_alone(self, viewed: Mounted) -> None:
+        path = tree(viewed) / "log/l.txt"
+        with path.open("a") as file:
+            file.write("two\n")
+        refused(errno.EACCES, lambda: path.write_text("gone"))
+        refused(errno.EACCES, lambda: os.truncate(path, 1))
+        refused(errno.EACCES, lambda: os.unlink(path))
+        descriptor = os.open(path, os.O_WRONLY)
+        refused(errno.EACCES, lambda: os.pwrite(descriptor, b"X", 0))
+        refused(errno.EACCES, lambda: os.pwrite(descriptor, b"X", 100))
+        refused(errno.EACCES, lambda: os.ftruncate(descriptor, 0))
+        os.close(descriptor)
+        (tree(viewed) / "log/new").write_text("new\n")
+        assert (viewed.path / "log/l.txt").read_text() == path.read_text() == "one\ntwo\n"
+        assert (viewed.path / "log/new").read_text() == "new\n"
+
+    def test_links_and_descriptors_lead_nowhere_else(self, viewed: Mounted) -> None:
+        view = tree(viewed)
+        refused(errno.EACCES, lambda: os.link(view / "secrets/key", view / "linked"))
+        for source, target in (
+            ("sl", "secrets/key"),
+            ("work/sl", "../secrets/key"),
+            ("el", "work/.env"),
+            ("dl", "secrets"),
+        ):
+            try:
+                os.symlink(target, view / source)
+            except OSError as error:
+                assert error.errno == errno.ENOTSUP
+                return
+        refused(errno.EACCES, lambda: (view / "sl").read_text())
+        refused(errno.EACCES, lambda: (view / "work/sl").read_text())
+        refused(errno.ENOENT, lambda: (view / "el").read_text())
+        refused(errno.EACCES, lambda: (view / "dl/key").read_text())
+        refused(errno.EACCES, lambda: (view / "el").write_text("x"))
+        with (view / "ro/f").open() as file:
+            refused(errno.EACCES, lambda: os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDWR))
+        place = os.open(view / "secrets", os.O_RDONLY)
+        refused(errno.EACCES, lambda: os.open("key", os.O_RDONLY, dir_fd=place))
+        refused(errno.EACCES, lambda: os.open("../secrets//./key", os.O_RDONLY, dir_fd=place))
+        os.close(place)
+
+    def test_a_directory_is_not_carried_out_of_its_rules(self, viewed: Mounted) -> None:
+        view = tree(viewed)
+        refused(errno.EXDEV, lambda: os.rename(view / "secrets", view / "public"))
+        refused(errno.EXDEV, lambda: os.rename(view / "ro", view / "rw"))
+        (view / "other").mkdir()
+        refused(errno.EXDEV, lambda: os.rename(view / "other", view / "secrets"))
+        os.rename(view / "only", view / "moved")  # what is hidden in it is hidden there
+        assert list((view / "moved").iterdir()) == []
+        assert (viewed.path / "moved/.env").read_text() == FILES["/only/.env"]
+
+    def test_the_main_tree_and_the_view_show_each_others_changes(self, viewed: Mounted) -> None:
+        view = tree(viewed)
+        assert (view / "a.txt").read_text() == "a\n"
+        assert not (view / "new").exists()
+        (viewed.path / "new").write_text("1")
+        assert (view / "new").read_text() == "1"
+        (view / "new").write_text("22")
+        assert (viewed.path / "new").read_text() == "22"
+        assert (view / "ro/f").read_text() == FILES["/ro/f"]
+        (viewed.path / "ro/f").write_text("other")
+        assert (view / "ro/f").read_text() == "other"
+        os.rename(viewed.path / "new", viewed.path / "secrets/new")
+        assert not (view / "new").exists()
+        refused(errno.EACCES, lambda: (view / "secrets/new").read_text())
+        with fusebackend.connect(viewed.path) as files:
+            files.write("/by_agent", "x")
+            assert (view / "by_agent").read_text() == "x"
+            files.delete("/by_agent")
+            assert not (view / "by_agent").exists()
+
+    def test_a_directory_that_others_move_is_decided_by_its_new_place(self, viewed: Mounted) -> None:
+        view = tree(viewed)
+        place = os.open(view / "work", os.O_RDONLY)
+        assert os.stat("x.py", dir_fd=place).st_size
+        os.rename(viewed.path / "work", viewed.path / "secrets/work")
+        with pytest.raises(OSError):
+            os.open("x.py", os.O_RDONLY, dir_fd=place)
+        os.close(place)
+        refused(errno.EACCES, lambda: (view / "secrets/work/x.py").read_text())
+
+
+class TestVerbs:
+    @pytest.fixture(params=["path", "socket"])
+    def door(self, request: pytest.FixtureRequest, viewed: Mounted) -> object:
+        """The verbs by the path of the view's tree, and of a client of the view."""
+        name = "reviewer" if request.param == "socket" else ""
+        with fusebackend.connect(viewed.path, view=name) as files:
+            yield files, "" if name else "/.fusebackend/views/reviewer"
+
+    def test_all_of_them(self, door: tuple[fusebackend.Client, str], viewed: Mounted) -> None:
+        files, top = door
+        answers: list[object] = [files.ls(top or "/"), files.ls(top + "/work"), files.ls(top + "/only")]
+        answers += [files.glob("**", top or "/"), files.grep("needle", top or "/"), files.glob("**/.env", top or "/")]
+        assert ".env" not in repr(answers)
+        assert "private" not in repr(answers)
+        assert "secrets/key" not in repr(answers)
+        assert {each["path"][len(top) :] for each in files.grep("needle", top or "/").matches} == {
+            "/work/x.py", "/ro/f", "/team/t"
+        }  # fmt: skip
+        for path in ("/secrets/key", "//secrets/./key", "/work/../secrets/key"):
+            assert "Permission denied" in str(files.read(top + path).error)
+        absent, hidden = files.read(top + "/work/none"), files.read(top + "/work/.env")
+        assert str(absent.error).replace("none", ".env") == str(hidden.error)
+        assert files.stat(top + "/work/.env").code == "file_not_found"
+        assert files.stat(top + "/team/private").code == "file_not_found"
+        assert files.stat(top + "/secrets/key").mode & 0o666 == 0
+        for path in ("/work/.env", "/.env", "/secrets/new", "/ro/new", "/team/private/x", "/team/private"):
+            assert "Permission denied" in str(files.write(top + path, "x").error), path
+            assert files.upload_files([(top + path, b"x")])[0].error == "permission_denied", path
+        assert "Permission denied" in str(files.delete(top + "/only").error)
+        assert "Permission denied" in str(files.delete(top + "/ro/f").error)
+        assert files.move(top + "/secrets/key", top + "/k").error is not None
+        assert files.move(top + "/secrets", top + "/k").error is not None
+        assert files.move(top + "/a.txt", top + "/only/.env").error is not None
+        assert "Permission denied" in str(files.edit(top + "/log/l.txt", "one", "two").error)
+        assert files.edit(top + "/log/l.txt", "one\n", "one\ntwo\n").error is None
+        assert files.download_files([top + "/secrets/key"])[0].error == "permission_denied"
+        assert files.write(top + "/made", "x").error is None
+        assert (viewed.path / "made").read_text() == "x"
+        assert (viewed.path / "only/.env").read_text() == FILES["/only/.env"]
+        assert (viewed.path / "ro/f").read_text() == FILES["/ro/f"]
+
+    def test_a_client_of_a_view_has_nothing_else(self, viewed: Mounted) -> None:
+        with fusebackend.connect(viewed.path, view="reviewer") as files:
+            for ask in (files.log, files.snapshots, files.branches, files.df, files.prune, lambda: files.diff("c1")):
+                refused(errno.EPERM, ask)
+            assert files.read("/.fusebackend/views/reviewer/a.txt").error is not None
+            assert files.read("/.fusebackend/status.json").error is not None
+            assert files.stat("/.fusebackend/views/reviewer/a.txt").error is not None
+            assert [each.name for each in files.views()] == ["reviewer"]
+            assert "memory" not in repr(files.status())
+        with pytest.raises(fusebackend.MountError, match="no view 'none'; there are: reviewer"):
+            fusebackend.connect(viewed.path, view="none")
+
+    def test_a_watch_has_what_may_be_read(self, viewed: Mounted) -> None:
+        with fusebackend.connect(viewed.path, view="reviewer") as files, files.watch("/") as watch:
+            for name in ("work/.env", "secrets/new", "team/private/p", "work/seen"):
+                (viewed.path / name).write_text("x")
+            os.rename(viewed.path / "work/seen", viewed.path / "secrets/seen")
+            paths = []
+            while not paths or paths[-1] != ("deleted", "/work/seen"):
+                event = watch.get(20)
+                assert event is not None
+                paths.append((event.kind, event.path))
+                assert event.moved_from is None
+            assert {path for _, path in paths} == {"/work/seen"}
+
+    def test_a_change_through_a_view_is_undone_as_any_other(self, viewed: Mounted) -> None:
+        with fusebackend.connect(viewed.path) as files:
+            made = files.write("/.fusebackend/views/reviewer/undone", "x")
+            assert made.error is None
+            call = next(each for each in files.log() if "undone" in each.title)
+            files.undo(call.call)
+            assert not (viewed.path / "undone").exists()
+
+
+class TestCommands:
+    def test_a_view_is_the_root_of_a_command(self, viewed: Mounted) -> None:
+        script = (
+            "cat /secrets/key /work/.env; cat /proc/self/cwd/../secrets/key; ls -A /work; cat /a.txt; echo x > /ro/f; "
+            "echo more >> /log/l.txt; echo mine > /made; ls /.fusebackend; find / -xdev -name .env; "
+            "cat /proc/*/root/secrets/key; find /proc/self/fd/ -lname '*secrets*'"
+        )
+        answer = command(viewed, "exec", "--view", "reviewer", "--", script)
+        assert "KEY" not in answer.stdout + answer.stderr
+        assert "ENV" not in answer.stdout
+        assert answer.stdout.splitlines() == ["x.py", "a"]
+        assert (viewed.path / "log/l.txt").read_text() == "one\nmore\n"
+        assert (viewed.path / "made").read_text() == "mine\n"
+        assert (viewed.path / "ro/f").read_text() == FILES["/ro/f"]
+        with fusebackend.connect(viewed.path, view="reviewer") as files:
+            said = files.execute("cat /secrets/key; ls /work").output
+            assert "KEY" not in said
+            assert "x.py" in said
+
+    def test_the_default_view_binds_commands_and_clients_that_name_none(self, tmp_path: Path, serve: Serve) -> None:
+        config = configured(tmp_path, "", 'default_view = "reviewer"')
+        server = serve("memory:", config=config)
+        with fusebackend.connect(server.path, view="") as files:
+            files.write("/secrets/key", "KEY")
+            assert files.read("/secrets/key").error is None
+            assert "denied" in files.execute("cat /secrets/key").output
+        with fusebackend.connect(server.path) as files:
+            assert "denied" in str(files.read("/secrets/key").error)
+            assert "denied" in files.execute("cat /secrets/key").output
+        assert "denied" in command(server, "exec", "--", "cat /secrets/key").stderr
+        assert (server.path / "secrets/key").read_text() == "KEY"
+
+    @pytest.mark.parametrize(
+        ("default", "more"), [("python:guests:marked", ""), ("memory:", '[execute]\nsandbox = "none"')]
+    )
+    def test_what_a_view_can_not_bind_is_not_run(self, default: str, more: str, tmp_path: Path, serve: Serve) -> None:
+        server = serve(default, config=configured(tmp_path, "", more))
+        answer = command(server, "exec", "--view", "reviewer", "--", "touch /ran")
+        assert answer.returncode == 126
+        assert answer.stderr.count("\n") == 1
+        assert "view" in answer.stderr
+        assert not (server.path / "ran").exists()
+        config = configured(tmp_path, "", f'default_view = "reviewer"\n{more}')
+        if not more:
+            (tmp_path / "mnt").mkdir()
+            words = ["mount", str(tmp_path / "mnt"), "--config", str(config), "--default", default]
+            refusal = run(words)
+            assert refusal.returncode == 1
+            assert "default_view = 'reviewer' can't bind commands" in refusal.stderr
+
+
+def test_four_doors_decide_alike(tmp_path: Path, serve: Serve) -> None:
+    chance = random.Random(18)
+    names = ["a", "b", ".env", "x.py"]
+    paths = [f"/{one}/{two}/f{three}" for one in names for two in names for three in (".env", "1", "2.py")]
+    globs = ["/a/**", "/b/*/f1", "/**/.env", "/**/*.py", "/.env/b/**", "/x.py/{a,b}", "/*/a/f1", "/b/.env/**"]
+    rules = [
+        {
+            "operations": ["read", "write"] if mode == "hide" else chance.choice([["write"], ["read", "write"]]),
+            "paths": chance.sample(globs, 2),
+            "mode": mode,
+        }
+        for mode in ("append", "deny", "hide", "allow", "deny", "interrupt", "append")
+    ]
+    view = View("reviewer", rules)
+    server = serve("memory:", routes={"/b/a": "memory:"}, config=configured(tmp_path, "", rules=rules))
+    names_of = {"EACCES": "denied", "ENOENT": "absent"}
+    with fusebackend.connect(server.path, view="") as main:
+        main.upload_files([(path, b"text\n") for path in paths])
+    asked = [(chance.choice(["read", "write"]), chance.choice(paths)) for _ in range(QUESTIONS)]
+
+    def expected(operation: str, path: str) -> str:
+        mode = view.decide(operation, path)  # type: ignore[arg-type]
+        if mode == "hide":
+            return "absent"
+        return {"deny": "denied", "interrupt": "denied"}.get(mode, mode)
+
+    def tried(work: object) -> str:
+        try:
+            work()  # type: ignore[operator]
+        except OSError as error:
+            return names_of[errno.errorcode[error.errno]]
+        return "allow"
+
+    def said(error: str | None) -> str:
+        return "allow" if error is None else "denied" if "Permission denied" in error else "absent"
+
+    wanted = [expected(*each) for each in asked]
+    assert set(wanted) == {"allow", "append", "denied", "absent"}
+    top = tree(server)
+
+    def at_kernel(operation: str, path: str) -> str:
+        file = str(top) + path
+        if operation == "read":
+            return tried(lambda: open(file, "rb").close())
+        first = tried(lambda: os.close(os.open(file, os.O_WRONLY)))
+        if first != "allow":
+            return first
+        descriptor = os.open(file, os.O_WRONLY)
+        try:
+            return "append" if tried(lambda: os.pwrite(descriptor, b"text", 0)) == "denied" else "allow"
+        finally:
+            os.close(descriptor)
+
+    def by_verbs(files: fusebackend.Client, prefix: str, operation: str, path: str) -> str:
+        if operation == "read":
+            return said(files.read(prefix + path).error)
+        at_start = said(files.edit(prefix + path, "text", "Text").error)
+        if at_start == "allow":
+            files.edit(prefix + path, "Text", "text")
+            return "allow"
+        if at_start == "absent":
+            return at_start
+        # What may not be read can't be edited: uploads tell the rest.
+        put = said(files.upload_files([(prefix + path, b"text\n")])[0].error and "Permission denied")
+        if put == "allow":
+            return "allow"
+        content = files.read(prefix + path)
+        text = "" if content.file_data is None else content.file_data["content"]
+        if text and said(files.edit(prefix + path, text, text + "+").error) == "allow":
+            return "append"
+        return "denied"
+
+    assert [at_kernel(*each) for each in asked] == wanted
+    # No verb appends to what it may not read.
+    by_words = [
+        "denied" if mode == "append" and expected("read", path) == "denied" else mode
+        for mode, (_, path) in zip(wanted, asked, strict=True)
+    ]
+    with fusebackend.connect(server.path, view="") as main:
+        assert [by_verbs(main, "/.fusebackend/views/reviewer", *each) for each in asked] == by_words
+    with fusebackend.connect(server.path, view="reviewer") as files:
+        assert [by_verbs(files, "", *each) for each in asked] == by_words
+        answer = files.run(COMMAND, stdin=json.dumps(asked).encode(), timeout=500)
+    assert json.loads(answer.output) == wanted
+
+
+COMMAND = r"""python3 -c '
+import errno, json, os, sys
+def ask(operation, path):
+    try:
+        if operation == "read":
+            open(path, "rb").close()
+            return "allow"
+        file = os.open(path, os.O_WRONLY)
+    except OSError as error:
+        return {errno.EACCES: "denied", errno.ENOENT: "absent"}[error.errno]
+    try:
+        os.pwrite(file, b"text", 0)
+        return "allow"
+    except PermissionError:
+        return "append"
+    finally:
+        os.close(file)
+print(json.dumps([ask(*each) for each in json.load(sys.stdin)]))
+'"""
+
+
+class TestRoutes:
+    CONFIG = """
+        [default]
+        url = "sqlite:{tmp}/v.db"
+        hide = ["**/.env", "/private"]
+        [routes]
+        "/ro" = {{ url = "dir:{tmp}/ro", read_only = true, hide = ["*.key"] }}
+        """
+
+    @pytest.fixture
+    def ruled(self, tmp_path: Path, serve: Serve) -> Mounted:
+        (tmp_path / "ro").mkdir()
+        (tmp_path / "ro/a").write_text("needle a")
+        (tmp_path / "ro/b.key").write_text("needle b")
+        plain = serve(f"sqlite:{tmp_path}/v.db", at="before")
+        for name in (".env", "sub/.env", "sub/x", "private/p"):
+            (plain.path / name).parent.mkdir(exist_ok=True)
+            (plain.path / name).write_text("needle")
+        os.link(plain.path / "sub/x", plain.path / "private/linked")
+        plain.stop()
+        config = tmp_path / "ruled.toml"
+        config.write_text(self.CONFIG.format(tmp=tmp_path))
+        return serve("", config=config)
+
+    def test_a_hidden_name_is_not_there_for_anybody(self, ruled: Mounted) -> None:
+        assert everything(ruled.path) == {"/sub", "/sub/x", "/ro", "/ro/a"}
+        assert os.stat(ruled.path / "sub/x").st_nlink == 1
+        refused(errno.ENOENT, lambda: (ruled.path / "sub/.env").read_text())
+        refused(errno.EACCES, lambda: (ruled.path / "sub/.env").write_text("x"))
+        refused(errno.EACCES, lambda: (ruled.path / "private").mkdir())
+        refused(errno.EACCES, lambda: os.rename(ruled.path / "sub/x", ruled.path / ".env"))
+        (ruled.path / "sub/x").unlink()
+        refused(errno.EACCES, lambda: (ruled.path / "sub").rmdir())
+        with fusebackend.connect(ruled.path) as files:
+            assert [each["path"] for each in files.grep("needle").matches] == ["/ro/a"]
+            assert files.glob("**/.env").matches == []
+            assert "Permission denied" in str(files.write("/.env", "x").error)
+            assert "Permission denied" in str(files.delete("/sub").error)
+            assert str(files.read("/private/p").error) == "File '/private/p' not found"
+            assert "needle" not in files.execute("cat /.env /sub/.env /private/p").output
+            branch = files.create_branch("b")
+            assert branch.error is None
+        assert not (ruled.path / ".fusebackend/branches/b/.env").exists()
+        assert not [path for path in everything(ruled.path / ".fusebackend") if ".env" in path]
+
+    def test_a_read_only_route_is(self, ruled: Mounted) -> None:
+        refused(errno.EROFS, lambda: (ruled.path / "ro/new").write_text("x"))
+        refused(errno.EROFS, lambda: (ruled.path / "ro/a").write_text("x"))
+        refused(errno.EROFS, lambda: (ruled.path / "ro/a").unlink())
+        with fusebackend.connect(ruled.path) as files:
+            assert "Read-only" in str(files.write("/ro/new", "x").error)
+            assert "Read-only" in str(files.edit("/ro/a", "a", "b").error)
+            assert files.upload_files([("/ro/a", b"x")])[0].error == "permission_denied"
+        assert (ruled.path / "ro/a").read_text() == "needle a"
+        assert everything(ruled.path / "ro") == {"/a"}
+
+
+class TestTheCommandLine:
+    def test_list_show_and_explain(self, tmp_path: Path, serve: Serve) -> None:
+        server = serve("memory:", config=configured(tmp_path, ""))
+        assert command(server, "view", "list").stdout == f"reviewer  6 rules    {tree(server)}\n"
+        shown = command(server, "view", "show", "reviewer").stdout.splitlines()
+        assert shown[0] == "  1  hide       read,write  /**/.env /team/private"
+        assert json.loads(command(server, "view", "show", "reviewer", "--json").stdout)["rules"] == RULES
+        explained = command(server, "view", "explain", "reviewer", "write", "/team/private/x").stdout
+        assert explained.startswith("hide: rule 1 matches /team/private\n")
+        assert command(server, "view", "explain", "reviewer", "read", "/b").stdout == "allow: no rule matches\n"
+        wrong = command(server, "view", "show", "none", check=False)
+        assert (wrong.returncode, wrong.stderr) == (1, "Error: there is no view 'none'; there are: reviewer\n")
+        wrong = command(server, "view", "explain", "reviewer", "read", "~", check=False)
+        assert wrong.returncode == 1
+        assert wrong.stderr.count("\n") == 1
+
+    @pytest.mark.parametrize(
+        ("text", "says"),
+        [
+            (
+                '[views.v]\nrules = [{ operations = ["read"], paths = ["a"] }]',
+                "view 'v': rule 1: path 'a' does not begin",
+            ),
+            ('[views.v]\nrules = [{ paths = ["/a"] }]', "'views.v.rules[1]': operations is missing"),
+            ('[views.v]\nrules = [{ operations = ["read"], path = ["/a"] }]', "unknown key 'views.v.rules[1].path'"),
+            ("[views.v]\nrule = []", "unknown key 'views.v.rule'; known: rules"),
+            ('[views."a/b"]\nrules = []', "view 'a/b' holds a slash"),
+            ('default_view = "v"', "default_view = 'v': there is no such view"),
+            ('[routes]\n"/x" = { url = "memory:", hide = ["**"] }', "hides the whole route"),
+            ('[routes]\n"/x" = { url = "memory:", hide = "a" }', "'routes./x.hide': expected a list, got a text"),
+            ('[default]\nurl = "memory:"\nhide = [".env"]', "route '/' has rules there"),
+        ],
+    )
+    def test_a_wrong_configuration_is_a_line(self, text: str, says: str, tmp_path: Path) -> None:
+        config = tmp_path / "wrong.toml"
+        config.write_text(text + "\n")
+        (tmp_path / "mnt").mkdir()
+        words = ["mount", str(tmp_path / "mnt"), "--config", str(config), "--default", "memory:"]
+        answer = run(words)
+        assert answer.returncode == 1
+        assert says in answer.stderr
+        assert answer.stderr.count("\n") == 1
+
+
+def run(words: list[str]) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "fusebackend", *words]
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/tests/support"}
+    return subprocess.run(line, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+
+
+def command(server: Mounted, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    name = words[0]
+    at = 2 if name == "view" else 1
+    answer = run([*words[:at], "--mount", str(server.path), *words[at:]])
+    assert not check or answer.returncode == 0 or name == "exec", answer.stderr
+    return answer

@@ -1,0 +1,474 @@
+"""Files that a host has made and not closed yet: what it sees of them itself, what others see, and what errors do."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterator
+
+import psycopg
+import pytest
+from eventually import eventually
+from services.postgres import Postgres
+
+from fusebackend.backends import PostgresBackend
+from fusebackend.backends.postgres import drafts, uses
+from fusebackend.backends.postgres.volume import PostgresVolume
+from fusebackend.databases import pipeline
+from fusebackend.protocol import RENAME_NOREPLACE, ROOT_NODE, Attr, AttrChanges, Caller
+
+pytestmark = pytest.mark.services
+
+ME = Caller(1000, 1000)
+LIMIT_S = 30.0
+LONG_AGO_NS = 10**18
+
+
+@pytest.fixture(scope="module")
+def database(postgres: Postgres) -> Iterator[str]:
+    with postgres.database() as dsn:
+        yield dsn
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No draft is stored before its time comes in a test."""
+    monkeypatch.setattr(drafts, "DRAFT_S", 1000.0)
+
+
+@pytest.fixture
+def one(database: str, request: pytest.FixtureRequest) -> Iterator[PostgresVolume]:
+    volume = PostgresVolume(database, request.node.name)
+    yield volume
+    volume.close()
+
+
+@pytest.fixture
+def two(database: str, request: pytest.FixtureRequest, one: PostgresVolume) -> Iterator[PostgresVolume]:
+    volume = PostgresVolume(database, request.node.name)
+    yield volume
+    volume.close()
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The statements of each round trip of a transaction."""
+    sent: list[list[str]] = []
+
+    def send(connection: psycopg.Connection[object], statements: list[pipeline.Statement]) -> list[pipeline.Rows]:
+        sent.append([query for query, _ in statements])
+        return pipeline.send(connection, statements)
+
+    monkeypatch.setattr("fusebackend.backends.postgres.transaction.send", send)
+    return sent
+
+
+def create(volume: PostgresVolume, name: bytes = b"file", mode: int = 0o600) -> int:
+    return volume.create(ROOT_NODE, name, mode, os.O_RDWR, ME).node
+
+
+def draft(volume: PostgresVolume, name: bytes = b"file", data: bytes = b"draft") -> int:
+    node = create(volume, name)
+    volume.write(node, 0, data)
+    return node
+
+
+def unpack(volume: PostgresVolume, name: bytes) -> int:
+    """What `tar xf` does for a file."""
+    node = create(volume, name)
+    volume.write(node, 0, b"a" * 512)
+    volume.write(node, 512, b"b" * 2488)
+    volume.setattr(node, AttrChanges(mtime_ns=LONG_AGO_NS))
+    assert volume.getattr(node).size == 3000
+    volume.setattr(node, AttrChanges(uid=7, gid=8))
+    volume.setattr(node, AttrChanges(mode=0o640))
+    volume.setxattr(node, b"user.a", b"b")
+    volume.flush(node)
+    volume.release(node, os.O_RDWR)
+    return node
+
+
+def fields(attr: Attr) -> tuple[int, ...]:
+    return attr.mode, attr.uid, attr.gid, attr.size, attr.blocks, attr.mtime_ns, attr.ctime_ns, attr.nlink
+
+
+def test_what_a_program_does_with_a_new_file_is_two_transactions(
+    one: PostgresVolume, two: PostgresVolume, batches: list[list[str]]
+) -> None:
+    unpack(one, b"first")  # fills the connection's records
+    batches.clear()
+    node = unpack(one, b"second")
+    assert [batch.count("COMMIT") for batch in batches] == [1, 1], batches
+    assert [len(batch) for batch in batches] == [7, 8], batches
+    attr = two.lookup(ROOT_NODE, b"second")
+    assert (attr.node, attr.mode, attr.uid, attr.gid, attr.size) == (node, 0o100640, 7, 8, 3000)
+    assert attr.mtime_ns == LONG_AGO_NS
+    assert two.read(node, 0, 4000) == b"a" * 512 + b"b" * 2488
+    assert two.getxattr(node, b"user.a") == b"b"
+
+
+def test_a_name_is_made_in_one_round_trip_unless_others_change_the_directory(
+    one: PostgresVolume, two: PostgresVolume, batches: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uses.OwnDirectories, "changed", lambda self, node: None)  # no news from the other host
+
+    def trips(volume: PostgresVolume, name: bytes) -> int:
+        batches.clear()
+        volume.mkdir(ROOT_NODE, name, 0o755, ME)
+        return len(batches)
+
+    assert [trips(one, b"%d" % number) for number in range(3)][1:] == [1, 1]
+    one.symlink(ROOT_NODE, b"link", b"0", ME)
+    assert [trips(two, b"b%d" % number) for number in range(3)][1:] == [1, 1]
+    assert trips(one, b"c") == 3
+    assert trips(one, b"d") == 2, "for a while it takes no guess"
+    assert one.getattr(ROOT_NODE).nlink == two._read_inode(ROOT_NODE).nlink == 2 + 8
+    assert [name for name, _ in two.readdir(ROOT_NODE, b"", 9)] == [
+        b"0",
+        b"1",
+        b"2",
+        b"b0",
+        b"b1",
+        b"b2",
+        b"c",
+        b"d",
+        b"link",
+    ]
+
+
+def test_a_name_that_is_there_is_found_by_a_guess(one: PostgresVolume) -> None:
+    one.mkdir(ROOT_NODE, b"a", 0o755, ME)
+    for make in (
+        lambda: one.mkdir(ROOT_NODE, b"a", 0o755, ME),
+        lambda: one.create(ROOT_NODE, b"a", 0o644, os.O_RDWR, ME),
+        lambda: one.symlink(ROOT_NODE, b"a", b"x", ME),
+    ):
+        one._directories._contested.clear()
+        with pytest.raises(FileExistsError):
+            make()
+    assert one.getattr(ROOT_NODE).nlink == 3
+
+
+def test_a_directorys_times_are_those_that_a_reader_left(one: PostgresVolume, two: PostgresVolume) -> None:
+    """No time goes back: an access time is noted without a new version."""
+    one.mkdir(ROOT_NODE, b"a", 0o755, ME)
+    two.readdir(ROOT_NODE, b"", 9)
+    atime_ns = two.getattr(ROOT_NODE).atime_ns
+    one.mkdir(ROOT_NODE, b"b", 0o755, ME)
+    assert two.getattr(ROOT_NODE).atime_ns == one.getattr(ROOT_NODE).atime_ns == atime_ns
+
+
+def test_a_directorys_attributes_are_those_of_the_last_change_that_was_told(
+    one: PostgresVolume, two: PostgresVolume
+) -> None:
+    modes: list[int] = []
+    directory = one.mkdir(ROOT_NODE, b"d", 0o755, ME).node
+    one.mkdir(directory, b"e", 0o755, ME)
+    assert one.getattr(directory).nlink == 3
+    one.subscribe(lambda change: modes.append(one.getattr(directory).mode))
+    two.setattr(directory, AttrChanges(mode=0o700))
+    eventually(lambda: 0o40700 in modes, LIMIT_S)
+    assert set(modes) == {0o40700}
+
+
+def test_hosts_that_make_names_in_one_directory_do_not_lose_any(one: PostgresVolume, two: PostgresVolume) -> None:
+    def make(volume: PostgresVolume, tag: bytes) -> None:
+        for number in range(40):
+            volume.mkdir(ROOT_NODE, tag + b"%d" % number, 0o755, ME)
+
+    threads = [threading.Thread(target=make, args=(volume, tag)) for volume, tag in ((one, b"a"), (two, b"b"))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(one.readdir(ROOT_NODE, b"", 200)) == 80
+    assert two.lookup(ROOT_NODE, b"a0").nlink == 2
+    assert one._read_inode(ROOT_NODE).nlink == two._read_inode(ROOT_NODE).nlink == 82
+
+
+def test_the_name_is_there_at_once_and_the_bytes_after_the_close(one: PostgresVolume, two: PostgresVolume) -> None:
+    node = draft(one)
+    with pytest.raises(FileExistsError):
+        two.create(ROOT_NODE, b"file", 0o600, os.O_RDWR, ME)
+    assert two.lookup(ROOT_NODE, b"file").size == 0
+    one.flush(node)
+    assert two.read(node, 0, 100) == b"draft"
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda volume, node: volume.read(node, 0, 9) == b"draft",
+        lambda volume, node: volume.getattr(node).size == 5,
+        lambda volume, node: volume.lookup(ROOT_NODE, b"file").size == 5,
+        lambda volume, node: [attr.size for _, attr in volume.readdir(ROOT_NODE, b"", 9)] == [5],
+        lambda volume, node: volume.open(node, os.O_RDONLY).size == 5,
+        lambda volume, node: volume.next_data(node, 0) == 0,
+        lambda volume, node: volume.listxattr(node) == [b"user.a"],
+    ],
+    ids=["read", "getattr", "lookup", "readdir", "open", "next_data", "listxattr"],
+)
+def test_this_host_sees_it_at_once(one: PostgresVolume, look: Callable[[PostgresVolume, int], bool]) -> None:
+    node = draft(one)
+    one.setxattr(node, b"user.a", b"b")
+    assert look(one, node)
+    assert one.read(node, 0, 9) == b"draft"
+    assert one.getxattr(node, b"user.a") == b"b"
+
+
+@pytest.mark.parametrize("how", ["fsync", "sync", "flush", "release", "rename", "link", "append", "truncate", "unlink"])
+def test_and_what_it_does_next_comes_after_it(one: PostgresVolume, two: PostgresVolume, how: str) -> None:
+    node = draft(one)
+    two.open(node, os.O_RDONLY)
+    contents = b"draft"
+    if how == "append":
+        one.append(node, b", more")
+        contents = b"draft, more"
+    elif how == "truncate":
+        one.setattr(node, AttrChanges(size=2))
+        contents = b"dr"
+    elif how == "rename":
+        one.rename(ROOT_NODE, b"file", ROOT_NODE, b"other", RENAME_NOREPLACE)
+    elif how == "link":
+        one.link(node, ROOT_NODE, b"other")
+    elif how == "unlink":
+        one.unlink(ROOT_NODE, b"file")
+    elif how == "release":
+        one.release(node, os.O_RDWR)
+    elif how == "sync":
+        one.sync()
+    else:
+        getattr(one, how)(node)
+    assert two.read(node, 0, 100) == contents
+    assert one.read(node, 0, 100) == contents
+
+
+def test_agents_see_it_at_once(database: str) -> None:
+    with PostgresBackend(database, "agents") as backend:
+        volume = backend.volume
+        directory = volume.mkdir(ROOT_NODE, b"d", 0o755, ME).node
+        verbs: list[Callable[[str], object]] = [
+            lambda path: (backend.read(path).file_data or {}).get("content"),
+            lambda path: backend.download(path).content,
+            lambda path: [entry["size"] for entry in backend.ls("/d").entries or () if entry["path"] == path],
+            lambda path: [match["text"] for match in backend.grep("needle", path).matches or ()],
+            lambda path: backend.edit(path, "needle", "thread").error,
+        ]
+        expected: list[object] = ["a needle", b"a needle", [8], ["a needle"], None]
+        for number, (verb, answer) in enumerate(zip(verbs, expected, strict=True)):
+            node = volume.create(directory, b"%d" % number, 0o644, os.O_RDWR, ME).node
+            volume.write(node, 0, b"a needle")
+            assert verb(f"/d/{number}") == answer
+        assert volume.read(node, 0, 100) == b"a thread"
+
+
+def test_it_is_in_a_snapshot(one: PostgresVolume) -> None:
+    node = draft(one)
+    one.take_snapshot("a")
+    one.write(node, 0, b"later")
+    kept = one.snapshot("a")
+    assert kept.read(kept.lookup(ROOT_NODE, b"file").node, 0, 100) == b"draft"
+
+
+def test_a_snapshot_of_another_host_has_the_file_as_it_was_stored(one: PostgresVolume, two: PostgresVolume) -> None:
+    unpack(one, b"first")
+    node = draft(one)
+    two.take_snapshot("a")
+    one.flush(node)
+    kept = two.snapshot("a")
+    assert kept.lookup(ROOT_NODE, b"file").size == 0
+    assert two.lookup(ROOT_NODE, b"file").size == 5
+
+
+def test_what_nobody_closes_is_stored_in_time(
+    one: PostgresVolume, two: PostgresVolume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drafts, "DRAFT_S", 0.01)
+    nodes = [draft(one, b"%d" % number) for number in range(3)]
+    for node in nodes:
+        eventually(lambda node=node: two.read(node, 0, 100) == b"draft", LIMIT_S)
+    one.write(nodes[0], 5, b", more")
+    assert two.read(nodes[0], 0, 100) == b"draft, more", "the file is no draft any more"
+
+
+def test_a_large_file_is_stored_as_it_is_written(one: PostgresVolume, two: PostgresVolume) -> None:
+    node = create(one)
+    for number in range(3):
+        one.write(node, number * 700_000, bytes([number]) * 700_000)
+    assert two.getattr(node).size == 2_100_000
+    assert one.read(node, 0, 1 << 22) == b"".join(bytes([number]) * 700_000 for number in range(3))
+
+
+def test_the_times_that_are_shown_stay(one: PostgresVolume, two: PostgresVolume) -> None:
+    """`git add` compares those of an open file with those it finds later."""
+    node = draft(one)
+    one.setattr(node, AttrChanges(mode=0o644))
+    shown = fields(one.getattr(node))
+    assert fields(one.setattr(node, AttrChanges(atime_ns=LONG_AGO_NS)))[0] == shown[0]
+    shown = fields(one.getattr(node))
+    one.flush(node)
+    assert fields(one.getattr(node)) == shown
+    assert fields(two.getattr(node)) == shown
+
+
+CHANGES: dict[str, Callable[[PostgresVolume, int], object]] = {
+    "chmod": lambda volume, node: volume.setattr(node, AttrChanges(mode=0o444)),
+    "write": lambda volume, node: volume.write(node, 5, b", theirs"),
+    "append": lambda volume, node: volume.append(node, b"theirs, long"),
+    "rename": lambda volume, node: volume.rename(ROOT_NODE, b"file", ROOT_NODE, b"moved"),
+    "unlink": lambda volume, node: volume.unlink(ROOT_NODE, b"file"),
+    "setxattr": lambda volume, node: volume.setxattr(node, b"user.theirs", b"x"),
+}
+
+
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("change", CHANGES)
+def test_another_hosts_change_of_the_file_stays(
+    one: PostgresVolume, two: PostgresVolume, monkeypatch: pytest.MonkeyPatch, change: str, told: bool
+) -> None:
+    events: list[object] = []
+    one.subscribe(events.append)
+    if not told:
+        monkeypatch.setattr(drafts.Drafts, "doubt", lambda self, node: None)
+    node = draft(one)
+    two.open(node, os.O_RDWR)
+    CHANGES[change](two, node)
+    if told:
+        eventually(lambda: bool(events), LIMIT_S)
+    one.setattr(node, AttrChanges(mtime_ns=LONG_AGO_NS))
+    one.flush(node)
+    content = {"write": b"draft, theirs", "append": b"drafts, long"}.get(change, b"draft")
+    for volume in (one, two):
+        assert volume.read(node, 0, 100) == content
+        attr = volume.getattr(node)
+        assert attr.mtime_ns == LONG_AGO_NS
+        assert attr.mode == (0o100444 if change == "chmod" else 0o100600)
+        assert attr.nlink == (change != "unlink")
+        expected = [b"user.theirs"] if change == "setxattr" else []
+        eventually(lambda volume=volume, expected=expected: volume.listxattr(node) == expected, LIMIT_S)
+
+
+def test_this_host_answers_with_another_hosts_change_once_it_has_been_told(
+    one: PostgresVolume, two: PostgresVolume
+) -> None:
+    """The kernel asks then, and keeps the answer."""
+    modes: list[int] = []
+    node = draft(one)
+    one.subscribe(lambda change: modes.append(one.getattr(node).mode))
+    two.setattr(node, AttrChanges(mode=0o444))
+    eventually(lambda: bool(modes), LIMIT_S)
+    assert set(modes) == {0o100444}
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, instead: str) -> None:
+    """Have a statement in place of each commit."""
+
+    def send(connection: psycopg.Connection[object], statements: list[pipeline.Statement]) -> list[pipeline.Rows]:
+        changed = [(instead, ()) if query == "COMMIT" else (query, values) for query, values in statements]
+        return pipeline.send(connection, changed)
+
+    monkeypatch.setattr("fusebackend.backends.postgres.transaction.send", send)
+
+
+FULL = "DO $$ BEGIN RAISE EXCEPTION 'no space' USING ERRCODE = '53100'; END $$"
+
+
+def test_an_error_is_that_of_the_close_and_of_no_later_one(
+    one: PostgresVolume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = draft(one)
+    with monkeypatch.context() as patch:
+        refuse(patch, FULL)
+        with pytest.raises(OSError, match="no space") as caught:
+            one.flush(node)
+        assert caught.value.errno == errno.ENOSPC
+    one.flush(node)
+    assert one.getattr(node).size == 0
+    one.write(node, 0, b"again")
+    assert one.read(node, 0, 100) == b"again"
+
+
+@pytest.mark.parametrize("when", ["flush", "fsync"])
+def test_so_is_one_that_came_before(
+    one: PostgresVolume, monkeypatch: pytest.MonkeyPatch, when: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(drafts, "DRAFT_S", 0.0)
+    with monkeypatch.context() as patch:
+        node = create(one)
+        refuse(patch, FULL)
+        one.write(node, 0, b"draft")
+        eventually(lambda: "can't be stored" in caplog.text, LIMIT_S)
+    with pytest.raises(OSError, match="no space"):
+        getattr(one, when)(node)
+    getattr(one, when)(node)
+
+
+def test_the_error_of_one_file_is_none_of_another(one: PostgresVolume, monkeypatch: pytest.MonkeyPatch) -> None:
+    fails, works = draft(one, b"fails"), draft(one, b"works")
+    one.flush(works)
+    with monkeypatch.context() as patch:
+        refuse(patch, FULL)
+        one.fsync(works)
+    with pytest.raises(OSError, match="no space"):
+        one.flush(fails)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_connection_that_is_lost_at_the_commit_loses_nothing(
+    one: PostgresVolume, two: PostgresVolume, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """The commit has happened or not: the changes are made once more."""
+    node = draft(one)
+    two.open(node, os.O_RDWR)
+    cut: list[int] = []
+
+    def send(connection: psycopg.Connection[object], statements: list[pipeline.Statement]) -> list[pipeline.Rows]:
+        if ("COMMIT", ()) in statements and not cut:
+            cut.append(1)
+            if when == "after":
+                pipeline.send(connection, statements)
+            two._query(("SELECT pg_terminate_backend(%s::int)", (connection.info.backend_pid,)))
+        return pipeline.send(connection, statements)
+
+    monkeypatch.setattr("fusebackend.backends.postgres.transaction.send", send)
+    one.flush(node)
+    assert cut
+    monkeypatch.undo()
+    one.flush(node)
+    for volume in (one, two):
+        assert volume.read(node, 0, 100) == b"draft"
+    one.setattr(node, AttrChanges(size=0))  # no other host has changed it
+
+
+def test_a_volume_that_is_closed_stores_its_drafts(database: str, two: PostgresVolume) -> None:
+    other = PostgresVolume(database, two.name)
+    node = draft(other)
+    two.open(node, os.O_RDONLY)
+    other.close()
+    assert two.read(node, 0, 100) == b"draft"
+
+
+def test_many_threads_write_and_look_at_the_same_draft(one: PostgresVolume, two: PostgresVolume) -> None:
+    """Every byte arrives, whoever stores the file meanwhile."""
+    for turn in range(8):
+        node = create(one, b"%d" % turn)
+        failures: list[BaseException] = []
+
+        def write(part: int, node: int = node, failures: list[BaseException] = failures) -> None:
+            try:
+                for number in range(20):
+                    one.write(node, part * 20 + number, b"%d" % part)
+                    if number == 10 + part:
+                        assert one.read(node, part * 20, 11) == b"%d" % part * 11
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=write, args=(part,)) for part in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+        one.flush(node)
+        assert two.read(node, 0, 100) == b"".join(b"%d" % part * 20 for part in range(4))

@@ -1,0 +1,67 @@
+"""`VolumeRecords`: which call has changed a file last, and how, against two dictionaries for each call."""
+
+from __future__ import annotations
+
+import random
+
+from fusebackend.history.calls import OpenCall
+from fusebackend.history.recorder import ATTRIBUTES, CONTENT, MADE, VolumeRecords
+from fusebackend.protocol import Actor
+
+
+def opened() -> OpenCall:
+    return OpenCall("verb", "a call", Actor())
+
+
+def test_calls_in_turn_as_in_a_model() -> None:
+    rng = random.Random(1)
+    records = VolumeRecords()
+    calls = [opened() for _ in range(4)]
+    last: dict[int, OpenCall] = {}
+    how: dict[OpenCall, dict[int, int]] = {call: {} for call in calls}
+    for _ in range(5000):
+        call, node = rng.choice(calls), rng.randrange(12)
+        match rng.randrange(12):
+            case 0:
+                records.disown(call, node)
+                if last.get(node) is call:
+                    del last[node]
+                how[call].pop(node, None)
+            case 1:
+                for volume, marks in call.forget().items():
+                    volume.ended(marks)
+                last = {each: owner for each, owner in last.items() if owner is not call}
+                how[call] = {}
+            case _:
+                change = rng.choice([0, ATTRIBUTES, CONTENT, MADE])
+                records.own(call, node, change)
+                last[node] = call
+                how[call][node] = how[call].get(node, 0) | change
+        for each in range(12):
+            assert [records.how(one, each) for one in calls] == [how[one].get(each, 0) for one in calls]
+            assert [records.is_last(one, each) for one in calls] == [last.get(each) is one for one in calls]
+        assert sum(sum(one.counts.values()) for one in calls) == len(last)
+
+
+def test_nothing_is_kept_of_calls_that_have_ended() -> None:
+    """However large a call is that goes on: at most as many as of those that do."""
+    records, large = VolumeRecords(), opened()
+    for node in range(100):
+        records.own(large, node, MADE)
+    for node in range(1000, 3000):
+        call = opened()
+        records.own(call, node, CONTENT)
+        for volume, marks in call.forget().items():
+            volume.ended(marks)
+        assert len(records.marks) <= 201
+    for volume, marks in large.forget().items():
+        volume.ended(marks)
+    assert records.marks == {}
+
+
+def test_files_of_a_call_share_a_mark() -> None:
+    """A call that goes on may have 100,000 of them."""
+    records, call = VolumeRecords(), opened()
+    for node in range(100):
+        records.own(call, node, MADE)
+    assert len({id(mark) for mark in records.marks.values()}) == 1
