@@ -277,9 +277,10 @@ class UndoPlan:
             return None
         lasts = self._lasts(view, record)
         made = self._made.get((view.prefix, node))
-        if made is not None and made.place is not None and made.place.file is made:
-            if lasts or made.stamp == _stamp_of(before):
-                return _Twin(made.place.path, made, None)
+        if made is not None and (lasts or made.stamp == _stamp_of(before)):
+            place = made.place
+            if place is not None and place.file is made:
+                return _Twin(place.path, made, None)
         if not lasts:
             return None
         try:
