@@ -46,6 +46,7 @@ from fusebackend.protocol import (
     StatResult,
     StatsResult,
     UndoResult,
+    VerifyResult,
     ViewInfo,
 )
 
@@ -221,6 +222,10 @@ class ServedMount(SandboxBackendProtocol):
     @abc.abstractmethod
     def changes(self, call: str | None = None, *, after: int = 0, limit: int = LISTED_CHANGES) -> list[ChangeInfo]:
         """Return the changes of a call, or of all, in their order. ValueError, OSError."""
+
+    @abc.abstractmethod
+    def verify_log(self, anchors: tuple[str, ...] = ()) -> VerifyResult:
+        """Check by its hash chain that the log is as it was written. ValueError, OSError."""
 
     @abc.abstractmethod
     def blame(self, path: str) -> BlameResult:
@@ -698,6 +703,7 @@ VERBS: dict[str, SocketVerb] = {
     ),
     "log": _same("log", long=True),
     "changes": _same("changes", long=True),
+    "verify_log": _same("verify_log", long=True),
     "blame": _same("blame", long=True),
     "diff": SocketVerb(OfDiff, _diff, long=True),
     "undo": SocketVerb(OfUndo, _undo, long=True, changes=True),

@@ -49,6 +49,7 @@ from fusebackend.protocol import (
     StatResult,
     StatsResult,
     UndoResult,
+    VerifyResult,
     ViewInfo,
     Volume,
     WriteResult,
@@ -536,6 +537,18 @@ class MountedBackend(ServedMount):
         return follow(
             self.log, lambda: self._recording is None or not self._recording.is_open, since, by=by, paths=paths
         )
+
+    def verify_log(self, anchors: Sequence[str] = ()) -> VerifyResult:
+        """Check by its hash chain that the log is as it was written; see `history/chain.py` for what that proves.
+
+        Args:
+            anchors: ends of the chain that were kept elsewhere, as `VerifyResult.anchor` gave them.
+
+        Raises:
+            ValueError: one is no anchor.
+            OSError: ENOTSUP, the mount keeps no history; or it can't be read.
+        """
+        return self._remembered().verify(anchors)
 
     def blame(self, path: str) -> BlameResult:
         """Return which call left a file as it is, and each of its lines: for text files of up to 2 MiB.
