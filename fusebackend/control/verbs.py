@@ -137,6 +137,11 @@ class ServedMount(SandboxBackendProtocol):
         """Return the mount as `fusebackend status --json` shows it."""
 
     @abc.abstractmethod
+    def metrics(self) -> str:
+        """Return what is measured of the mount, in the text format of Prometheus. OSError: ENOTSUP, prometheus-client
+        is not installed."""
+
+    @abc.abstractmethod
     def stat(self, path: str, *, follow: bool = False) -> StatResult:
         """Return the attributes of a path; a symbolic link itself, unless `follow` says otherwise."""
 
@@ -689,6 +694,7 @@ VERBS: dict[str, SocketVerb] = {
     "stat": _same("stat", works=False),
     "stats": _same("stats", long=True),
     "status": _same("status", works=False),
+    "metrics": _same("metrics"),
     "invalidate": _same("invalidate", works=False),
     "snapshots": _same("snapshots"),
     "create_snapshot": _same("create_snapshot", long=True, changes=True),

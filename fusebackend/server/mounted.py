@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from fusebackend.composite.backend import CompositeBackend
     from fusebackend.history.steps import Verb as Kind
     from fusebackend.protocol import Verb
+    from fusebackend.server.metrics import Metrics
     from fusebackend.server.recording import Recording
     from fusebackend.vfs.junctions import Route
     from fusebackend.vfs.mounted_tree import FileSystem
@@ -108,6 +109,7 @@ class MountedBackend(ServedMount):
         branches: of the mount; None if it has none.
         recording: keeps the history of calls; None if there is none.
         views: of the mount.
+        metrics: what is measured of it; None if nothing is.
     """
 
     def __init__(
@@ -122,6 +124,7 @@ class MountedBackend(ServedMount):
         branches: Branches | None = None,
         recording: Recording | None = None,
         views: Views | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         self._view_name: str | None = None
         self.backend = backend
@@ -129,6 +132,7 @@ class MountedBackend(ServedMount):
         self.mountpoint = mountpoint
         self.shell = shell
         self._status = status
+        self._metrics = metrics
         self._snapshots = snapshots
         self._automatic = automatic
         self._branches = branches
@@ -237,6 +241,18 @@ class MountedBackend(ServedMount):
     def status(self) -> dict[str, Any]:
         """Return the mount as `fusebackend status --json` shows it."""
         return self._status()
+
+    def metrics(self) -> str:
+        """Return what is measured of the mount, in the text format of Prometheus. Where the mount was made without
+        metrics, that is what is counted anyway.
+
+        Raises:
+            OSError: ENOTSUP, prometheus-client is not installed.
+        """
+        from fusebackend.server.metrics import opened
+
+        metrics = self._metrics or opened(self.filesystem, self._status)
+        return metrics.text()
 
     def stat(self, path: str, *, follow: bool = False) -> StatResult:
         """Return the attributes of a path; a symbolic link itself, unless `follow` says otherwise."""

@@ -348,6 +348,14 @@ class Client(SandboxBackendProtocol):
         """The mount as `fusebackend status --json` shows it."""
         return finished(self._now._call(dict[str, Any], "status", {}))
 
+    def metrics(self) -> str:
+        """Return what is measured of the mount, in the text format of Prometheus.
+
+        Raises:
+            OSError: ENOTSUP, the server has no prometheus-client.
+        """
+        return self._done(str, "metrics", {})
+
     def invalidate(self, path: str = "/") -> None:
         """Forget everything that is cached of `path`, because others have changed it.
 
