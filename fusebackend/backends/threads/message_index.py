@@ -132,6 +132,7 @@ class MessageIndex:
         self._by_digest: dict[str, list[int]] = {}
         self._titles: dict[int, str] = {}
         self._models: dict[int, str] = {}  # by the message that has it
+        self._read: list[tuple[Message, int]] = []  # the conversation that was added last, and the numbers
 
     @property
     def title(self) -> str:
@@ -178,6 +179,7 @@ class MessageIndex:
 
     def cut(self, kept: int) -> None:
         """Drop the checkpoints from this place on, and the messages that they brought."""
+        self._read = []
         del self.said[kept:]
         left = sum(message.step < kept for message in self.messages)
         del self.messages[left:], self.last[left:], self._ids[left:]
@@ -200,24 +202,31 @@ class MessageIndex:
         known = len(self.messages)
         place = len(self.said)
         error: str | None = None
-        used: set[int] = set()
         tools: dict[str, None] = {}
         size = 0
         try:
             conversation = self._lineage.messages_at(checkpoint)
         except Damaged as found:
             conversation, error, size = [], str(found), len(documents.error_line(found))
-        for position, message in enumerate(conversation):
+        read = self._same(conversation)
+        for position, (message, number) in enumerate(read):
+            size += message.line_bytes
+            self.last[number] = (place, position)
+        used = {number for _, number in read}
+        for position in range(len(read), len(conversation)):
+            message = conversation[position]
             digest, line_bytes = _digest(message)
             size += line_bytes
-            number = self._find(digest, message.get("id"), used)
-            if number is None:
-                number = len(self.messages)
+            found_number = self._find(digest, message.get("id"), used)
+            number = len(self.messages) if found_number is None else found_number
+            if found_number is None:
                 self._describe(number, digest, message, place, position, time_ns)
                 if message.get("type") == "tool" and message.get("name"):
                     tools[str(message["name"])] = None
             used.add(number)
             self.last[number] = (place, position)
+            read.append((message, number))
+        self._read = read
         self.said.append(
             Said(
                 checkpoint,
@@ -230,6 +239,15 @@ class MessageIndex:
                 error,
             )
         )
+
+    def _same(self, conversation: Sequence[Message]) -> list[tuple[Message, int]]:
+        """The messages at the beginning that are those of the conversation added last, with their numbers."""
+        same = 0
+        for (message, _), now in zip(self._read, conversation, strict=False):
+            if message is not now:
+                break
+            same += 1
+        return self._read[:same]
 
     def _find(self, digest: str, id_: Any, used: set[int]) -> int | None:
         """The number of a message. A message without an id, from a pending write, is the same with an id."""
@@ -263,7 +281,12 @@ class MessageIndex:
 
     def end(self) -> None:
         """All checkpoints are known. Called while what the newest one needs is at hand."""
-        self.messages_bytes = len(documents.messages_now(self._lineage))
+        self._read = []
+        unwritten = self._lineage.unwritten()
+        if self.said and self.said[-1].id == unwritten:
+            self.messages_bytes = self.said[-1].messages_bytes
+        else:
+            self.messages_bytes = len(documents.messages_now(self._lineage))
         if self._cache is not None:
             kept = Kept(
                 FORMAT,
