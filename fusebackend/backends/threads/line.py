@@ -165,7 +165,7 @@ class Line:
             README: self._page(RewrittenPage, lambda index: len(self._readme(index)), self._readme),
             CHECKPOINTS: self._page(Page, lambda index: len(overview.checkpoints_tsv(index)), overview.checkpoints_tsv),
             TRANSCRIPT: self._document(
-                Page, lambda: overview.transcript_size(self.talk()), lambda: self._transcript(self.talk())
+                Page, lambda: self._transcript_bytes(self.talk()), lambda: self._transcript(self.talk())
             ),
         }
         computed = {directory.name: directory for directory in self._computed}
@@ -290,6 +290,10 @@ class Line:
 
     def _readme(self, index: LineIndex) -> bytes:
         return overview.readme(index, self.lineage.place)
+
+    def _transcript_bytes(self, talk: MessageIndex) -> int:
+        talk.measure(lambda number: self._message(talk, number))
+        return overview.transcript_size(talk)
 
     def _transcript(self, talk: MessageIndex) -> bytes:
         return overview.transcript(talk, lambda number: self._message(talk, number))
