@@ -658,7 +658,7 @@ class TestRoutes:
         assert everything(ruled.path / "ro") == {"/a"}
 
 
-@pytest.fixture(params=["postgres", "store"])
+@pytest.fixture(params=[pytest.param("postgres", marks=pytest.mark.services), "store"])
 def far(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of a volume behind a service. Ends after `serve`, which is to come after it."""
     if request.param == "store":
