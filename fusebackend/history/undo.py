@@ -198,11 +198,11 @@ class Undo:
         """Take the made steps of an undo back, whose error is being raised."""
         try:
             plan = self._plan([number])
-            with self._recorder.calls.inside("undo", f"undo c{number}, which failed", None, [number]) as call:
-                _Making(self._recorder, self._volumes, call).make(plan.steps)
-                self._history.mark_undone([number], by=self._recorder.calls.number(call))
             if plan.conflicts:
                 raise OSError(errno.EBUSY, f"'{plan.conflicts[0].path}' {plan.conflicts[0].reason}")
+            with self._recorder.calls.inside("undo", f"undo c{number}, which failed", None, [number]) as call:
+                _Making(self._recorder, self._volumes, call).make(plan.steps, to_the_end=True)
+                self._history.mark_undone([number], by=self._recorder.calls.number(call))
         except OSError:
             log.exception("the steps of the undo c%d, which failed, could not be taken back", number)
             text = f"{error}; a part is done, and 'fusebackend undo c{number}' takes that back"
@@ -223,15 +223,18 @@ class _Making:
         self._numbers: dict[int, int] = {}  # of records that were made ahead, by step
         self._recorded = 0  # steps before this one have their records already
 
-    def make(self, steps: Sequence[Step]) -> list[str]:
+    def make(self, steps: Sequence[Step], *, to_the_end: bool = False) -> list[str]:
         """Make the steps. Returns a line for each thing that a volume did not take.
+
+        Args:
+            to_the_end: also if the caller no longer waits.
 
         Raises:
             OSError: EBUSY, a file has changed since the plan was made; ECANCELED; from a volume.
         """
         left = budget.current()
         while self.made < len(steps):
-            if left.cancelled:
+            if left.cancelled and not to_the_end:
                 raise oserror(errno.ECANCELED)
             self._some(steps)
             time.sleep(PAUSE_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from recorded import Agent, Files, Recorded
 
 from fusebackend.backends import FilesystemBackend, InMemoryBackend, SqliteBackend
+from fusebackend.base import budget
 from fusebackend.base.paths import ROOT
 from fusebackend.history import undo as undo_module
 from fusebackend.history.records import Image
@@ -421,6 +423,62 @@ def test_a_killed_undo_is_finished_by_the_same_command(
     assert again.conflicts == [] and again.calls == [f"c{call}"]
     assert recorded.files.dump() == before
     assert recorded.history.call(call).undone_by is not None
+
+
+def test_a_cancelled_undo_takes_everything_back(
+    recorded: Recorded, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(recorded)
+    work(recorded)
+    before, call, cancelled = files.dump(), recorded.last(), threading.Event()
+    monkeypatch.setattr(undo_module, "HELD_S", 0)
+    making = undo_module._Making._placed
+
+    def step(self: Any, *words: Any) -> Any:
+        if self.made == 3:
+            cancelled.set()  # by a client that no longer waits
+        return making(self, *words)
+
+    with monkeypatch.context() as patch, budget.limited(None, cancelled):
+        patch.setattr(undo_module._Making, "_placed", step)
+        with pytest.raises(OSError, match="canceled"):
+            recorded.undoing.undo()
+    assert files.dump() == before
+    assert recorded.undoing.undo().calls == [f"c{call}"], "it can be tried again"
+
+
+def test_a_failed_undo_that_cannot_be_taken_back_can_be_later(
+    recorded: Recorded, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with recorded.call():
+        for name in ("one", "two", "three"):
+            files.write(f"/{name}", b"old")
+    with recorded.call():
+        for name in ("one", "two", "three"):
+            files.write(f"/{name}", b"new")
+    before, call = files.dump(), recorded.last()
+    making, other = undo_module._Making._placed, Agent(recorded, "another", "other")
+    steps = 0
+
+    def step(self: Any, volume: Any, step: Any, changes: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == 3:
+            other.do(lambda: files.append("/two", b" and another's"))
+            other.end()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return making(self, volume, step, changes)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(undo_module._Making, "_placed", step)
+        with pytest.raises(OSError, match="a part is done, and 'fusebackend undo c3' takes that back"):
+            recorded.undoing.undo([call])
+    (conflict,) = recorded.undoing.undo([3]).conflicts
+    assert conflict.path == "/two"
+    assert recorded.undoing.undo([3], keep_newer=True).kept == [conflict]
+    assert files.read("/two") == b"old and another's"
+    after = files.dump()
+    assert (after["/one"], after["/three"]) == (before["/one"], before["/three"])
 
 
 def test_a_route_that_is_gone_is_named(recorded: Recorded, files: Files) -> None:
