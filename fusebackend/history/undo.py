@@ -37,6 +37,7 @@ from fusebackend.protocol import (
     Changes,
     ObservableVolume,
     SnapshotVolume,
+    UndoConflict,
     UndoneChange,
     UndoResult,
     Volume,
@@ -159,12 +160,15 @@ class Undo:
 
     def _plan(self, numbers: Sequence[int], *, merge: bool = False) -> UndoPlan:
         self._end(numbers)
+        self._history.require()  # else records are missing that would be taken back
         records = [record for number in numbers for record in self._history.records(number)]
         records.sort(key=lambda record: record.number)
         plan = UndoPlan(
             self._volumes, self._recorder.images.path, self._history.later, merge=merge, earlier=self._history.earlier
         )
         plan.add(records, self._history.overlaps(numbers))
+        for number, why in self._history.gaps(numbers).items():
+            plan.conflicts.append(UndoConflict("/", f"may have more changes of c{number}, which were not recorded: {why}"))
         return plan
 
     # -- the steps -------------------------------------------------------------------------------------------------
@@ -311,7 +315,7 @@ class _Making:
             number = self._record("create", step, node=step.node, linked=step.word == "link")
             self._numbers[self._recorded] = number
             self._recorded += 1
-        self._recorder.history.flush()
+        self._recorder.history.require()
 
     def _read_next(self, steps: Sequence[Step]) -> None:
         """Read what the next steps are made of, with the lock free."""
@@ -322,7 +326,7 @@ class _Making:
     def _record(self, kind: RecordKind, step: Step, kept: Kept | None = None, **fields: Any) -> int:
         number = self._recorder.add(self._call, step.prefix, kind, step.path, kept, **fields)
         if kind != "create" and not _asks_first(self._volumes[step.prefix]):
-            self._recorder.history.flush()
+            self._recorder.history.require()
         return number
 
     def _new(self, volume: Volume, step: Step, changes: Changes) -> Placed:

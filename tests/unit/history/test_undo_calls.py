@@ -481,6 +481,46 @@ def test_a_failed_undo_that_cannot_be_taken_back_can_be_later(
     assert (after["/one"], after["/three"]) == (before["/one"], before["/three"])
 
 
+def test_what_was_not_recorded_is_named(
+    recorded: Recorded, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files.write("/one", b"old")
+    files.write("/two", b"old")
+    with recorded.call():
+        files.write("/one", b"new")
+        with monkeypatch.context() as patch:
+            patch.setattr(recorded.images, "keep", lambda *_: 1 / 0)
+            files.write("/two", b"new")
+    (conflict,) = recorded.undoing.undo().conflicts
+    call = recorded.last()
+    assert conflict.path == "/"
+    assert conflict.reason.startswith(f"may have more changes of c{call}, which were not recorded: a change in '/' was")
+    assert files.read("/one") == b"new"
+    assert recorded.undoing.undo(keep_newer=True).kept == [conflict]
+    assert files.read("/one") == b"old"
+
+
+def test_no_more_is_taken_back_than_is_recorded(recorded: Recorded, files: Files) -> None:
+    """The disk of the history is full."""
+    with recorded.call():
+        for number in range(50):
+            files.write(f"/{'name' * 40}-{number}", b"x")
+    before, call = files.dump(), recorded.last()
+    writer = recorded.history._writer
+    writer.execute(f"PRAGMA max_page_count = {writer.execute('PRAGMA page_count').fetchone()[0]}")
+    with pytest.raises(OSError, match="can't be written: database or disk is full; a part is done, and .* undo c2' take"):
+        recorded.undoing.undo()
+    left = files.dump()
+    with pytest.raises(OSError, match="can't be written: database or disk is full"):
+        recorded.undoing.undo([2])
+    assert files.dump() == left
+    writer.execute("PRAGMA max_page_count = 100000")
+    recorded.undoing.undo([2])
+    assert files.dump() == before
+    assert recorded.undoing.undo().calls == [f"c{call}"]
+    assert files.dump().keys() == {"/"}
+
+
 def test_a_route_that_is_gone_is_named(recorded: Recorded, files: Files) -> None:
     with recorded.call():
         files.write("/file", b"x")
