@@ -168,7 +168,9 @@ class Undo:
         )
         plan.add(records, self._history.overlaps(numbers))
         for number, why in self._history.gaps(numbers).items():
-            plan.conflicts.append(UndoConflict("/", f"may have more changes of c{number}, which were not recorded: {why}"))
+            plan.conflicts.append(
+                UndoConflict("/", f"may have more changes of c{number}, which were not recorded: {why}")
+            )
         return plan
 
     # -- the steps -------------------------------------------------------------------------------------------------

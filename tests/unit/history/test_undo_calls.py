@@ -139,6 +139,32 @@ def test_renames_and_exchanges_are_taken_back(recorded: Recorded, files: Files) 
     assert files.dump() == before
 
 
+def test_a_directory_that_was_changed_before_it_was_removed(recorded: Recorded, files: Files) -> None:
+    """As `chmod -R u+w` and `rm -rf`."""
+    plant(recorded)
+    files.change("/repo/sub", mode=0o500)
+    before = files.dump()
+    with recorded.call("chmod -R u+w; rm -rf"):
+        files.change("/repo/sub", mode=0o700)
+        files.xattr("/repo/sub", b"user.other", b"x")
+        files.remove_tree("/repo/sub")
+    check(recorded)
+    assert files.dump() == before
+
+
+def test_a_directory_that_was_moved_before_it_was_removed(recorded: Recorded, files: Files) -> None:
+    plant(recorded)
+    files.change("/repo/sub", mode=0o500)
+    before = files.dump()
+    with recorded.call("mv; rm -rf"):
+        files.rename("/repo/sub", "/repo/gone")
+        files.mkdir("/repo/sub", 0o755)
+        files.remove_tree("/repo/gone")
+        files.rename("/repo/sub", "/repo/gone")
+    check(recorded)
+    assert files.dump() == before
+
+
 def test_a_name_that_was_used_again(recorded: Recorded, files: Files) -> None:
     """The records of one call at one path are of three files."""
     plant(recorded)
@@ -481,9 +507,7 @@ def test_a_failed_undo_that_cannot_be_taken_back_can_be_later(
     assert (after["/one"], after["/three"]) == (before["/one"], before["/three"])
 
 
-def test_what_was_not_recorded_is_named(
-    recorded: Recorded, files: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_not_recorded_is_named(recorded: Recorded, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     files.write("/one", b"old")
     files.write("/two", b"old")
     with recorded.call():
@@ -508,7 +532,9 @@ def test_no_more_is_taken_back_than_is_recorded(recorded: Recorded, files: Files
     before, call = files.dump(), recorded.last()
     writer = recorded.history._writer
     writer.execute(f"PRAGMA max_page_count = {writer.execute('PRAGMA page_count').fetchone()[0]}")
-    with pytest.raises(OSError, match="can't be written: database or disk is full; a part is done, and .* undo c2' take"):
+    with pytest.raises(
+        OSError, match=r"can't be written: database or disk is full; a part is done, and .* undo c2' take"
+    ):
         recorded.undoing.undo()
     left = files.dump()
     with pytest.raises(OSError, match="can't be written: database or disk is full"):
