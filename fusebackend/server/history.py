@@ -21,12 +21,23 @@ from fusebackend.base.paths import ROOT, AgentPath, to_name
 from fusebackend.control.verbs import DiffForm
 from fusebackend.history.blame import blame, lineage
 from fusebackend.history.calls import OpenCall
+from fusebackend.history.chain import anchor_of
 from fusebackend.history.history_file import Filter
 from fusebackend.history.recorder import Recorder
 from fusebackend.history.records import Call, Record, call_number
 from fusebackend.history.undo import Undo
 from fusebackend.history.undo_plan import image_source, mount_path, whole
-from fusebackend.protocol import Actor, BlamedLine, BlameResult, CallInfo, ChangeInfo, UndoResult, Volume, current_actor
+from fusebackend.protocol import (
+    Actor,
+    BlamedLine,
+    BlameResult,
+    CallInfo,
+    ChangeInfo,
+    UndoResult,
+    VerifyResult,
+    Volume,
+    current_actor,
+)
 from fusebackend.protocol.records import FILE_TYPES
 from fusebackend.trees import diff_output
 from fusebackend.trees.diff import Differences, differences
@@ -169,6 +180,11 @@ class MountHistory:
             return None
         return None if data is None else data.splitlines(keepends=True)
 
+    def verify(self, anchors: Sequence[str]) -> VerifyResult:
+        """Check that the history is as it was written. Raises ValueError for what is no anchor."""
+        found = self._file.verify(dict(map(anchor_of, anchors)))
+        return VerifyResult(f"{found.last.link}:{found.last.head.hex()}", found.first, found.problems)
+
     def _later(self, number: int, prefix: AgentPath, path: bytes) -> list[Record]:
         return self._file.later(number, prefix, path, with_undone=True)
 
@@ -236,12 +252,17 @@ class MountHistory:
         return [call for call in self._recorder.calls.open() if call.kind != "command"]
 
     def forget(self, calls: Sequence[int]) -> None:
-        """Delete calls with their records and the bytes that these alone need; those that go on end first."""
+        """Delete calls with their records and the bytes that these alone need; those that go on end first.
+
+        Raises:
+            OSError: the history can't be written, as on a full disk.
+        """
         for call in self._interruptible():
             if call.number in calls:
                 self._recorder.calls.end(call)
         below = self._recorder.images.next_number()
         self._file.forget(calls)
+        self._file.require()  # else nothing is deleted yet
         self._recorder.images.clean(self._file.images("file"), below)
 
 

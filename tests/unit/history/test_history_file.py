@@ -302,17 +302,6 @@ def test_a_call_whose_records_are_too_many_for_memory_has_a_gap(history, path, m
     again.close()
 
 
-def test_a_full_disk_hinders_no_deletion(history):
-    call, free = made(history, *(b"/%d" % number * 50 for number in range(200))), fill_disk(history)
-    other = history.open_call("verb", "write", NOBODY)
-    for number in range(200):
-        history.add(other, ROOT, "create", b"/%d" % number * 50)
-    history.forget([call])
-    assert history.call(call) is None
-    assert list(history.gaps([call, other])) == [other]
-    free()
-
-
 def test_many_rows_are_not_kept_in_memory(history, monkeypatch):
     monkeypatch.setattr("fusebackend.history.history_file.MOST_WAITING", 10)
     call = history.open_call("verb", "write", NOBODY)
