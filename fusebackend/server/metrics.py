@@ -316,6 +316,12 @@ class _Counted:
         control, execute = status["control"], status["execute"]
         yield gauge("control_connections", "Clients of the control socket.", control["connections"])
         yield gauge("control_held_bytes", "Memory that their calls hold.", control["held_bytes"])
+        yield gauge("control_waiting_calls", "Their calls that wait for a turn.", control["waiting"])
+        yield CounterMetricFamily(
+            "fusebackend_control_refused",
+            "Their calls that were refused before they began: too much at once.",
+            value=control["refused"],
+        )
         yield gauge("commands_running", "Commands that run in the mount.", execute.get("running", 0))
         counters = dict(status["counters"])
         for name, text in (

@@ -126,6 +126,7 @@ def test_what_is_counted_is_printed_of_any_mount(serve: Serve) -> None:
     assert value(found, "mount_info", mountpoint=str(mounted.path), version=fusebackend.__version__) == 1
     assert value(found, "route_state", route="/", state="healthy") == 1
     assert value(found, "control_connections") == 1
+    assert ("fusebackend_control_refused_total", frozenset()) in found
     assert not any(name.startswith("fusebackend_request_seconds") for name, _ in found)
 
 
