@@ -36,7 +36,7 @@ from fusebackend.backends.sqlite.stored_tree import CACHE_INODES, DirtyBuffer, s
 from fusebackend.base import waiting
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import AgentPath, to_name, to_text
-from fusebackend.base.stamps import now_ns
+from fusebackend.base.stamps import CLOCK, now_ns
 from fusebackend.base.waiting import will_wait
 from fusebackend.databases.sqlite import open_file, sync_directory, transaction
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, Attr, Caller, Features, Volume
@@ -696,6 +696,20 @@ class BranchVolume(SqliteVolume):
 
     def lookup(self, parent: int, name: bytes) -> Attr:
         with self.lock, self._fresh:
+            if not self.has_own_names(parent):
+                try:
+                    attr = self.lower.find(parent, name)
+                except (FileNotFoundError, NotADirectoryError):
+                    self._directory(parent)
+                    raise oserror(errno.ENOENT, name) from None
+                node = attr.node
+                if not (attr.is_dir or self._is_own(node) or node in self._gone) and self.lower.is_live(node):
+                    CLOCK.saw(attr.ctime_ns)
+                    return attr  # of no use here: they are asked for again
+                self._found_below(parent, attr)
+                inode = self._inode(node)
+                CLOCK.saw(inode.ctime_ns)
+                return inode
             return super().lookup(parent, name)
 
     def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
