@@ -17,6 +17,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Mapping
 
 from fusebackend.base import heap
 from fusebackend.control import rendezvous, wire
@@ -32,7 +33,7 @@ from fusebackend.control.limits import (
 )
 from fusebackend.control.server.server_connection import Connection, peer
 from fusebackend.control.server.turns import Turns
-from fusebackend.control.verbs import ServedMount
+from fusebackend.control.verbs import VERBS, ServedMount, SocketVerb
 from fusebackend.control.wire import ErrorObject, Failure
 
 log = logging.getLogger(__name__)
@@ -55,9 +56,12 @@ ACCEPT_RETRY_S = 0.5
 class ControlServer:
     """Serves a `ServedMount` on a Unix socket, from `start` to `close`."""
 
-    def __init__(self, backend: ServedMount, *, read_only: bool = False) -> None:
+    def __init__(
+        self, backend: ServedMount, *, read_only: bool = False, verbs: Mapping[str, SocketVerb] = VERBS
+    ) -> None:
         self.backend = backend
         self.read_only = read_only
+        self.verbs = verbs
         self.address = ""
         self._switch_s = sys.getswitchinterval()
         self._listener: socket.socket | None = None
@@ -74,6 +78,7 @@ class ControlServer:
         self._guard = threading.Lock()
         self._numbers = itertools.count(1)
         self.commands = threading.BoundedSemaphore(MAX_COMMANDS_IN_ALL)  # places of those of all connections
+        self._refused = 0
         self._closing = False
         self._ending = threading.Lock()
 
@@ -116,7 +121,13 @@ class ControlServer:
         """For `status`."""
         with self._guard:
             held = sum(connection.held_bytes for connection in self._connections) + self.room.used
-            return {"connections": len(self._connections), "held_bytes": held}
+            refused, waiting = self._refused, self.turns.waiting
+            return {"connections": len(self._connections), "held_bytes": held, "waiting": waiting, "refused": refused}
+
+    def refused(self) -> None:
+        """Count a call that was refused before it began, because there was too much at once."""
+        with self._guard:
+            self._refused += 1
 
     def crowded(self, connection: Connection) -> bool:
         """Return True if this connection has a place for newcomers, because all others are taken."""
