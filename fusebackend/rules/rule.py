@@ -22,6 +22,11 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 
 _MAGIC = re.compile(r"[*?\[{\\]")
 
+_NEWLINE = "\udc0a"
+"""Stands for a newline where globs are matched, and is in no name (surrogateescape gives \\udc80 and more). wcmatch
+ends its expressions with `$`, which is also true before a newline at the end: `**` would not match a name of a dot and
+a newline, so that it could be made where nothing may."""
+
 
 class RuleError(ValueError):
     """A rule is invalid. Its `str` is one line that says which, and what to write."""
@@ -66,7 +71,7 @@ class Rule:
         for path in self.paths:
             _check(path)
             try:
-                found, _ = wcglob.translate(path, flags=flags)
+                found, _ = wcglob.translate(path.replace("\n", _NEWLINE), flags=flags)
             except Exception as error:  # wcmatch: too many patterns; re: a bad class
                 raise RuleError(f"path {path!r} is no glob: {error}") from None
             patterns += [re.compile(each) for each in found]
@@ -74,6 +79,8 @@ class Rule:
 
     def matches(self, path: str) -> bool:
         """Return True if the rule is about a path, which is normalised."""
+        if "\n" in path:
+            path = path.replace("\n", _NEWLINE)
         return any(pattern.match(path) for pattern in self.patterns)
 
     @classmethod

@@ -44,7 +44,7 @@ from fusebackend.protocol import (
     Volume,
     Writable,
 )
-from fusebackend.rules.view import View
+from fusebackend.rules.view import ALLOWED, View
 from fusebackend.volumes.native import NativeVolume
 
 _SHIFT = 44
@@ -132,10 +132,12 @@ class RuledVolume(NativeVolume):
 
     def _bits(self, path: AgentPath) -> int | None:
         """Return what may not be done with what is at a path; None where it is hidden."""
-        reading = self.view.decide("read", path)
+        decided = self.view.decide_both(path)
+        if decided is ALLOWED:
+            return 0
+        reading, writing = decided
         if reading == "hide":
             return None
-        writing = self.view.decide("write", path)
         bits = 0 if reading == "allow" else NO_READ
         return bits | (0 if writing == "allow" else APPEND if writing == "append" else NO_WRITE)
 
@@ -165,12 +167,9 @@ class RuledVolume(NativeVolume):
         """Return the attributes of something as the view shows them."""
         if not attr.is_dir and attr.nlink > 1 and self.view.hides and not bits:
             bits = LINKED
-        if attr.is_dir:
-            if not (self.view.hides or bits & NO_READ):
-                return attr
-        elif not bits:
-            if attr.node > NODES:
-                raise OSError(errno.EOVERFLOW, "The volume's node numbers leave no room for rules")
+        if attr.node > NODES:
+            raise OSError(errno.EOVERFLOW, "The volume's node numbers leave no room for rules")
+        if not (bits & NO_READ or self.view.hides if attr.is_dir else bits):
             return attr
         mode = attr.mode
         if not attr.is_dir:
@@ -242,12 +241,17 @@ class RuledVolume(NativeVolume):
             if self.view.decide("read", path) != "allow":
                 raise oserror(errno.EACCES)
             found: list[tuple[bytes, Attr]] = []
+            decide, inside = self.view.decide_both, "/" if path == "/" else path + "/"
             while len(found) < limit:  # a page that is not full ends a listing
                 page = self.below.readdir(node, after, limit - len(found))
                 if not page:
                     break
                 for name, attr in page:
-                    bits = self._bits(join(path, to_text(name)))
+                    shown = AgentPath(inside + to_text(name))
+                    if attr.nlink == 1 and attr.node <= NODES and decide(shown) is ALLOWED and not attr.is_dir:
+                        found.append((name, attr))  # as most names are, and `_shown` would give it
+                        continue
+                    bits = self._bits(shown)
                     if bits is not None and not bits & NO_READ:
                         self._found(node, name, attr)
                         found.append((name, self._shown(attr, bits)))
@@ -393,6 +397,7 @@ class RuledVolume(NativeVolume):
         return self.below.read(node & NODES, offset, size)
 
     def next_data(self, node: int, offset: int) -> int | None:
+        self._refused(node, NO_READ)
         return self.below.next_data(node & NODES, offset)
 
     def write(self, node: int, offset: int, data: bytes) -> int:

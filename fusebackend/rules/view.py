@@ -10,11 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fusebackend.base.paths import why_no_name
+from fusebackend.base.paths import is_below, why_no_name
 from fusebackend.rules.rule import Mode, Operation, Rule, RuleError, literal, normal
 
 MAX_CACHED = 1 << 16
 """Decisions that are kept: about 20 MB. Then all are forgotten, which costs a few microseconds each."""
+
+ALLOWED: tuple[Mode, Mode] = ("allow", "allow")
+"""The decisions about most paths, always the same object."""
+
+LONGEST_CACHED = 512
+"""No decision is kept about a path of more characters: a reader could fill the memory with them."""
 
 
 class View:
@@ -41,9 +47,10 @@ class View:
             "read": [(number, rule) for number, rule in enumerate(self.rules, 1) if "read" in rule.operations],
             "write": [(number, rule) for number, rule in enumerate(self.rules, 1) if "write" in rule.operations],
         }
+        self._absent: str | None = None
         self._hidden: dict[str, bool] = {"/": False}
         self._by_top: dict[tuple[str, str], list[tuple[int, Rule]]] = {}
-        self._decided: dict[tuple[str, str], Mode] = {}
+        self._decided: dict[str, tuple[Mode, Mode]] = {}
         self.hides = any(rule.mode == "hide" for rule in self.rules)
         """False if nothing is hidden anywhere."""
         number, mode = self._first("read", "/")
@@ -52,16 +59,24 @@ class View:
 
     def decide(self, operation: Operation, path: str) -> Mode:
         """Return what is done about an operation on a path, which is normalised."""
-        decided = self._decided.get((operation, path))
+        return self.decide_both(path)[operation == "write"]
+
+    def decide_both(self, path: str) -> tuple[Mode, Mode]:
+        """Return what is done about reading and about writing a path, which is normalised: `ALLOWED` if nothing."""
+        decided = self._decided.get(path)
         if decided is None:
-            decided = self._decide(operation, path)
+            decided = self._decide("read", path), self._decide("write", path)
+            if decided == ALLOWED:
+                decided = ALLOWED
+            if len(path) > LONGEST_CACHED:
+                return decided
             if len(self._decided) >= MAX_CACHED:
                 self._decided.clear()
-            self._decided[operation, path] = decided
+            self._decided[path] = decided
         return decided
 
     def _decide(self, operation: Operation, path: str) -> Mode:
-        if self.hides and self.is_hidden(path):
+        if self.is_hidden(path):
             return "hide"
         mode = self._first(operation, path)[1]
         if mode == "hide":
@@ -70,21 +85,31 @@ class View:
 
     def is_hidden(self, path: str) -> bool:
         """Return True if a path, or a directory on its way, is hidden."""
+        if self._absent is not None and is_below(path, self._absent):
+            return True
         if not self.hides:
             return False
-        known = self._hidden.get(path)
+        cached = self._hidden  # another thread may begin a new one
+        known = cached.get(path)
         if known is not None:
             return known
         ways = [path]
-        while (above := ways[-1].rpartition("/")[0] or "/") not in self._hidden:
+        while (above := ways[-1].rpartition("/")[0] or "/") not in cached:
             ways.append(above)
-        hidden = self._hidden[above]
-        if len(self._hidden) >= MAX_CACHED:
-            self._hidden = {"/": False}
+        hidden = cached[above]
+        if len(cached) >= MAX_CACHED:
+            cached = self._hidden = {"/": False}
         for each in reversed(ways):
             hidden = hidden or self._first("read", each)[1] == "hide"
-            self._hidden[each] = hidden
+            if len(each) <= LONGEST_CACHED:
+                cached[each] = hidden
         return hidden
+
+    def without(self, path: str | None) -> View:
+        """Return this view with a path, and all below it, hidden by no rule: link counts stay. None is no path."""
+        view = View(self.name, self.rules)
+        view._absent = path
+        return view
 
     def _first(self, operation: Operation, path: str) -> tuple[int, Mode]:
         for number, rule in self._candidates(operation, path[1:].partition("/")[0]):

@@ -259,11 +259,11 @@ class MountedBackend(ServedMount):
         try:
             name, inside = self._view_name, path
             if name is None:
-                name, inside = self._views.split(paths.normalise(path))
+                name, inside = self._views.split(path)
             outer = paths.normalise(inside)
             route = self.filesystem.tree.route_of(outer)
             volume = self._views.volume(name, route)
-            attr, target = route.executor.run("stat", partial(self._look, volume, route, outer, follow))
+            attr, target = route.executor.run("stat", partial(self._look, name, volume, route, outer, follow))
             outer = paths.normalise(path)
         except PathError as error:
             return StatResult(error=str(error), code=errors.INVALID_PATH)
@@ -302,24 +302,21 @@ class MountedBackend(ServedMount):
             found.append(replace(self.stat(info["path"]), path=info["path"]))
         return StatsResult(entries=found)
 
-    def _look(self, volume: Volume, route: Route, outer: AgentPath, follow: bool) -> tuple[Attr | None, str | None]:
+    def _look(
+        self, view: str | None, volume: Volume, route: Route, outer: AgentPath, follow: bool
+    ) -> tuple[Attr | None, str | None]:
         """Return the attributes of a path in its volume, and the target of a symbolic link. None for a directory that
         exists only for the routes."""
         try:
             found = resolve(volume, route.inner(outer), follow=follow).found
         except (FileNotFoundError, NotADirectoryError):
-            if self._is_way(outer):
+            if self._views.is_way(view, outer):
                 return None, None
             raise
-        if not found.is_dir and self._is_way(outer):
+        if not found.is_dir and self._views.is_way(view, outer):  # even if the backend has a file there
             return None, None
         is_link = stat_module.S_ISLNK(found.mode)
         return found, os.fsdecode(volume.readlink(found.node)) if is_link else None
-
-    def _is_way(self, path: AgentPath) -> bool:
-        """Return True if there are routes below a path. It is a directory then, even if the backend has a file
-        there."""
-        return bool(self.filesystem.tree.table.names_below(path))
 
     def invalidate(self, path: str = "/") -> None:
         """Forget everything that is cached of `path`, because others have changed it.

@@ -7,6 +7,7 @@ main one (`FileSystem.add_view`); its agent face is a composite of the same rout
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 from collections.abc import Mapping
@@ -83,6 +84,7 @@ class Views:
         self.default = default
         self.path: AgentPath | None = None
         """The directory of the views."""
+        self._routes = filesystem.tree.table
         self._faces: dict[str, CompositeBackend] = {}
         self._volumes: dict[str, dict[AgentPath, RuledVolume]] = {}
         trees = filesystem.tree.trees_path
@@ -95,7 +97,10 @@ class Views:
         for view in self.by_name.values():
             filesystem.add_view(view)
             seen = [route for route in filesystem.tree.routes if not view.is_hidden(route.prefix)]
-            volumes = {route.prefix: RuledVolume(route.volume, view, route.prefix) for route in seen}
+            # The trees directory is not in a view, and the volume must not get a file of its name: the next mount of it
+            # would be refused.
+            own = view.without(trees)
+            volumes = {route.prefix: RuledVolume(route.volume, own, route.prefix) for route in seen}
             self._volumes[view.name] = volumes
             faces: dict[str, Any] = {
                 str(prefix): VolumeBackend(volume, on_exists=getattr(parts[prefix], "on_exists", "error"))
@@ -124,6 +129,11 @@ class Views:
         self.find(name)
         return self._faces[name]
 
+    def is_way(self, name: str | None, path: AgentPath) -> bool:
+        """Return True if there are routes below a path, as a view shows them; None is no view."""
+        below = self._routes.prefixes_below(path)
+        return bool(below) if name is None else any(prefix in self._volumes[name] for prefix in below)
+
     def volume(self, name: str | None, route: Route) -> Volume:
         """Return the volume of a route as a view shows it; None is no view. ENOENT where the route is hidden."""
         if name is None:
@@ -141,6 +151,8 @@ class Views:
         """Return the name of the view in whose tree a path lies, and the path there; else None, and the path."""
         if self.path is None or not isinstance(path, str):
             return None, path
+        with contextlib.suppress(paths.PathError):  # the verb will refuse it
+            path = paths.normalise(path)
         for name in self.by_name:
             root = f"{self.path}/{name}"
             if path == root or path.startswith(root + "/"):

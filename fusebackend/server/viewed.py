@@ -46,7 +46,7 @@ class ViewedMount(MountedBackend):
         face = self._views.face(name)
         self._root = self._views.root(name)
         self._view_name = name
-        self._rules = self._views.find(name)
+        self._rules = self._views.find(name).without(self.filesystem.tree.trees_path)
         self._for = lambda *_: face
 
     def viewed(self, name: str) -> ServedMount:

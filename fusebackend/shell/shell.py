@@ -247,6 +247,8 @@ class Shell:
             path = paths.join(views, name)
             if paths.is_below(cwd, path):
                 return self._through(name), AgentPath(cwd[len(path) :] or paths.ROOT)
+        if self._default is not None:
+            raise SandboxError(f"default_view = '{self._default}' binds all commands, and is no view of '{cwd}'")
         branches = paths.join(self._trees_path, BRANCHES)
         for path, route in self._filesystem.tree.beside.items():
             if paths.is_below(cwd, path) and paths.is_below(path, branches):

@@ -57,7 +57,7 @@ from fusebackend.vfs.coherence.twins import Twins
 from fusebackend.vfs.coherence.write_barrier import WriteBarrier
 from fusebackend.vfs.handles import DirectoryHandle, FileHandle, HandleTable, OpenedFile, close_all
 from fusebackend.vfs.inode_resolver import InodeResolver, check_name
-from fusebackend.vfs.inodes import ROOT_INODE, Emit, Entry, InodeTable
+from fusebackend.vfs.inodes import ROOT_INODE, SYNTHETIC_INDEX, Emit, Entry, InodeTable, node_of, route_index
 from fusebackend.vfs.junctions import VIEWS_NAME, Junction, MountTree, Pinned, Route, call_and_hold, routes_of
 from fusebackend.vfs.listing import Listing
 from fusebackend.vfs.setid import SetId, refuse_confined, without_set_id
@@ -226,7 +226,12 @@ class FileSystem:
         if source is not route and source.is_restricted(source_node):
             raise oserror(errno.EACCES)
         make = route.changing.link
+        known = self.inodes.get(inode)
+        place = None if known is None or not self.inodes.beside else (known.parent, known.name)
         entry = await self.resolver.create_entry(route, node, new_parent, new_name, make, source_node, node, new_name)
+        if place is not None and route_index(place[0]) != SYNTHETIC_INDEX:
+            # A view that hides names gives a file of several names another number: its first name is found anew.
+            await self.twins.names_changed(source.files, (node_of(place[0]), place[1]))
         return self.overtaken.unordered(entry)
 
     async def unlink(self, parent: int, name: bytes) -> None:

@@ -9,10 +9,12 @@ from fusebackend.base.errors import oserror
 from fusebackend.vfs.calls.request import current
 from fusebackend.vfs.coherence.capabilities import CAPABILITY, Capabilities
 from fusebackend.vfs.inode_resolver import InodeResolver
+from fusebackend.vfs.inodes import route_index
 from fusebackend.vfs.junctions import Route
 
 STATUS_XATTR = b"user.fusebackend.status"
-"""Read from a tree's root, it is the JSON of `fusebackend status`. Never listed, so that `cp -a` leaves it alone."""
+"""Read from a tree's root, it is the JSON of `fusebackend status`. Never listed, so that `cp -a` leaves it alone. The
+root of a view has none: it would tell of routes that the view hides."""
 
 SOCKET_XATTR = b"user.fusebackend.socket"
 """Read from anything in the mount, it is the path of the control socket. Never listed either."""
@@ -32,6 +34,8 @@ class ExtendedAttributes:
 
     async def get(self, inode: int, name: bytes) -> bytes:
         if name == STATUS_XATTR and self._tree.is_root(inode):
+            if self._tree.attached[route_index(inode)].is_view:
+                raise oserror(errno.ENODATA)
             return self.status()
         if name == SOCKET_XATTR and self.socket:
             return self.socket

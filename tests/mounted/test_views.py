@@ -222,6 +222,152 @@ class TestTheKernel:
         refused(errno.EACCES, lambda: (view / "secrets/work/x.py").read_text())
 
 
+class TestAttacks:
+    """Ways out of a view that were open once, and others that look as if they were."""
+
+    def test_a_views_root_tells_nothing_of_the_mount(self, viewed: Mounted) -> None:
+        assert b"memory" in os.getxattr(viewed.path, "user.fusebackend.status")
+        refused(errno.ENODATA, lambda: os.getxattr(tree(viewed), "user.fusebackend.status"))
+        script = 'python3 -c \'import os; print(os.getxattr("/", "user.fusebackend.status"))\''
+        answer = command(viewed, "exec", "--view", "reviewer", "--", script)
+        assert "No data available" in answer.stderr
+        assert answer.stdout == ""
+
+    def test_a_rule_is_not_passed_by_a_newline(self, viewed: Mounted) -> None:
+        view = tree(viewed)
+        for name in (".\n", "..\n", "x\n"):
+            try:
+                (viewed.path / name).touch()
+            except OSError:
+                continue  # the volume has no such names
+            refused(errno.EACCES, lambda name=name: (view / "ro" / name).touch())
+            refused(errno.EACCES, lambda name=name: (view / "secrets" / name).touch())
+            (viewed.path / "secrets" / name).touch()
+            refused(errno.EACCES, lambda name=name: (view / "secrets" / name).read_bytes())
+
+    def test_opening_to_cut_is_writing(self, viewed: Mounted) -> None:
+        view = tree(viewed)
+        for name in ("ro/f", "log/l.txt"):
+            refused(errno.EACCES, lambda name=name: os.open(view / name, os.O_RDONLY | os.O_TRUNC))
+            assert (viewed.path / name).read_text() == FILES["/" + name]
+
+    def test_a_cut_of_a_file_that_others_have_made_meanwhile(self, viewed: Mounted) -> None:
+        path = tree(viewed) / "log/late"
+        assert not path.exists()
+        (viewed.path / "log/late").write_text("kept")
+        refused(errno.EACCES, lambda: os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
+        assert (viewed.path / "log/late").read_text() == "kept"
+
+    @pytest.mark.parametrize("face", ["kernel", "verbs", "view"])
+    def test_a_process_deep_in_a_directory_that_is_moved_gets_nothing_new(self, face: str, viewed: Mounted) -> None:
+        view = tree(viewed)
+        with fusebackend.connect(viewed.path) as files:
+            files.upload_files([("/work/one/two/f", b"f"), ("/work/one/two/later", b"later")])
+            place = os.open(view / "work/one/two", os.O_RDONLY)
+            assert sorted(os.listdir(place)) == ["f", "later"]
+            assert os.stat("f", dir_fd=place).st_size == 1
+            if face == "verbs":
+                assert files.move("/work", "/secrets/work").error is None
+            else:
+                os.rename(viewed.path / "work", viewed.path / "secrets/work")
+        for name in ("f", "later"):
+            with pytest.raises(OSError):
+                os.open(name, os.O_RDONLY, dir_fd=place)
+        with pytest.raises(OSError):
+            os.open("new", os.O_CREAT | os.O_WRONLY, dir_fd=place)
+        os.close(place)
+
+    def test_a_link_that_others_make_is_not_counted(self, viewed: Mounted) -> None:
+        view = tree(viewed)
+        assert os.stat(view / "a.txt").st_nlink == 1
+        try:
+            os.link(viewed.path / "a.txt", viewed.path / "secrets/linked")
+        except OSError as error:
+            assert error.errno in (errno.ENOTSUP, errno.EPERM)
+            return
+        assert os.stat(viewed.path / "a.txt").st_nlink == 2
+        assert os.stat(view / "a.txt").st_nlink == 1
+
+    def test_races_of_renames_never_lead_to_what_is_denied(self, viewed: Mounted) -> None:
+        view = tree(viewed)
+        swap = (
+            "import os, sys\n"
+            "top = sys.argv[1]\n"
+            "while os.path.exists(top + '/go'):\n"
+            "    os.rename(top + '/work', top + '/swap')\n"
+            "    os.rename(top + '/secrets', top + '/work')\n"
+            "    os.rename(top + '/swap', top + '/secrets')\n"
+            "    os.rename(top + '/work', top + '/swap')\n"
+            "    os.rename(top + '/secrets', top + '/work')\n"
+            "    os.rename(top + '/swap', top + '/secrets')\n"
+        )
+        # What lies in /work is named x.py only, and so is what is denied: bytes of it must not come by that name.
+        (viewed.path / "go").touch()
+        with subprocess.Popen([sys.executable, "-c", swap, str(viewed.path)]) as other:
+            for _ in range(200):
+                for name in ("work/../secrets/x.py", "secrets/x.py", "secrets/key"):
+                    try:
+                        found = (view / name).read_bytes()
+                    except OSError:
+                        continue
+                    raise AssertionError(f"{name}: {found!r}")
+            (viewed.path / "go").unlink()
+            assert other.wait(20) == 0
+
+    def test_the_servers_name_is_not_the_volumes_in_a_view_either(self, viewed: Mounted) -> None:
+        refused(errno.EPERM, lambda: (tree(viewed) / ".fusebackend").mkdir())
+        with fusebackend.connect(viewed.path, view="reviewer") as files:
+            for path in ("/.fusebackend/x", "/.fusebackend"):
+                assert files.write(path, "x").error is not None
+                assert files.upload_files([(path, b"x")])[0].error is not None
+                assert files.move("/a.txt", path).error is not None
+            assert files.ls("/.fusebackend").error is not None
+            assert ".fusebackend" not in repr(files.ls("/").entries)
+        with fusebackend.connect(viewed.path) as files:
+            assert files.write("/.fusebackend/views/reviewer/.fusebackend/x", "x").error is not None
+            assert files.write("//.fusebackend/./views/reviewer//.fusebackend/x", "x").error is not None
+
+    def test_a_client_of_a_view_watches_nothing_of_the_servers(self, viewed: Mounted) -> None:
+        with fusebackend.connect(viewed.path) as main, fusebackend.connect(viewed.path, view="reviewer") as files:
+            assert main.create_branch("b").error is None
+            try:
+                with files.watch("/") as watch, files.watch("/.fusebackend") as own:
+                    (viewed.path / ".fusebackend/branches/b/secrets/key").write_text("x")
+                    (viewed.path / "end").touch()
+                    events = []
+                    while not events or events[-1].path != "/end":
+                        event = watch.get(20)
+                        assert event is not None
+                        events.append(event)
+                    assert {event.path for event in events} == {"/end"}
+                    assert own.get(0.1) is None
+            finally:
+                main.delete_branches("b")
+
+    def test_stat_does_not_tell_of_a_way_that_is_hidden(self, tmp_path: Path, serve: Serve) -> None:
+        rules = [{"operations": ["read", "write"], "paths": ["/team", "/deny/in"], "mode": "hide"}]
+        config = configured(tmp_path, "", rules=rules)
+        server = serve("memory:", routes={"/team/a": "memory:", "/deny/in/b": "memory:"}, config=config)
+        with fusebackend.connect(server.path, view="reviewer") as files:
+            for path in ("/team", "/team/a", "/deny/in", "/deny/in/b", "//team/", "/x/../team"):
+                assert files.stat(path).code == "file_not_found", path
+            assert files.ls("/").entries == []
+        with fusebackend.connect(server.path) as files:
+            assert files.stat("/.fusebackend/views/reviewer/team").code == "file_not_found"
+
+    def test_default_view_binds_in_branches_and_snapshots_too(self, tmp_path: Path, serve: Serve) -> None:
+        more = 'default_view = "reviewer"\n[execute]\ntrees = ["snapshots"]'
+        server = serve(f"sqlite:{tmp_path}/v.db", config=configured(tmp_path, "", more))
+        with fusebackend.connect(server.path, view="") as files:
+            files.write("/secrets/key", "KEY")
+            assert files.create_branch("b").error is None
+            files.create_snapshot("s")
+            for cwd in ("/.fusebackend/branches/b", "/.fusebackend/snapshots"):
+                said = files.run("cat /secrets/key", cwd=cwd).output
+                assert "KEY" not in said
+                assert "default_view" in said
+
+
 class TestVerbs:
     @pytest.fixture(params=["path", "socket"])
     def door(self, request: pytest.FixtureRequest, viewed: Mounted) -> object:
@@ -510,6 +656,42 @@ class TestRoutes:
             assert files.upload_files([("/ro/a", b"x")])[0].error == "permission_denied"
         assert (ruled.path / "ro/a").read_text() == "needle a"
         assert everything(ruled.path / "ro") == {"/a"}
+
+
+@pytest.fixture(params=[pytest.param("postgres", marks=pytest.mark.services), "store"])
+def far(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of a volume behind a service. Ends after `serve`, which is to come after it."""
+    if request.param == "store":
+        return f"store+sqlite:{tmp_path}/s.db?ns=a"
+    return f"postgres:{request.getfixturevalue('postgres_dsn')}?volume=v"
+
+
+def test_rules_hold_on_routes_of_services(far: str, tmp_path: Path, serve: Serve) -> None:
+    plain = serve("memory:", routes={"/far": far}, at="before")
+    files = {"a": "a", ".env": "ENV", "secrets/key": "KEY", "gone/.env": "ENV"}
+    for name, text in files.items():
+        (plain.path / "far" / name).parent.mkdir(exist_ok=True)
+        (plain.path / "far" / name).write_text(text)
+    plain.stop()
+    rules = [{"operations": ["read", "write"], "paths": ["/far/secrets/**"], "mode": "deny"}]
+    route = f'[routes]\n"/far" = {{ url = {json.dumps(far)}, hide = ["**/.env"] }}\n'
+    server = serve("memory:", config=configured(tmp_path, "", route, rules=rules))
+    view = tree(server)
+    for top in (server.path, view):
+        assert everything(top / "far") == {"/a", "/gone", "/secrets"} | (
+            {"/secrets/key"} if top is server.path else set()
+        )
+        refused(errno.ENOENT, lambda top=top: (top / "far/.env").read_text())
+        refused(errno.EACCES, lambda top=top: (top / "far/.env").write_text("x"))
+        refused(errno.EACCES, lambda top=top: (top / "far/gone").rmdir())
+    refused(errno.EACCES, lambda: (view / "far/secrets/key").read_text())
+    refused(errno.EACCES, lambda: (view / "far/secrets/new").touch())
+    (server.path / "far/a").rename(server.path / "far/secrets/a")
+    refused(errno.EACCES, lambda: (view / "far/secrets/a").read_text())
+    with fusebackend.connect(server.path, view="reviewer") as client:
+        assert "Permission denied" in str(client.read("/far/secrets/key").error)
+        assert "Permission denied" in str(client.write("/far/.env", "x").error)
+        assert client.grep("ENV").matches == []
 
 
 class TestTheCommandLine:

@@ -68,7 +68,24 @@ def reference(rules, operation: str, path: str) -> str:
 
 # -- tests -----------------------------------------------------------------------------------------------------
 
-NAMES = ["a", "b", "ab", ".env", ".git", "x.py", "Secret", "secret", "ü", "a b", "a\nb", "a*b", "\udcff"]
+NAMES = [
+    "a",
+    "b",
+    "ab",
+    ".env",
+    ".git",
+    "x.py",
+    "Secret",
+    "secret",
+    "ü",
+    "a b",
+    "a\nb",
+    "a\n",
+    ".\n",
+    "..\n",
+    "a*b",
+    "\udcff",
+]
 PARTS = ["a", "b", "*", "?", "*.py", ".env", ".*", "{a,b}", "{a,.e}*", "**", "secret", "s*t", "a?"]
 
 
@@ -226,3 +243,14 @@ def test_globs_of_a_route_are_those_of_its_root():
     assert not rule.matches("/a/top")
     with pytest.raises(RuleError, match="hides the whole route"):
         within(["**"])
+
+
+def test_what_is_without_is_hidden_by_no_rule():
+    plain = View("v", [{"operations": ["write"], "paths": ["/a"], "mode": "deny"}])
+    view = plain.without("/.own")
+    assert [view.decide("read", path) for path in ("/.own", "/.own/x", "/.owned", "/a")] == [
+        "hide", "hide", "allow", "allow"
+    ]  # fmt: skip
+    assert view.decide("write", "/a") == "deny"
+    assert not view.hides
+    assert plain.decide("read", "/.own") == plain.without(None).decide("read", "/.own") == "allow"
