@@ -1128,7 +1128,7 @@ def test_what_is_forgotten_is_kept_nowhere(tmp_path: Path, serve: Serve, monkeyp
         (mounted / ".fusebackend/branches/b/file").write_bytes(b"mine: " + secret)
         changed = client.edit("/file", secret.decode(), "***")
         assert changed.error is None
-        call = client.log(path="/file")[0].call
+        call = client.log(paths=["/file"])[0].call
         assert client.forget("/file").branches == ["b"]
         files = [each for each in (tmp_path / "kept").rglob("*") if each.is_file()]
         assert files and not [each.name for each in files if secret in each.read_bytes()]
@@ -1136,7 +1136,7 @@ def test_what_is_forgotten_is_kept_nowhere(tmp_path: Path, serve: Serve, monkeyp
         assert (mounted / ".fusebackend/snapshots/then/other").read_text() == "stays"
         for tree in ("snapshots/then", "branches/b"):
             assert not (mounted / ".fusebackend" / tree / "file").exists()
-        assert client.log(path="/file")[0].call == call
+        assert client.log(paths=["/file"])[0].call == call
         assert "were forgotten" in client.undo(call, dry_run=True).conflicts[0].reason
 
 
