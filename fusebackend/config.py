@@ -23,7 +23,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import msgspec
 
@@ -67,6 +67,13 @@ class LogTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
     """What the history keeps of calls: `[log]`. A missing key has the default of `LogOptions`."""
 
     commands: str | None = None
+
+
+class MetricsTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """What is measured: `[metrics]`. The table alone, without a key, measures and does not listen."""
+
+    listen: str | None = None
+    public: bool = False
 
 
 class RouteTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -113,6 +120,45 @@ class ConfigFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
     views: dict[str, ViewTable] = {}
     default_view: str | None = None
     log: LogTable = LogTable()
+    metrics: MetricsTable | None = None
+
+
+class MetricsOptions(NamedTuple):
+    """What is measured of a mount, and where a Prometheus server can ask for it.
+
+    Raises `ValueError` in `of` for an address that can't be listened on, or is not this machine's own.
+    """
+
+    host: str | None = None
+    """An address of this machine; None if nobody listens."""
+    port: int = 0
+    """0 for any that is free. `status` says which."""
+
+    @classmethod
+    def of(cls, listen: str | None = None, *, public: bool = False) -> MetricsOptions:
+        """Return the options.
+
+        Args:
+            listen: address and port, such as `127.0.0.1:9464` or `[::1]:9464`. Nobody listens when None.
+            public: the address may be reached from other machines. There is no password.
+        """
+        if listen is None:
+            return cls()
+        import ipaddress  # most mounts listen nowhere
+
+        host, _, port = listen.rpartition(":")
+        try:
+            address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host.strip("[]"))
+        except ValueError:
+            raise ValueError(f"listen = '{listen}': give an address and a port, such as '127.0.0.1:9464'") from None
+        if not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
+            raise ValueError(f"listen = '{listen}': '{port}' is no port; give a number up to 65535")
+        if not (address.is_loopback or public):
+            raise ValueError(
+                f"listen = '{listen}': other machines may reach that, and nobody is asked for a password; give "
+                "'127.0.0.1:…', or add public = true"
+            )
+        return cls(str(address), int(port))
 
 
 @dataclass(frozen=True)
@@ -140,6 +186,8 @@ class MountPlan:
     """The rules of each view, as JSON."""
     default_view: str | None = None
     log_options: LogOptions = field(default_factory=LogOptions)
+    metrics: MetricsOptions | None = None
+    """None if nothing is measured."""
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> MountPlan:
@@ -151,6 +199,7 @@ class MountPlan:
             "trees": TreesOptions(**fields["trees"]),
             "route_rules": {AgentPath(prefix): RouteRules(**said) for prefix, said in fields["route_rules"].items()},
             "log_options": LogOptions(*fields["log_options"]),
+            "metrics": None if fields["metrics"] is None else MetricsOptions(*fields["metrics"]),
         }
         return cls(**{**fields, **made})
 
@@ -177,6 +226,8 @@ def read_file(path: str) -> ConfigFile:
         _check_keys(path, data["execute"], ExecuteTable.__struct_fields__, "execute.")
     if isinstance(data.get("log"), dict):
         _check_keys(path, data["log"], LogTable.__struct_fields__, "log.")
+    if isinstance(data.get("metrics"), dict):
+        _check_keys(path, data["metrics"], MetricsTable.__struct_fields__, "metrics.")
     for where, table, kind in (*_route_tables(data), *_view_tables(data)):
         _check_keys(path, table, kind.__struct_fields__, f"{where}.")
         try:
@@ -387,6 +438,18 @@ def log_options(table: LogTable) -> LogOptions:
         return LogOptions.of(table.commands)
     except ValueError as error:
         raise ConfigError(f"log.{error}") from None
+
+
+def metrics_options(table: MetricsTable | None) -> MetricsOptions | None:
+    """Return what is measured; None without the table.
+
+    Raises:
+        ConfigError: a value is invalid.
+    """
+    try:
+        return None if table is None else MetricsOptions.of(table.listen, public=table.public)
+    except ValueError as error:
+        raise ConfigError(f"metrics.{error}") from None
 
 
 SnapshotsWord = Literal["auto", "manual"]

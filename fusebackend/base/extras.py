@@ -13,6 +13,7 @@ EXTRA_OF = {
     "modal": "modal",
     "obstore": "s3",
     "ormsgpack": "langgraph",
+    "prometheus_client": "metrics",
     "psycopg": "postgres",
     "psycopg_pool": "postgres",
 }

@@ -69,6 +69,8 @@ def complete_word(context: click.Context, parameter: click.Parameter, incomplete
     help="Go on with each when it ends, until Ctrl-C or the mount's end; with --changes, with these as they come.",
 )
 @click.option("--changes", "with_changes", is_flag=True, help="Also what each of them changed, a line each.")
+@click.option("--verify", "is_check", is_flag=True, help="Check by its hash chain that the log is as it was written.")
+@click.option("--anchor", "anchors", multiple=True, metavar="LINK:HEAD", help="With --verify: an end kept elsewhere.")
 @json_option("a line for each call, newest first; with --changes it has `changes`, with -f each change has a line.")
 @mount_option
 def log(
@@ -78,6 +80,8 @@ def log(
     limit: int,
     follow: bool,
     with_changes: bool,
+    is_check: bool,
+    anchors: Sequence[str],
     as_json: bool,
     mount: str | None,
 ) -> None:
@@ -87,7 +91,17 @@ def log(
     session did until it was quiet for 2 s. With a PATH, only those that changed something at it or below it.
 
     'fusebackend diff c42' shows what the call c42 did, 'fusebackend undo c42' takes it back.
+
+    --verify prints the end of the log's hash chain, LINK:HEAD, and exits with 1 if something was changed, removed or
+    added past the server. Without an --anchor it proves nothing against the server's own user.
     """
+    if anchors and not is_check:
+        raise click.UsageError("--anchor is for --verify")
+    if is_check:
+        if by or since or follow or with_changes:
+            raise click.UsageError("--verify checks the whole log: give no --by, --since, -f or --changes with it")
+        _verify(target.locate(words[0], mount) if words else target.here(mount), anchors, as_json)
+        return
     calls = [word for word in words if is_call_name(word)]
     places = [target.locate(word, mount, follow=False) for word in words if not is_call_name(word)]
     if calls and (places or by or since or follow):
@@ -102,6 +116,20 @@ def log(
             until_end(partial(_follow, asked, shown), asked.files.has_ended)
         else:
             shown.show(asked.files.log(calls) if calls else asked.calls())
+
+
+def _verify(place: Target, anchors: Sequence[str], as_json: bool) -> None:
+    output = Output()
+    with in_a_line():
+        found = place.files.verify_log(anchors)
+    if as_json:
+        output.document(asdict(found))
+    elif not found.problems:
+        output.line(f"the log is as it was written; its end is {found.anchor}")
+    for problem in () if as_json else found.problems:
+        output.line(output.text(problem))
+    if found.problems:
+        click.get_current_context().exit(1)
 
 
 def _since_ns(text: str | None) -> int | None:

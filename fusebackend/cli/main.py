@@ -26,6 +26,7 @@ _SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "mount": ("mount:mount", "Mount backends on a directory."),
         "umount": ("umount:umount", "Unmount, and wait until everything is stored."),
         "status": ("status:status", "Show mounts and their routes."),
+        "metrics": ("metrics:metrics", "Print what is measured of a mount, for Prometheus."),
         "backends": ("backends:backends", "List the URLs that can be mounted."),
         "check": ("check:check", "Check the file of a volume, and mend it."),
         "snapshot": ("snapshot:snapshot", "Keep the present state of a mount, and list and delete such states."),

@@ -46,6 +46,7 @@ from fusebackend.protocol import (
     StatResult,
     StatsResult,
     UndoResult,
+    VerifyResult,
     ViewInfo,
 )
 
@@ -136,6 +137,11 @@ class ServedMount(SandboxBackendProtocol):
         """Return the mount as `fusebackend status --json` shows it."""
 
     @abc.abstractmethod
+    def metrics(self) -> str:
+        """Return what is measured of the mount, in the text format of Prometheus. OSError: ENOTSUP, prometheus-client
+        is not installed."""
+
+    @abc.abstractmethod
     def stat(self, path: str, *, follow: bool = False) -> StatResult:
         """Return the attributes of a path; a symbolic link itself, unless `follow` says otherwise."""
 
@@ -216,6 +222,10 @@ class ServedMount(SandboxBackendProtocol):
     @abc.abstractmethod
     def changes(self, call: str | None = None, *, after: int = 0, limit: int = LISTED_CHANGES) -> list[ChangeInfo]:
         """Return the changes of a call, or of all, in their order. ValueError, OSError."""
+
+    @abc.abstractmethod
+    def verify_log(self, anchors: tuple[str, ...] = ()) -> VerifyResult:
+        """Check by its hash chain that the log is as it was written. ValueError, OSError."""
 
     @abc.abstractmethod
     def blame(self, path: str) -> BlameResult:
@@ -684,6 +694,7 @@ VERBS: dict[str, SocketVerb] = {
     "stat": _same("stat", works=False),
     "stats": _same("stats", long=True),
     "status": _same("status", works=False),
+    "metrics": _same("metrics"),
     "invalidate": _same("invalidate", works=False),
     "snapshots": _same("snapshots"),
     "create_snapshot": _same("create_snapshot", long=True, changes=True),
@@ -692,6 +703,7 @@ VERBS: dict[str, SocketVerb] = {
     ),
     "log": _same("log", long=True),
     "changes": _same("changes", long=True),
+    "verify_log": _same("verify_log", long=True),
     "blame": _same("blame", long=True),
     "diff": SocketVerb(OfDiff, _diff, long=True),
     "undo": SocketVerb(OfUndo, _undo, long=True, changes=True),

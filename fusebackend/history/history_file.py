@@ -27,6 +27,8 @@ from typing import Any, Final, NamedTuple
 
 from fusebackend.base.paths import ROOT, AgentPath, is_below, to_name
 from fusebackend.databases import sqlite
+from fusebackend.history import chain
+from fusebackend.history.chain import Chain, Verified, collapse, load
 from fusebackend.history.masking import LogOptions, kept
 from fusebackend.history.records import Call, CallKind, Image, Record, RecordKind, Stamp, State
 from fusebackend.protocol import Actor
@@ -64,7 +66,7 @@ CREATE TABLE IF NOT EXISTS calls (
     number INTEGER PRIMARY KEY, kind TEXT NOT NULL, title TEXT NOT NULL,
     agent TEXT NOT NULL, thread TEXT NOT NULL, tool_call TEXT NOT NULL, command TEXT NOT NULL,
     uid INTEGER, pid INTEGER, host TEXT NOT NULL,
-    began_ns INTEGER NOT NULL, ended_ns INTEGER, undone_by INTEGER);
+    began_ns INTEGER NOT NULL, ended_ns INTEGER, undone_by INTEGER, link INTEGER NOT NULL, digest BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS undoes (
     undo INTEGER NOT NULL, call INTEGER NOT NULL, PRIMARY KEY (undo, call)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS records (
@@ -73,7 +75,8 @@ CREATE TABLE IF NOT EXISTS records (
     mode INTEGER, uid INTEGER, gid INTEGER, rdev INTEGER, size INTEGER, nlink INTEGER, atime_ns INTEGER,
     mtime_ns INTEGER, xattrs TEXT, target BLOB,
     place TEXT, name TEXT, image_node INTEGER,
-    after_mode INTEGER, after_uid INTEGER, after_gid INTEGER, after_size INTEGER, after_mtime_ns INTEGER);
+    after_mode INTEGER, after_uid INTEGER, after_gid INTEGER, after_size INTEGER, after_mtime_ns INTEGER,
+    link INTEGER NOT NULL, digest BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS routes (prefix BLOB PRIMARY KEY, backend TEXT) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS calls_by_end ON calls (ended_ns);
 CREATE INDEX IF NOT EXISTS records_of_call ON records (call, number);
@@ -88,13 +91,13 @@ _COLUMNS: Final = (
     ", place, name, image_node",
     ", after_mode, after_uid, after_gid, after_size, after_mtime_ns",
 )
-"""Of all records; and of those with `before`, `image`, `after`."""
+"""Of all records; and of those with `before`, `image`, `after`. All have a link of the chain."""
 
 
 def _inserts(parts: tuple[bool, ...]) -> tuple[str, str]:
     """Return the statements for one record and for `ROWS`. They name only the columns that the records have: each costs
-    0.3 us, and most records have 9 of the 27."""
-    columns = _COLUMNS[0] + "".join(itertools.compress(_COLUMNS[1:], parts))
+    0.3 us, and most records have 11 of the 29."""
+    columns = _COLUMNS[0] + "".join(itertools.compress(_COLUMNS[1:], parts)) + ", link, digest"
     row = "(" + ", ".join("?" * (columns.count(",") + 1)) + ")"
     one = f"INSERT INTO records ({columns}) VALUES {row}"
     return one, one + f", {row}" * (ROWS - 1)
@@ -103,13 +106,22 @@ def _inserts(parts: tuple[bool, ...]) -> tuple[str, str]:
 _PARTS: Final = tuple(itertools.product((False, True), repeat=3))
 _RECORD: Final = {parts: _inserts(parts)[0] for parts in _PARTS}
 _RECORDS: Final = dict(map(_inserts, _PARTS))
-_CALL: Final = "INSERT INTO calls VALUES (" + ", ".join("?" * 13) + ")"
+_BEFORE: Final = frozenset(_RECORD[parts] for parts in _PARTS if parts[0])
+"""Statements for records that have `before`."""
+
+_CALL: Final = "INSERT INTO calls VALUES (" + ", ".join("?" * 15) + ")"
+_END: Final = "UPDATE calls SET ended_ns = ? WHERE number = ?"
+_UNDONE: Final = "UPDATE calls SET undone_by = ? WHERE number = ?"
+_EVENTS: Final = {_END: "end", _UNDONE: "undone"}
+_DROP: Final = "DELETE FROM records WHERE number = ?"
+_FORGET: Final = "DELETE FROM calls WHERE number = ?"
 _AFTER: Final = (
     "UPDATE records SET after_mode = ?, after_uid = ?, after_gid = ?, after_size = ?, after_mtime_ns = ? "
     "WHERE number = ?"
 )
 _CALLS: Final = (
-    "SELECT calls.*, (SELECT count(*) FROM records WHERE records.call = calls.number), "
+    "SELECT number, kind, title, agent, thread, tool_call, command, uid, pid, host, began_ns, ended_ns, undone_by, "
+    "(SELECT count(*) FROM records WHERE records.call = calls.number), "
     "(SELECT group_concat(undoes.call) FROM undoes WHERE undoes.undo = calls.number) FROM calls"
 )
 
@@ -195,6 +207,7 @@ class HistoryFile:
         self._record: int
         self._call, self._record = self._writer.execute("SELECT call, record FROM numbers").fetchone()
         self.earlier = self._record
+        self._chain = load(self._writer)
         self.interrupted: list[int] = []
         self._end_interrupted()
         self._wake = threading.Event()
@@ -226,7 +239,13 @@ class HistoryFile:
         rows = self._writer.execute("SELECT number FROM calls WHERE ended_ns IS NULL").fetchall()
         self.interrupted = [number for (number,) in rows]
         last = "coalesce((SELECT max(time_ns) FROM records WHERE call = calls.number), began_ns)"
-        self._writer.execute(f"UPDATE calls SET ended_ns = {last} WHERE ended_ns IS NULL")
+        rows = self._writer.execute(f"SELECT {last}, number FROM calls WHERE ended_ns IS NULL").fetchall()
+        if rows:
+            links = Chain(self._chain)
+            with sqlite.transaction(self._writer):
+                _write(self._writer, links, [(_END, row) for row in rows])
+                self._writer.execute("UPDATE chain SET link = ?, head = ?", links.position)
+            self._chain = links.position
         (self._ended_ns,) = self._writer.execute("SELECT coalesce(max(ended_ns), 0) FROM calls").fetchone()
 
     def close(self) -> None:
@@ -284,7 +303,7 @@ class HistoryFile:
             self._undoes.pop(number, None)
             if self._unwritten.pop(number, None) is None:
                 self._ended_ns = max(self._ended_ns + 1, self._time_ns())
-                self._put("UPDATE calls SET ended_ns = ? WHERE number = ?", (self._ended_ns, number))
+                self._put(_END, (self._ended_ns, number))
 
     def add(
         self,
@@ -310,7 +329,9 @@ class HistoryFile:
                 self._waiting.append(head)
                 for undone in self._undoes.get(call, ()):
                     self._waiting.append(("INSERT OR IGNORE INTO undoes VALUES (?, ?)", (call, undone)))
-            row: tuple[Any, ...] = (number, call, time_ns, to_name(prefix), kind, path, to_path or None, node, linked)
+            row: tuple[Any, ...] = (
+                number, call, time_ns, to_name(prefix), kind, path, to_path or None, node, int(linked)
+            )  # fmt: skip
             if before is not None:
                 row += _state_row(before)
             if image is not None:
@@ -327,7 +348,7 @@ class HistoryFile:
         """Delete records of changes that were not made."""
         with self._guard:
             for number in numbers:
-                self._put("DELETE FROM records WHERE number = ?", (number,))
+                self._put(_DROP, (number,))
 
     def set_after(self, stamps: Mapping[int, Stamp | None]) -> None:
         """Set `after` of records, by their numbers."""
@@ -339,7 +360,7 @@ class HistoryFile:
         """Note which undo has taken calls back; None after that undo was taken back itself."""
         with self._guard:
             for number in calls:
-                self._put("UPDATE calls SET undone_by = ? WHERE number = ?", (by, number))
+                self._put(_UNDONE, (by, number))
 
     def _put(self, statement: str, row: tuple[Any, ...]) -> None:
         if not self._waiting:
@@ -362,11 +383,17 @@ class HistoryFile:
                 numbers = (self._call, self._record)
             if not rows:
                 return
+            links = Chain(self._chain)
             try:
                 with sqlite.transaction(self._writer):
                     for is_record, group in itertools.groupby(rows, _is_record):
-                        _execute(self._writer, group, is_record)
+                        write = _write_records if is_record else _write
+                        write(self._writer, links, group)
                     self._writer.execute("UPDATE numbers SET call = ?, record = ?", numbers)
+                    self._writer.execute("UPDATE chain SET link = ?, head = ?", links.position)
+                    if any(statement == _FORGET for statement, _ in rows):
+                        collapse(self._writer)
+                self._chain = links.position
             except sqlite3.Error as error:
                 if self.failed is None:
                     log.error("the history '%s' can't be written, and is incomplete: %s", self.path, error)
@@ -632,6 +659,20 @@ class HistoryFile:
                 (FORGOTTEN, *values),
             )
 
+    def verify(self, anchors: Mapping[int, bytes] | None = None) -> Verified:
+        """Check that the history is as it was written, see `chain.py`.
+
+        Args:
+            anchors: heads of the chain that were kept elsewhere, by their links.
+        """
+        self.flush()
+        with (
+            sqlite.translate_errors(f"the history '{self.path}' can't be read"),
+            contextlib.closing(sqlite.open_file(self.path, "mode=ro")) as reader,
+            sqlite.transaction(reader, "DEFERRED"),
+        ):
+            return chain.verify(reader, anchors or {})
+
     # -- retention ---------------------------------------------------------------------------------------------
 
     def oldest(self, limit: int) -> list[int]:
@@ -671,9 +712,7 @@ class HistoryFile:
         ends = self._read("SELECT max(ended_ns) FROM calls WHERE number IN (SELECT value FROM json_each(?))", (chosen,))
         with self._guard:
             for number in calls:
-                self._put("DELETE FROM records WHERE call = ?", (number,))
-                self._put("DELETE FROM undoes WHERE undo = ?", (number,))
-                self._put("DELETE FROM calls WHERE number = ?", (number,))
+                self._put(_FORGET, (number,))
         self.flush()
         with self._writing, sqlite.translate_errors(f"the history '{self.path}' can't be made smaller"):
             self._writer.execute("PRAGMA incremental_vacuum").fetchall()
@@ -713,7 +752,7 @@ def _connect(path: str) -> sqlite3.Connection:
         small = os.stat(path).st_size <= CHECKED_BYTES
         if small and connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
             raise sqlite3.DatabaseError("quick_check finds errors")
-        connection.executescript(_SCHEMA)
+        connection.executescript(_SCHEMA + chain.SCHEMA)
         connection.execute(f"PRAGMA user_version = {VERSION}")
     except BaseException:
         connection.close()
@@ -736,23 +775,38 @@ def _is_record(row: _Row) -> bool:
     return row[0] in _RECORDS
 
 
-def _execute(writer: sqlite3.Connection, rows: Iterable[_Row], are_records: bool) -> None:
-    """Execute statements: new records in any order and many at a time, the others one after another. After each
-    statement this thread waits for Python's lock, and takes it from the mount's loop."""
-    groups: list[tuple[str, list[tuple[Any, ...]]]] = []
-    if are_records:
-        by_statement: dict[str, list[tuple[Any, ...]]] = {}
-        for statement, values in rows:
-            by_statement.setdefault(statement, []).append(values)
-        groups += by_statement.items()
-    else:
-        for statement, group in itertools.groupby(rows, operator.itemgetter(0)):
-            groups.append((statement, [values for _, values in group]))
-    for statement, found in groups:
-        whole = len(found) - len(found) % ROWS if are_records else 0
+def _write_records(writer: sqlite3.Connection, links: Chain, rows: Iterable[_Row]) -> None:
+    """Write new records, in any order and many at a time: after each statement this thread waits for Python's lock, and
+    takes it from the mount's loop."""
+    by_statement: dict[str, list[tuple[Any, ...]]] = {}
+    for statement, row in rows:
+        said = chain.said_of_record(row, has_before=statement in _BEFORE)
+        by_statement.setdefault(statement, []).append((*row, *links.add("record", said)))
+    for statement, found in by_statement.items():
+        whole = len(found) - len(found) % ROWS
         for start in range(0, whole, ROWS):
             writer.execute(_RECORDS[statement], tuple(itertools.chain.from_iterable(found[start : start + ROWS])))
         writer.executemany(statement, found[whole:])
+
+
+def _write(writer: sqlite3.Connection, links: Chain, rows: Iterable[_Row]) -> None:
+    """Write what is no new record, one statement after another, and add what it says to the chain."""
+    for statement, group in itertools.groupby(rows, operator.itemgetter(0)):
+        found = [row for _, row in group]
+        if statement == _CALL:
+            found = [(*row, *links.add("call", chain.said_of_call(row))) for row in found]
+        elif statement == _FORGET:
+            numbers = [number for (number,) in found]
+            chain.leave_stubs(writer, numbers)
+            writer.executemany("DELETE FROM records WHERE call = ?", found)
+            writer.executemany("DELETE FROM undoes WHERE undo = ?", found)
+            writer.execute(*links.event("forget", numbers))
+        elif statement == _DROP:
+            writer.executemany("INSERT INTO stubs SELECT link, -number, digest FROM records WHERE number = ?", found)
+            writer.execute(*links.event("drop", [-number for (number,) in found]))
+        writer.executemany(statement, found)
+        for value, number in found if statement in _EVENTS else ():
+            writer.execute(*links.event(_EVENTS[statement], [number, value]))
 
 
 # -- rows ------------------------------------------------------------------------------------------------------

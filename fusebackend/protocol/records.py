@@ -46,6 +46,7 @@ __all__ = [
     "UndoConflict",
     "UndoResult",
     "UndoneChange",
+    "VerifyResult",
     "ViewInfo",
     "WriteResult",
 ]  # fmt: skip
@@ -435,6 +436,19 @@ class UndoneChange:
     change: str
     path: str
     old_path: str | None = None
+
+
+@dataclass
+class VerifyResult:
+    """Whether the log is as it was written. `problems` are lines for people, empty if it is.
+
+    `anchor` is the end of the hash chain, `LINK:HEAD`; kept elsewhere, it shows later that nothing up to it was changed
+    or cut off. `first` is the first link that is there: older ones were deleted with their calls.
+    """
+
+    anchor: str
+    first: int = 1
+    problems: list[str] = field(default_factory=list)
 
 
 @dataclass

@@ -9,6 +9,7 @@ history.py    its calls: the log, what a call did, undo
 log_files.py  the log as files of the trees directory
 forget.py     contents that leave everything kept of the past
 space.py      what it takes of the disk, and the deletion of its past
+metrics.py    what Prometheus can know of it
 rules.py      the rules of its routes, and its views
 trees.py      the trees directory: its files, its name, its agent face
 guest.py      commands in a default backend that runs them itself

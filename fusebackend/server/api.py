@@ -25,7 +25,7 @@ from fusebackend.server.mounted import MountedBackend
 
 if TYPE_CHECKING:
     from fusebackend.composite.backend import CompositeBackend
-    from fusebackend.config import HistoryWord, SnapshotsWord
+    from fusebackend.config import HistoryWord, MetricsOptions, SnapshotsWord
     from fusebackend.history.masking import LogOptions
     from fusebackend.rules.rule import RouteRules
     from fusebackend.rules.view import View
@@ -62,6 +62,7 @@ def mount(
     views: Mapping[str, Iterable[Any]] | None = None,
     default_view: str | None = None,
     log: LogOptions | None = None,
+    metrics: MetricsOptions | None = None,
 ) -> Mount:
     """Mount a backend of this process on an empty directory.
 
@@ -93,6 +94,7 @@ def mount(
             `FilesystemPermission` of deepagents; docs/views.md has the rest.
         default_view: the name of the view of commands, and of clients that name none.
         log: what it keeps of commands (`fusebackend.history.masking.LogOptions`).
+        metrics: measure requests and verbs, and where Prometheus can ask (`fusebackend.config.MetricsOptions`).
 
     Raises:
         MountError: the directory can't be mounted on, this process has a mount already, or the name of the mount's own
@@ -105,7 +107,12 @@ def mount(
 
     words = parse_words(list(options))
     has_history = keeps_history(words.history or history or "off") and not (read_only or words.read_only)
-    return Mount(
+    kind: type[Mount] = Mount
+    if metrics is not None:
+        from fusebackend.server.metrics import with_measured_verbs
+
+        kind = with_measured_verbs(Mount)
+    return kind(
         _composite(backend, runtime),
         mountpoint,
         read_only=read_only or bool(words.read_only),
@@ -123,6 +130,7 @@ def mount(
         views=checked_views(views or {}, default_view),
         default_view=default_view,
         log_options=log,
+        metrics=metrics,
     )
 
 
@@ -183,6 +191,7 @@ class Mount(MountedBackend):
         views: Mapping[str, View],
         default_view: str | None,
         log_options: LogOptions | None,
+        metrics: MetricsOptions | None,
     ) -> None:
         self._claim()
         try:
@@ -207,6 +216,7 @@ class Mount(MountedBackend):
                 views=views,
                 default_view=default_view,
                 log_options=log_options,
+                metrics=metrics,
             )
             live = self._live
             super().__init__(
@@ -220,6 +230,7 @@ class Mount(MountedBackend):
                 live.branches,
                 live.recording,
                 live.views,
+                live.metrics,
             )
             self._wakeup = threading.Event()
             self._ready = False

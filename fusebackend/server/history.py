@@ -21,12 +21,23 @@ from fusebackend.base.paths import ROOT, AgentPath, to_name
 from fusebackend.control.verbs import DiffForm
 from fusebackend.history.blame import blame, lineage
 from fusebackend.history.calls import OpenCall
+from fusebackend.history.chain import anchor_of
 from fusebackend.history.history_file import Filter
 from fusebackend.history.recorder import Recorder
 from fusebackend.history.records import Call, Record, call_number
 from fusebackend.history.undo import Undo
 from fusebackend.history.undo_plan import image_source, mount_path, whole
-from fusebackend.protocol import Actor, BlamedLine, BlameResult, CallInfo, ChangeInfo, UndoResult, Volume, current_actor
+from fusebackend.protocol import (
+    Actor,
+    BlamedLine,
+    BlameResult,
+    CallInfo,
+    ChangeInfo,
+    UndoResult,
+    VerifyResult,
+    Volume,
+    current_actor,
+)
 from fusebackend.protocol.records import FILE_TYPES
 from fusebackend.trees import diff_output
 from fusebackend.trees.diff import Differences, differences
@@ -168,6 +179,11 @@ class MountHistory:
         except OSError:
             return None
         return None if data is None else data.splitlines(keepends=True)
+
+    def verify(self, anchors: Sequence[str]) -> VerifyResult:
+        """Check that the history is as it was written. Raises ValueError for what is no anchor."""
+        found = self._file.verify(dict(map(anchor_of, anchors)))
+        return VerifyResult(f"{found.last.link}:{found.last.head.hex()}", found.first, found.problems)
 
     def _later(self, number: int, prefix: AgentPath, path: bytes) -> list[Record]:
         return self._file.later(number, prefix, path, with_undone=True)

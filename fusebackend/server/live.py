@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.config import branches_directory
 from fusebackend.control.server.control_server import ControlServer
+from fusebackend.control.verbs import VERBS
 from fusebackend.dialects.agent_face import AgentFace
 from fusebackend.linux.mount_table import MountError
 from fusebackend.mount.session import MountOptions, Session
@@ -35,10 +36,12 @@ from fusebackend.vfs.mounted_tree import FileSystem
 
 if TYPE_CHECKING:
     from fusebackend.composite.backend import CompositeBackend
+    from fusebackend.config import MetricsOptions
     from fusebackend.history.masking import LogOptions
     from fusebackend.rules.rule import RouteRules
     from fusebackend.rules.view import View
     from fusebackend.server.guest import Guest
+    from fusebackend.server.metrics import Metrics
     from fusebackend.vfs.calls.route_limits import RouteLimits
     from fusebackend.vfs.trees_options import TreesOptions
 
@@ -68,6 +71,7 @@ class LiveMount:
         views: by name.
         default_view: the view of commands and clients that name none.
         log_options: what it keeps of calls.
+        metrics: what is measured; nothing when None.
         takes_snapshots: the mount takes snapshots by itself (`AutomaticSnapshots`), unless it is read-only.
 
     Attributes:
@@ -76,7 +80,8 @@ class LiveMount:
     Raises:
         MountError: the name of the trees directory is taken.
         RuleError: there are rules for a route that is not there.
-        OSError: the default backend runs commands, and can't be had.
+        OSError: the default backend runs commands, and can't be had; or ENOTSUP, the metrics need a package that is not
+            installed.
     """
 
     def __init__(
@@ -96,6 +101,7 @@ class LiveMount:
         views: Mapping[str, View] | None = None,
         default_view: str | None = None,
         log_options: LogOptions | None = None,
+        metrics: MetricsOptions | None = None,
     ) -> None:
         backend = with_route_rules(backend, route_rules or {})
         self.filesystem = FileSystem.of(
@@ -139,6 +145,14 @@ class LiveMount:
                 history, mountpoint, self.filesystem, self.automatic, self.warnings, urls, log_options
             )
         self.log_files = attach_log(self.filesystem, self.recording)
+        self.metrics: Metrics | None = None
+        verbs = VERBS
+        if metrics is not None:  # nothing of it is in the path of a request otherwise
+            from fusebackend.server.metrics import opened
+
+            self.metrics = opened(self.filesystem, self.status, metrics)
+            self.metrics.measure_kernel(self._session.operations)
+            verbs = self.metrics.measured_verbs(VERBS)
         mounted = MountedBackend(
             backend,
             self.filesystem,
@@ -150,8 +164,9 @@ class LiveMount:
             self.branches,
             self.recording,
             self.views,
+            self.metrics,
         )
-        self._control = ControlServer(mounted, read_only=options.read_only)
+        self._control = ControlServer(mounted, read_only=options.read_only, verbs=verbs)
 
     def _executor(self, mountpoint: str, options: MountOptions, shell: ShellOptions) -> Shell | Guest:
         """Decide where commands run: in the default backend if it has `execute` of its own (`guest.py`), else, and for
@@ -188,12 +203,16 @@ class LiveMount:
             self.branches.open()
         self._listen()
         try:
+            if self.metrics is not None:
+                self.metrics.listen()
             self._session.run(ready)
         finally:
             self._end()
             if self.branches is not None:
                 self.branches.close()
             self._backend.guard({})
+            if self.metrics is not None:
+                self.metrics.close()
             if self.recording is not None:
                 self.recording.close()
             if self.log_files is not None:
@@ -222,7 +241,8 @@ class LiveMount:
         control = {"socket": self._control.address, **self._control.counts()}
         history = None if self.recording is None else self.recording.describe()
         trees = self.filesystem.tree.trees_path
-        return {"trees": trees, "history": history, "execute": self.shell.describe(), "control": control}
+        measured = {} if self.metrics is None else {"metrics": self.metrics.url}
+        return {"trees": trees, "history": history, "execute": self.shell.describe(), "control": control, **measured}
 
 
 def runs_commands(default: Any) -> bool:

@@ -50,6 +50,7 @@ from fusebackend.protocol import (
     StatResult,
     StatsResult,
     UndoResult,
+    VerifyResult,
     ViewInfo,
     Volume,
     WriteResult,
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
     from fusebackend.composite.backend import CompositeBackend
     from fusebackend.history.steps import Verb as Kind
     from fusebackend.protocol import Verb
+    from fusebackend.server.metrics import Metrics
     from fusebackend.server.recording import Recording
     from fusebackend.vfs.junctions import Route
     from fusebackend.vfs.mounted_tree import FileSystem
@@ -108,6 +110,7 @@ class MountedBackend(ServedMount):
         branches: of the mount; None if it has none.
         recording: keeps the history of calls; None if there is none.
         views: of the mount.
+        metrics: what is measured of it; None if nothing is.
     """
 
     def __init__(
@@ -122,6 +125,7 @@ class MountedBackend(ServedMount):
         branches: Branches | None = None,
         recording: Recording | None = None,
         views: Views | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         self._view_name: str | None = None
         self.backend = backend
@@ -129,6 +133,7 @@ class MountedBackend(ServedMount):
         self.mountpoint = mountpoint
         self.shell = shell
         self._status = status
+        self._metrics = metrics
         self._snapshots = snapshots
         self._automatic = automatic
         self._branches = branches
@@ -237,6 +242,18 @@ class MountedBackend(ServedMount):
     def status(self) -> dict[str, Any]:
         """Return the mount as `fusebackend status --json` shows it."""
         return self._status()
+
+    def metrics(self) -> str:
+        """Return what is measured of the mount, in the text format of Prometheus. Where the mount was made without
+        metrics, that is what is counted anyway.
+
+        Raises:
+            OSError: ENOTSUP, prometheus-client is not installed.
+        """
+        from fusebackend.server.metrics import opened
+
+        metrics = self._metrics or opened(self.filesystem, self._status)
+        return metrics.text()
 
     def stat(self, path: str, *, follow: bool = False) -> StatResult:
         """Return the attributes of a path; a symbolic link itself, unless `follow` says otherwise."""
@@ -521,6 +538,18 @@ class MountedBackend(ServedMount):
         return follow(
             self.log, lambda: self._recording is None or not self._recording.is_open, since, by=by, paths=paths
         )
+
+    def verify_log(self, anchors: Sequence[str] = ()) -> VerifyResult:
+        """Check by its hash chain that the log is as it was written; see `history/chain.py` for what that proves.
+
+        Args:
+            anchors: ends of the chain that were kept elsewhere, as `VerifyResult.anchor` gave them.
+
+        Raises:
+            ValueError: one is no anchor.
+            OSError: ENOTSUP, the mount keeps no history; or it can't be read.
+        """
+        return self._remembered().verify(anchors)
 
     def blame(self, path: str) -> BlameResult:
         """Return which call left a file as it is, and each of its lines: for text files of up to 2 MiB.

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -334,6 +335,26 @@ def test_calls_of_several_paths(mounted: Mounted) -> None:
         assert (done.returncode, done.stdout) == (2, "")
         assert "a CALL is shown as it is" in done.stderr
     assert "'noon' is no time" in run("log", "--since", "noon", cwd=mounted.path).stderr
+
+
+def test_a_change_of_the_log_past_the_server_is_found(mounted: Mounted) -> None:
+    with fusebackend.connect(mounted.path) as files:
+        files.write("/one", "1")
+        files.write("/two", "2")
+        anchor = files.verify_log().anchor
+        directory = files.status()["history"]["path"]
+    said = ok("log", "--verify", "--anchor", anchor, cwd=mounted.path)
+    assert said == f"the log is as it was written; its end is {anchor}\n"
+    connection = sqlite3.connect(f"{directory}/history.db")
+    with connection:
+        connection.execute("UPDATE calls SET title = 'write /three' WHERE number = 2")
+    connection.close()
+    done = run("log", "--verify", cwd=mounted.path)
+    assert (done.returncode, done.stdout) == (1, "call c2 was changed\n")
+    found = json.loads(run("log", "--verify", "--json", "--anchor", f"99:{'00' * 16}", cwd=mounted.path).stdout)
+    assert found["problems"] == ["call c2 was changed", "the last 93 links are cut off: the anchor has seen link 99"]
+    assert "'x' is no anchor" in run("log", "--verify", "--anchor", "x", cwd=mounted.path).stderr
+    assert run("log", "--verify", "--by", "me", cwd=mounted.path).returncode == 2
 
 
 def test_each_line_of_a_file_has_its_call(mounted: Mounted) -> None:

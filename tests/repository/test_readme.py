@@ -75,6 +75,7 @@ BEFORE = {
     "cd /mnt/agent/threads": [DEMO],
     "fusebackend mount /mnt/agent  ": ["mkdir /srv/project", "grep -v postgres: agent.toml.all > agent.toml"],
     "cat /mnt/agent/.fusebackend": [AGENT],
+    "fusebackend metrics": [AGENT],
     "fusebackend snapshot create": [AGENT, MEMORIES, "echo plan > /mnt/agent/plan.md"],
     "from fusebackend import connect": [AGENT],
     "fusebackend view list": [VIEWS],

@@ -1,6 +1,7 @@
 """The TOML file, `-o` words, and the names of files that belong to a mount point."""
 
 import json
+import re
 from dataclasses import asdict
 
 import pytest
@@ -11,12 +12,15 @@ from fusebackend.config import (
     ConfigError,
     ConfigFile,
     ExecuteTable,
+    MetricsOptions,
+    MetricsTable,
     MountPlan,
     RouteTable,
     Words,
     deadline_s,
     duration_s,
     limits_of,
+    metrics_options,
     parse_words,
     read_file,
     routes_by_prefix,
@@ -105,6 +109,8 @@ class TestFile:
             ("[routes]\na = 'memory:'\na = 'state:'", "is no TOML: "),
             ("[execute]\nnetworks = true", "unknown key 'execute.networks'; known: sandbox, network, timeout, "),
             ("execute = 1", "'execute': expected a table, got a whole number"),
+            ("[metrics]\nlistens = ':1'", "unknown key 'metrics.listens'; known: listen, public"),
+            ("[metrics]\nlisten = 9464", "'metrics.listen': expected a text, got a whole number"),
             ("[execute]\nprocesses = '7'", "'execute.processes': expected a whole number, got a text"),
             ("[execute]\ntrees = 'branches'", "'execute.trees': expected a list, got a text"),
             ("[execute.env]\nA = 'a'\nB = 7", "'execute.env.B': expected a text, got a whole number"),
@@ -290,5 +296,43 @@ class TestExecute:
 
     def test_a_plan_goes_through_json(self) -> None:
         execute = ShellOptions(network=True, timeout_s=7, env={"A": "b"})
-        plan = MountPlan("/mnt/agent", "memory:", {"/x": "memory:"}, words=("noexec",), execute=execute)
+        metrics = MetricsOptions("127.0.0.1", 9464)
+        plan = MountPlan(
+            "/mnt/agent", "memory:", {"/x": "memory:"}, words=("noexec",), execute=execute, metrics=metrics
+        )
         assert MountPlan.from_json(json.loads(json.dumps(asdict(plan)))) == plan
+
+
+class TestMetrics:
+    def test_nothing_is_measured_without_the_table(self) -> None:
+        assert metrics_options(ConfigFile().metrics) is None
+
+    @pytest.mark.parametrize(
+        ("table", "options"),
+        [
+            (MetricsTable(), MetricsOptions(None)),
+            (MetricsTable(listen="127.0.0.1:9464"), MetricsOptions("127.0.0.1", 9464)),
+            (MetricsTable(listen="localhost:0"), MetricsOptions("127.0.0.1", 0)),
+            (MetricsTable(listen="[::1]:80"), MetricsOptions("::1", 80)),
+            (MetricsTable(listen="0.0.0.0:9464", public=True), MetricsOptions("0.0.0.0", 9464)),
+        ],
+    )
+    def test_an_address(self, table: MetricsTable, options: MetricsOptions) -> None:
+        assert metrics_options(table) == options
+
+    @pytest.mark.parametrize(
+        ("listen", "message"),
+        [
+            ("0.0.0.0:9464", "other machines may reach that"),
+            ("[::]:9464", "other machines may reach that"),
+            ("192.0.2.1:9464", "other machines may reach that"),
+            ("example.org:9464", "give an address and a port, such as '127.0.0.1:9464'"),
+            ("9464", "give an address and a port"),
+            ("127.0.0.1:", "'' is no port"),
+            ("127.0.0.1:65536", "'65536' is no port"),
+        ],
+    )
+    def test_an_address_that_can_not_be(self, listen: str, message: str) -> None:
+        with pytest.raises(ConfigError, match=re.escape(message)) as raised:
+            metrics_options(MetricsTable(listen=listen))
+        assert str(raised.value).startswith(f"metrics.listen = '{listen}': ")

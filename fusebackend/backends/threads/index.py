@@ -130,7 +130,7 @@ class LineIndex:
         try:
             for moment in self._lineage.moments(order[kept:]):
                 if together:
-                    self.talk.add(moment.id, marks[moment.id], moment_time_ns(moment))
+                    self.talk.add(moment.id, marks[moment.id], moment_time_ns(moment), sections=True)
                 self._add(moment)
                 if moment.id == order[-1]:
                     if together:

@@ -165,7 +165,7 @@ class Line:
             README: self._page(RewrittenPage, lambda index: len(self._readme(index)), self._readme),
             CHECKPOINTS: self._page(Page, lambda index: len(overview.checkpoints_tsv(index)), overview.checkpoints_tsv),
             TRANSCRIPT: self._document(
-                Page, lambda: overview.transcript_size(self.talk()), lambda: self._transcript(self.talk())
+                Page, lambda: self._transcript_bytes(self.talk()), lambda: self._transcript(self.talk())
             ),
         }
         computed = {directory.name: directory for directory in self._computed}
@@ -290,6 +290,10 @@ class Line:
 
     def _readme(self, index: LineIndex) -> bytes:
         return overview.readme(index, self.lineage.place)
+
+    def _transcript_bytes(self, talk: MessageIndex) -> int:
+        talk.measure(lambda number: self._message(talk, number))
+        return overview.transcript_size(talk)
 
     def _transcript(self, talk: MessageIndex) -> bytes:
         return overview.transcript(talk, lambda number: self._message(talk, number))
@@ -589,13 +593,15 @@ class Checkpoint(FilesDirectory):
 
 
 class HeadFile(FileNode):
-    """A file as of now: its contents change."""
+    """A file as of now: its contents change, but for those of a handle (`OpenHeadFile`)."""
 
-    __slots__ = ("_line", "record")
+    __slots__ = ("_latest", "_line", "_nodes", "record")
 
     def __init__(self, nodes: Nodes, line: Line, record: Record) -> None:
         super().__init__(nodes, FILE_MODE)
+        self._nodes = nodes
         self._line = line
+        self._latest: weakref.ref[OpenHeadFile] | None = None
         self.record = record
         self._show(record)
 
@@ -603,10 +609,18 @@ class HeadFile(FileNode):
         self._line.fresh()
         return self
 
+    def opened(self) -> FileNode:
+        latest = self._latest() if self._latest is not None else None
+        if latest is None:
+            latest = OpenHeadFile(self._nodes, self)
+            self._latest = weakref.ref(latest)
+        return latest
+
     def become(self, record: Record) -> None:
         self._show(record)
         self.ctime_ns = now_ns()  # its own times may be those of the version before
         self.record = record
+        self._latest = None
 
     def _show(self, record: Record) -> None:
         self.date(record.mtime_ns)
@@ -615,14 +629,44 @@ class HeadFile(FileNode):
     def data(self) -> bytes:
         return self.record.data()
 
-    def load(self) -> None:
-        self.record.load()
-
-    def unload(self) -> None:
-        self.record.unload()
-
     def xattrs(self) -> dict[bytes, bytes]:
         return self.record.xattrs()
+
+
+class OpenHeadFile(FileNode):
+    """A head's file for the handles opened between two of its changes: one version, read past the page cache.
+
+    A program reads until it gets nothing, so a file that was `8` at the first read(2) and `11` at the second read as
+    `81`. A version that begins with all that this one has takes its place, for `tail -f`.
+    """
+
+    __slots__ = ("_data", "_file", "_record")
+
+    def __init__(self, nodes: Nodes, file: HeadFile) -> None:
+        """EIO as `Record.data`."""
+        super().__init__(nodes, FILE_MODE)
+        self._file = file
+        self._record = file.record
+        self._data = file.record.data()
+        self._show()
+
+    def settle(self) -> OpenHeadFile:
+        self.data()
+        return self
+
+    def data(self) -> bytes:
+        latest = self._file.record
+        if latest is not self._record:
+            self._record = latest
+            data = latest.data() if latest.error is None else b""
+            if data.startswith(self._data):
+                self._data = data
+                self._show()
+        return self._data
+
+    def _show(self) -> None:
+        self.date(self._record.mtime_ns)
+        self.resize(len(self._data))
 
 
 class Head(FilesDirectory):

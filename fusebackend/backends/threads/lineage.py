@@ -298,6 +298,12 @@ class Lineage:
     def newest_id(self) -> str | None:
         return self._database.newest(self.place)
 
+    def unwritten(self) -> str | None:
+        """The newest checkpoint, if there are no writes to it: its conversation is the present one."""
+        marks = self.marks()
+        newest = max(marks, default=None)
+        return newest if newest is not None and not marks[newest].writes else None
+
     def newest(self) -> Newest | None:
         if self._newest is None:
             marks = self.marks()
@@ -376,6 +382,8 @@ class Lineage:
 
     def messages_now(self) -> list[Message]:
         """The conversation of `get_state` without a checkpoint, as plain messages."""
+        if self._newest is None and (unwritten := self.unwritten()) is not None:
+            return self.messages_at(unwritten)
         newest = self.newest()
         return [] if newest is None else list(self._messages.now(newest).values())
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from fusebackend.backends.threads import documents
@@ -26,7 +26,7 @@ from fusebackend.backends.threads.json_text import compact, encoded, plain
 from fusebackend.backends.threads.lineage import Lineage, Moment
 from fusebackend.base.waiting import will_wait
 
-FORMAT: Final = 5
+FORMAT: Final = 6
 """Of a cached index. Any other number, and any change in how documents look, is a reason to read the line again."""
 
 PART: Final = "messages"
@@ -39,6 +39,8 @@ MAX_FILES_BYTES: Final = 2 << 20
 
 MAX_FILE_BYTES: Final = 64 << 10
 """Of a message whose files are kept."""
+
+UNMEASURED: Final = -1
 
 _DIGEST_BYTES: Final = 12
 
@@ -99,6 +101,7 @@ class IndexedMessage(NamedTuple):
     position: int
     """… and its own in the conversation there."""
     section_bytes: int
+    """`UNMEASURED` until `transcript.md` is looked at: a search through `messages/` does not need it."""
     files: list[tuple[str, int]]
     """The names and sizes of its files in `messages/`."""
 
@@ -132,6 +135,7 @@ class MessageIndex:
         self._by_digest: dict[str, list[int]] = {}
         self._titles: dict[int, str] = {}
         self._models: dict[int, str] = {}  # by the message that has it
+        self._read: list[tuple[Message, int]] = []  # the conversation that was added last, and the numbers
 
     @property
     def title(self) -> str:
@@ -163,7 +167,7 @@ class MessageIndex:
             else:
                 read = ((found, time_ns_of(found) or 0) for found in self._lineage.conversations(missing))
             for checkpoint, time_ns in read:
-                self.add(checkpoint, marks[checkpoint], time_ns)
+                self.add(checkpoint, marks[checkpoint], time_ns, sections=False)
                 if checkpoint == order[-1]:
                     self.end()
             if not missing:  # the newest ones were deleted
@@ -178,6 +182,7 @@ class MessageIndex:
 
     def cut(self, kept: int) -> None:
         """Drop the checkpoints from this place on, and the messages that they brought."""
+        self._read = []
         del self.said[kept:]
         left = sum(message.step < kept for message in self.messages)
         del self.messages[left:], self.last[left:], self._ids[left:]
@@ -195,29 +200,37 @@ class MessageIndex:
         for number, message in enumerate(self.messages):
             self._by_digest.setdefault(message.digest, []).append(number)
 
-    def add(self, checkpoint: str, mark: Mark, time_ns: int) -> None:
-        """Add the conversation at the checkpoint that follows."""
+    def add(self, checkpoint: str, mark: Mark, time_ns: int, *, sections: bool) -> None:
+        """Add the conversation at the checkpoint that follows; with `sections`, measure those of `transcript.md`."""
         known = len(self.messages)
         place = len(self.said)
         error: str | None = None
-        used: set[int] = set()
         tools: dict[str, None] = {}
         size = 0
         try:
             conversation = self._lineage.messages_at(checkpoint)
         except Damaged as found:
             conversation, error, size = [], str(found), len(documents.error_line(found))
-        for position, message in enumerate(conversation):
+        read = self._same(conversation)
+        for position, (message, number) in enumerate(read):
+            size += message.line_bytes
+            self.last[number] = (place, position)
+        used = {number for _, number in read}
+        for position in range(len(read), len(conversation)):
+            message = conversation[position]
             digest, line_bytes = _digest(message)
             size += line_bytes
-            number = self._find(digest, message.get("id"), used)
-            if number is None:
-                number = len(self.messages)
-                self._describe(number, digest, message, place, position, time_ns)
+            found_number = self._find(digest, message.get("id"), used)
+            number = len(self.messages) if found_number is None else found_number
+            if found_number is None:
+                size_there = len(section_bytes(number + 1, message, time_ns)) if sections else UNMEASURED
+                self._describe(number, digest, message, place, position, size_there)
                 if message.get("type") == "tool" and message.get("name"):
                     tools[str(message["name"])] = None
             used.add(number)
             self.last[number] = (place, position)
+            read.append((message, number))
+        self._read = read
         self.said.append(
             Said(
                 checkpoint,
@@ -230,6 +243,15 @@ class MessageIndex:
                 error,
             )
         )
+
+    def _same(self, conversation: Sequence[Message]) -> list[tuple[Message, int]]:
+        """The messages at the beginning that are those of the conversation added last, with their numbers."""
+        same = 0
+        for (message, _), now in zip(self._read, conversation, strict=False):
+            if message is not now:
+                break
+            same += 1
+        return self._read[:same]
 
     def _find(self, digest: str, id_: Any, used: set[int]) -> int | None:
         """The number of a message. A message without an id, from a pending write, is the same with an id."""
@@ -245,11 +267,10 @@ class MessageIndex:
                 return number
         return None
 
-    def _describe(self, number: int, digest: str, message: Message, place: int, position: int, time_ns: int) -> None:
+    def _describe(self, number: int, digest: str, message: Message, place: int, position: int, size: int) -> None:
         made = files_of(number + 1, message)
         self._files.put(self._lineage.place, number, digest, made)
         files = [(file.name, len(file.data)) for file in made]
-        size = len(section_bytes(number + 1, message, time_ns))
         self.messages.append(IndexedMessage(digest, place, position, size, files))
         self.last.append((place, position))
         id_ = message.get("id")
@@ -261,9 +282,29 @@ class MessageIndex:
         if model and model != self.model:
             self._models[number] = model
 
+    def measure(self, message_of: Callable[[int], Mapping[str, Any]]) -> None:
+        """Measure all sections of `transcript.md`. `message_of` gives a message by its place, as for the transcript."""
+        unmeasured = [place for place, message in enumerate(self.messages) if message.section_bytes == UNMEASURED]
+        if unmeasured:
+            will_wait()
+        for place in unmeasured:
+            message = self.messages[place]
+            size = len(section_bytes(place + 1, message_of(place), self.said[message.step].time_ns))
+            self.messages[place] = message._replace(section_bytes=size)
+        if unmeasured:
+            self._keep()
+
     def end(self) -> None:
         """All checkpoints are known. Called while what the newest one needs is at hand."""
-        self.messages_bytes = len(documents.messages_now(self._lineage))
+        self._read = []
+        unwritten = self._lineage.unwritten()
+        if self.said and self.said[-1].id == unwritten:
+            self.messages_bytes = self.said[-1].messages_bytes
+        else:
+            self.messages_bytes = len(documents.messages_now(self._lineage))
+        self._keep()
+
+    def _keep(self) -> None:
         if self._cache is not None:
             kept = Kept(
                 FORMAT,

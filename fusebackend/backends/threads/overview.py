@@ -66,6 +66,7 @@ def transcript_head(talk: MessageIndex) -> bytes:
 
 
 def transcript_size(talk: MessageIndex) -> int:
+    """In bytes, of a measured index (`MessageIndex.measure`)."""
     return len(transcript_head(talk)) + sum(message.section_bytes for message in talk.messages)
 
 

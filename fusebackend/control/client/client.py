@@ -70,6 +70,7 @@ from fusebackend.protocol import (
     StatsResult,
     UndoResult,
     Verb,
+    VerifyResult,
     ViewInfo,
     current_actor,
     not_bytes,
@@ -347,6 +348,14 @@ class Client(SandboxBackendProtocol):
         """The mount as `fusebackend status --json` shows it."""
         return finished(self._now._call(dict[str, Any], "status", {}))
 
+    def metrics(self) -> str:
+        """Return what is measured of the mount, in the text format of Prometheus.
+
+        Raises:
+            OSError: ENOTSUP, the server has no prometheus-client.
+        """
+        return self._done(str, "metrics", {})
+
     def invalidate(self, path: str = "/") -> None:
         """Forget everything that is cached of `path`, because others have changed it.
 
@@ -486,6 +495,10 @@ class Client(SandboxBackendProtocol):
     def changes(self, call: str | None = None, *, after: int = 0, limit: int = LISTED_CHANGES) -> list[ChangeInfo]:
         """Return the changes of a call, in their order; see `MountedBackend.changes`."""
         return self._done(list[ChangeInfo], "changes", {"call": call, "after": after, "limit": limit})
+
+    def verify_log(self, anchors: Sequence[str] = ()) -> VerifyResult:
+        """Check by its hash chain that the log is as it was written; see `MountedBackend.verify_log`."""
+        return self._done(VerifyResult, "verify_log", {"anchors": list(anchors)})
 
     def blame(self, path: str) -> BlameResult:
         """Return which call left a file as it is, and each of its lines; see `MountedBackend.blame`."""

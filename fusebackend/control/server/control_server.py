@@ -17,6 +17,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Mapping
 
 from fusebackend.base import heap
 from fusebackend.control import rendezvous, wire
@@ -32,7 +33,7 @@ from fusebackend.control.limits import (
 )
 from fusebackend.control.server.server_connection import Connection, peer
 from fusebackend.control.server.turns import Turns
-from fusebackend.control.verbs import ServedMount
+from fusebackend.control.verbs import VERBS, ServedMount, SocketVerb
 from fusebackend.control.wire import ErrorObject, Failure
 
 log = logging.getLogger(__name__)
@@ -55,9 +56,12 @@ ACCEPT_RETRY_S = 0.5
 class ControlServer:
     """Serves a `ServedMount` on a Unix socket, from `start` to `close`."""
 
-    def __init__(self, backend: ServedMount, *, read_only: bool = False) -> None:
+    def __init__(
+        self, backend: ServedMount, *, read_only: bool = False, verbs: Mapping[str, SocketVerb] = VERBS
+    ) -> None:
         self.backend = backend
         self.read_only = read_only
+        self.verbs = verbs
         self.address = ""
         self._switch_s = sys.getswitchinterval()
         self._listener: socket.socket | None = None

@@ -24,7 +24,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -48,7 +48,7 @@ from fusebackend.control.limits import (
 from fusebackend.control.server.calls import RunningCall, Subscription
 from fusebackend.control.server.turns import Client, Turn, Turns
 from fusebackend.control.staging import Staging
-from fusebackend.control.verbs import VERBS, OfPing, ServedMount, SocketVerb
+from fusebackend.control.verbs import OfPing, ServedMount, SocketVerb
 from fusebackend.control.wire import CallId, Closed, ErrorObject, Failure, Lines, WireError
 from fusebackend.protocol import Actor
 
@@ -75,6 +75,7 @@ class Server(Protocol):
 
     backend: ServedMount
     read_only: bool
+    verbs: Mapping[str, SocketVerb]
     room: Room
     arrivals: Arrivals
     turns: Turns
@@ -327,7 +328,7 @@ class Connection:
         try:
             request = wire.parse_request(line)
             call = None if request.id is msgspec.UNSET else request.id
-            verb = VERBS.get(request.method)
+            verb = self.server.verbs.get(request.method)
             if verb is None:
                 message = f"there is no verb '{request.method}'; see 'hello'"
                 raise WireError(wire.METHOD_NOT_FOUND, message, call=call)

@@ -56,6 +56,20 @@ def test_a_second_server_shows_the_same(database: str, cache: Path) -> None:
     assert files(database) == before
 
 
+def test_a_transcript_is_measured_when_it_is_looked_at(database: str) -> None:
+    """A search through `messages/` indexes these alone; what it leaves out is in no cache either."""
+
+    def size(backend: ThreadsBackend) -> int:
+        thread = backend.volume.lookup(1, b"t").node
+        return backend.volume.lookup(thread, b"transcript.md").size
+
+    with ThreadsBackend.from_sqlite(database) as backend:
+        assert backend.ls("/t/messages").entries
+    for _ in range(2):  # the second finds it in the cache
+        with ThreadsBackend.from_sqlite(database) as backend:
+            assert size(backend) == len(View(backend, "/t").tree()["transcript.md"])
+
+
 def test_what_has_grown_meanwhile_is_seen(database: str) -> None:
     before = files(database)
     with conversations.opened("sqlite", database) as saver:

@@ -232,6 +232,37 @@ def test_a_handle_reads_a_rewritten_document_of_one_moment(tmp_path: Path, name:
             volume.release(handle.node, os.O_RDONLY)
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "read"),
+    [("8", "11", "8"), ("11", "8", "11"), ("one", "", "one"), ("one", None, "one"), ("one", "one two", "one two")],
+)
+def test_a_handle_reads_one_version_of_a_file_of_the_head(b: Bench, before: str, after: str | None, read: str) -> None:
+    """A file that was `8` at the first read(2) and `11` at the second read as `81`."""
+    agents.deep_agent(b.saver, [use(write("/count.txt", before)), say("ok")]).invoke(user("go"), thread("t"))
+    volume = b.backend.volume
+    volume.follow()
+    file = node(b, "/t/head/count.txt")
+    opened = volume.open(file, os.O_RDONLY)
+    assert opened is not None
+    assert opened.node != file, "a handle of its own content: past the page cache"
+    first = volume.read(opened.node, 0, 1)
+    if after is None:
+        script = [use(delete("/count.txt")), say("ok")]
+    else:
+        script = [use(edit("/count.txt", before, after)), say("ok")]
+    agents.deep_agent(b.saver, script).invoke(user("more"), thread("t"))
+    volume.follow()
+    assert first + volume.read(opened.node, 1, 100) == read.encode()
+    assert volume.getattr(opened.node).size == len(read)
+    if after is not None:
+        later = volume.open(file, os.O_RDONLY)
+        assert later is not None
+        assert volume.read(later.node, 0, 100) == after.encode()
+        assert volume.getattr(file).size == later.size == len(after)
+        volume.release(later.node, os.O_RDONLY)
+    volume.release(opened.node, os.O_RDONLY)
+
+
 def test_a_running_agent_is_followed_step_by_step(b: Bench) -> None:
     """At every moment what is shown is one of the states that the thread has been in, and they come in order."""
     from langchain_core.tools import tool

@@ -1,0 +1,290 @@
+"""`Chain`: a hash chain over what a history says, so that a later change of it shows.
+
+Every call, every record, and every later event of them (an end, an undo, a change that was not made, a deletion) is a
+link: a number without gaps, and a digest of what is said. The head of a link is the digest of the head before it and of
+its own digest. The head of the last one is in the file.
+
+    head(n) = BLAKE2b(head(n - 1) + digest(n))        digest(n) = BLAKE2b(n, table, columns)
+
+A deleted call leaves its links, as stubs with their digests, until nothing older is left: then a checkpoint with the
+head takes their place. The event of the deletion is a link itself, and names the call; a stub without one was deleted
+by somebody else.
+
+Not in a digest: where the bytes of a file are kept, its extended attributes, and what a call left (`Record.after`);
+these change later, by `forget` among others.
+
+A link takes 4 µs, in the thread that writes the file. `verify` reads all of it: some 10 µs for each link.
+
+What it proves. Without an anchor: nothing against the server's own user, who can write the file and all digests anew.
+It shows accidents, and changes by somebody who has not done that. With an anchor, a head that was kept elsewhere, all
+that was said up to it is as it was then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import msgspec
+
+BYTES: Final = 16
+"""Of a digest."""
+
+START: Final = bytes(BYTES)
+"""The head before the first link."""
+
+NAMED: Final = 100
+"""Problems that an answer names, at most."""
+
+CALL_COLUMNS: Final = 11
+"""Of a row of `calls`: all but its end, and which undo has taken it back. These are events."""
+
+BEFORE_COLUMN, XATTRS_COLUMN, TARGET_COLUMN = 9, 17, 18
+"""Of a row of `records`: what was done is up to the first, the file before it up to the last; without its extended
+attributes. A row that is to be written may end before."""
+
+SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS events (
+    link INTEGER PRIMARY KEY, kind TEXT NOT NULL, value BLOB NOT NULL, digest BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS stubs (link INTEGER PRIMARY KEY, of INTEGER NOT NULL, digest BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS chain (
+    one INTEGER PRIMARY KEY CHECK (one = 1), link INTEGER NOT NULL, head BLOB NOT NULL,
+    first INTEGER NOT NULL, before BLOB NOT NULL);
+INSERT OR IGNORE INTO chain VALUES (1, 0, zeroblob(16), 1, zeroblob(16));
+"""
+"""`chain`: the last link and its head; the first link that is there, and the head before it (the checkpoint).
+`stubs.of`: the deleted call; the negative number of a record whose change was not made."""
+
+EVENT: Final = "INSERT INTO events VALUES (?, ?, ?, ?)"
+
+Statement: TypeAlias = tuple[str, tuple[Any, ...]]
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+
+
+class Position(NamedTuple):
+    """A link, and its head."""
+
+    link: int
+    head: bytes
+
+
+def digest(link: int, kind: str, row: Sequence[Any]) -> bytes:
+    """Return the digest of what a link says. The values are those of SQLite."""
+    return hashlib.blake2b(_encode((link, kind, row)), digest_size=BYTES).digest()
+
+
+def after(head: bytes, said: bytes) -> bytes:
+    """Return the head of a link, from that of the one before it and its digest."""
+    return hashlib.blake2b(head + said, digest_size=BYTES).digest()
+
+
+def said_of_call(row: Sequence[Any]) -> Sequence[Any]:
+    return row[:CALL_COLUMNS]
+
+
+def said_of_record(row: Sequence[Any], *, has_before: bool) -> Sequence[Any]:
+    return (*row[:XATTRS_COLUMN], row[TARGET_COLUMN]) if has_before else row[:BEFORE_COLUMN]
+
+
+class Chain:
+    """The end of a chain, for the thread that writes the file.
+
+    Args:
+        position: the last link.
+    """
+
+    def __init__(self, position: Position) -> None:
+        self.link, self.head = position
+
+    @property
+    def position(self) -> Position:
+        return Position(self.link, self.head)
+
+    def add(self, kind: str, row: Sequence[Any]) -> tuple[int, bytes]:
+        """Add a link; returns its number and its digest."""
+        self.link += 1
+        found = digest(self.link, kind, row)
+        self.head = after(self.head, found)
+        return self.link, found
+
+    def event(self, kind: str, row: Sequence[Any]) -> Statement:
+        """Add an event; returns the statement that writes it."""
+        value = _encode(row)
+        link, found = self.add(kind, [value])
+        return EVENT, (link, kind, value, found)
+
+
+def load(connection: sqlite3.Connection) -> Position:
+    """Return the last link."""
+    return Position(*connection.execute("SELECT link, head FROM chain").fetchone())
+
+
+def leave_stubs(connection: sqlite3.Connection, calls: Sequence[int]) -> None:
+    """Keep the links of calls that are about to be deleted."""
+    rows = [(call,) for call in calls]
+    connection.executemany("INSERT INTO stubs SELECT link, number, digest FROM calls WHERE number = ?", rows)
+    connection.executemany("INSERT INTO stubs SELECT link, call, digest FROM records WHERE call = ?", rows)
+
+
+def collapse(connection: sqlite3.Connection) -> None:
+    """Have the checkpoint take the place of the oldest links, up to the first call or record that is still there. After
+    calls were deleted, in the same transaction."""
+    last, first, head = connection.execute("SELECT link, first, before FROM chain").fetchone()
+    (live,) = connection.execute(
+        "SELECT min(link) FROM (SELECT min(link) AS link FROM calls UNION ALL SELECT min(link) FROM records)"
+    ).fetchone()
+    until = last + 1 if live is None else live
+    rows = connection.execute(
+        "SELECT link, digest FROM stubs WHERE link < ? UNION ALL SELECT link, digest FROM events WHERE link < ? "
+        "ORDER BY link",
+        (until, until),
+    )
+    for link, found in rows:
+        if link != first:
+            return  # a gap: it stays, so that `verify` finds it
+        first, head = link + 1, after(head, found)
+    if first == until:
+        connection.execute("UPDATE chain SET first = ?, before = ?", (first, head))
+        for table in ("stubs", "events"):
+            connection.execute(f"DELETE FROM {table} WHERE link < ?", (until,))
+
+
+# -- verification ----------------------------------------------------------------------------------------------
+
+
+class Verified(NamedTuple):
+    """What `verify` has found."""
+
+    first: int
+    """The first link that is there; older ones were deleted with their calls."""
+    last: Position
+    problems: list[str]
+    """One line for people each."""
+
+
+def anchor_of(text: str) -> tuple[int, bytes]:
+    """Return the link and the head that an anchor, `LINK:HEAD`, has.
+
+    Raises:
+        ValueError: it is none.
+    """
+    link, colon, head = text.partition(":")
+    try:
+        found = int(link), bytes.fromhex(head)
+    except ValueError:
+        found = 0, b""
+    if not colon or len(found[1]) != BYTES or found[0] < 0:
+        raise ValueError(f"'{text}' is no anchor; one is LINK:HEAD, as 'fusebackend log --verify' prints it")
+    return found
+
+
+class _Link(NamedTuple):
+    link: int
+    digest: bytes
+    where: str
+    computed: bytes | None
+    """None for a stub: what it said is gone."""
+    call: int
+
+
+def _links(connection: sqlite3.Connection) -> Iterator[_Link]:
+    """Yield all links in their order."""
+    sources = [_of_calls(connection), _of_records(connection), _of_events(connection), _of_stubs(connection)]
+    return heapq.merge(*sources, key=attrgetter("link"))
+
+
+def _of_calls(connection: sqlite3.Connection) -> Iterator[_Link]:
+    for row in connection.execute("SELECT * FROM calls ORDER BY number"):
+        link, found = row[-2:]
+        yield _Link(link, found, f"call c{row[0]}", digest(link, "call", said_of_call(row)), row[0])
+
+
+def _of_records(connection: sqlite3.Connection) -> Iterator[_Link]:
+    for row in connection.execute("SELECT * FROM records ORDER BY number"):
+        link, found = row[-2:]
+        where = f"change {row[0]} of call c{row[1]}"
+        said = said_of_record(row, has_before=row[BEFORE_COLUMN] is not None)
+        yield _Link(link, found, where, digest(link, "record", said), row[1])
+
+
+def _of_events(connection: sqlite3.Connection) -> Iterator[_Link]:
+    for link, kind, value, found in connection.execute("SELECT * FROM events ORDER BY link"):
+        yield _Link(link, found, f"event {link} ({kind})", digest(link, kind, [value]), 0)
+
+
+def _of_stubs(connection: sqlite3.Connection) -> Iterator[_Link]:
+    for link, call, found in connection.execute("SELECT * FROM stubs ORDER BY link"):
+        yield _Link(link, found, f"link {link} of {_name(call)}", None, call)
+
+
+def verify(connection: sqlite3.Connection, anchors: Mapping[int, bytes]) -> Verified:
+    """Check a history. In a transaction that sees one state of it.
+
+    Args:
+        anchors: heads that were kept elsewhere, by their links.
+    """
+    last, stored_head, first, head = connection.execute("SELECT link, head, first, before FROM chain").fetchone()
+    problems: list[str] = []
+    stubs: dict[int, int] = {}  # call → its first stub
+    expected = first
+    for each in _links(connection):
+        if each.link > expected:
+            problems.append(_missing(expected, each.link - 1))
+        elif each.link < expected:
+            problems.append(f"{each.where} was added: its place in the chain is taken")
+            continue
+        if each.computed is None:
+            stubs.setdefault(each.call, each.link)
+        elif each.computed != each.digest:
+            problems.append(f"{each.where} was changed")
+        expected = each.link + 1
+        head = after(head, each.digest if each.computed is None else each.computed)
+        if anchors.get(each.link, head) != head and not problems:
+            problems.append(f"what was written up to link {each.link} is not what the anchor has seen")
+    if expected <= last:
+        problems.append(_missing(expected, last))
+    if not problems and (expected != last + 1 or head != stored_head):
+        problems.append("the head of the chain is another one: the end of the history was written anew")
+    if anchors and max(anchors) > last:
+        problems.append(f"the last {max(anchors) - last} links are cut off: the anchor has seen link {max(anchors)}")
+    problems += _wrong_events(connection, stubs)
+    return Verified(first, Position(last, head), problems[:NAMED])
+
+
+def _name(call: int) -> str:
+    return f"the deleted call c{call}" if call > 0 else f"change {-call}, which was not made"
+
+
+def _missing(first: int, last: int) -> str:
+    return f"link {first} is missing" if first == last else f"links {first} to {last} are missing"
+
+
+def _wrong_events(connection: sqlite3.Connection, stubs: Mapping[int, int]) -> Iterator[str]:
+    """Compare ends, undos and deletions with the events of them."""
+    ends: dict[int, Any] = {}
+    undone: dict[int, Any] = {}
+    gone: set[int] = set()
+    for kind, value in connection.execute("SELECT kind, value FROM events ORDER BY link"):
+        try:
+            row = msgspec.msgpack.decode(value)
+        except msgspec.DecodeError:
+            continue  # it was changed, and its digest has shown that
+        if kind == "end":
+            ends[row[0]] = row[1]
+        elif kind == "undone":
+            undone[row[0]] = row[1]
+        elif kind in ("forget", "drop"):
+            gone.update(row)
+    for number, ended_ns, by in connection.execute("SELECT number, ended_ns, undone_by FROM calls ORDER BY number"):
+        if ended_ns != ends.get(number):
+            yield f"the end of call c{number} was changed"
+        if by != undone.get(number):
+            yield f"which undo has taken back call c{number} was changed"
+    for call, link in stubs.items():
+        if call not in gone:
+            yield f"{_name(call)}: it was deleted past the server (link {link})"

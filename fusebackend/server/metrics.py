@@ -1,0 +1,349 @@
+"""`Metrics`: what Prometheus can know of a mount, by prometheus-client.
+
+What is counted anyway, `status` has, and `_Counted` says it in Prometheus' words. Times need a clock around each
+request and verb: `measure_kernel` and `measured_verbs` put one there, `with_measured_verbs` for agents in this process,
+and a mount without metrics has none. Labels are kinds of requests, routes and errors, never paths of files, so that
+their number has a bound.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import inspect
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+
+from fusebackend.base import paths
+from fusebackend.base.extras import needed_by
+from fusebackend.base.paths import ROOT, AgentPath, PathError
+from fusebackend.base.version import __version__
+from fusebackend.config import MetricsOptions
+from fusebackend.control.verbs import VERBS, Call, SocketVerb
+from fusebackend.linux.mount_table import MountError
+from fusebackend.mount.measuring import measure
+from fusebackend.server.mounted import MountedBackend
+
+if TYPE_CHECKING:
+    from wsgiref.simple_server import WSGIServer
+
+    from prometheus_client.core import Metric
+
+    from fusebackend.mount.operations import Operations
+    from fusebackend.vfs.junctions import Route
+    from fusebackend.vfs.mounted_tree import FileSystem
+
+Face = Literal["kernel", "verbs", "socket"]
+
+BUCKETS_S = (0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+"""From a `getattr` of memory to the deadline of a route."""
+
+FAILED = "failed"
+"""The label `error` of a verb whose answer has one: its text is for people, and may name a file."""
+
+M = TypeVar("M", bound=MountedBackend)
+
+
+def opened(
+    filesystem: FileSystem, status: Callable[[], dict[str, Any]], options: MetricsOptions | None = None
+) -> Metrics:
+    """Return the metrics of a mount.
+
+    Raises:
+        MountError: ENOTSUP, prometheus-client is not installed.
+    """
+    try:
+        with needed_by("metrics"):
+            return Metrics(filesystem, status, options or MetricsOptions())
+    except ModuleNotFoundError as error:
+        raise MountError(errno.ENOTSUP, str(error)) from None
+
+
+class Metrics:
+    """See the module's docstring. All methods are thread-safe.
+
+    Attributes:
+        url: where Prometheus can ask; None while nobody listens.
+    """
+
+    def __init__(self, filesystem: FileSystem, status: Callable[[], dict[str, Any]], options: MetricsOptions) -> None:
+        from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+
+        self.url: str | None = None
+        self._tree = filesystem.tree
+        self._options = options
+        self._server: tuple[WSGIServer, threading.Thread] | None = None
+        self._registry = CollectorRegistry()
+        self._registry.register(_Counted(status))
+        ProcessCollector(registry=self._registry)
+        place = ("face", "operation", "route")
+        self._seconds = Histogram(
+            "fusebackend_request_seconds",
+            "Time from a request or verb to its answer.",
+            place,
+            buckets=BUCKETS_S,
+            registry=self._registry,
+        )
+        self._errors = Counter(
+            "fusebackend_request_errors",
+            "Requests and verbs that were refused or failed, by the name of the errno.",
+            (*place, "error"),
+            registry=self._registry,
+        )
+        self._bytes = Counter(
+            "fusebackend_kernel_bytes",
+            "Bytes of files that the kernel read and wrote here. What its page cache answers is not among them.",
+            ("direction", "route"),
+            registry=self._registry,
+        )
+        self._opens = Counter(
+            "fusebackend_kernel_opens",
+            "Opens of files, by whether the kernel may keep the pages that it has (hit) or drops them (miss).",
+            ("page_cache", "route"),
+            registry=self._registry,
+        )
+        self._observers: dict[tuple[Face, str, str], Callable[[float], None]] = {}  # `labels` takes longer than this
+        self._labels: dict[AgentPath, str] = {}
+
+    def text(self) -> str:
+        """Return everything in the text format of Prometheus."""
+        from prometheus_client import generate_latest
+
+        return generate_latest(self._registry).decode()
+
+    # -- the endpoint ------------------------------------------------------------------------------------------
+
+    def listen(self) -> None:
+        """Answer Prometheus, where the options name an address, until `close`.
+
+        Raises:
+            MountError: the address can't be had.
+        """
+        host, port = self._options
+        if host is None:
+            return
+        from prometheus_client import start_http_server
+
+        try:
+            self._server = start_http_server(port, host, self._registry)
+        except OSError as error:
+            why = f"the metrics can't listen on {_address(host, port)}: {error.strerror or error}"
+            raise MountError(error.errno or errno.EIO, why) from None
+        self.url = f"http://{_address(host, self._server[0].server_port)}/metrics"
+
+    def close(self) -> None:
+        """Answer no more. Twice is once."""
+        server, self._server, self.url = self._server, None, None
+        if server is not None:
+            server[0].shutdown()
+            server[0].server_close()
+            server[1].join()
+
+    # -- what is measured --------------------------------------------------------------------------------------
+
+    def measure_kernel(self, operations: Operations) -> None:
+        """Measure every request of the kernel. Before the mount."""
+        measure(operations, self._request)
+
+    def measured_verbs(self, verbs: Mapping[str, SocketVerb]) -> dict[str, SocketVerb]:
+        """Return the verbs of the socket, measured."""
+        return {name: replace(verb, run=self._run(name, verb.run)) for name, verb in verbs.items()}
+
+    def _request(self, operation: str, route: Route | None, seconds: float, error: str, answer: Any) -> None:
+        label = "" if route is None else self._label(route.prefix)
+        self.observe("kernel", operation, label, seconds, error)
+        if answer is None:
+            return
+        if operation == "read":
+            self._bytes.labels("read", label).inc(len(answer))
+        elif operation == "write":
+            self._bytes.labels("written", label).inc(answer)
+        elif operation == "open":
+            self._opens.labels("hit" if answer.keep_cache else "miss", label).inc()
+
+    def _run(self, name: str, run: Callable[[Call, Any], Any]) -> Callable[[Call, Any], Any]:
+        def measured(call: Call, asked: Any) -> Any:
+            return self.timed("socket", name, self._route(_path(asked)), lambda: run(call, asked))
+
+        return measured
+
+    def timed(self, face: Face, operation: str, route: str, work: Callable[[], Any]) -> Any:
+        """Do the work of a verb, and observe how long it takes and how it ends."""
+        error = ""
+        began = time.perf_counter()
+        try:
+            answer = work()
+            error = FAILED if _has_failed(answer) else ""
+        except Exception as failure:
+            number = failure.errno if isinstance(failure, OSError) else None
+            error = errno.errorcode.get(number or 0) or type(failure).__name__
+            raise
+        finally:
+            self.observe(face, operation, route, time.perf_counter() - began, error)
+        return answer
+
+    def observe(self, face: Face, operation: str, route: str, seconds: float, error: str) -> None:
+        """Take one request or verb. `route` is a label, empty for what concerns none."""
+        place = (face, operation, route)
+        observer = self._observers.get(place)
+        if observer is None:
+            observer = self._observers[place] = self._seconds.labels(*place).observe
+        observer(seconds)
+        if error:
+            self._errors.labels(*place, error).inc()
+
+    def _route(self, path: Any) -> str:
+        """Return the label of the route of a path as agents name it; empty if it has none."""
+        if not isinstance(path, str):
+            return ""
+        try:
+            return self._label(self._tree.route_of(paths.normalise(path)).prefix)
+        except PathError:
+            return ""
+
+    def _label(self, prefix: AgentPath) -> str:
+        """Return the label of a route. All that is in the trees directory has one: branches and views come and go."""
+        label = self._labels.get(prefix)
+        if label is None:
+            own = self._tree.trees_path
+            shown = own if own is not None and paths.is_below(prefix, own) else prefix
+            label = self._labels[prefix] = shown if shown == ROOT else f"{shown}/"
+        return label
+
+
+MEASURED = {
+    **{name: name for name in VERBS if name not in {"execute", "metrics", "stats"} and hasattr(MountedBackend, name)},
+    "run_command": "execute",
+    "upload_from": "upload_files",
+    "download_to": "download_files",
+}
+"""Methods of a mount in this process, and the verb that each one counts as. `stats` is its `ls` and each `stat`."""
+
+
+def with_measured_verbs(kind: type[M]) -> type[M]:
+    """Return a class whose verbs are measured in the instance's `Metrics`."""
+
+    def measured(method: str, verb: str) -> Callable[..., Any]:
+        function = getattr(kind, method)
+        place = next(
+            (each for each in enumerate(list(inspect.signature(function).parameters)[1:]) if each[1] in PATHS), None
+        )
+
+        @functools.wraps(function)
+        def timed(self: Any, *args: Any, **options: Any) -> Any:
+            metrics: Metrics = self._metrics
+            said = None
+            if place is not None:
+                position, name = place
+                said = args[position] if position < len(args) else options.get(name)
+            route = metrics._route(_first(said))
+            return metrics.timed("verbs", verb, route, lambda: function(self, *args, **options))
+
+        return timed
+
+    members = {method: measured(method, verb) for method, verb in MEASURED.items()}
+    return cast("type[M]", type(kind.__name__, (kind,), members))
+
+
+PATHS = ("file_path", "path", "source", "paths", "files")
+"""Parameters of verbs that say which route it is. A verb about several files counts at the route of the first."""
+
+
+def _path(asked: Any) -> Any:
+    """Return the path that the parameters of a verb have, or None."""
+    return next((_first(getattr(asked, name)) for name in PATHS if hasattr(asked, name)), None)
+
+
+def _first(said: Any) -> Any:
+    """Return the first path of several; of files to upload, that of the first."""
+    while isinstance(said, (list, tuple)):
+        said = said[0] if said else None
+    return getattr(said, "path", said)
+
+
+def _has_failed(answer: Any) -> bool:
+    """Return True if an answer, or one of several, has an error."""
+    answers = answer if isinstance(answer, list) else [answer]
+    return any(getattr(each, "error", None) is not None for each in answers)
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+class _Counted:
+    """What `status` has of a mount, as metrics: collected when somebody asks."""
+
+    def __init__(self, status: Callable[[], dict[str, Any]]) -> None:
+        self._status = status
+
+    def collect(self) -> Iterator[Metric]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        def gauge(name: str, text: str, value: float) -> Metric:
+            return GaugeMetricFamily(f"fusebackend_{name}", text, value=value)
+
+        status = self._status()
+        about = GaugeMetricFamily("fusebackend_mount_info", "The mount.", labels=("mountpoint", "version"))
+        about.add_metric((status["mountpoint"], __version__), 1)
+        yield about
+        yield gauge("start_time_seconds", "When the mount was made, in seconds since 1970.", status["started_at"])
+        yield gauge("known_inodes", "Files and directories that the kernel knows.", status["known_inodes"])
+        yield gauge("open_files", "Files that are open.", status["open_files"])
+        control, execute = status["control"], status["execute"]
+        yield gauge("control_connections", "Clients of the control socket.", control["connections"])
+        yield gauge("control_held_bytes", "Memory that their calls hold.", control["held_bytes"])
+        yield gauge("commands_running", "Commands that run in the mount.", execute.get("running", 0))
+        counters = dict(status["counters"])
+        for name, text in (
+            ("errors", "Requests of the kernel that ended with another error than everyday ones."),
+            ("defects", "Requests that a defect of the server ended."),
+        ):
+            yield CounterMetricFamily(f"fusebackend_kernel_{name}", text, value=counters.pop(name, 0))
+        requests = CounterMetricFamily(
+            "fusebackend_kernel_requests", "Requests of the kernel, by their kind.", labels=("operation",)
+        )
+        for operation, count in counters.items():
+            requests.add_metric((operation,), count)
+        yield requests
+        yield from self._routes(status["routes"])
+
+    def _routes(self, routes: list[dict[str, Any]]) -> Iterator[Metric]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        state = GaugeMetricFamily(
+            "fusebackend_route_state",
+            "1 for the state of a route: healthy, degraded or down.",
+            labels=("route", "state"),
+        )
+        unstored = GaugeMetricFamily(
+            "fusebackend_route_unstored_files", "Files that are not stored yet.", labels=("route",)
+        )
+        calls = GaugeMetricFamily(
+            "fusebackend_route_calls",
+            "The kernel's calls that run, and that wait for a place.",
+            labels=("route", "state"),
+        )
+        timeouts = CounterMetricFamily(
+            "fusebackend_route_timeouts", "Calls that were given up at their deadline.", labels=("route",)
+        )
+        abandoned = CounterMetricFamily(
+            "fusebackend_route_abandoned", "Calls whose process was killed meanwhile.", labels=("route",)
+        )
+        refused = CounterMetricFamily(
+            "fusebackend_route_refused", "Calls that failed at once, because the route was down.", labels=("route",)
+        )
+        for route in routes:
+            prefix, health = route["prefix"], route["health"]
+            state.add_metric((prefix, health["state"]), 1)
+            unstored.add_metric((prefix,), route["unstored"])
+            timeouts.add_metric((prefix,), route["timeouts"])
+            if "running" in health:  # a volume that does not block has no queue
+                calls.add_metric((prefix, "running"), health["running"])
+                calls.add_metric((prefix, "waiting"), health["waiting"])
+                abandoned.add_metric((prefix,), health["abandoned"])
+                refused.add_metric((prefix,), health["refused"])
+        yield from (state, unstored, calls, timeouts, abandoned, refused)

@@ -1,0 +1,183 @@
+"""What Prometheus can know of a real mount: the endpoint, `fusebackend metrics`, and nothing at all while it is off."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+from mounts import Mounted, Serve
+from prometheus_client.parser import text_string_to_metric_families
+
+import fusebackend
+
+pytestmark = pytest.mark.mounted
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 60
+MEASURED = "[metrics]\nlisten = '127.0.0.1:0'\n"
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def run(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "fusebackend", *map(str, words)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+
+
+def printed(mounted: Mounted) -> str:
+    done = run("metrics", mounted.path)
+    assert done.returncode == 0, done
+    assert done.stderr == ""
+    return done.stdout
+
+
+def samples(text: str) -> Samples:
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def value(found: Samples, name: str, **labels: str) -> float:
+    return found.get((f"fusebackend_{name}", frozenset(labels.items())), 0)
+
+
+def scraped(mounted: Mounted) -> str:
+    status = json.loads((mounted.path / ".fusebackend/status.json").read_text())
+    with urllib.request.urlopen(status["metrics"], timeout=LIMIT_S) as answer:
+        text: str = answer.read().decode()
+        return text
+
+
+@pytest.fixture
+def measured(serve: Serve, tmp_path: Path) -> Mounted:
+    config = tmp_path / "agent.toml"
+    (tmp_path / "ro").mkdir()
+    config.write_text(f"{MEASURED}[routes]\n'/ro/' = {{ url = 'dir:{tmp_path}/ro', read_only = true }}\n")
+    return serve(f"sqlite:{tmp_path}/files.db", routes={"/notes": "memory:"}, config=config)
+
+
+def test_a_scrape_of_a_mount(measured: Mounted) -> None:
+    (measured.path / "notes/plan").write_bytes(b"x" * 5000)
+    assert (measured.path / "notes/plan").read_bytes() == b"x" * 5000
+    with pytest.raises(OSError) as refused:
+        (measured.path / "ro/file").write_text("no")
+    with fusebackend.connect(measured.path) as files:
+        assert files.ls("/notes/").error is None
+        assert files.read("/absent").error is not None
+        files.snapshots()
+        found = samples(scraped(measured))
+
+    def requests(face: str, operation: str, route: str) -> float:
+        return value(found, "request_seconds_count", face=face, operation=operation, route=route)
+
+    assert requests("kernel", "create", "/notes/") == 1
+    assert requests("kernel", "write", "/notes/") >= 1
+    assert requests("kernel", "create", "/") == 0
+    assert value(found, "kernel_bytes_total", direction="written", route="/notes/") == 5000
+    assert value(found, "kernel_bytes_total", direction="written", route="/") == 0
+    assert value(found, "kernel_opens_total", page_cache="hit", route="/notes/") == 1
+    assert requests("kernel", "read", "/.fusebackend/") >= 1, "status.json was read"
+    name = errno.errorcode[refused.value.errno or 0]
+    assert value(found, "request_errors_total", face="kernel", operation="create", route="/ro/", error=name) == 1
+    assert requests("socket", "ls", "/notes/") == 1
+    assert requests("socket", "read", "/") == 1
+    assert value(found, "request_errors_total", face="socket", operation="read", route="/", error="failed") == 1
+    assert requests("socket", "snapshots", "") == 1
+    assert 0 < value(found, "request_seconds_sum", face="kernel", operation="create", route="/notes/") < LIMIT_S
+    one = {"face": "kernel", "operation": "create", "route": "/notes/"}
+    assert value(found, "request_seconds_bucket", **one, le="+Inf") == 1
+
+
+def test_what_is_counted_is_printed_of_any_mount(serve: Serve) -> None:
+    mounted = serve("memory:")
+    (mounted.path / "file").write_text("text")
+    found = samples(printed(mounted))
+    assert value(found, "kernel_requests_total", operation="create") == 1
+    assert value(found, "mount_info", mountpoint=str(mounted.path), version=fusebackend.__version__) == 1
+    assert value(found, "route_state", route="/", state="healthy") == 1
+    assert value(found, "control_connections") == 1
+    assert not any(name.startswith("fusebackend_request_seconds") for name, _ in found)
+
+
+def test_off_means_no_module_and_no_clock(tmp_path: Path) -> None:
+    (tmp_path / "mnt").mkdir()
+    code = f"""
+import os, sys, fusebackend
+from fusebackend.backends import InMemoryBackend
+from fusebackend.config import MetricsOptions
+from fusebackend.control.verbs import VERBS
+for metrics in (None, MetricsOptions()):
+    with fusebackend.mount(InMemoryBackend(), {str(tmp_path / "mnt")!r}, metrics=metrics) as files:
+        print("prometheus_client" in sys.modules, "fusebackend.mount.measuring" in sys.modules)
+        operations = files._live._session.operations
+        print("read" in vars(operations), files._live._control.verbs is VERBS, "read" in vars(type(files)))
+        files.write("/file", "text"), files.read("/absent")
+        if metrics:
+            lines = [line for line in files.metrics().splitlines() if 'face="verbs"' in line]
+            print(*[line for line in lines if "_count" in line or "_errors_total" in line], sep="\\n")
+"""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], env=env, capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert done.returncode == 0, done.stderr
+    place = 'face="verbs",operation="{}",route="/"'
+    assert done.stdout.splitlines() == [
+        "False False", "False True False", "True True", "True False True",
+        f"fusebackend_request_seconds_count{{{place.format('write')}}} 1.0",
+        f"fusebackend_request_seconds_count{{{place.format('read')}}} 1.0",
+        f'fusebackend_request_errors_total{{error="failed",{place.format("read")}}} 1.0',
+    ]  # fmt: skip
+
+
+def test_a_view_refuses_metrics_and_is_measured(serve: Serve, tmp_path: Path) -> None:
+    config = tmp_path / "agent.toml"
+    rules = "[{ operations = ['read', 'write'], paths = ['/secret'], mode = 'hide' }]"
+    config.write_text(f"{MEASURED}[views.reader]\nrules = {rules}\n")
+    mounted = serve("memory:", config=config)
+    (mounted.path / "secret").write_text("no")
+    with fusebackend.connect(mounted.path, view="reader") as files:
+        assert files.read("/secret").error is not None
+        with pytest.raises(OSError) as refused:
+            files.metrics()
+    assert refused.value.errno == errno.EPERM
+    found = samples(printed(mounted))
+    place = {"face": "socket", "operation": "read", "route": "/"}
+    assert value(found, "request_seconds_count", **place) == 1
+    assert value(found, "request_errors_total", **place, error="failed") == 1
+
+
+def test_an_address_in_use_is_one_line(tmp_path: Path) -> None:
+    config = tmp_path / "agent.toml"
+    (tmp_path / "mnt").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        config.write_text(f"[metrics]\nlisten = '127.0.0.1:{port}'\n")
+        done = run("mount", tmp_path / "mnt", "--default", "memory:", "--config", config)
+    assert done.returncode == 1
+    assert done.stderr == f"Error: the metrics can't listen on 127.0.0.1:{port}: Address already in use\n"
+    assert not os.path.ismount(tmp_path / "mnt")
+
+
+def test_without_the_package_it_is_one_line(serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "without/prometheus_client").mkdir(parents=True)
+    missing = "raise ModuleNotFoundError('No module', name='prometheus_client')"
+    (tmp_path / "without/prometheus_client/__init__.py").write_text(missing)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "without"))
+    mounted = serve("memory:")
+    done = run("metrics", mounted.path)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "Error: metrics needs prometheus_client, which is not installed: pip install 'fusebackend[metrics]'\n"
+    )

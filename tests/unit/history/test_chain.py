@@ -1,0 +1,207 @@
+"""`chain.py`: what was changed in the file of a history past its server is found."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fusebackend.base.paths import ROOT, AgentPath
+from fusebackend.history.chain import anchor_of
+from fusebackend.history.history_file import HistoryFile
+from fusebackend.history.records import Image, Stamp, State
+from fusebackend.protocol import Actor
+
+BEFORE = State(0o100644, 1, 2, 0, 5, 1, 10, -20, {b"user.a\xff": b"\0\1"}, b"")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "of.history" / "history.db")
+
+
+@pytest.fixture
+def history(path: str) -> Iterator[HistoryFile]:
+    history = HistoryFile(path)
+    yield history
+    history.close()
+
+
+def made(history: HistoryFile, records: int = 3, title: str = "write \udcff") -> int:
+    call = history.open_call("verb", title, Actor(agent="a\udcff", uid=7))
+    for number in range(records):
+        history.add(
+            call, AgentPath("/memories"), "rename", b"/a\xff", to_path=b"/b", node=number, linked=True, before=BEFORE,
+            image=Image("file", "1"), after=Stamp(1, 2, 3, 4, 5),
+        )  # fmt: skip
+    history.end_call(call)
+    return call
+
+
+def tampered(history: HistoryFile, statement: str, *values: Any) -> list[str]:
+    history.flush()
+    connection = sqlite3.connect(history.path)
+    with connection:
+        assert connection.execute(statement, values).rowcount > 0
+    connection.close()
+    return history.verify().problems
+
+
+def test_an_untouched_history_is_as_it_was_written(history: HistoryFile, path: str) -> None:
+    assert history.verify() == (1, (0, bytes(16)), [])
+    calls = [made(history) for _ in range(4)]
+    going_on = history.open_call("command", "work", Actor())
+    numbers = [history.add(going_on, ROOT, "create", b"/a") for _ in range(3)]
+    history.drop(numbers[1:2])
+    history.mark_undone(calls[:2], calls[3])
+    history.mark_undone(calls[:1], None)
+    history.set_after({numbers[0]: Stamp(1, 2, 3, 4, 5)})
+    history.forget_contents([AgentPath("/memories")], {})
+    found = history.verify()
+    assert (found.first, found.problems) == (1, [])
+    history.close()
+    again = HistoryFile(path)
+    assert again.verify().problems == []
+    made(again)
+    assert again.verify().problems == []
+    assert again.verify().last.link > found.last.link
+    again.close()
+
+
+def test_calls_that_a_crash_interrupted(history: HistoryFile, tmp_path: Path) -> None:
+    history.add(history.open_call("verb", "write", Actor()), ROOT, "create", b"/a")
+    history.flush()
+    (tmp_path / "copy").mkdir()
+    source = sqlite3.connect(history.path)
+    source.execute("VACUUM INTO ?", (str(tmp_path / "copy/history.db"),))
+    source.close()
+    again = HistoryFile(str(tmp_path / "copy/history.db"))
+    assert again.interrupted == [1]
+    assert again.verify().problems == []
+    again.close()
+
+
+@pytest.mark.parametrize(
+    ("statement", "problem"),
+    [
+        ("UPDATE calls SET title = 'x' WHERE number = 2", "call c2 was changed"),
+        ("UPDATE calls SET uid = 8 WHERE number = 2", "call c2 was changed"),
+        ("UPDATE calls SET agent = 'b' WHERE number = 2", "call c2 was changed"),
+        ("UPDATE calls SET ended_ns = ended_ns + 1 WHERE number = 2", "the end of call c2 was changed"),
+        ("UPDATE calls SET undone_by = 3 WHERE number = 2", "which undo has taken back call c2 was changed"),
+        ("UPDATE records SET path = x'2f61' WHERE number = 5", "change 5 of call c2 was changed"),
+        ("UPDATE records SET time_ns = time_ns - 1 WHERE number = 5", "change 5 of call c2 was changed"),
+        ("UPDATE records SET call = 1 WHERE number = 5", "change 5 of call c1 was changed"),
+        ("UPDATE records SET mtime_ns = 11 WHERE number = 5", "change 5 of call c2 was changed"),
+        ("UPDATE records SET digest = zeroblob(16) WHERE number = 5", "change 5 of call c2 was changed"),
+        ("DELETE FROM records WHERE number = 5", "link 8 is missing"),
+        ("DELETE FROM records WHERE call = 2", "links 7 to 9 are missing"),
+        ("DELETE FROM calls WHERE number = 2", "link 6 is missing"),
+        ("DELETE FROM events WHERE link = 10", "link 10 is missing"),
+        ("UPDATE events SET value = x'92' WHERE link = 10", "event 10 (end) was changed"),
+        ("UPDATE chain SET link = 14", "the head of the chain is another one"),
+        ("DELETE FROM events WHERE link = 15", "link 15 is missing"),
+    ],
+)
+def test_a_change_past_the_server_is_found(history: HistoryFile, statement: str, problem: str) -> None:
+    for _ in range(3):
+        made(history)
+    found = tampered(history, statement)
+    assert any(each.startswith(problem) for each in found), found
+
+
+def test_a_deletion_that_looks_like_one_of_the_server_is_found(history: HistoryFile) -> None:
+    for _ in range(3):
+        made(history)
+    tampered(history, "INSERT INTO stubs SELECT link, call, digest FROM records WHERE number = 5")
+    found = tampered(history, "DELETE FROM records WHERE number = 5")
+    assert found == ["the deleted call c2: it was deleted past the server (link 8)"]
+
+
+def test_the_end_that_was_cut_off_is_found_with_an_anchor(history: HistoryFile) -> None:
+    calls = [made(history) for _ in range(3)]
+    anchor = history.verify().last
+    assert history.verify(dict([anchor])).problems == []
+    made(history)
+    assert history.verify(dict([anchor])).problems == []
+    other = {anchor.link: bytes(16)}
+    assert history.verify(other).problems == [
+        f"what was written up to link {anchor.link} is not what the anchor has seen"
+    ]
+    cut = anchor.link + 100
+    assert history.verify({cut: bytes(16)}).problems[0].startswith("the last 95 links are cut off")
+    history.forget(calls)
+    assert history.verify(dict([anchor])).problems == []
+
+
+def test_deleted_calls_leave_a_history_that_can_be_verified(history: HistoryFile) -> None:
+    chance = random.Random(1)
+    calls: list[int] = []
+    for _ in range(200):
+        calls.append(made(history, chance.randint(1, 3)))
+        if chance.random() < 0.3:
+            gone = chance.sample(calls, min(len(calls), chance.randint(1, 8)))
+            calls = [each for each in calls if each not in gone]
+            history.forget(gone)
+        found = history.verify()
+        assert found.problems == []
+    history.forget(calls)
+    found = history.verify()
+    assert (found.first, found.problems) == (found.last.link + 1, [])
+    connection = sqlite3.connect(history.path)
+    for table in ("stubs", "events", "calls", "records"):
+        assert connection.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,), table
+    connection.close()
+    call = made(history)
+    assert tampered(history, "UPDATE calls SET title = 'x'") == [f"call c{call} was changed"]
+
+
+@pytest.mark.parametrize("text", ["", "5", "5:", "x:00", f"-1:{'00' * 16}", "5:00"])
+def test_what_is_no_anchor(text: str) -> None:
+    assert anchor_of(f"7:{'0f' * 16}") == (7, b"\x0f" * 16)
+    with pytest.raises(ValueError, match="is no anchor; one is LINK:HEAD"):
+        anchor_of(text)
+
+
+def test_random_changes_of_said_columns_are_found(history: HistoryFile) -> None:
+    """Every column that says something, in every table, and every row."""
+    for _ in range(3):
+        made(history)
+    history.flush()
+    connection = sqlite3.connect(history.path)
+    said: list[tuple[str, str]] = []
+    for table, left_out in (
+        ("calls", {"number"}),
+        ("records", {"number", "xattrs", "place", "name", "image_node"}),
+        ("events", {"link"}),
+    ):
+        names = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+        said += [(table, name) for name in names if name not in left_out and not name.startswith("after_")]
+    for table, name in said:
+        for (row,) in connection.execute(f"SELECT rowid FROM {table}").fetchall():
+            (kept,) = connection.execute(f"SELECT {name} FROM {table} WHERE rowid = ?", (row,)).fetchone()
+            change(connection, table, name, row, other(kept))
+            assert history.verify().problems, (table, name, row)
+            change(connection, table, name, row, kept)
+            assert history.verify().problems == []
+    connection.close()
+
+
+def change(connection: sqlite3.Connection, table: str, name: str, row: int, value: Any) -> None:
+    with connection:
+        connection.execute(f"UPDATE {table} SET {name} = ? WHERE rowid = ?", (value, row))
+
+
+def other(value: Any) -> Any:
+    """Return another value of the same kind, with one bit changed where it has bytes."""
+    if value is None:
+        return 1
+    if isinstance(value, int):
+        return value + 1000
+    if isinstance(value, str):
+        return value + "x"
+    return bytes([value[0] ^ 1]) + value[1:] if value else b"x"
