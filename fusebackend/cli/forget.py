@@ -48,14 +48,17 @@ def forget(
             found = files.forget(*given)
     if as_json:
         output.document(asdict(found))
+        if found.unknown:
+            click.get_current_context().exit(1)
         return
     output.line(f"{'would forget' if dry_run else 'forgot'} {_words(output, places[0], found)}")
-    for path in found.unknown:
-        note(f"no file, snapshot, branch or call has '{output.name(places[0].shown(path))}'")
     for path in found.live:
         note(f"'{output.name(places[0].shown(path))}' is there, and stays as it is")
     for line in found.left:
         note(f"not reached: {line}")
+    if found.unknown:
+        unknown = ", ".join(f"'{places[0].shown(path)}'" for path in found.unknown)
+        raise Failed(f"no file, snapshot, branch or call has {unknown}: is that how it was written?")
 
 
 def _ask(place: Target, found: ForgetResult) -> None:

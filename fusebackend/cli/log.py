@@ -18,7 +18,7 @@ from click.shell_completion import CompletionItem
 
 from fusebackend.base.paths import AgentPath, is_below
 from fusebackend.cli import target
-from fusebackend.cli.show import Failed, Output, json_option
+from fusebackend.cli.show import Failed, Output, json_option, note
 from fusebackend.cli.states import in_a_line
 from fusebackend.cli.target import Target, complete_names, complete_path, mount_option
 from fusebackend.control.following import POLLED_S, until_end
@@ -115,7 +115,10 @@ def log(
         if follow:
             until_end(partial(_follow, asked, shown), asked.files.has_ended)
         else:
-            shown.show(asked.files.log(calls) if calls else asked.calls())
+            found = asked.files.log(calls) if calls else asked.calls()
+            shown.show(found)
+            if not found and not as_json:
+                note("no call has changed anything there" if places else "no call has changed anything")
 
 
 def _verify(place: Target, anchors: Sequence[str], as_json: bool) -> None:

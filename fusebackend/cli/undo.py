@@ -45,6 +45,10 @@ def undo(
     """
     if keep_newer and merge_lines:
         raise click.UsageError("--keep-newer or --merge-lines, not both")
+    if calls and by is not None:
+        raise click.UsageError("a CALL or --by, not both: --by chooses the call")
+    if by == "":
+        raise click.UsageError("--by is empty; without it, the newest call by anybody is taken back")
     place = target.here(mount)
     output = Output()
     with in_a_line():

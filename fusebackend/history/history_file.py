@@ -7,6 +7,9 @@ seconds (`synchronous = NORMAL`), and harms nothing that was written before. Rea
 A file that is damaged, or of a newer version, is set aside, and a new one begun: a history is never the reason why a
 mount does not work. Methods may be called by any thread. None but readers and `flush` waits for the disk, unless
 `MOST_WAITING` rows are not written yet.
+
+Rows that can't be written, as on a full disk, are tried again. Beyond `MOST_WAITING` they are lost, and the calls that
+they are of have a gap (`gaps`), so that no undo of one seems to be whole.
 """
 
 from __future__ import annotations
@@ -40,6 +43,9 @@ FILE_NAME: Final = "history.db"
 
 WRITE_EVERY_S: Final = 0.1
 """Rows wait for so long at most."""
+
+RETRY_S: Final = 1.0
+"""After rows could not be written."""
 
 MOST_WAITING: Final = 20_000
 """With more rows in memory, the next change writes them itself: some 10 MB."""
@@ -77,6 +83,7 @@ CREATE TABLE IF NOT EXISTS records (
     place TEXT, name TEXT, image_node INTEGER,
     after_mode INTEGER, after_uid INTEGER, after_gid INTEGER, after_size INTEGER, after_mtime_ns INTEGER,
     link INTEGER NOT NULL, digest BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS gaps (call INTEGER PRIMARY KEY, why TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS routes (prefix BLOB PRIMARY KEY, backend TEXT) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS calls_by_end ON calls (ended_ns);
 CREATE INDEX IF NOT EXISTS records_of_call ON records (call, number);
@@ -115,6 +122,7 @@ _UNDONE: Final = "UPDATE calls SET undone_by = ? WHERE number = ?"
 _EVENTS: Final = {_END: "end", _UNDONE: "undone"}
 _DROP: Final = "DELETE FROM records WHERE number = ?"
 _FORGET: Final = "DELETE FROM calls WHERE number = ?"
+_GAP: Final = "INSERT OR IGNORE INTO gaps VALUES (?, ?)"
 _AFTER: Final = (
     "UPDATE records SET after_mode = ?, after_uid = ?, after_gid = ?, after_size = ?, after_mtime_ns = ? "
     "WHERE number = ?"
@@ -202,7 +210,9 @@ class HistoryFile:
             os.close(self._lock_file)
             raise
         self.failed: str | None = None
-        """Why rows could not be written, or None if all were."""
+        """Why rows can't be written, or are lost; None if all are written."""
+        self._errno = 0  # of the last attempt to write; 0 if it was made
+        self._has_lost = False
         self._call: int
         self._record: int
         self._call, self._record = self._writer.execute("SELECT call, record FROM numbers").fetchone()
@@ -371,11 +381,11 @@ class HistoryFile:
         while not self._closed:
             self._wake.wait()
             if not self._closed:
-                time.sleep(WRITE_EVERY_S)  # so that a burst is one transaction
+                time.sleep(RETRY_S if self._errno else WRITE_EVERY_S)  # so that a burst is one transaction
             self.flush()
 
     def flush(self) -> None:
-        """Write what was added. An error is logged, once in a row, and kept in `failed`: the rows are lost then."""
+        """Write what was added. An error is logged, once in a row, and kept in `failed`."""
         with self._writing:
             with self._guard:
                 rows, self._waiting = self._waiting, []
@@ -395,9 +405,55 @@ class HistoryFile:
                         collapse(self._writer)
                 self._chain = links.position
             except sqlite3.Error as error:
-                if self.failed is None:
+                if not self._errno:
                     log.error("the history '%s' can't be written, and is incomplete: %s", self.path, error)
-                self.failed = str(error)
+                self._errno, self.failed = sqlite.errno_of(error), str(error)
+                self._keep(rows)
+            else:
+                self._errno = 0
+                if not self._has_lost:
+                    self.failed = None
+
+    def require(self) -> None:
+        """Write what was added.
+
+        Raises:
+            OSError: it can't be written, so the file lacks changes that were made. Its errno is that of SQLite's error.
+        """
+        self.flush()
+        if self._errno:
+            raise OSError(self._errno, f"the history '{self.path}' can't be written: {self.failed}")
+
+    def _keep(self, rows: list[_Row]) -> None:
+        """Have rows that could not be written wait for the next attempt, unless they are too many."""
+        with self._guard:
+            self._waiting = rows + self._waiting
+            if len(self._waiting) > MOST_WAITING:
+                self._lose()
+            self._wake.set()
+
+    def _lose(self) -> None:
+        """Forget the rows that wait, but for calls with their ends and gaps."""
+        lost = {values[1] for statement, values in self._waiting if statement in _RECORDS}
+        why = f"the history could not be written ({self.failed})"
+        self._waiting = [row for row in self._waiting if row[0] in (_CALL, _END, _UNDONE, _GAP)]
+        self._waiting += [(_GAP, (call, _stored(why))) for call in sorted(lost)]
+        self._has_lost = True
+
+    def note_gap(self, call: int, why: str) -> None:
+        """Note that a change of a call was not recorded.
+
+        Args:
+            why: a line.
+        """
+        with self._guard:
+            self._put(_GAP, (call, _stored(why)))
+
+    def gaps(self, calls: Sequence[int]) -> dict[int, str]:
+        """Return why changes of calls were not recorded, for those of the calls that have such."""
+        marks = ", ".join("?" * len(calls))
+        rows = self._read(f"SELECT call, why FROM gaps WHERE call IN ({marks}) ORDER BY call", tuple(calls))
+        return {call: _text(why) for call, why in rows}
 
     # -- reading -----------------------------------------------------------------------------------------------
 
@@ -800,6 +856,7 @@ def _write(writer: sqlite3.Connection, links: Chain, rows: Iterable[_Row]) -> No
             chain.leave_stubs(writer, numbers)
             writer.executemany("DELETE FROM records WHERE call = ?", found)
             writer.executemany("DELETE FROM undoes WHERE undo = ?", found)
+            writer.executemany("DELETE FROM gaps WHERE call = ?", found)
             writer.execute(*links.event("forget", numbers))
         elif statement == _DROP:
             writer.executemany("INSERT INTO stubs SELECT link, -number, digest FROM records WHERE number = ?", found)

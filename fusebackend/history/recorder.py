@@ -186,8 +186,14 @@ class Recorder:
         given = {"node": kept.node, **fields}
         return self.history.add(number, prefix, kind, path, before=kept.before, image=kept.image, **given)
 
-    def failed(self, error: BaseException, what: str) -> None:
-        """Something could not be recorded."""
+    def failed(self, error: BaseException, what: str, call: OpenCall | None = None) -> None:
+        """Something could not be recorded.
+
+        Args:
+            call: a change of it is missing.
+        """
+        if call is not None:
+            self.history.note_gap(self.calls.number(call), f"{what}: {error}")
         if self.incomplete is None:
             if isinstance(error, OSError):
                 log.warning("the history is incomplete: %s: %s", what, error.strerror or error)
@@ -472,5 +478,6 @@ class _Recording:
             return True  # the change itself will say so
         if not isinstance(error, Exception):
             return False
-        self._recorder.failed(error, f"a change in '{self._prefix}' was not recorded")
+        recorder = self._recorder
+        recorder.failed(error, f"a change in '{self._prefix}' was not recorded", recorder.calls.current())
         return True

@@ -105,7 +105,7 @@ class Steps:
             title = f"{name} {' '.join(named)}"
         with self._recorder.calls.inside("verb", title) as call, self._locks.held(self._outer(named)):
             before: list[_Before] = []
-            with self._recording(title):
+            with self._recording(title, call):
                 for path, how in self._ways(verb, named):
                     found = self._before(call, how, path)
                     if found is not None:
@@ -115,7 +115,7 @@ class Steps:
                 result = work()
                 made = done(result)
             finally:
-                with self._recording(title):
+                with self._recording(title, call):
                     self._after(call, before, made)
             return result
 
@@ -263,11 +263,11 @@ class Steps:
             self._recorder.add(call, old.route.prefix, "rename", path, to_path=to_path, node=now.node)
 
     @contextlib.contextmanager
-    def _recording(self, what: str) -> Iterator[None]:
+    def _recording(self, what: str, call: OpenCall) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            self._recorder.failed(error, f"a change was not recorded ({what})")
+            self._recorder.failed(error, f"a change was not recorded ({what})", call)
 
 
 def _attr(volume: Volume, path: AgentPath) -> Attr | None:

@@ -37,6 +37,7 @@ from fusebackend.protocol import (
     Changes,
     ObservableVolume,
     SnapshotVolume,
+    UndoConflict,
     UndoneChange,
     UndoResult,
     Volume,
@@ -159,12 +160,17 @@ class Undo:
 
     def _plan(self, numbers: Sequence[int], *, merge: bool = False) -> UndoPlan:
         self._end(numbers)
+        self._history.require()  # else records are missing that would be taken back
         records = [record for number in numbers for record in self._history.records(number)]
         records.sort(key=lambda record: record.number)
         plan = UndoPlan(
             self._volumes, self._recorder.images.path, self._history.later, merge=merge, earlier=self._history.earlier
         )
         plan.add(records, self._history.overlaps(numbers))
+        for number, why in self._history.gaps(numbers).items():
+            plan.conflicts.append(
+                UndoConflict("/", f"may have more changes of c{number}, which were not recorded: {why}")
+            )
         return plan
 
     # -- the steps -------------------------------------------------------------------------------------------------
@@ -198,11 +204,11 @@ class Undo:
         """Take the made steps of an undo back, whose error is being raised."""
         try:
             plan = self._plan([number])
-            with self._recorder.calls.inside("undo", f"undo c{number}, which failed", None, [number]) as call:
-                _Making(self._recorder, self._volumes, call).make(plan.steps)
-                self._history.mark_undone([number], by=self._recorder.calls.number(call))
             if plan.conflicts:
                 raise OSError(errno.EBUSY, f"'{plan.conflicts[0].path}' {plan.conflicts[0].reason}")
+            with self._recorder.calls.inside("undo", f"undo c{number}, which failed", None, [number]) as call:
+                _Making(self._recorder, self._volumes, call).make(plan.steps, to_the_end=True)
+                self._history.mark_undone([number], by=self._recorder.calls.number(call))
         except OSError:
             log.exception("the steps of the undo c%d, which failed, could not be taken back", number)
             text = f"{error}; a part is done, and 'fusebackend undo c{number}' takes that back"
@@ -223,15 +229,18 @@ class _Making:
         self._numbers: dict[int, int] = {}  # of records that were made ahead, by step
         self._recorded = 0  # steps before this one have their records already
 
-    def make(self, steps: Sequence[Step]) -> list[str]:
+    def make(self, steps: Sequence[Step], *, to_the_end: bool = False) -> list[str]:
         """Make the steps. Returns a line for each thing that a volume did not take.
+
+        Args:
+            to_the_end: also if the caller no longer waits.
 
         Raises:
             OSError: EBUSY, a file has changed since the plan was made; ECANCELED; from a volume.
         """
         left = budget.current()
         while self.made < len(steps):
-            if left.cancelled:
+            if left.cancelled and not to_the_end:
                 raise oserror(errno.ECANCELED)
             self._some(steps)
             time.sleep(PAUSE_S)
@@ -308,7 +317,7 @@ class _Making:
             number = self._record("create", step, node=step.node, linked=step.word == "link")
             self._numbers[self._recorded] = number
             self._recorded += 1
-        self._recorder.history.flush()
+        self._recorder.history.require()
 
     def _read_next(self, steps: Sequence[Step]) -> None:
         """Read what the next steps are made of, with the lock free."""
@@ -319,7 +328,7 @@ class _Making:
     def _record(self, kind: RecordKind, step: Step, kept: Kept | None = None, **fields: Any) -> int:
         number = self._recorder.add(self._call, step.prefix, kind, step.path, kept, **fields)
         if kind != "create" and not _asks_first(self._volumes[step.prefix]):
-            self._recorder.history.flush()
+            self._recorder.history.require()
         return number
 
     def _new(self, volume: Volume, step: Step, changes: Changes) -> Placed:

@@ -123,7 +123,7 @@ class UndoPlan:
         self._earlier = earlier
         self._views: dict[AgentPath, _View] = {}
         self._made: dict[tuple[AgentPath, int], _File] = {}  # by the node that the file had
-        self._closing: list[tuple[AgentPath, _Place, State]] = []
+        self._closing: list[tuple[AgentPath, _File]] = []
 
     def add(self, records: Sequence[Record], overlaps: Sequence[tuple[int, Record]]) -> None:
         """Plan for the records of calls, in the order of their numbers.
@@ -148,9 +148,13 @@ class UndoPlan:
             for view in self._views.values()
             for place in view.hollow()
         ]
-        for prefix, place, state in reversed(self._closing):
-            if place.file is not None:
-                self.steps.append(Step("attributes", prefix, place.path, state=state, closes=True))
+        closing = [
+            (file.place.path, prefix, file.closing)
+            for prefix, file in self._closing
+            if file.place is not None and file.place.file is file
+        ]
+        for path, prefix, state in sorted(closing, key=lambda each: each[0].count(b"/"), reverse=True):
+            self.steps.append(Step("attributes", prefix, path, state=state, closes=True))
 
     def _look_ahead(self, records: Sequence[Record]) -> None:
         """Look at the images of records in snapshots together: one by one, each takes a query."""
@@ -245,10 +249,10 @@ class UndoPlan:
             if not _is_restored(place.file.stamp, before):
                 raise _Conflict("has been made anew", at_target=at_target)
             if is_dir:
-                self._closing.append((view.prefix, place, before))
+                self._close(view, place.file, before)
             elif node := _node_of(record):  # its other names may not be there yet
                 self._made[view.prefix, node] = place.file
-                place.file.place = place
+            place.file.place = place
             return  # the change was not made, though it was recorded: the server was killed in between
         node = _node_of(record)
         if (twin := self._twin(view, node, record, before)) is not None:
@@ -263,11 +267,17 @@ class UndoPlan:
         if is_dir:
             # Closed to its owner, it could not be filled.
             source = KeptSource(before._replace(mode=before.mode | stat.S_IRWXU))
-            self._closing.append((view.prefix, place, before))
+            self._close(view, file, before)
         elif node:
             self._made[view.prefix, node] = file
         self.steps.append(Step("make", view.prefix, path, source=source))
         place.put(file)
+
+    def _close(self, view: _View, directory: _File, state: State) -> None:
+        """Give a directory its attributes when all is in it."""
+        if directory.closing is None:
+            self._closing.append((view.prefix, directory))
+        directory.closing = state
 
     def _twin(self, view: _View, node: int, record: Record, before: State) -> _Twin | None:
         """Return the file of a name that was one of several: it has others still, or has come back with another one."""
@@ -346,7 +356,10 @@ class UndoPlan:
     def _attributes(self, view: _View, record: Record) -> None:
         place, file, before = self._there(view, record)
         self._require_left(place, file, record)
-        self.steps.append(Step("attributes", view.prefix, record.path, state=before, seen=file.expected))
+        if file.closing is not None:
+            file.closing = before
+        else:
+            self.steps.append(Step("attributes", view.prefix, record.path, state=before, seen=file.expected))
         file.change(before)
 
     def _there(self, view: _View, record: Record) -> tuple[_Place, _File, State]:
@@ -500,9 +513,10 @@ class _File:
         hollow: a step has made it, and a later one gives it its bytes.
         names: of a directory: the places that were looked at, or that steps have changed.
         place: where a step has put it last, or one of a killed undo; None if none has.
+        closing: of a directory that a step has made: its attributes, for when all is in it.
     """
 
-    __slots__ = ("checked", "hollow", "is_changed", "names", "place", "seen", "stamp")
+    __slots__ = ("checked", "closing", "hollow", "is_changed", "names", "place", "seen", "stamp")
 
     def __init__(self, seen: Seen | None, stamp: Stamp) -> None:
         self.seen = seen
@@ -512,6 +526,7 @@ class _File:
         self.hollow = False
         self.names: dict[bytes, _Place] = {}
         self.place: _Place | None = None
+        self.closing: State | None = None
 
     @property
     def is_dir(self) -> bool:

@@ -204,6 +204,14 @@ class Writable(Protocol):
     def fsync(self, node: int, datasync: bool = False) -> None: ...
 
 
+class ByteCache(Protocol):
+    """Bytes of files that a volume keeps in memory."""
+
+    @property
+    def get(self) -> Callable[..., object]:
+        """Look something up; None for what is not kept."""
+
+
 class Volume(abc.ABC):
     """A tree of nodes, in the kernel's words.
 
@@ -234,6 +242,10 @@ class Volume(abc.ABC):
     most_nodes: int | None = None
     """Beyond so many inodes the mount has the kernel drop some that are not in use (`vfs/coherence/pruning.py`): each
     node that the kernel holds takes memory here. None for any number."""
+
+    byte_cache: ByteCache | None = None
+    """What it keeps of files' bytes in memory; None if it keeps none. The metrics, where they are on, replace its `get`
+    by one that counts."""
 
     lock: AbstractContextManager[Any]
 

@@ -542,7 +542,7 @@ def _stripped(change: Change) -> Change:
     return change if change.node is None else change._replace(node=change.node & NODES)
 
 
-for _name in ("unpublished", "watched", "ttl_s", "at_once", "most_nodes"):
+for _name in ("unpublished", "watched", "ttl_s", "at_once", "most_nodes", "byte_cache"):
 
     def _get(self: RuledVolume, name: str = _name) -> Any:
         return getattr(self.below, name)

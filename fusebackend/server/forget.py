@@ -61,9 +61,9 @@ class Forgetting:
         nodes: dict[AgentPath, set[int]] = {prefix: set() for prefix in self._volumes}
         snapshots: set[str] = set()
         for path in chosen:
-            before = len(records), {prefix: len(found) for prefix, found in nodes.items()}
             kept = {each.number: each for each in ([] if self._recorder is None else self._recorder.history.at(path))}
             records |= kept
+            is_known = bool(kept)
             for prefix, inner in self._routes(path):
                 there = self._live(prefix, inner)
                 result.live += [each if prefix == ROOT else (prefix + each).rstrip("/") for each in there]
@@ -71,11 +71,11 @@ class Forgetting:
                 found, names = self._in_snapshots(prefix, inner)
                 nodes[prefix] |= found
                 snapshots |= names
+                is_known |= bool(found) or _resolved(self._volumes[prefix], inner) is not None
                 nodes[prefix] |= self._recorded(prefix, kept.values())
             touched = self._in_branches(path, dry_run=True)
             result.branches += [name for name in touched if name not in result.branches]
-            after = len(records), {prefix: len(found) for prefix, found in nodes.items()}
-            if before == after and not touched:
+            if not is_known and not touched:
                 result.unknown.append(path)
         result.snapshots = sorted(snapshots)
         result.images = sum(each.image is not None and each.image.place != "lost" for each in records.values())

@@ -252,12 +252,17 @@ class MountHistory:
         return [call for call in self._recorder.calls.open() if call.kind != "command"]
 
     def forget(self, calls: Sequence[int]) -> None:
-        """Delete calls with their records and the bytes that these alone need; those that go on end first."""
+        """Delete calls with their records and the bytes that these alone need; those that go on end first.
+
+        Raises:
+            OSError: the history can't be written, as on a full disk.
+        """
         for call in self._interruptible():
             if call.number in calls:
                 self._recorder.calls.end(call)
         below = self._recorder.images.next_number()
         self._file.forget(calls)
+        self._file.require()  # else nothing is deleted yet
         self._recorder.images.clean(self._file.images("file"), below)
 
 

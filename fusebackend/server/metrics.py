@@ -105,6 +105,12 @@ class Metrics:
             ("page_cache", "route"),
             registry=self._registry,
         )
+        self._lookups = Counter(
+            "fusebackend_cache_lookups",
+            "Lookups of pieces of files in the memory of a volume: hit, or miss, which asks its file or its network.",
+            ("result", "route"),
+            registry=self._registry,
+        )
         self._observers: dict[tuple[Face, str, str], Callable[[float], None]] = {}  # `labels` takes longer than this
         self._labels: dict[AgentPath, str] = {}
 
@@ -145,8 +151,22 @@ class Metrics:
     # -- what is measured --------------------------------------------------------------------------------------
 
     def measure_kernel(self, operations: Operations) -> None:
-        """Measure every request of the kernel. Before the mount."""
+        """Measure every request of the kernel, and the caches behind them. Before the mount."""
         measure(operations, self._request)
+        for volume, routes in self._tree.volumes():
+            if volume.byte_cache is not None:
+                counted = self._counted(volume.byte_cache.get, self._label(routes[0].prefix))
+                setattr(volume.byte_cache, "get", counted)  # noqa: B010 - of this object alone, not of its class
+
+    def _counted(self, get: Callable[..., object], label: str) -> Callable[..., object]:
+        hit, miss = (self._lookups.labels(result, label).inc for result in ("hit", "miss"))
+
+        def counted(*key: Any) -> object:
+            found = get(*key)
+            (miss if found is None else hit)()
+            return found
+
+        return counted
 
     def measured_verbs(self, verbs: Mapping[str, SocketVerb]) -> dict[str, SocketVerb]:
         """Return the verbs of the socket, measured."""
@@ -296,6 +316,12 @@ class _Counted:
         control, execute = status["control"], status["execute"]
         yield gauge("control_connections", "Clients of the control socket.", control["connections"])
         yield gauge("control_held_bytes", "Memory that their calls hold.", control["held_bytes"])
+        yield gauge("control_waiting_calls", "Their calls that wait for a turn.", control["waiting"])
+        yield CounterMetricFamily(
+            "fusebackend_control_refused",
+            "Their calls that were refused before they began: too much at once.",
+            value=control["refused"],
+        )
         yield gauge("commands_running", "Commands that run in the mount.", execute.get("running", 0))
         counters = dict(status["counters"])
         for name, text in (

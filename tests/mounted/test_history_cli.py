@@ -166,6 +166,24 @@ def test_a_call_that_is_not_there(mounted: Mounted, words: list[str], error: str
     assert line.startswith(f"Error: {error}")
 
 
+def test_a_call_and_an_actor_choose_one_call_alone(mounted: Mounted) -> None:
+    session("echo 1 > a", mounted.path)
+    call = logged(mounted)[0].call
+    for words, error in (
+        ([call, "--by", "nobody"], "a CALL or --by, not both: --by chooses the call"),
+        (["--by", ""], "--by is empty; without it, the newest call by anybody is taken back"),
+    ):
+        done = run("undo", *words, cwd=mounted.path)
+        assert (done.returncode, done.stderr.splitlines()[-1]) == (2, f"Error: {error}")
+    assert (mounted.path / "a").read_text() == "1\n"
+
+
+def test_a_log_without_calls_says_so(mounted: Mounted) -> None:
+    session("echo 1 > a", mounted.path)
+    done = run("log", "misspelt", cwd=mounted.path)
+    assert (done.stdout, done.stderr) == ("", "fusebackend: no call has changed anything there\n")
+
+
 def test_without_a_history(serve: Serve) -> None:
     mounted = serve("memory:", options=["history=off"])
     for words in (["log"], ["undo"], ["diff", "c1"]):

@@ -99,6 +99,25 @@ def test_a_scrape_of_a_mount(measured: Mounted) -> None:
     assert value(found, "request_seconds_bucket", **one, le="+Inf") == 1
 
 
+def test_lookups_in_the_cache_of_a_volume(serve: Serve, tmp_path: Path) -> None:
+    config = tmp_path / "agent.toml"
+    config.write_text("[metrics]\n")
+    url = f"sqlite:{tmp_path}/files.db"
+    before = serve(url, config=config)
+    (before.path / "file").write_bytes(b"x" * 5000)
+    before.stop()
+    mounted = serve(url, config=config)
+    with fusebackend.connect(mounted.path) as files:
+        counts = []
+        for _ in range(2):
+            assert files.download_files(["/file"])[0].content == b"x" * 5000
+            found = samples(files.metrics())
+            counts.append([value(found, "cache_lookups_total", result=each, route="/") for each in ("hit", "miss")])
+    assert counts[0][1] >= 1, "the file was in the database alone"
+    assert counts[1][0] > counts[0][0]
+    assert counts[1][1] == counts[0][1]
+
+
 def test_what_is_counted_is_printed_of_any_mount(serve: Serve) -> None:
     mounted = serve("memory:")
     (mounted.path / "file").write_text("text")
@@ -107,6 +126,7 @@ def test_what_is_counted_is_printed_of_any_mount(serve: Serve) -> None:
     assert value(found, "mount_info", mountpoint=str(mounted.path), version=fusebackend.__version__) == 1
     assert value(found, "route_state", route="/", state="healthy") == 1
     assert value(found, "control_connections") == 1
+    assert ("fusebackend_control_refused_total", frozenset()) in found
     assert not any(name.startswith("fusebackend_request_seconds") for name, _ in found)
 
 

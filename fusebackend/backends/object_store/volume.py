@@ -64,7 +64,7 @@ class BucketRemote:
 
     def __init__(self, store: Any, extras: S3Extras | None = None, cache_bytes: int = CACHE_BYTES) -> None:
         self.bucket = Bucket(store, extras)
-        self._cache = BlockCache(cache_bytes)
+        self._cache = self.byte_cache = BlockCache(cache_bytes)
         self._moves = Moves(self.bucket)
         self._tried: OrderedDict[str, tuple[str, ...]] = OrderedDict()
         try:

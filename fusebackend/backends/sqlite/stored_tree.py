@@ -212,7 +212,7 @@ class StoredTree(TreeVolume):
         self._inodes: OrderedDict[int, Inode] = OrderedDict()
         # None for a name that the file does not have: the kernel looks before it creates.
         self._names: OrderedDict[tuple[int, bytes], int | None] = OrderedDict()
-        self._chunks = ChunkCache(CACHE_BYTES)
+        self._chunks = self.byte_cache = ChunkCache(CACHE_BYTES)
         self._unstored: set[int] = set()  # nodes the file has no row for yet
         self._leaving: set[int] = set()  # nodes to be dropped from memory after the next flush
         self._peak_held = 0  # the most nodes the kernel has known since memory was last given back

@@ -78,6 +78,7 @@ class ControlServer:
         self._guard = threading.Lock()
         self._numbers = itertools.count(1)
         self.commands = threading.BoundedSemaphore(MAX_COMMANDS_IN_ALL)  # places of those of all connections
+        self._refused = 0
         self._closing = False
         self._ending = threading.Lock()
 
@@ -120,7 +121,13 @@ class ControlServer:
         """For `status`."""
         with self._guard:
             held = sum(connection.held_bytes for connection in self._connections) + self.room.used
-            return {"connections": len(self._connections), "held_bytes": held}
+            refused, waiting = self._refused, self.turns.waiting
+            return {"connections": len(self._connections), "held_bytes": held, "waiting": waiting, "refused": refused}
+
+    def refused(self) -> None:
+        """Count a call that was refused before it began, because there was too much at once."""
+        with self._guard:
+            self._refused += 1
 
     def crowded(self, connection: Connection) -> bool:
         """Return True if this connection has a place for newcomers, because all others are taken."""

@@ -84,6 +84,7 @@ class Server(Protocol):
     subscriptions: Places
     commands: threading.BoundedSemaphore
 
+    def refused(self) -> None: ...
     def crowded(self, connection: Connection) -> bool: ...
     def ended(self, connection: Connection) -> None: ...
 
@@ -247,6 +248,8 @@ class Connection:
             except WireError as error:
                 if self.retired:
                     return
+                if error.error.code == wire.BUSY:
+                    self.server.refused()
                 self.send(wire.encode(Failure(error.call, error.error)))
                 if error.error.code == wire.BUSY and error.call is None:
                     return  # the message that has begun can't be held, so its rest would be taken for a message

@@ -85,4 +85,4 @@ class MergeRecords:
         try:
             work(self._recorder, self._call)
         except Exception as error:
-            self._recorder.failed(error, "a change of a merge was not recorded")
+            self._recorder.failed(error, "a change of a merge was not recorded", self._call)

@@ -263,6 +263,7 @@ class TestLimits:
                 greedy.send(wait % number)
             refused = greedy.line()
             assert (refused["id"], refused["error"]["code"]) == ("4", wire.BUSY)
+            assert server.counts()["refused"] == 1
             assert "result" in other.ask("grep", pattern="one")
         wait_until(lambda: server.commands._value == 4)
 

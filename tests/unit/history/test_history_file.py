@@ -260,15 +260,46 @@ def test_a_file_that_cannot_be_read_is_set_aside(path, caplog, harm):
     again.close()
 
 
-def test_a_full_disk_ends_no_change(history, caplog):
-    history._writer.execute(f"PRAGMA max_page_count = {history._writer.execute('PRAGMA page_count').fetchone()[0]}")
+def fill_disk(history):
+    """Have the file grow no more; returns what gives it room again."""
+    history.require()
+    (pages,) = history._writer.execute("PRAGMA page_count").fetchone()
+    history._writer.execute(f"PRAGMA max_page_count = {pages}")
+    return lambda: history._writer.execute("PRAGMA max_page_count = 1000000")
+
+
+def test_a_full_disk_ends_no_change_and_loses_none(history, caplog):
+    free = fill_disk(history)
     call = history.open_call("verb", "write", NOBODY)
     for number in range(200):
         history.add(call, ROOT, "create", b"/%d" % number * 50)
-    with caplog.at_level(logging.ERROR):
-        history.flush()
+    with caplog.at_level(logging.ERROR), pytest.raises(OSError, match="can't be written: database or disk is full"):
+        history.require()
     assert history.failed is not None
-    assert "is incomplete" in caplog.text
+    assert caplog.text.count("is incomplete") == 1
+    free()
+    history.require()
+    assert [each.path for each in history.records(call)] == [b"/%d" % number * 50 for number in range(200)]
+    assert history.failed is None
+    assert history.gaps([call]) == {}
+
+
+def test_a_call_whose_records_are_too_many_for_memory_has_a_gap(history, path, monkeypatch):
+    monkeypatch.setattr("fusebackend.history.history_file.MOST_WAITING", 100)
+    whole, free = made(history, b"/a"), fill_disk(history)
+    call = history.open_call("verb", "write", NOBODY)
+    for number in range(200):
+        history.add(call, ROOT, "create", b"/%d" % number * 50)
+        assert len(history._waiting) <= 102
+    free()
+    history.add(call, ROOT, "create", b"/last")
+    history.close()
+    again = HistoryFile(path)
+    assert [each.path for each in again.records(call)][-1] == b"/last"
+    assert again.gaps([whole, call]) == {call: "the history could not be written (database or disk is full)"}
+    again.forget([call])
+    assert again.gaps([call]) == {}
+    again.close()
 
 
 def test_many_rows_are_not_kept_in_memory(history, monkeypatch):

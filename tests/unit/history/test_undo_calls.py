@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from recorded import Agent, Files, Recorded
 
 from fusebackend.backends import FilesystemBackend, InMemoryBackend, SqliteBackend
+from fusebackend.base import budget
 from fusebackend.base.paths import ROOT
 from fusebackend.history import undo as undo_module
 from fusebackend.history.records import Image
@@ -133,6 +135,32 @@ def test_renames_and_exchanges_are_taken_back(recorded: Recorded, files: Files) 
         files.rename("/repo/moved/two", "/repo/two")
         files.write("/repo/two", b"changed where it is now")
         files.rename("/repo/two", "/repo/one", RENAME_EXCHANGE)
+    check(recorded)
+    assert files.dump() == before
+
+
+def test_a_directory_that_was_changed_before_it_was_removed(recorded: Recorded, files: Files) -> None:
+    """As `chmod -R u+w` and `rm -rf`."""
+    plant(recorded)
+    files.change("/repo/sub", mode=0o500)
+    before = files.dump()
+    with recorded.call("chmod -R u+w; rm -rf"):
+        files.change("/repo/sub", mode=0o700)
+        files.xattr("/repo/sub", b"user.other", b"x")
+        files.remove_tree("/repo/sub")
+    check(recorded)
+    assert files.dump() == before
+
+
+def test_a_directory_that_was_moved_before_it_was_removed(recorded: Recorded, files: Files) -> None:
+    plant(recorded)
+    files.change("/repo/sub", mode=0o500)
+    before = files.dump()
+    with recorded.call("mv; rm -rf"):
+        files.rename("/repo/sub", "/repo/gone")
+        files.mkdir("/repo/sub", 0o755)
+        files.remove_tree("/repo/gone")
+        files.rename("/repo/sub", "/repo/gone")
     check(recorded)
     assert files.dump() == before
 
@@ -421,6 +449,102 @@ def test_a_killed_undo_is_finished_by_the_same_command(
     assert again.conflicts == [] and again.calls == [f"c{call}"]
     assert recorded.files.dump() == before
     assert recorded.history.call(call).undone_by is not None
+
+
+def test_a_cancelled_undo_takes_everything_back(
+    recorded: Recorded, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(recorded)
+    work(recorded)
+    before, call, cancelled = files.dump(), recorded.last(), threading.Event()
+    monkeypatch.setattr(undo_module, "HELD_S", 0)
+    making = undo_module._Making._placed
+
+    def step(self: Any, *words: Any) -> Any:
+        if self.made == 3:
+            cancelled.set()  # by a client that no longer waits
+        return making(self, *words)
+
+    with monkeypatch.context() as patch, budget.limited(None, cancelled):
+        patch.setattr(undo_module._Making, "_placed", step)
+        with pytest.raises(OSError, match="canceled"):
+            recorded.undoing.undo()
+    assert files.dump() == before
+    assert recorded.undoing.undo().calls == [f"c{call}"], "it can be tried again"
+
+
+def test_a_failed_undo_that_cannot_be_taken_back_can_be_later(
+    recorded: Recorded, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with recorded.call():
+        for name in ("one", "two", "three"):
+            files.write(f"/{name}", b"old")
+    with recorded.call():
+        for name in ("one", "two", "three"):
+            files.write(f"/{name}", b"new")
+    before, call = files.dump(), recorded.last()
+    making, other = undo_module._Making._placed, Agent(recorded, "another", "other")
+    steps = 0
+
+    def step(self: Any, volume: Any, step: Any, changes: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == 3:
+            other.do(lambda: files.append("/two", b" and another's"))
+            other.end()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return making(self, volume, step, changes)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(undo_module._Making, "_placed", step)
+        with pytest.raises(OSError, match="a part is done, and 'fusebackend undo c3' takes that back"):
+            recorded.undoing.undo([call])
+    (conflict,) = recorded.undoing.undo([3]).conflicts
+    assert conflict.path == "/two"
+    assert recorded.undoing.undo([3], keep_newer=True).kept == [conflict]
+    assert files.read("/two") == b"old and another's"
+    after = files.dump()
+    assert (after["/one"], after["/three"]) == (before["/one"], before["/three"])
+
+
+def test_what_was_not_recorded_is_named(recorded: Recorded, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    files.write("/one", b"old")
+    files.write("/two", b"old")
+    with recorded.call():
+        files.write("/one", b"new")
+        with monkeypatch.context() as patch:
+            patch.setattr(recorded.images, "keep", lambda *_: 1 / 0)
+            files.write("/two", b"new")
+    (conflict,) = recorded.undoing.undo().conflicts
+    call = recorded.last()
+    assert conflict.path == "/"
+    assert conflict.reason.startswith(f"may have more changes of c{call}, which were not recorded: a change in '/' was")
+    assert files.read("/one") == b"new"
+    assert recorded.undoing.undo(keep_newer=True).kept == [conflict]
+    assert files.read("/one") == b"old"
+
+
+def test_no_more_is_taken_back_than_is_recorded(recorded: Recorded, files: Files) -> None:
+    """The disk of the history is full."""
+    with recorded.call():
+        for number in range(50):
+            files.write(f"/{'name' * 40}-{number}", b"x")
+    before, call = files.dump(), recorded.last()
+    writer = recorded.history._writer
+    writer.execute(f"PRAGMA max_page_count = {writer.execute('PRAGMA page_count').fetchone()[0]}")
+    with pytest.raises(
+        OSError, match=r"can't be written: database or disk is full; a part is done, and .* undo c2' take"
+    ):
+        recorded.undoing.undo()
+    left = files.dump()
+    with pytest.raises(OSError, match="can't be written: database or disk is full"):
+        recorded.undoing.undo([2])
+    assert files.dump() == left
+    writer.execute("PRAGMA max_page_count = 100000")
+    recorded.undoing.undo([2])
+    assert files.dump() == before
+    assert recorded.undoing.undo().calls == [f"c{call}"]
+    assert files.dump().keys() == {"/"}
 
 
 def test_a_route_that_is_gone_is_named(recorded: Recorded, files: Files) -> None:
