@@ -239,6 +239,10 @@ class Volume(abc.ABC):
     """Methods of a blocking volume that the mount tries on the event loop first. They call `will_wait`
     (`base/waiting.py`) before any side effect. If not empty, every read-only method is tried, too."""
 
+    all_at_once: bool = False
+    """Every call into a blocking volume is tried so, those of several methods with `lock` held as well: the lock is
+    one of `base/waiting.py`."""
+
     most_nodes: int | None = None
     """Beyond so many inodes the mount has the kernel drop some that are not in use (`vfs/coherence/pruning.py`): each
     node that the kernel holds takes memory here. None for any number."""

@@ -24,19 +24,22 @@ import os
 import sqlite3
 import stat
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.backends.sqlite.flusher import Worker
 from fusebackend.backends.sqlite.old_rows import Newest
 from fusebackend.backends.sqlite.schema import connect_again
 from fusebackend.backends.sqlite.stored_tree import CACHE_INODES, DirtyBuffer, sqlite_errors
+from fusebackend.base import waiting
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import AgentPath, to_name, to_text
-from fusebackend.base.stamps import now_ns
+from fusebackend.base.stamps import CLOCK, now_ns
+from fusebackend.base.waiting import will_wait
 from fusebackend.databases.sqlite import open_file, sync_directory, transaction
-from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, Attr, Features, Volume
+from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, Attr, Caller, Features, Volume
 from fusebackend.trees.lower_tree import FIRST_OWN, LowerTree
 from fusebackend.trees.tree import is_below
 from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT, Chunk, allocated_blocks
@@ -50,6 +53,10 @@ UNFINISHED: Final = "unfinished"
 """The name of a copy while it is made, in the directory of the copy."""
 
 PAGE_ENTRIES: Final = 1000
+
+COPY_BYTES: Final = 256 << 10
+COPY_NAMES: Final = 256
+"""The mount's loop copies up no larger live file, and no live directory with so many names: that takes some ms."""
 
 _TABLES: Final = (
     """CREATE TABLE IF NOT EXISTS origin (
@@ -111,6 +118,24 @@ class LowerEntry:
     stamp: Stamp
 
 
+class _Fresh(set[int]):
+    """Live files that were looked at in the call that is being made, and need not be once more: so in a `with` block,
+    elsewhere it stays empty."""
+
+    is_kept = False
+
+    def add(self, node: int) -> None:
+        if self.is_kept:
+            super().add(node)
+
+    def __enter__(self) -> None:
+        self.is_kept = True
+
+    def __exit__(self, *error: object) -> None:
+        self.is_kept = False
+        self.clear()
+
+
 class _Buffer(DirtyBuffer):
     """The dirty buffer of a branch."""
 
@@ -169,12 +194,14 @@ class BranchVolume(SqliteVolume):
         """When the branch was made, since the epoch."""
         self._origins: dict[int, Origin] = {}
         self._seen: dict[int, Stamp] = {}  # of live files, in this session
+        self._fresh = _Fresh()
         self._gone: set[int] = set()  # nodes of the lower tree that were deleted in this session
         self._handles: dict[int, tuple[Volume, int]] = {}  # files of the lower tree that are open, see `open`
         is_live = any(route not in lower.frozen for route in lower.views)
-        # The first change of a live file copies all of it, which the mount's loop must not wait for.
-        blocking = is_live or any(view.features.blocking for view in lower.views.values())
-        self.features = Features(change_feed=not is_live, blocking=blocking)
+        waits = any(view.features.blocking for view in lower.views.values())
+        # Of a live route, long copies are made in threads, and everything else on the mount's loop.
+        self.all_at_once = is_live and not waits
+        self.features = Features(change_feed=not is_live, blocking=is_live or waits)
         super().__init__(path)
         try:
             with self.lock:
@@ -185,6 +212,9 @@ class BranchVolume(SqliteVolume):
         except BaseException:
             self.close()
             raise
+
+    def _new_lock(self) -> AbstractContextManager[Any]:
+        return waiting.Lock() if self.all_at_once else super()._new_lock()
 
     def _workers(self) -> Sequence[Worker]:
         return ()  # no snapshots, and no index: most files are below
@@ -396,10 +426,11 @@ class BranchVolume(SqliteVolume):
     def _copy_attributes(self, inode: Inode, xattrs_are_set: bool = False) -> Origin:
         """Copy the inode up, if that was not done yet. What the caller has changed in it already stays."""
         node = inode.node
+        above = self._place_below(node)
+        self._before_change(above)
         origin = self._known(node)
         if origin.own:
             return origin
-        above = self.lower.found_in(node) if self.lower.is_numbered(node) else None
         if above is not None and not self.has_own_names(above):
             self._copy_names(above)  # the name is the branch's from now on, whatever becomes of it below
         below = self.lower.attr_of(node)
@@ -440,6 +471,21 @@ class BranchVolume(SqliteVolume):
         self._note(len(names), 0)
         super()._changed(inode)
 
+    def _before_change(self, *directories: int | None) -> None:
+        """Names in these directories are about to be copied up: the mount's loop does not wait for many."""
+        for each in directories if self.all_at_once else ():
+            if each is None or self.has_own_names(each) or not self.lower.is_live(each):
+                continue
+            with contextlib.suppress(OSError):  # the change itself says it
+                if len(self.lower.listing(each, b"", COPY_NAMES)) == COPY_NAMES:
+                    will_wait()
+
+    def _place_below(self, node: int | None) -> int | None:
+        """Return the directory whose names are copied up with a live file."""
+        if node is None or self._is_own(node) or not self.lower.is_numbered(node):
+            return None
+        return self.lower.found_in(node)
+
     def _below(self, directory: int) -> Iterator[tuple[bytes, Attr]]:
         after = b""
         while page := self.lower.listing(directory, after, PAGE_ENTRIES):
@@ -450,9 +496,13 @@ class BranchVolume(SqliteVolume):
         """A byte of a file is about to be changed, or its size."""
         if inode.node >= FIRST_OWN:
             return
+        before = self._origins.get(inode.node)
+        copies = (before is None or before.limit is None) and self.lower.is_live(inode.node)
+        if copies and inode.size > COPY_BYTES:
+            will_wait()
         origin = self._copy_attributes(inode)
         if origin.limit is None:
-            if self.lower.is_live(inode.node):
+            if copies:
                 self._copy_base(inode, origin)
             origin.limit = inode.size
             self._origin_changed(origin)
@@ -496,7 +546,7 @@ class BranchVolume(SqliteVolume):
         if node in self._gone:
             raise oserror(errno.ESTALE)
         known = self._inodes.get(node)
-        if known is not None and not self.lower.is_live(node):
+        if known is not None and (node in self._fresh or not self.lower.is_live(node)):
             self._inodes.move_to_end(node)
             return known
         try:
@@ -505,8 +555,15 @@ class BranchVolume(SqliteVolume):
             if known is not None and known.opens:  # its name below is gone
                 return known
             raise
+        return self._taken(attr, self.lower.parent(node) if attr.is_dir else 0)
+
+    def _taken(self, attr: Attr, parent: int) -> Inode:
+        """Keep the attributes of a file of the lower tree, as they are now."""
+        node = attr.node
+        self._fresh.add(node)
+        known = self._inodes.get(node)
         if known is None or stat.S_IFMT(known.mode) != stat.S_IFMT(attr.mode):
-            return self._add_below(node, attr, self.lower.parent(node) if attr.is_dir else 0)
+            return self._add_below(node, attr, parent)
         _copy_attributes(attr, known)
         return known
 
@@ -520,10 +577,11 @@ class BranchVolume(SqliteVolume):
     def _follow(self, inode: Inode, origin: Origin) -> None:
         """Of a live file with attributes of its own and bytes of below, take size and mtime from there."""
         node = inode.node
-        if origin.limit is not None or not self.lower.is_live(node):
+        if origin.limit is not None or node in self._fresh or not self.lower.is_live(node):
             return
         try:
             attr = self.lower.attr_of(node)
+            self._fresh.add(node)
         except OSError as error:
             if error.errno != errno.ESTALE:
                 raise
@@ -573,7 +631,7 @@ class BranchVolume(SqliteVolume):
     def _child(self, parent: int, name: bytes) -> int | None:
         if self.has_own_names(parent):
             node = super()._child(parent, name)
-            return node if node is None or self._is_there(node) else None
+            return node if node is None or self._is_there(parent, name, node) else None
         try:
             attr = self.lower.find(parent, name)
         except (FileNotFoundError, NotADirectoryError):
@@ -582,22 +640,33 @@ class BranchVolume(SqliteVolume):
         return attr.node
 
     def _found_below(self, parent: int, attr: Attr) -> None:
-        """Keep the attributes of a frozen file, about which the caller asks next."""
+        """Keep the attributes of a file, about which the caller asks next."""
         node = attr.node
-        if node not in self._inodes and not self._is_own(node) and not self.lower.is_live(node):
+        if self._is_own(node) or node in self._gone:
+            return
+        if self.lower.is_live(node):
+            if self._fresh.is_kept:
+                self._taken(attr, parent)
+        elif node not in self._inodes:
             self._add_below(node, attr, parent)
 
-    def _is_there(self, node: int) -> bool:
-        """Return False for a live file that its route has lost since."""
-        return node >= FIRST_OWN or self._is_own(node) or not self.lower.is_live(node) or self.lower.confirm(node)
+    def _is_there(self, parent: int, name: bytes, node: int) -> bool:
+        """Return False for a live file, in a directory's own entries, that its route has lost since."""
+        if node in self._fresh or self._is_own(node) or not self.lower.is_live(node):
+            return True
+        attr = self.lower.still(node, parent, name)
+        if attr is None:
+            return self.lower.confirm(node)
+        self._found_below(parent, attr)
+        return True
 
     def _sound_entry(self, parent: int, name: bytes, node: int) -> int:
         self._note_entry(parent, name, node)
-        return super()._sound_entry(parent, name, node) if self._is_there(node) else node
+        return super()._sound_entry(parent, name, node) if self._is_there(parent, name, node) else node
 
     def _note_entry(self, parent: int, name: bytes, node: int) -> None:
         """A name of a directory's own entries leads to a file that has nothing of its own: it is where it was."""
-        if not (self._is_own(node) or self.lower.is_noted(node)) and self._is_there(node):
+        if not (self._is_own(node) or self.lower.is_noted(node)) and self._is_there(parent, name, node):
             self.lower.note(node, parent, name, self.lower.attr_of(node).is_dir)
 
     def _children(self, parent: int, after: bytes, limit: int) -> list[tuple[bytes, int]]:
@@ -610,7 +679,7 @@ class BranchVolume(SqliteVolume):
         while page := super()._children(parent, after, limit):
             for name, node in page:
                 self._note_entry(parent, name, node)
-            found = [(name, node) for name, node in page if self._is_there(node)]
+            found = [(name, node) for name, node in page if self._is_there(parent, name, node)]
             if found:
                 return found
             after = page[-1][0]
@@ -625,14 +694,51 @@ class BranchVolume(SqliteVolume):
         if self.lower.has_place(parent, name):
             raise oserror(errno.EBUSY, name)
 
+    def lookup(self, parent: int, name: bytes) -> Attr:
+        with self.lock, self._fresh:
+            if not self.has_own_names(parent):
+                try:
+                    attr = self.lower.find(parent, name)
+                except (FileNotFoundError, NotADirectoryError):
+                    self._directory(parent)
+                    raise oserror(errno.ENOENT, name) from None
+                node = attr.node
+                if not (attr.is_dir or self._is_own(node) or node in self._gone) and self.lower.is_live(node):
+                    CLOCK.saw(attr.ctime_ns)
+                    return attr  # of no use here: they are asked for again
+                self._found_below(parent, attr)
+                inode = self._inode(node)
+                CLOCK.saw(inode.ctime_ns)
+                return inode
+            return super().lookup(parent, name)
+
+    def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
+        with self.lock, self._fresh:
+            return super().readdir(node, after, limit)
+
+    def _before_removal(self, parent: int, name: bytes) -> None:
+        if self.all_at_once:
+            self._before_change(parent, self._place_below(self._child(parent, name)))
+
+    def _make(self, parent: int, name: bytes, mode: int, caller: Caller) -> Inode:
+        self._before_change(parent)
+        return super()._make(parent, name, mode, caller)
+
+    def link(self, node: int, new_parent: int, new_name: bytes) -> Attr:
+        with self.lock:
+            self._before_change(new_parent, self._place_below(node))
+            return super().link(node, new_parent, new_name)
+
     def unlink(self, parent: int, name: bytes) -> None:
         with self.lock:
             self._require_no_place(parent, name)
+            self._before_removal(parent, name)
             super().unlink(parent, name)
 
     def rmdir(self, parent: int, name: bytes) -> None:
         with self.lock:
             self._require_no_place(parent, name)
+            self._before_removal(parent, name)
             super().rmdir(parent, name)
 
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
@@ -640,23 +746,31 @@ class BranchVolume(SqliteVolume):
             self._require_no_place(parent, name)
             if flags in (0, RENAME_EXCHANGE):
                 self._require_no_place(new_parent, new_name)
+            self._before_removal(parent, name)
+            self._before_removal(new_parent, new_name)
             super().rename(parent, name, new_parent, new_name, flags)
 
     # -- storage: bytes ----------------------------------------------------------------------------------------
 
     def open(self, node: int, flags: int) -> Attr | None:
-        with self.lock:
+        with self.lock, self._fresh:
             inode = self._inode(node)
             if self._needs_below(inode) and node not in self._handles:
                 self._handles[node] = self.lower.open(node, os.O_RDONLY)
             return super().open(node, flags)
 
     def release(self, node: int, flags: int) -> None:
-        with self.lock:
+        with self.lock, self._fresh:
+            self._fresh.add(node)  # whatever it is now
             is_last = self._inode(node).opens == 1
             super().release(node, flags)
             if is_last:
                 self._close_below(node)
+
+    def read(self, node: int, offset: int, size: int) -> bytes:
+        with self.lock:
+            handle = None if self._is_own(node) else self._handles.get(node)
+            return super().read(node, offset, size) if handle is None else handle[0].read(handle[1], offset, size)
 
     def _reads_below(self, inode: Inode) -> bool:
         """Return True for a regular file with no byte of its own."""

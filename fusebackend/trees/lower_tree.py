@@ -259,6 +259,21 @@ class LowerTree(ComposedTree):
             self._numbers.setdefault(under, number)
         return True
 
+    def still(self, number: int, parent: int, name: bytes) -> Attr | None:
+        """Return the attributes of a live file, if a name in its directory leads to it as before. `confirm` says of
+        others whether there is one at its path."""
+        live = self._live.get(number)
+        if live is None or live.under is None:
+            return None
+        try:
+            above = self.at(*self._decoded(parent)).under
+            if above is None or above[0] != live.under[0]:
+                return None
+            attr = self.views[above[0]].lookup(above[1], name)
+        except OSError:
+            return None
+        return self._shown(above[0], attr, number) if attr.node == live.under[1] else None
+
     def _ask(self, number: int, use: Callable[[At], T]) -> T:
         """Return the result of `use` for a number, once more if its file has moved."""
         at = self.at(*self._decoded(number))

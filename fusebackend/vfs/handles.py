@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import time
@@ -62,18 +63,20 @@ class FileHandle:
         An error leaves it closed.
         """
         volume, node = self.route.volume, self.node
-        attr = volume.open(node, self.flags)
-        try:
-            if truncate:
-                empty = without_set_id(volume, node, AttrChanges(size=0), self.opener)
-                return self.route.changing.setattr(node, empty)
-            if attr is None:
-                return volume.getattr(node)
-            self.node = attr.node  # that of a content of its own, see `Volume.open`
-            return attr
-        except BaseException:
-            volume.release(node, self.flags)
-            raise
+        # An attempt that is given up between two of these calls must still be able to close the node.
+        with volume.lock if self.route.executor.tries_all else contextlib.nullcontext():
+            attr = volume.open(node, self.flags)
+            try:
+                if truncate:
+                    empty = without_set_id(volume, node, AttrChanges(size=0), self.opener)
+                    return self.route.changing.setattr(node, empty)
+                if attr is None:
+                    return volume.getattr(node)
+                self.node = attr.node  # that of a content of its own, see `Volume.open`
+                return attr
+            except BaseException:
+                volume.release(node, self.flags)
+                raise
 
     def write(self, offset: int, data: bytes) -> int:
         return self.route.changing.write(self.node, offset, data)

@@ -13,7 +13,8 @@ import contextvars
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
 
 from fusebackend.protocol import Change, Changes, Guard, ObservableVolume, Observer
 
@@ -39,10 +40,13 @@ class NativeVolume(ObservableVolume):
     """A volume with a re-entrant `lock`, and lists of subscribers and observers."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
+        self.lock = self._new_lock()
         self._subscribers: list[Callable[[Change], None]] = []
         self._observers: list[Observer] = []
         self._guards: list[Guard] = []
+
+    def _new_lock(self) -> AbstractContextManager[Any]:
+        return threading.RLock()
 
     def subscribe(self, callback: Callable[[Change], None]) -> Callable[[], None]:
         return _add(self._subscribers, callback)

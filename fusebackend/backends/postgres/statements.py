@@ -9,7 +9,7 @@ its plan: a path of two names in a volume of 1,200 took 12 ms.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from fusebackend.backends.postgres.schema import CHANGE_LOCK, RENAME_LOCK, TURN_LOCK
 from fusebackend.databases.pipeline import Statement
@@ -408,11 +408,14 @@ def update_inodes(volume: int, inodes: Sequence[StoredInode]) -> list[Statement]
     ]
 
 
+GUESSED: Final = " AND version = %s AND atime_ns = %s"
+"""The end of a condition, and of the parameters: the row is as it was guessed to be."""
+
+
 def update_guessed(volume: int, inode: StoredInode, version: int, atime_ns: int) -> Statement:
     """Update a row that has this version and access time, and fail where it has not, as `require_changes` does."""
     return (
-        f"WITH updated AS ({_UPDATE_ONE} AND version = %s AND atime_ns = %s RETURNING 1)"
-        " SELECT 1 / count(*) FROM updated",
+        f"WITH updated AS ({_UPDATE_ONE}{GUESSED} RETURNING 1) SELECT 1 / count(*) FROM updated",
         (*(getattr(inode, field) for field in _UPDATED), volume, inode.node, version, atime_ns),
     )
 

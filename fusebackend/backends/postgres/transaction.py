@@ -677,13 +677,6 @@ class Transaction:
         self._changes += [Change(node=node) for node in self._changed]
         self._changes += [Change(node, parent, name) for (parent, name), node in self._set_names.items()]
         batch = self._keeping() if self._newest else []
-        gone = [key for key, node in self._set_names.items() if node is None]
-        here = [(*key, node) for key, node in self._set_names.items() if node is not None]
-        if gone:
-            batch.append(statements.delete_names(volume, gone))
-        if here:
-            batch.append(statements.put_names(volume, here, self._newest, replace=not self._ahead))
-        batch += [statements.cut(volume, node, first) for node, first in self._cuts.items()]
         for inode in self._changed.values():
             self.before.setdefault(inode.node, inode.version)
             if inode.nlink == 0:
@@ -693,11 +686,18 @@ class Transaction:
             inode.made = max(inode.made, self._newest)
         added = [inode for inode in self._changed.values() if inode.is_new]
         updated = [inode for inode in self._changed.values() if not inode.is_new]
+        if self._ahead:  # before the names, as everything else that changes them has the directory locked first
+            batch += [statements.update_guessed(volume, inode, *self._guessed[inode.node]) for inode in updated]
+        gone = [key for key, node in self._set_names.items() if node is None]
+        here = [(*key, node) for key, node in self._set_names.items() if node is not None]
+        if gone:
+            batch.append(statements.delete_names(volume, gone))
+        if here:
+            batch.append(statements.put_names(volume, here, self._newest, replace=not self._ahead))
+        batch += [statements.cut(volume, node, first) for node, first in self._cuts.items()]
         if added:
             batch += statements.add_inodes(volume, added)
-        if self._ahead:
-            batch += [statements.update_guessed(volume, inode, *self._guessed[inode.node]) for inode in updated]
-        elif updated:
+        if updated and not self._ahead:
             batch += statements.update_inodes(volume, updated)
         if self._set_chunks:
             batch += statements.put_chunks(volume, self._set_chunks, self._newest)

@@ -162,10 +162,11 @@ class MessageIndex:
         self.cut(kept)
         missing = order[kept:]
         try:
-            if any(time_ns_of(checkpoint) is None for checkpoint in missing):  # the time is in the checkpoint
+            times = {checkpoint: time_ns_of(checkpoint) for checkpoint in missing}
+            if None in times.values():  # the time is in the checkpoint
                 read = ((moment.id, moment_time_ns(moment)) for moment in self._lineage.moments(missing))
             else:
-                read = ((found, time_ns_of(found) or 0) for found in self._lineage.conversations(missing))
+                read = ((found, times[found] or 0) for found in self._lineage.conversations(missing))
             for checkpoint, time_ns in read:
                 self.add(checkpoint, marks[checkpoint], time_ns, sections=False)
                 if checkpoint == order[-1]:

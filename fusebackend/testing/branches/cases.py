@@ -165,7 +165,7 @@ class BranchCases:
 
     def test_names_of_one_file_are_copied_up_once(self, branched: Branched, volume: Volume) -> None:
         if not volume.features.links:
-            pytest.skip("the volume has no hard links")
+            pytest.skip("the volume does not declare links")
         branched.branches.delete(["b"])
         link(volume, b"d/x", b"also x")
         branched.branches.create("b")
@@ -317,7 +317,7 @@ class BranchCases:
 
     def test_a_reader_keeps_the_file_that_is_replaced(self, branched: Branched, volume: Volume) -> None:
         if not volume.features.random_writes:
-            pytest.skip("the volume stores whole files: what an open one shows is its own affair")
+            pytest.skip("the volume does not declare random_writes")
         node = volume.lookup(*place(volume, b"lines")).node
         volume.open(node, os.O_RDONLY)
         write(branched.branch, b"lines", b"merged")

@@ -119,6 +119,8 @@ class RouteExecutor:
         self._probe = probe
         self._volume = volume
         self._at_once = volume.at_once if volume is not None else frozenset()
+        self.tries_all = volume is not None and volume.all_at_once
+        """Each call is made on the loop first, and once more in a thread if it would wait."""
         self._sync_s = INLINE_SYNC_S  # a moving average of how long a sync takes
         self._running = 0
         self._waiting: deque[trio.Event] = deque()
@@ -149,7 +151,9 @@ class RouteExecutor:
         """Return the function's result; ETIMEDOUT when the deadline passes, and at once while the volume is down."""
         if not self.blocking:
             return function(*args, **kwargs)
-        if getattr(function, "__self__", self) is self._volume and getattr(function, "__name__", "") in self._at_once:
+        if self.tries_all or (
+            getattr(function, "__self__", self) is self._volume and getattr(function, "__name__", "") in self._at_once
+        ):
             try:
                 return self._tried(partial(function, *args, **kwargs))
             except WouldWait:
@@ -161,7 +165,7 @@ class RouteExecutor:
         """`call` a function that changes nothing: it is repeated when its connection was lost."""
         if not self.blocking:
             return function(*args, **kwargs)
-        if self._at_once:
+        if self._at_once or self.tries_all:
             try:
                 return self._tried(partial(function, *args, **kwargs))
             except WouldWait:

@@ -467,6 +467,7 @@ class Storing:
     """As much of a volume as is asked here, with ten files that take a fifth of a second each."""
 
     at_once = frozenset()
+    all_at_once = False
 
     def __init__(self):
         self.unstored = 10
