@@ -28,7 +28,7 @@ from fusebackend.trees.tree import join, split
 def restore(
     paths: Sequence[str], ref: str, destination: str | None, only_print: bool, force: bool, mount: str | None
 ) -> None:
-    """Put files, directories and links back as they were, with all attributes; owners only by root.
+    """Put files, directories and links back as they were, with all attributes; owners if the server runs as root.
 
     REF is the name of a snapshot, or a time (10m, 2h, 14:05, yesterday, 2026-11-22T14:05: the newest snapshot at it or
     before). A directory is as it was afterwards: names that were not in it are removed. With --to, that is the path of

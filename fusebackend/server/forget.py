@@ -91,14 +91,14 @@ class Forgetting:
             below = images.next_number()
             self._recorder.history.forget_contents(chosen, nodes)
             images.clean(self._recorder.history.images("file"), below)
+        for path in chosen:  # while the snapshots below them have the names
+            self._in_branches(path, dry_run=False)
         done: set[int] = set()
         for prefix, volume in self._volumes.items():
             if isinstance(volume, SnapshotVolume) and id(volume) not in done and self._concerns(chosen, prefix):
                 done.add(id(volume))
                 same = [each for each, other in self._volumes.items() if other is volume]
                 result.left += volume.forget_versions(set().union(*(nodes[each] for each in same)))
-        for path in chosen:
-            self._in_branches(path, dry_run=False)
         for branch in self._opened().values():  # also for what they have deleted
             branch.forget_versions(())
         broken = [] if self._branches is None else self._branches.broken

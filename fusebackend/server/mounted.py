@@ -17,10 +17,11 @@ from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from fusebackend.base import budget, errors, paths
-from fusebackend.base.paths import ROOT, AgentPath, PathError
+from fusebackend.base.paths import ROOT, AgentPath, PathError, to_name
 from fusebackend.control.following import follow
 from fusebackend.control.verbs import LISTED_CHANGES, LOGGED_CALLS, STAT_COLUMNS, DiffForm, ServedMount
 from fusebackend.linux.command import Command
+from fusebackend.linux.mount_table import mounts_below
 from fusebackend.protocol import (
     READ_LIMIT_LINES,
     Actor,
@@ -143,7 +144,7 @@ class MountedBackend(ServedMount):
             recorder = None if recording is None else recording.recorder
             self._merges = Merges(branches, volumes, filesystem.written, recorder)
             branches.compare = self._merges.compare
-            self._restores = Restores(branches, snapshots, volumes, filesystem.written, recorder)
+            self._restores = Restores(branches, snapshots, volumes, filesystem.written, recorder, self._covered)
         self._recording = recording
         volumes = {route.prefix: route.volume for route in filesystem.tree.routes}
         self._past = None if recording is None else MountHistory(recording.recorder, volumes)
@@ -669,6 +670,10 @@ class MountedBackend(ServedMount):
             self._automatic.before_call()
         assert self._restores is not None, "a mount with branches restores"
         return self._restores.restore(paths, state, to, dry_run=dry_run, force=force)
+
+    def _covered(self) -> list[bytes]:
+        """The paths at which other file systems are mounted, without a slash at the begin."""
+        return [to_name(entry.mountpoint[len(self.mountpoint) :].strip("/")) for entry in mounts_below(self.mountpoint)]
 
     def forget(self, *paths: str, dry_run: bool = False) -> ForgetResult:
         """Have all that is kept of the past lose the contents of paths: snapshots, branches, the bytes that undo needs,

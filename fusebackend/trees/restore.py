@@ -3,8 +3,12 @@
 A plan is made from both trees, of the steps that a merge has (`merge/run.py`), which makes them: all at once on routes
 that keep snapshots, file by file on others, and after a kill the same restore does the rest. Each file whose bytes
 differ becomes a new one in the place of the old, which a process that has it open keeps; where only attributes differ
-the file stays. Hard links among the restored files are links of one new file; a link from elsewhere stays with the old
+the file stays. Hard links among the restored files are links of one file; a link from elsewhere stays with the old
 one. A directory keeps its node. A restore is a call of the history, and can be undone.
+
+A path at which another file system is mounted is left alone, with all above it that would have to be removed: the
+kernel unmounts what is mounted on a name that changes (`d_invalidate` in fs/dcache.c). Names of the server's own, of a
+merge that is under way or was killed, are in no state.
 
 One at a time, by any thread but the mount's loop.
 """
@@ -16,7 +20,9 @@ import errno
 import os
 import stat
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.base.paths import ROOT, AgentPath, normalise, to_name, to_text
@@ -24,14 +30,15 @@ from fusebackend.history.calls import OpenCall
 from fusebackend.history.recorder import Recorder
 from fusebackend.protocol import Features, RestoreResult, SnapshotVolume, UndoConflict, UndoneChange, Volume
 from fusebackend.trees.branches import Branches
+from fusebackend.trees.diff import FOREIGN
 from fusebackend.trees.merge.plan import Plan, Stamp, Step, Uncarried, stamp_of
 from fusebackend.trees.merge.records import MergeRecords
-from fusebackend.trees.merge.run import Merge
+from fusebackend.trees.merge.run import STAGING, Merge
 from fusebackend.trees.merge.tree import Item, MergeTree, same_bytes
 from fusebackend.trees.refs import Ref
 from fusebackend.trees.snapshots import Snapshots
 from fusebackend.trees.tree import is_below, join, split
-from fusebackend.volumes.placing import State
+from fusebackend.volumes.placing import TEMPORARY, State
 
 JOURNAL = "@restore"
 """The name of the journal, which no branch can have."""
@@ -44,6 +51,7 @@ class Restores:
         branches, snapshots, volumes: of the mount; `snapshots` is None if it keeps none.
         written: returns the nodes that somebody has open for writing, each with the prefix of its route.
         recorder: of the history; None if there is none.
+        covered: returns the paths of main at which other file systems are mounted, without a slash at the begin.
     """
 
     def __init__(
@@ -53,7 +61,9 @@ class Restores:
         volumes: Mapping[AgentPath, Volume],
         written: Callable[[], Collection[tuple[AgentPath, int]]],
         recorder: Recorder | None,
+        covered: Callable[[], Collection[bytes]] = tuple,
     ) -> None:
+        self._covered = covered
         self._branches = branches
         self._snapshots = snapshots
         self._volumes = dict(volumes)
@@ -67,20 +77,24 @@ class Restores:
         """Restore paths. The arguments are those of `MountedBackend.restore`.
 
         Raises:
-            ValueError: a path is malformed.
+            ValueError: a path is malformed; one of `to` is, or lies in, another one; with main as the state: or the
+                path that it is to be a copy of.
             OSError: ENOENT, a path is not in that state; ENOTDIR, there is no directory for it; errors of volumes.
         """
         sources = [to_name(normalise(path)).strip(b"/") for path in given]
         finals = sources if to is None else [to_name(normalise(path)).strip(b"/") for path in to]
         pairs = [(source, final) for source, final in zip(sources, finals, strict=True)]
         if to is None:  # what lies in another path is restored with it
-            pairs = [pair for pair in dict.fromkeys(pairs)
-                     if not any(is_below(pair[0], other) and pair[0] != other for other in sources)]  # fmt: skip
+            tops = set(sources)
+            pairs = [pair for pair in dict.fromkeys(pairs) if not any(above in tops for above in _above(pair[0]))]
+        else:
+            _require_apart(pairs, ref)
         call: list[OpenCall] = []
 
         def plan() -> Plan:
             source, kept = self._source(ref)
-            return _Planner(source, MergeTree(self._volumes, self._volumes), ref.name, kept, pairs, to is None).plan
+            main = MergeTree(self._volumes, self._volumes)
+            return _Planner(source, main, ref.name, kept, pairs, to is None, self._covered()).plan
 
         with self._guard:
             os.makedirs(os.path.dirname(self._branches.journal(JOURNAL)), 0o700, exist_ok=True)
@@ -130,6 +144,41 @@ class Restores:
         return tree, parts.parts
 
 
+def _above(path: bytes) -> Iterator[bytes]:
+    """The directories above a path, the root at last."""
+    while path:
+        path = split(path)[0]
+        yield path
+
+
+def _require_apart(pairs: Sequence[tuple[bytes, bytes]], ref: Ref) -> None:
+    """Raises ValueError if one of the new paths has another one in it, or is one with it."""
+    finals: dict[bytes, bytes] = {}
+    for source, final in pairs:
+        if final in finals:
+            both = f"'/{to_text(finals[final])}' and '/{to_text(source)}'"
+            raise ValueError(f"{both} would both become '/{to_text(final)}'; give each another path")
+        finals[final] = source
+    for source, final in pairs:
+        outer = next((above for above in _above(final) if above in finals), None)
+        if outer is None and ref.is_main and (is_below(final, source) or is_below(source, final)):
+            outer = source
+        if outer is not None:
+            raise ValueError(f"'/{to_text(final)}' and '/{to_text(outer)}' lie in each other; give a path beside it")
+
+
+_File: TypeAlias = tuple[bool, AgentPath, int]
+"""A file of main (True) or of the source, whatever its names are."""
+
+
+class _Leaf(NamedTuple):
+    """A path that is no directory in the source, and what is there in main."""
+
+    item: Item
+    path: bytes
+    there: Item | None
+
+
 class _Planner:
     """One plan: steps that make the paths of main what they are in the source.
 
@@ -138,6 +187,7 @@ class _Planner:
         kept: prefixes of the routes of which the source holds something; the others are left alone.
         pairs: path in the source, path in main.
         with_ways: make the directories above a path that main does not have.
+        covered: as of `Restores`.
     """
 
     def __init__(
@@ -148,21 +198,33 @@ class _Planner:
         kept: Collection[AgentPath],
         pairs: Sequence[tuple[bytes, bytes]],
         with_ways: bool,
+        covered: Collection[bytes],
     ) -> None:
         self.plan = Plan()
+        self._covered = frozenset(covered)
+        self._order: list[Step | _Leaf] = []
+        self._names: Counter[_File] = Counter()  # of each file, as far as they are restored
         self._source, self._main, self._kept = source, main, kept
         self._leaders: dict[tuple[AgentPath, int], tuple[AgentPath, bytes]] = {}
         self._removals: list[Step] = []
         self._attributes: list[Step] = []
-        self._same: dict[tuple[str, AgentPath, int], tuple[str, AgentPath, int]] = {}  # hard-linked files of both trees
+        self._same: dict[_File, _File] = {}  # in both directions
         self._made: set[bytes] = set()
         self._paired: dict[bytes, Item] = {}  # directories of main that stay, with those of the source
         for path, final in pairs:
             item = source.find(path)
             if item is None or not (item.is_fixed or main.owner(path) in kept):
                 raise OSError(errno.ENOENT, f"'/{to_text(path)}' is not in '{name}'")
+            if any(above in self._covered for above in _above(final)):
+                self._skip(final, FOREIGN)
+                continue
             self._make_ways(path, final, with_ways)
             self._put(item, path, final, main.find(final))
+        for each in self._order:
+            if isinstance(each, _Leaf):
+                self._put_leaf(*each)
+            else:
+                self.plan.steps.append(each)
         self.plan.steps += self._removals
         self._keep_times()
         self._attributes.sort(key=_after_its_names)
@@ -197,6 +259,9 @@ class _Planner:
         left = [(item, source, path, there)]
         while left:
             item, source, path, there = left.pop()
+            if path in self._covered:
+                self._skip(path, FOREIGN)
+                continue
             if self._main.owner(source) not in self._kept:  # but routes may be below it
                 ours = there.names() if there is not None else {}
                 left += [(each, join(source, name), join(path, name), ours.get(name))
@@ -211,7 +276,8 @@ class _Planner:
                     continue
                 there = None
             if not item.is_dir:
-                self._put_leaf(item, path, there)
+                self._order.append(_Leaf(item, path, there))
+                self._names.update([self._file(item)] if there is None else [self._file(item), self._file(there)])
                 continue
             if there is None:
                 if not self._make(item, path):
@@ -219,10 +285,11 @@ class _Planner:
             elif not (item.is_way or there.is_way):
                 self._paired[path] = item
                 self._give(item, path, there)
-            theirs = item.names()
+            theirs = {name: each for name, each in item.names().items()
+                      if not (name.startswith(TEMPORARY) or _is_staging(item, name))}  # fmt: skip
             ours = there.names() if there is not None else {}
             for name in sorted(ours.keys() - theirs.keys()):
-                if not ours[name].is_fixed:
+                if not (ours[name].is_fixed or (there is not None and _is_staging(there, name))):
                     self._remove(ours[name], join(path, name))
             for name in sorted(theirs, reverse=True):
                 left.append((theirs[name], join(source, name), join(path, name), ours.get(name)))
@@ -231,7 +298,7 @@ class _Planner:
         if not self._can_hold(item, path):
             return False
         self._made.add(path)
-        self.plan.steps.append(Step("make", self._main.owner(path), path, state=item.state, item=item))
+        self._order.append(Step("make", self._main.owner(path), path, state=item.state, item=item))
         self._attributes.append(self._given(item, path, stamp_of(stat.S_IFDIR, 0, 0, 0, 2)))
         return True
 
@@ -256,16 +323,23 @@ class _Planner:
 
     def _stays(self, item: Item, there: Item, features: Features) -> bool:
         """Return True for a file whose bytes and links are right. One with several names has all attributes right, for
-        names elsewhere have them, too; its names are those of one file in both trees."""
-        if there.type != item.type or there.nlink != item.nlink:
+        they would change under the others, too. Names that are one file in the source are one in main, and the reverse;
+        names elsewhere are those of the source, as far as it has any."""
+        if there.type != item.type:
             return False
-        if item.nlink > 1:
-            mine, theirs = ("source", item.prefix, item.node), ("main", there.prefix, there.node)
-            if self._same.setdefault(mine, theirs) != theirs or self._same.setdefault(theirs, mine) != mine:
-                return False
-            if _fields(item.state, features) != _fields(there.state, features):
-                return False
+        if not features.links or item.nlink == there.nlink == 1:
+            return _has_same(item, there)
+        mine, theirs = self._file(item), self._file(there)
+        if self._same.setdefault(mine, theirs) != theirs or self._same.setdefault(theirs, mine) != mine:
+            return False
+        if there.nlink > self._names[theirs] and item.nlink <= self._names[mine]:
+            return False
+        if there.nlink > 1 and _fields(item.state, features) != _fields(there.state, features):
+            return False
         return _has_same(item, there)
+
+    def _file(self, item: Item) -> _File:
+        return item.tree is self._main, item.prefix, item.node
 
     def _give(self, item: Item, path: bytes, there: Item) -> None:
         """Plan the attributes of a file or directory that stays."""
@@ -284,13 +358,17 @@ class _Planner:
         if any(each.is_fixed for each in there.walk()):
             self._skip(path, "a route is in it")
             return False
+        inner = next((each for each in sorted(self._covered) if each == path or is_below(each, path)), None)
+        if inner is not None:
+            self._skip(path, f"another file system is mounted at '/{to_text(inner)}'")
+            return False
         if self._is_read_only(there.prefix, path):
             return False
         steps = [Step("remove", there.prefix, join(path, each.path[len(there.path) :].lstrip(b"/"))
                       if each is not there else path,
                       stamp=stamp_of(each.mode, each.size, each.mtime_ns, each.ctime_ns, each.nlink))
                  for each in there.walk()]  # fmt: skip
-        (self.plan.steps if at_once else self._removals).extend(reversed(steps))
+        (self._order if at_once else self._removals).extend(reversed(steps))
         return True
 
     def _can_hold(self, item: Item, path: bytes) -> bool:
@@ -317,6 +395,10 @@ class _Planner:
         self.plan.uncarried.append(Uncarried(AgentPath("/" + to_text(path)), why))
 
 
+def _is_staging(directory: Item, name: bytes) -> bool:
+    return directory.is_fixed and name.startswith(STAGING)
+
+
 def _after_its_names(step: Step) -> int:
     """The deepest paths come first: a change of a name in a directory moves its times."""
     return -step.path.count(b"/") if step.path else 1
@@ -333,7 +415,7 @@ def _fields(state: State, features: Features) -> tuple[object, ...]:
     return (
         state.mode if features.persistent_modes and not is_link else 0,
         (state.uid, state.gid) if features.persistent_modes and os.geteuid() == 0 else 0,
-        state.mtime_ns,
+        state.mtime_ns if features.persistent_modes else 0,
         state.xattrs if features.xattrs and not is_link else {},
     )
 

@@ -181,6 +181,27 @@ def test_files_that_are_open_for_writing(mounted: Mounted) -> None:
     assert (path / "log").read_text() == "old\n"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+def test_other_file_systems_are_left_alone(mounted: Mounted) -> None:
+    path = mounted.path
+    sh("mkdir -p d/there; echo old > d/there/f; echo old > d/f", path)
+    take(mounted, "before")
+    sh("echo new > d/f; rm -r d/there; mkdir -p d/there extra/there", path)
+    for name in ("d/there", "extra/there"):
+        sh(f"mount -t tmpfs none {name}; echo mine > {name}/mine", path)
+    try:
+        done = run("restore", ".", "--from", "before", cwd=path)
+        assert (done.returncode, (path / "d/f").read_text()) == (1, "old\n")
+        assert "'/d/there' was left as it is: another file system is mounted there" in done.stderr
+        assert "'/extra' was left as it is: another file system is mounted at '/extra/there'" in done.stderr
+        for name in ("d/there", "extra/there"):
+            assert (path / name / "mine").read_text() == "mine\n"
+    finally:
+        sh("umount d/there extra/there", path)
+    assert "restored" in ok("restore", ".", "--from", "before", cwd=path)
+    assert (path / "d/there/f").read_text() == "old\n" and not (path / "extra").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [

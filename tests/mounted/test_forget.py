@@ -101,7 +101,7 @@ def test_no_byte_of_it_is_left(mounted: Mounted, tmp_path: Path) -> None:
             assert not (root / ".fusebackend" / place).exists()
         assert (branch / "kept").read_bytes() == b"changed in the branch"
         assert [each.call for each in files.log()] == calls
-        assert "were forgotten" in run("undo", files.log(path="/secret")[0].call, "-n", cwd=root).stderr
+        assert "were forgotten" in run("undo", files.log(paths=["/secret"])[0].call, "-n", cwd=root).stderr
         assert "is not in 'named'" in run("restore", "secret", "--from", "named", cwd=root).stderr
         assert check(tmp_path / "volume.db") == []
         put(root / "secret", b"goes on")

@@ -946,6 +946,44 @@ def test_what_was_there_for_ten_seconds_can_be_had_back(kind: str, tmp_path: Pat
         assert (mounted / "work/file").read_text() == "precious\n"
 
 
+def test_a_restore_puts_back_what_was_there(tmp_path: Path, serve: Serve) -> None:
+    (tmp_path / "files").mkdir()
+    mounted = serve(f"sqlite:{tmp_path}/volume.db", routes={"/live": f"dir:{tmp_path}/files"}).path
+    make = "mkdir d; echo 1 > d/one; ln d/one d/two; ln -s one d/sym; chmod 750 d; setfattr -n user.a -v b d/one"
+    for top in (mounted, mounted / "live"):
+        subprocess.run(["bash", "-euc", make], cwd=top, check=True)
+    with fusebackend.connect(mounted) as client:
+        client.create_snapshot("then")
+        client.create_branch("b")
+        (mounted / ".fusebackend/branches/b/live/d/new").write_text("of the branch\n")
+        work = "echo 2 >> d/one; mkdir d/extra; rm d/sym; chmod 700 d"
+        subprocess.run(["bash", "-euc", work], cwd=mounted, check=True)
+        directory = (mounted / "d").stat().st_ino
+        with (mounted / "d/two").open("a"):
+            refused = client.restore(["/d"], "then")
+            assert refused.conflicts and not refused.changes and (mounted / "d/extra").exists()
+        with (mounted / "d/one").open() as reading:
+            done = client.restore(["/"], "then")
+            assert reading.read() == "1\n2\n"
+        assert sorted(os.listdir(mounted / "d")) == ["one", "sym", "two"]
+        assert (mounted / "d/two").read_text() == "1\n" and os.readlink(mounted / "d/sym") == "one"
+        assert os.getxattr(mounted / "d/one", "user.a") == b"b" and (mounted / "d/one").stat().st_nlink == 2
+        there = (mounted / "d").stat()
+        assert (there.st_ino, stat.S_IMODE(there.st_mode)) == (directory, 0o750)
+        assert not (mounted / "live/d/new").exists(), "the snapshot holds nothing of this route"
+        assert [each.path for each in client.restore(["/live/d"], "b").changes] == ["/live/d", "/live/d/new"]
+        assert (mounted / "live/d/new").read_text() == "of the branch\n"
+        client.restore(["/d/one"], "then", to=["/live/d/copy"])
+        assert (mounted / "live/d/copy").read_text() == "1\n"
+        (mounted / "away").symlink_to(tmp_path)
+        with pytest.raises(NotADirectoryError):
+            client.restore(["/d/one"], "then", to=["/away/copy"])
+        assert client.restore(["/d"], "then").changes == []
+        assert done.call is not None
+        client.undo(done.call)
+        assert (mounted / "d/one").read_text() == "1\n2\n" and (mounted / "d/extra").is_dir()
+
+
 def history_of(mounted: mounts.Mounted, wanted: str) -> list[tuple[str, str, list[tuple[str, str]]]]:
     """Return the calls of a mount that hold a word: kind, title, and the changes by kind and path."""
     with fusebackend.connect(mounted.path) as client:
@@ -1074,6 +1112,32 @@ def test_the_bytes_before_a_change_are_kept_for_a_day(kind: str, undo: str, tmp_
             assert (path / "gone").read_text() == "x\n" and not (path / "temporary").exists()
             assert (path / "holes").read_bytes() == bytes(8 << 20)
             assert (path / "big").read_bytes() == big
+
+
+def test_what_is_forgotten_is_kept_nowhere(tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "kept"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "kept"))
+    (tmp_path / "kept").mkdir()
+    mounted = serve(f"sqlite:{tmp_path}/kept/volume.db").path
+    secret = b"hunter2-correct-horse"
+    with fusebackend.connect(mounted) as client:
+        client.write("/file", secret.decode())
+        client.write("/other", "stays")
+        client.create_snapshot("then")
+        client.create_branch("b")
+        (mounted / ".fusebackend/branches/b/file").write_bytes(b"mine: " + secret)
+        changed = client.edit("/file", secret.decode(), "***")
+        assert changed.error is None
+        call = client.log(paths=["/file"])[0].call
+        assert client.forget("/file").branches == ["b"]
+        files = [each for each in (tmp_path / "kept").rglob("*") if each.is_file()]
+        assert files and not [each.name for each in files if secret in each.read_bytes()]
+        assert (mounted / "file").read_text() == "***"
+        assert (mounted / ".fusebackend/snapshots/then/other").read_text() == "stays"
+        for tree in ("snapshots/then", "branches/b"):
+            assert not (mounted / ".fusebackend" / tree / "file").exists()
+        assert client.log(paths=["/file"])[0].call == call
+        assert "were forgotten" in client.undo(call, dry_run=True).conflicts[0].reason
 
 
 def test_a_default_that_runs_commands_runs_them_itself(tmp_path: Path, serve: Serve) -> None:

@@ -357,12 +357,14 @@ class _Route:
         return self.staging_node
 
     @contextlib.contextmanager
-    def _same_time(self) -> Iterator[None]:
-        """The root keeps its mtime, though a name of the server's is made or removed in it."""
+    def _same_time(self, *spared: type[OSError]) -> Iterator[None]:
+        """The root keeps its mtime, though a name of the server's is made or removed in it, but for errors that are
+        `spared`."""
         before_ns = self.volume.getattr(ROOT_NODE).mtime_ns
         yield
         if self.volume.features.persistent_modes:
-            self.volume.setattr(ROOT_NODE, AttrChanges(mtime_ns=before_ns))
+            with contextlib.suppress(*spared):
+                self.volume.setattr(ROOT_NODE, AttrChanges(mtime_ns=before_ns))
 
     def bring_back(self, moves: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         """Give parked files their names again, or those that they were to get; returns all renames."""
@@ -382,13 +384,14 @@ class _Route:
         return made
 
     def clear(self) -> None:
-        """Remove the staging directory with all that is in it but parked files. The lock is free in between."""
+        """Remove the staging directory with all that is in it but parked files. The lock is free in between. The merge
+        is made by now: an error of the root's time is none of it."""
         try:
             node = self.volume.lookup(ROOT_NODE, self.staging_name).node
         except FileNotFoundError:
             return
         self._empty(node)
-        with placing.changing(self.volume) as changes, contextlib.suppress(FileNotFoundError), self._same_time():
+        with placing.changing(self.volume) as changes, contextlib.suppress(FileNotFoundError), self._same_time(OSError):
             self.volume.rmdir(ROOT_NODE, self.staging_name)
             changes += [Change(node=ROOT_NODE), Change(node, ROOT_NODE, self.staging_name)]
         self.staging_node = 0
