@@ -142,7 +142,7 @@ class MountedBackend(ServedMount):
         if branches is not None:
             volumes = {route.prefix: route.volume for route in filesystem.tree.routes}
             recorder = None if recording is None else recording.recorder
-            self._merges = Merges(branches, volumes, filesystem.written, recorder)
+            self._merges = Merges(branches, volumes, filesystem.written, recorder, filesystem.tree.trees_path)
             branches.compare = self._merges.compare
             self._restores = Restores(branches, snapshots, volumes, filesystem.written, recorder, self._covered)
         self._recording = recording

@@ -52,6 +52,17 @@ def change(top: Path) -> None:
     (top / "new" / "file").write_text("new\n")
 
 
+def test_a_branch_puts_nothing_on_the_mounts_own_directory(mounted: Mounted) -> None:
+    branch_of(mounted)
+    with fusebackend.connect(mounted.path) as files:
+        assert files.write("/.fusebackend/branches/work/.fusebackend/x", "x").error is None
+        assert files.write("/.fusebackend/branches/work/other", "y").error is None
+    said = command(mounted, "branch", "merge", "work", "--keep-branch", code=1)
+    assert "'.fusebackend': is the mount's own directory" in said
+    command(mounted, "branch", "merge", "work", "--", "other")
+    assert (mounted.path / "other").read_text() == "y"
+
+
 def test_a_branch_is_merged_and_taken_back(mounted: Mounted) -> None:
     branch = branch_of(mounted)
     for top in (branch, branch / "src"):

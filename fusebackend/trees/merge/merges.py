@@ -20,6 +20,7 @@ from fusebackend.trees.merge.plan import PARKED, Conflict, Plan, Side, Step, pla
 from fusebackend.trees.merge.records import MergeRecords
 from fusebackend.trees.merge.run import Merge, Outcome
 from fusebackend.trees.merge.sides import trees_of
+from fusebackend.trees.tree import is_below
 
 _WORDS = {"make": "create", "link": "create", "replace": "replace", "attributes": "attributes", "move": "rename",
           "remove": "remove"}  # fmt: skip
@@ -32,6 +33,7 @@ class Merges:
         branches, volumes: of the mount.
         written: returns the nodes that somebody has open for writing, each with the prefix of its route.
         recorder: of the history; None if there is none.
+        trees: the mount's own directory, which no branch may put another one on: the next mount would be refused.
     """
 
     def __init__(
@@ -40,11 +42,13 @@ class Merges:
         volumes: Mapping[AgentPath, Volume],
         written: Callable[[], Collection[tuple[AgentPath, int]]],
         recorder: Recorder | None = None,
+        trees: AgentPath | None = None,
     ) -> None:
         self._branches = branches
         self._volumes = dict(volumes)
         self._written = written
         self._recorder = recorder
+        self._trees = trees
         self._guard = threading.Lock()
 
     def merge(
@@ -90,7 +94,11 @@ class Merges:
 
     def _plan(self, branch: BranchVolume, keep: Side | None, lines: bool, paths: Collection[bytes]) -> Plan:
         base, theirs, main, may_differ = trees_of(branch, self._volumes)
-        return plan(base, theirs, main, keep=keep, lines=lines, paths=paths, may_differ=may_differ)
+        found = plan(base, theirs, main, keep=keep, lines=lines, paths=paths, may_differ=may_differ)
+        if self._trees is not None and any(_is_there(step, to_name(self._trees).strip(b"/")) for step in found.steps):
+            reason = "is the mount's own directory; give what the branch has there another name"
+            found.conflicts.append(Conflict(self._trees, reason))
+        return found
 
     @contextlib.contextmanager
     def _recording(self, name: str, calls: list[OpenCall]) -> Iterator[MergeRecords]:
@@ -110,6 +118,12 @@ class Merges:
         with self._guard:
             found = self._plan(self._branches.volume(name), None, False, [b""])
             return len(found.conflicts), len(found.steps)
+
+
+def _is_there(step: Step, path: bytes) -> bool:
+    """Return True for a step that puts something at a path or below it."""
+    made = step.to_path if step.word == "move" else step.path
+    return made == path or is_below(made, path)
 
 
 def _result(name: str, outcome: Outcome, dry_run: bool, call: str | None) -> MergeResult:
