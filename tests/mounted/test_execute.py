@@ -646,6 +646,7 @@ def test_what_it_says_of_itself(shell: Commands) -> None:
         "seccomp": True,
         "inotify_limited_by": "user namespace, 1/4 of the user's",
         "covered_routes": [],
+        "trees": [],
         "timeout_s": 120,
         "max_timeout_s": 3600,
         "max_output_bytes": 1000,
