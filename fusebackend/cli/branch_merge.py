@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 
 import click
 
 from fusebackend.cli import target
 from fusebackend.cli.branch import branch, complete_name
-from fusebackend.cli.outcome import CHANGED, refuse, show_changes, show_left
-from fusebackend.cli.show import Failed, Output, json_option, note
+from fusebackend.cli.outcome import CHANGED, refuse, show_changes, show_json, show_left
+from fusebackend.cli.show import Output, json_option, note
 from fusebackend.cli.states import in_a_line
 from fusebackend.cli.target import Target, complete_path, mount_option
 from fusebackend.protocol import MergeResult
@@ -51,8 +50,7 @@ def merge(
     places = [target.locate(given, mount, follow=False) for given in paths]
     place = places[0] if places else target.here(mount)
     for each in places:
-        if each.files is not place.files:
-            raise Failed(f"'{each.given}' lies in another mount than the paths before it")
+        target.require_mount(each, place.files)
     output = Output()
     with in_a_line():
         result = place.files.merge_branch(
@@ -63,9 +61,7 @@ def merge(
             dry_run,
         )
     if as_json:
-        output.document(asdict(result))
-        if result.conflicts:
-            click.get_current_context().exit(1)
+        show_json(output, result)
         return
     if result.conflicts:
         _refuse(place, result, merge_lines=merge_lines)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TypeAlias
+
+import click
 
 from fusebackend.cli.show import Complaints, Failed, Output, note
 from fusebackend.cli.target import Target
-from fusebackend.protocol import UndoneChange
+from fusebackend.protocol import MergeResult, UndoneChange, UndoResult
 
 LISTED = 20
 """Paths that are listed; `--json` and the log have all."""
@@ -21,6 +24,13 @@ CHANGED: Words = {
     "attributes": ("attributes of", "would set attributes of"),
     "merge": ("merged", "would merge"),
 }
+
+
+def show_json(output: Output, result: UndoResult | MergeResult) -> None:
+    """Print all of an answer. The exit status is 1 if it was refused."""
+    output.document(asdict(result))
+    if result.conflicts:
+        click.get_current_context().exit(1)
 
 
 def refuse(lines: Sequence[str], what: str, hint: str) -> None:

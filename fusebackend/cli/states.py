@@ -101,8 +101,7 @@ class States:
     def relative(self, place: Target) -> bytes:
         """Return the path of a target in the tree of each state. Raises `Failed` for one in another tree."""
         path = _relative(place.path)
-        if place.files is not self.files:
-            raise Failed(f"'{place.given}' lies in another mount than the paths before it")
+        target.require_mount(place, self.files)
         if path == self._trees or is_below(path, self._trees):
             raise Failed(f"'{place.given}' lies in the trees directory; give its path in the main tree")
         return path

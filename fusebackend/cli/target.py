@@ -143,6 +143,12 @@ def locate(given: str, mount: str | None, *, follow: bool = True) -> Target:
     return Target(_client(mountpoint), AgentPath(path), given, mountpoint.rstrip("/"))
 
 
+def require_mount(place: Target, files: Client) -> None:
+    """Raise `Failed` for a path of another mount than that of the paths before it."""
+    if place.files is not files:
+        raise Failed(f"'{place.given}' lies in another mount than the paths before it")
+
+
 def here(mount: str | None) -> Target:
     """The target when no path is given: the current directory, if it lies in a mount; else the root of the only one.
 

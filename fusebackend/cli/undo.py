@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 
 import click
 
 from fusebackend.cli import target
 from fusebackend.cli.log import complete_call
-from fusebackend.cli.outcome import CHANGED, refuse, show_changes, show_left
+from fusebackend.cli.outcome import CHANGED, refuse, show_changes, show_json, show_left
 from fusebackend.cli.show import Output, json_option, note
 from fusebackend.cli.states import in_a_line
 from fusebackend.cli.target import Target, mount_option
@@ -54,9 +53,7 @@ def undo(
     with in_a_line():
         result = place.files.undo(*calls, by=by, keep_newer=keep_newer, merge_lines=merge_lines, dry_run=dry_run)
     if as_json:
-        output.document(asdict(result))
-        if result.conflicts:
-            click.get_current_context().exit(1)
+        show_json(output, result)
         return
     if result.conflicts:
         _refuse(place, result, merge_lines=merge_lines)

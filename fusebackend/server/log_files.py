@@ -23,7 +23,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import date, datetime, timedelta
 from datetime import time as clock
 from typing import IO, Final
@@ -32,8 +32,9 @@ from fusebackend.base.errors import oserror
 from fusebackend.base.paths import to_name
 from fusebackend.history.history_file import Filter, HistoryFile
 from fusebackend.history.records import Call
-from fusebackend.protocol import BLOCK_BYTES, ROOT_NODE, Attr, Features, StatFs
+from fusebackend.protocol import BLOCK_BYTES, ROOT_NODE, Attr, StatFs
 from fusebackend.server.history import call_info, change_info
+from fusebackend.vfs.pseudo_files import PseudoFiles
 from fusebackend.volumes.native import NativeVolume
 
 TABLE_NODE: Final = 2
@@ -118,18 +119,7 @@ class LogFiles(NativeVolume):
         today: the day.
     """
 
-    features = Features(
-        rename=False,
-        links=False,
-        symlinks=False,
-        special_files=False,
-        xattrs=False,
-        persistent_modes=False,
-        change_feed=False,
-        durable=False,
-        read_only=True,
-        blocking=True,
-    )
+    features = replace(PseudoFiles.features, blocking=True)
     ttl_s = 0.0
 
     def __init__(self, history: HistoryFile, today: Callable[[], date] = date.today) -> None:
