@@ -167,6 +167,7 @@ class LiveMount:
             self.metrics,
         )
         self._control = ControlServer(mounted, read_only=options.read_only, verbs=verbs)
+        self.views.listen = self._control.open_view
 
     def _executor(self, mountpoint: str, options: MountOptions, shell: ShellOptions) -> Shell | Guest:
         """Decide where commands run: in the default backend if it has `execute` of its own (`guest.py`), else, and for
