@@ -9,6 +9,7 @@ import click
 
 from fusebackend.cli import target
 from fusebackend.cli.branch import branch_path, complete_name
+from fusebackend.cli.show import Failed
 from fusebackend.cli.target import mount_option
 
 
@@ -28,6 +29,8 @@ def shell(command: Sequence[str], branch: str | None, mount: str | None) -> None
     from fusebackend.linux.private_bind import run_with_bind
 
     place = target.here(mount)
+    if not place.files.is_mounted:
+        raise Failed(f"'{place.files.mountpoint}' is served without a mount, which a shell needs; mount it")
     mountpoint = place.files.mountpoint
     source = None if branch is None else mountpoint.rstrip("/") + branch_path(place.files, branch)
     place.files.close()

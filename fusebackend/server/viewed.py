@@ -62,7 +62,8 @@ class ViewedMount(MountedBackend):
     def status(self) -> dict[str, Any]:
         """Return what the view's reader may know of the mount."""
         status = super().status()
-        return {"version": status.get("version"), "mountpoint": self.mountpoint, "trees": None, "view": self._view_name}
+        shown = {"version": status.get("version"), "mountpoint": status.get("mountpoint")}
+        return {**shown, "trees": None, "view": self._view_name}
 
     def watch(self, path: str = "/") -> Watch:
         return ViewedWatch(super().watch(path), self._readable)  # type: ignore[return-value]

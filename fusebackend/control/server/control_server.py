@@ -57,12 +57,18 @@ class ControlServer:
     """Serves a `ServedMount` on a Unix socket, from `start` to `close`."""
 
     def __init__(
-        self, backend: ServedMount, *, read_only: bool = False, verbs: Mapping[str, SocketVerb] = VERBS
+        self,
+        backend: ServedMount,
+        *,
+        read_only: bool = False,
+        verbs: Mapping[str, SocketVerb] = VERBS,
+        address: str | None = None,
     ) -> None:
         self.backend = backend
         self.read_only = read_only
         self.verbs = verbs
         self.address = ""
+        self._own_address = address
         self._switch_s = sys.getswitchinterval()
         self._listener: socket.socket | None = None
         self._connections: set[Connection] = set()
@@ -90,8 +96,9 @@ class ControlServer:
         """
         heap.keep_less()
         self._switch_s = sys.getswitchinterval()
-        self.address = rendezvous.address(self.backend.mountpoint)
-        rendezvous.remove_stale(os.path.dirname(self.address))
+        self.address = self._own_address or rendezvous.address(self.backend.mountpoint)
+        if self._own_address is None:
+            rendezvous.remove_stale(os.path.dirname(self.address))
         self._listener = rendezvous.listen(self.address, MAX_CONNECTIONS)
         self._door.start()
         return self.address
