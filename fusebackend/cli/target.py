@@ -243,9 +243,13 @@ def _client(mountpoint: str) -> Client:
 
 
 def open_client(mountpoint: str) -> Client:
+    from fusebackend.control import rendezvous
     from fusebackend.control.client.client import Client
 
-    return Client(mountpoint, view="")
+    # The socket of a view says itself what its clients see; elsewhere it is everything.
+    place, is_mounted = rendezvous.place_of(mountpoint)
+    says = not is_mounted and rendezvous.is_socket(place) and rendezvous.find_served(place) is None
+    return Client(place, view=None if says else "")
 
 
 def mount_option(function: F) -> F:
@@ -256,8 +260,8 @@ def mount_option(function: F) -> F:
         envvar="FUSEBACKEND_MOUNT",
         shell_complete=complete_mountpoint,
         metavar="DIR",
-        help="Paths are those that agents use in the mount on DIR, such as /notes.md; or in what 'serve' serves: its "
-        "socket or configuration. FUSEBACKEND_MOUNT says the same.",
+        help="Paths are those that agents use in the mount on DIR, such as /notes.md. DIR may be the socket of a view, or "
+        "the socket or configuration of what 'serve' serves. FUSEBACKEND_MOUNT says the same.",
     )(function)
 
 

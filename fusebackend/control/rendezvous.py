@@ -308,6 +308,14 @@ def split(path: str | os.PathLike[str], *, follow: bool = False) -> tuple[str, s
     return _timely(text, find)
 
 
+def is_socket(path: str | os.PathLike[str]) -> bool:
+    """Return True if there is a socket at a path, or where a symbolic link there leads."""
+    try:
+        return stat.S_ISSOCK(os.stat(path).st_mode)
+    except OSError:
+        return False
+
+
 def socket_at(mountpoint: str) -> str:
     """The socket of the mount that is on a mount point now.
 

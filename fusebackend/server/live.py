@@ -179,6 +179,7 @@ class LiveMount:
             is_mounted=is_mounted,
         )
         self._control = ControlServer(mounted, read_only=options.read_only, verbs=verbs, address=socket)
+        self.views.listen = self._control.open_view
 
     def _session_of(self, mountpoint: str, options: MountOptions) -> Session | Unmounted:
         if not self._is_mounted:

@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import random
+import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -82,6 +84,11 @@ def viewed(shared: Mounted) -> Mounted:
         answers = files.upload_files([(path, text.encode()) for path, text in FILES.items()])
         assert [answer.error for answer in answers] == [None] * len(FILES)
     return shared
+
+
+def own_socket(server: Mounted) -> str:
+    with fusebackend.connect(server.path, view="") as files:
+        return files.view_socket("reviewer")
 
 
 def tree(server: Mounted) -> Path:
@@ -369,12 +376,13 @@ class TestAttacks:
 
 
 class TestVerbs:
-    @pytest.fixture(params=["path", "socket"])
+    @pytest.fixture(params=["path", "socket", "own socket"])
     def door(self, request: pytest.FixtureRequest, viewed: Mounted) -> object:
-        """The verbs by the path of the view's tree, and of a client of the view."""
-        name = "reviewer" if request.param == "socket" else ""
-        with fusebackend.connect(viewed.path, view=name) as files:
-            yield files, "" if name else "/.fusebackend/views/reviewer"
+        """The verbs by the path of the view's tree, of a client of the view, and of one at the view's own socket."""
+        name = None if request.param == "own socket" else "reviewer" if request.param == "socket" else ""
+        place = own_socket(viewed) if name is None else str(viewed.path)
+        with fusebackend.connect(place, view=name) as files:
+            yield files, "/.fusebackend/views/reviewer" if name == "" else ""
 
     def test_all_of_them(self, door: tuple[fusebackend.Client, str], viewed: Mounted) -> None:
         files, top = door
@@ -409,9 +417,14 @@ class TestVerbs:
         assert (viewed.path / "only/.env").read_text() == FILES["/only/.env"]
         assert (viewed.path / "ro/f").read_text() == FILES["/ro/f"]
 
-    def test_a_client_of_a_view_has_nothing_else(self, viewed: Mounted) -> None:
-        with fusebackend.connect(viewed.path, view="reviewer") as files:
-            for ask in (files.log, files.snapshots, files.branches, files.df, files.prune, lambda: files.diff("c1")):
+    @pytest.mark.parametrize("own", [False, True])
+    def test_a_client_of_a_view_has_nothing_else(self, own: bool, viewed: Mounted) -> None:
+        place, name = (own_socket(viewed), None) if own else (str(viewed.path), "reviewer")
+        with fusebackend.connect(place, view=name) as files:
+            for ask in (files.log, files.snapshots, files.branches, files.df, files.prune, lambda: files.diff("c1"),
+                        files.undo, files.metrics, lambda: files.create_branch("b"), lambda: files.begin_call("t"),
+                        lambda: files.create_snapshot("s"), lambda: files.view_socket("reviewer"),
+                        lambda: files.forget("/a.txt"), lambda: files.invalidate("/")):  # fmt: skip
                 refused(errno.EPERM, ask)
             assert files.read("/.fusebackend/views/reviewer/a.txt").error is not None
             assert files.read("/.fusebackend/status.json").error is not None
@@ -420,6 +433,40 @@ class TestVerbs:
             assert "memory" not in repr(files.status())
         with pytest.raises(fusebackend.MountError, match="no view 'none'; there are: reviewer"):
             fusebackend.connect(viewed.path, view="none")
+
+    def test_nothing_leads_out_of_the_socket_of_a_view(self, tmp_path: Path, serve: Serve) -> None:
+        more = 'default_view = "open"\n[views.open]\nrules = []'
+        server = serve("memory:", config=configured(tmp_path, "", more))
+        (server.path / "secrets").mkdir()
+        (server.path / "secrets/key").write_text("KEY")
+        with fusebackend.connect(server.path, view="") as files:
+            address = files.view_socket("reviewer")
+            assert files.view_socket("reviewer") == address != files.view_socket("open")
+            refused(errno.ENOENT, lambda: files.view_socket("none"))
+        assert stat.S_IMODE(os.stat(address).st_mode) == 0o600
+        for name in ("", "open", "none"):
+            with pytest.raises(fusebackend.MountError, match=r"through (a )?view.*for good"):
+                fusebackend.connect(address, view=name)
+        with socket.socket(socket.AF_UNIX) as plain:
+            plain.connect(address)
+            lines = plain.makefile("rwb")
+            for number, params in enumerate(({"view": ""}, {"view": "open"}, {"view": "reviewer"}, {"actor": {}}, {})):
+                lines.write(json.dumps({"jsonrpc": "2.0", "id": number, "method": "hello", "params": params}).encode())
+                lines.write(b"\n")
+                read = {"file_path": "/secrets/key"}
+                lines.write(json.dumps({"jsonrpc": "2.0", "id": number, "method": "read", "params": read}).encode())
+                lines.write(b"\n")
+            lines.flush()
+            answers = [json.loads(lines.readline()) for _ in range(10)]
+        assert [answer["error"]["data"]["errno"] for answer in answers[:4:2]] == [errno.EPERM, errno.EPERM]
+        assert all("Permission denied" in answer["result"]["error"] for answer in answers[1::2])
+        with fusebackend.connect(address) as files:
+            assert "denied" in files.execute("cat /secrets/key").output
+            assert files.mountpoint == address
+        server.stop()
+        assert not os.path.exists(address)
+        with pytest.raises(fusebackend.MountError, match="lies in no mount"):
+            fusebackend.connect(address)
 
     def test_a_watch_has_what_may_be_read(self, viewed: Mounted) -> None:
         with fusebackend.connect(viewed.path, view="reviewer") as files, files.watch("/") as watch:
@@ -709,6 +756,37 @@ class TestTheCommandLine:
         wrong = command(server, "view", "explain", "reviewer", "read", "~", check=False)
         assert wrong.returncode == 1
         assert wrong.stderr.count("\n") == 1
+
+    def test_the_socket_of_a_view_takes_the_place_of_a_mount(self, tmp_path: Path, serve: Serve) -> None:
+        server = serve("memory:", config=configured(tmp_path, ""))
+        (server.path / "work").mkdir()
+        (server.path / "work/.env").write_text("ENV")
+        (server.path / "work/x").write_text("x")
+        address = command(server, "view", "socket", "reviewer").stdout.rstrip("\n")
+        assert run(["ls", "--mount", address, "-A", "/work"]).stdout == "x\n"
+        assert run(["exec", "--mount", address, "--", "ls -A /work"]).stdout == "x\n"
+        for words, says in (
+            (["log"], "a view has no 'log': it is about what all readers have"),
+            (["view", "socket", "reviewer"], "a view has no 'view_socket': it is about what all readers have"),
+            (["shell", "true"], f"'{address}' is no mount point: give --mount the directory of the mount"),
+        ):
+            at = 2 if words[0] == "view" else 1
+            wrong = run([*words[:at], "--mount", address, *words[at:]])
+            assert (wrong.returncode, wrong.stderr) == (1, f"Error: {says}\n")
+        wrong = command(server, "view", "socket", "none", check=False)
+        assert (wrong.returncode, wrong.stderr) == (1, "Error: there is no view 'none'; there are: reviewer\n")
+
+    def test_a_shell_sees_a_view_and_says_that_it_binds_nobody(self, tmp_path: Path, serve: Serve) -> None:
+        server = serve("memory:", config=configured(tmp_path, ""))
+        (server.path / ".env").write_text("ENV")
+        (server.path / "a.txt").write_text("a")
+        shown = command(server, "shell", "--view", "reviewer", "--", "ls", "-A", str(server.path))
+        assert shown.stdout == "a.txt\n"
+        says = "shows view 'reviewer', which binds nobody here; to bind a command: exec --view reviewer"
+        assert shown.stderr == f"fusebackend: {server.path} {says}\n"
+        assert "give --branch or --view" in command(server, "shell", "--view", "a", "--branch", "b", check=False).stderr
+        wrong = command(server, "shell", "--view", "none", "true", check=False)
+        assert (wrong.returncode, wrong.stderr) == (1, "Error: there is no view 'none'; there are: reviewer\n")
 
     @pytest.mark.parametrize(
         ("text", "says"),

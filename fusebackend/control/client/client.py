@@ -102,8 +102,8 @@ def connect(path: str | os.PathLike[str] | None = None, *, actor: Actor = NOBODY
     """A client of the mount that `path` lies in; of the environment variable FUSEBACKEND_MOUNT without one.
 
     Args:
-        path: the mount point, or any path below it; the socket or the configuration file of what `fusebackend serve`
-            serves without a mount.
+        path: the mount point, or any path below it; the configuration file of what `fusebackend serve` serves without a
+            mount; or a socket of a server, such as one of `view_socket`.
         actor: who makes the changes of this client, where `fusebackend.acting` and a LangGraph run do not say it; its
             `agent`, `thread` and `call`, with which `log` and `undo` find them.
         view: see the mount through this view; through none if it is empty, through the default one, if there is one,
@@ -134,8 +134,8 @@ class Client(SandboxBackendProtocol):
         actor, view: as for `connect`.
 
     Attributes:
-        mountpoint: where the mount is; the socket or the configuration file of what is not mounted.
-        is_mounted: False for what is served without a mount.
+        mountpoint: where the mount is; the path of the socket or the configuration file, if that was given.
+        is_mounted: False if a socket or a configuration was given.
 
     Raises:
         MountError: the path lies in no mount of fusebackend.
@@ -399,6 +399,15 @@ class Client(SandboxBackendProtocol):
     def views(self) -> list[ViewInfo]:
         """Return the views of the mount."""
         return self._done(list[ViewInfo], "views", {})
+
+    def view_socket(self, name: str) -> str:
+        """Return the path of a socket whose clients see the mount through a view, and can't leave it. It is made when
+        it is first asked for, with mode 0600, and ends with the server. `connect` takes the path.
+
+        Raises:
+            OSError: ENOENT, there is no such view; EPERM, this client sees the mount through a view itself.
+        """
+        return self._done(str, "view_socket", {"name": name})
 
     def explain(self, view: str, operation: str, path: str) -> Explained:
         """Return what a view does about an operation (`read`, `write`) on a path, and why.

@@ -167,7 +167,7 @@ def test_the_command_line(config: str, server: rendezvous.Served, tmp_path: Path
     (state,) = json.loads(served.run("status", "--json", server.socket))
     assert (state["mountpoint"], state["place"], state["state"]) == (None, config, "alive")
     assert "fusebackend_mount_info" in served.run("metrics", config)
-    assert "served without a mount, which a shell needs" in served.run("shell", *by, status=1)
+    assert "is no mount point: give --mount the directory of the mount" in served.run("shell", *by, status=1)
     said = served.run("exec", *by, "--branch", "cli-branch", "--", "true", status=126)
     assert said.startswith("Error: nothing is mounted here") and said.count("\n") == 1
 
