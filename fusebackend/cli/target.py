@@ -260,7 +260,7 @@ def mount_option(function: F) -> F:
         envvar="FUSEBACKEND_MOUNT",
         shell_complete=complete_mountpoint,
         metavar="DIR",
-        help="Paths are those that agents use in the mount on DIR, such as /notes.md. DIR may be the socket of a view, or "
+        help="Paths are those that agents use in the mount on DIR, such as /notes.md. DIR may be a view's socket, or "
         "the socket or configuration of what 'serve' serves. FUSEBACKEND_MOUNT says the same.",
     )(function)
 
