@@ -499,7 +499,8 @@ class Client(SandboxBackendProtocol):
 
     def has_ended(self) -> bool:
         """Return True if the mount is gone."""
-        return all(each.mountpoint != self.mountpoint for each in mount_table.our_mounts())
+        entry = mount_table.mount_at(self.mountpoint)
+        return not (entry is not None and entry.is_ours) and not rendezvous.is_socket(self.mountpoint)
 
     def changes(self, call: str | None = None, *, after: int = 0, limit: int = LISTED_CHANGES) -> list[ChangeInfo]:
         """Return the changes of a call, in their order; see `MountedBackend.changes`."""
