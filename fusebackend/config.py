@@ -102,6 +102,7 @@ class ViewTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     """A view: `[views.NAME]`."""
 
     rules: list[RuleTable]
+    mount: str | None = None
 
 
 class ConfigFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -188,6 +189,8 @@ class MountPlan:
     views: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """The rules of each view, as JSON."""
     default_view: str | None = None
+    view_mounts: dict[str, str] = field(default_factory=dict)
+    """The mount point of each view that has one, as an absolute path."""
     log_options: LogOptions = field(default_factory=LogOptions)
     metrics: MetricsOptions | None = None
     """None if nothing is measured."""

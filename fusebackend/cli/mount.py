@@ -158,6 +158,11 @@ def _plan(
         history=config.history_directory(path) if keeps_history and not is_read_only else None,
         route_rules={prefix: own for prefix, own in rules.items() if own},
         views=views,
+        view_mounts={
+            name: os.path.abspath(os.path.join(base or "", os.path.expanduser(view.mount)))
+            for name, view in file.views.items()
+            if view.mount is not None
+        },
         default_view=file.default_view,
         log_options=log_options,
         metrics=metrics,
@@ -229,5 +234,6 @@ def _announce(plan: MountPlan, pid: int, log: str | None = None) -> None:
         lines.append(f"  log: {log}")
     for prefix, url in plan.urls().items():
         lines.append(f"  {prefix if prefix == '/' else prefix + '/'}  {urls.mask(url)}")
+    lines += [f"  view {name}: {place}" for name, place in plan.view_mounts.items()]
     with contextlib.suppress(OSError):  # there may be no reader; the mount is there all the same
         click.echo("\n".join(lines))

@@ -134,7 +134,7 @@ def locate(given: str, mount: str | None, *, follow: bool = True) -> Target:
     if not given or mount == "":
         raise Failed("a path is empty")
     if mount is not None:
-        mountpoint, _ = _split(mount, follow=True)
+        mountpoint = _mount(mount)
         try:
             return Target(_client(mountpoint), paths.normalise(given), given, "")
         except PathError as error:
@@ -184,6 +184,17 @@ def mountpoints() -> list[str]:
     return [entry.mountpoint for entry in table.our_mounts()]
 
 
+def _mount(given: str) -> str:
+    """The mount point that `--mount` means, or a socket of a server. Raises `Failed`."""
+    from fusebackend.control import rendezvous
+    from fusebackend.linux.mount_table import MountError
+
+    try:
+        return rendezvous.mount_or_socket(given)
+    except (FileNotFoundError, MountError):
+        return _split(given, follow=True)[0]
+
+
 def _split(given: str, follow: bool) -> tuple[str, str]:
     """A path of the file system as mount point and agent path. Raises `Failed`."""
     from fusebackend.control import rendezvous
@@ -218,9 +229,11 @@ def _client(mountpoint: str) -> Client:
 
 
 def open_client(mountpoint: str) -> Client:
+    from fusebackend.control import rendezvous
     from fusebackend.control.client.client import Client
 
-    return Client(mountpoint, view="")
+    # A socket says itself what its clients see; at a mount point it is everything.
+    return Client(mountpoint, view=None if rendezvous.is_socket(mountpoint) else "")
 
 
 def mount_option(function: F) -> F:
@@ -231,7 +244,8 @@ def mount_option(function: F) -> F:
         envvar="FUSEBACKEND_MOUNT",
         shell_complete=complete_mountpoint,
         metavar="DIR",
-        help="Paths are those that agents use in the mount on DIR, such as /notes.md. FUSEBACKEND_MOUNT says the same.",
+        help="Paths are those that agents use in the mount on DIR, such as /notes.md. DIR may be the socket of a view. "
+        "FUSEBACKEND_MOUNT says the same.",
     )(function)
 
 

@@ -83,6 +83,22 @@ def _line(output: Output, number: int, mode: str, operations: Sequence[str], glo
     return f"{number:>3}  {mode:<9}  {','.join(operations):<10}  {' '.join(map(output.name, globs))}"
 
 
+@view.command("socket")
+@click.argument("name", shell_complete=complete_view)
+@mount_option
+def socket_of(name: str, mount: str | None) -> None:
+    """Print the path of a socket whose clients can only do what a view allows.
+
+    They can't leave the view, so a process that has this socket alone, as in a container into which it was bound, is
+    held by the view's rules: 'fusebackend --mount SOCKET' there, or connect(SOCKET) in Python. It is made when it is
+    first asked for, for this user alone (0600), and ends with the server of the mount; the next one has another path.
+    """
+    output, files = Output(), target.here(mount).files
+    with in_a_line():
+        path = files.view_socket(name)
+    output.line(path)
+
+
 @view.command()
 @click.argument("name", shell_complete=complete_view)
 @click.argument("operation", type=click.Choice(["read", "write"]))

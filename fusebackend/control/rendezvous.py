@@ -17,6 +17,7 @@ import os
 import re
 import secrets
 import socket
+import stat
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -105,8 +106,31 @@ def split(path: str | os.PathLike[str], *, follow: bool = False) -> tuple[str, s
     return _timely(text, find)
 
 
+def mount_or_socket(path: str | os.PathLike[str]) -> str:
+    """The mount point of the mount that a path lies in; the path itself, if it is a socket that lies in none. A process
+    in a container may have the socket alone.
+
+    Raises:
+        MountError: as `split`.
+    """
+    try:
+        return split(path, follow=True)[0]
+    except MountError as error:
+        if error.errno == errno.EINVAL and is_socket(path):  # else a stat would wait for a server that hangs
+            return os.path.abspath(os.fspath(path))
+        raise
+
+
+def is_socket(path: str | os.PathLike[str]) -> bool:
+    """Return True if there is a socket at a path, or where a symbolic link there leads."""
+    try:
+        return stat.S_ISSOCK(os.stat(path).st_mode)
+    except OSError:
+        return False
+
+
 def socket_at(mountpoint: str) -> str:
-    """The socket of the mount that is on a mount point now.
+    """The socket of the mount that is on a mount point now; the path itself, if it is that of a socket.
 
     Raises:
         MountError: there is none of ours, or its server is gone or hangs or has no socket.
@@ -128,6 +152,8 @@ def _split(path: str, given: str) -> tuple[str, str]:
 def _socket_at(mountpoint: str) -> str:
     mount = _mount_of(mountpoint)
     if mount is None or not mount.is_ours or mount.mountpoint != mountpoint:
+        if is_socket(mountpoint):
+            return mountpoint
         raise MountError(errno.EINVAL, f"'{mountpoint}' lies in no mount of fusebackend any more")
     try:
         return os.fsdecode(os.getxattr(mountpoint, SOCKET_XATTR))

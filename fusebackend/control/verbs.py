@@ -177,6 +177,10 @@ class ServedMount(SandboxBackendProtocol):
     def viewed(self, name: str) -> ServedMount:
         """Return the mount through a view. OSError: ENOENT, there is none of that name."""
 
+    @abc.abstractmethod
+    def view_socket(self, name: str) -> str:
+        """Return the path of a socket whose clients see the mount through a view, for good. OSError."""
+
     @property
     @abc.abstractmethod
     def default_view(self) -> str | None:
@@ -714,6 +718,7 @@ VERBS: dict[str, SocketVerb] = {
     "restore": _same("restore", long=True, changes=True),
     "views": _same("views", works=False),
     "explain": _same("explain"),
+    "view_socket": _same("view_socket", works=False),
     "forget": SocketVerb(
         OfForget, lambda call, asked: call.backend.forget(*asked.paths, dry_run=asked.dry_run), long=True, changes=True
     ),

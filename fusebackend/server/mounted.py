@@ -370,6 +370,18 @@ class MountedBackend(ServedMount):
 
         return ViewedMount(self, name)
 
+    def view_socket(self, name: str) -> str:
+        """Return the path of a socket whose clients see the mount through a view, and can't leave it. It is made when
+        it is first asked for, with mode 0600, and ends with the mount.
+
+        Args:
+            name: of the view.
+
+        Raises:
+            OSError: ENOENT, there is no such view; ENOTCONN, the mount has no control socket, or has ended.
+        """
+        return self._views.listen(name)
+
     @property
     def default_view(self) -> str | None:
         return self._views.default

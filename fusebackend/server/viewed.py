@@ -42,11 +42,22 @@ class ViewedMount(MountedBackend):
     """
 
     def __init__(self, mount: MountedBackend, name: str) -> None:
-        vars(self).update(vars(mount))
-        face = self._views.face(name)
-        self._root = self._views.root(name)
+        views = mount._views
+        face = views.face(name)
+        # Without what its verbs must not reach: the snapshots, the branches, the measures.
+        super().__init__(
+            face,
+            mount.filesystem,
+            mount.mountpoint,
+            mount.shell,
+            mount.status,
+            automatic=mount._automatic,
+            recording=mount._recording,
+            views=views,
+        )
+        self._root = views.root(name)
         self._view_name = name
-        self._rules = self._views.find(name).without(self.filesystem.tree.trees_path)
+        self._rules = views.find(name).without(self.filesystem.tree.trees_path)
         self._for = lambda *_: face
 
     def viewed(self, name: str) -> ServedMount:

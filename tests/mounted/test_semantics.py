@@ -980,6 +980,13 @@ def test_a_view_shows_what_its_rules_allow(tmp_path: Path, serve: Serve) -> None
         assert client.read("/log").file_data["content"] == "textmore"
         assert str(client.read("/.env").error) == "File '/.env' not found"
         assert "Permission denied" in str(client.read("/secrets/key").error)
+    with fusebackend.connect(mounted) as client:
+        address = client.view_socket("v")
+    with fusebackend.connect(address) as client:
+        assert "Permission denied" in str(client.read("/secrets/key").error)
+        with pytest.raises(OSError) as refused:
+            client.view_socket("v")
+        assert refused.value.errno == errno.EPERM
         assert "Permission denied" in client.execute("cat /secrets/key").output
 
 

@@ -102,7 +102,7 @@ def connect(path: str | os.PathLike[str] | None = None, *, actor: Actor = NOBODY
     """A client of the mount that `path` lies in; of the environment variable FUSEBACKEND_MOUNT without one.
 
     Args:
-        path: the mount point, or any path below it.
+        path: the mount point, or any path below it; or a socket of its server, such as one of `view_socket`.
         actor: who makes the changes of this client, where `fusebackend.acting` and a LangGraph run do not say it; its
             `agent`, `thread` and `call`, with which `log` and `undo` find them.
         view: see the mount through this view; through none if it is empty, through the default one, if there is one,
@@ -129,18 +129,18 @@ class Client(SandboxBackendProtocol):
     """See the module's docstring.
 
     Args:
-        path: the mount point, or any path below it, or a symbolic link to one.
+        path: the mount point, or any path below it, or a symbolic link to one; or a socket of its server.
         actor, view: as for `connect`.
 
     Attributes:
-        mountpoint: where the mount is.
+        mountpoint: where the mount is; the path of the socket, if that was given.
 
     Raises:
         MountError: the path lies in no mount of fusebackend.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, actor: Actor = NOBODY, view: str | None = None) -> None:
-        self._begin(rendezvous.split(path, follow=True)[0], actor, view)
+        self._begin(rendezvous.mount_or_socket(path), actor, view)
 
     def _begin(self, mountpoint: str, actor: Actor = NOBODY, view: str | None = None) -> None:
         self.mountpoint = mountpoint
@@ -394,6 +394,15 @@ class Client(SandboxBackendProtocol):
         """Return the views of the mount."""
         return self._done(list[ViewInfo], "views", {})
 
+    def view_socket(self, name: str) -> str:
+        """Return the path of a socket whose clients see the mount through a view, and can't leave it. It is made when
+        it is first asked for, with mode 0600, and ends with the server. `connect` takes the path.
+
+        Raises:
+            OSError: ENOENT, there is no such view; EPERM, this client sees the mount through a view itself.
+        """
+        return self._done(str, "view_socket", {"name": name})
+
     def explain(self, view: str, operation: str, path: str) -> Explained:
         """Return what a view does about an operation (`read`, `write`) on a path, and why.
 
@@ -490,7 +499,8 @@ class Client(SandboxBackendProtocol):
 
     def has_ended(self) -> bool:
         """Return True if the mount is gone."""
-        return all(each.mountpoint != self.mountpoint for each in mount_table.our_mounts())
+        entry = mount_table.mount_at(self.mountpoint)
+        return not (entry is not None and entry.is_ours) and not rendezvous.is_socket(self.mountpoint)
 
     def changes(self, call: str | None = None, *, after: int = 0, limit: int = LISTED_CHANGES) -> list[ChangeInfo]:
         """Return the changes of a call, in their order; see `MountedBackend.changes`."""
