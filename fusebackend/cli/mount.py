@@ -121,14 +121,16 @@ def _plan(
             _keep_rules(prefix, from_file.get(prefix, ""))
         if default is not None:
             _keep_rules(ROOT, file.default or "")
+        in_file_urls = {prefix: config.url_of(table) for prefix, table in said.items()}
+        default_url = config.url_of(file.default or "")
     texts: dict[str, str] = {
-        **{prefix: urls.parse(config.url_of(table), base=base).text for prefix, table in said.items()},
+        **{prefix: urls.parse(url, base=base).text for prefix, url in in_file_urls.items()},
         **{prefix: urls.parse(url).text for prefix, url in given.items()},
     }
     if default is not None:
         root = urls.parse(default)
     elif file.default is not None:
-        root = urls.parse(config.url_of(file.default), base=base)
+        root = urls.parse(default_url, base=base)
         said[ROOT] = file.default
     else:
         root = urls.for_path("sqlite", config.data_file(path))
@@ -168,10 +170,13 @@ def _plan(
 
 
 def _keep_rules(prefix: str, said: str | RouteTable) -> None:
-    """Raises `ConfigError` where the command line would replace a route together with its rules."""
-    if config.route_rules_of(prefix, said):
+    """Raises `ConfigError` where the command line would replace a route together with its rules or limits."""
+    if isinstance(said, str):
+        return
+    what = "rules" if config.route_rules_of(prefix, said) else "limits" if said.is_limited else ""
+    if what:
         raise ConfigError(
-            f"route '{prefix}' has rules there, so its url can't be given on the command line: write it there"
+            f"route '{prefix}' has {what} there, so its url can't be given on the command line: write it there"
         )
 
 

@@ -166,6 +166,7 @@ class Session:
                 "health": route.executor.describe(),
                 "unstored": route.volume.unstored,
                 "undo": route.undo,
+                "usage": None if (usage := route.volume.usage) is None else usage._asdict(),
             }
             for route in self.filesystem.tree.routes
         ]
