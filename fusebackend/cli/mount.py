@@ -148,14 +148,16 @@ def plan_of(
             _keep_rules(prefix, from_file.get(prefix, ""))
         if default is not None:
             _keep_rules(ROOT, file.default or "")
+        in_file_urls = {prefix: config.url_of(table) for prefix, table in said.items()}
+        default_url = config.url_of(file.default or "")
     texts: dict[str, str] = {
-        **{prefix: urls.parse(config.url_of(table), base=base).text for prefix, table in said.items()},
+        **{prefix: urls.parse(url, base=base).text for prefix, url in in_file_urls.items()},
         **{prefix: urls.parse(url).text for prefix, url in given.items()},
     }
     if default is not None:
         root = urls.parse(default)
     elif file.default is not None:
-        root = urls.parse(config.url_of(file.default), base=base)
+        root = urls.parse(default_url, base=base)
         said[ROOT] = file.default
     else:
         root = urls.for_path("sqlite", config.data_file(path))
@@ -183,6 +185,11 @@ def plan_of(
         history=config.history_directory(path) if keeps_history and not is_read_only else None,
         route_rules={prefix: own for prefix, own in rules.items() if own},
         views=views,
+        view_mounts={
+            name: os.path.abspath(os.path.join(base or "", os.path.expanduser(view.mount)))
+            for name, view in file.views.items()
+            if view.mount is not None
+        },
         default_view=file.default_view,
         log_options=log_options,
         metrics=metrics,
@@ -190,10 +197,13 @@ def plan_of(
 
 
 def _keep_rules(prefix: str, said: str | RouteTable) -> None:
-    """Raises `ConfigError` where the command line would replace a route together with its rules."""
-    if config.route_rules_of(prefix, said):
+    """Raises `ConfigError` where the command line would replace a route together with its rules or limits."""
+    if isinstance(said, str):
+        return
+    what = "rules" if config.route_rules_of(prefix, said) else "limits" if said.is_limited else ""
+    if what:
         raise ConfigError(
-            f"route '{prefix}' has rules there, so its url can't be given on the command line: write it there"
+            f"route '{prefix}' has {what} there, so its url can't be given on the command line: write it there"
         )
 
 
@@ -255,6 +265,7 @@ def route_lines(plan: MountPlan, log: str | None) -> list[str]:
     lines = [] if log is None else [f"  log: {log}"]
     for prefix, url in plan.urls().items():
         lines.append(f"  {prefix if prefix == '/' else prefix + '/'}  {urls.mask(url)}")
+    lines += [f"  view {name}: {place}" for name, place in plan.view_mounts.items()]
     return lines
 
 

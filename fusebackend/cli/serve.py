@@ -81,6 +81,7 @@ def serve(plan: MountPlan, on_ready: Callable[[Sequence[str]], None], *, log_fil
             route_rules=plan.route_rules,
             views=checked_views(plan.views, plan.default_view),
             default_view=plan.default_view,
+            view_mounts=plan.view_mounts,
             log_options=plan.log_options,
             metrics=plan.metrics,
             socket=socket,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fusebackend.cli.space import size_text
 from fusebackend.cli.target import complete_mountpoint
 from fusebackend.linux import mount_table as table
 from fusebackend.linux.mount_table import MountError, MountState
@@ -99,6 +100,8 @@ def _print(states: list[MountState]) -> None:
         console.print(routes)
         for line in _execution(state.status.get("execute") or {}):
             console.print(Text(f"  {line}"), soft_wrap=True)
+        for line in filter(None, map(_usage, state.status.get("routes", []))):
+            console.print(Text(f"  {line}"), soft_wrap=True)
         for route in state.status.get("routes", []):
             trouble = _trouble(route)
             if trouble:
@@ -117,6 +120,18 @@ def _execution(execute: dict[str, Any]) -> list[str]:
     if execute.get("routes"):
         lines[0] += f", routes {execute['routes']}"
     return lines + [f"commands don't see {prefix}: {why}" for prefix, why in execute["unseen_routes"].items()]
+
+
+def _usage(route: dict[str, Any]) -> str | None:
+    """What a route with limits holds of what it may; None for one without."""
+    usage = route.get("usage")
+    if not usage:
+        return None
+    used_bytes, limit_bytes = size_text(usage["used_bytes"]), usage["limit_bytes"]
+    parts = [used_bytes if limit_bytes is None else f"{used_bytes} of {size_text(limit_bytes)}"]
+    limit_files = "" if usage["limit_files"] is None else f" of {usage['limit_files']:,}"
+    parts.append(f"{usage['used_files']:,}{limit_files} files and directories")
+    return f"{route.get('prefix')} holds {', '.join(parts)}"
 
 
 def _trouble(route: dict[str, Any]) -> str | None:

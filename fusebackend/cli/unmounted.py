@@ -49,11 +49,11 @@ def serve(
         url = urls.parse(default)
         place = os.path.realpath(url.path) if url.path is not None else "/" + urls.mask(url.text)
     _require_unmounted(place)
-    plan = replace(
-        plan_of(place, file, config_path, default, routes, read_only, options),
-        is_mounted=False,
-        socket=None if socket_path is None else os.path.abspath(socket_path),
-    )
+    full = plan_of(place, file, config_path, default, routes, read_only, options)
+    for name, mountpoint in full.view_mounts.items():
+        click.echo(f"Warning: view '{name}' is not on '{mountpoint}': nothing is mounted", err=True)
+    address = None if socket_path is None else os.path.abspath(socket_path)
+    plan = replace(full, is_mounted=False, socket=address, view_mounts={})
     make_data_directory(default, file, place)
     if background:
         from fusebackend.cli.start import start

@@ -31,6 +31,7 @@ from fusebackend.server.trees import (
     refuse_taken_by_route,
 )
 from fusebackend.server.unmounted import NoCommands, Unmounted
+from fusebackend.server.view_mounts import ViewMounts
 from fusebackend.shell import Shell, ShellOptions
 from fusebackend.trees.automatic import AutomaticSnapshots
 from fusebackend.trees.branches import Branches
@@ -74,6 +75,7 @@ class LiveMount:
         route_rules: rules of routes, by prefix.
         views: by name.
         default_view: the view of commands and clients that name none.
+        view_mounts: mount points of views, by name.
         log_options: what it keeps of calls.
         metrics: what is measured; nothing when None.
         socket: the address of the control socket; one of its own in the runtime directory when None.
@@ -86,7 +88,8 @@ class LiveMount:
     Raises:
         MountError: the name of the trees directory is taken.
         RuleError: there are rules for a route that is not there.
-        OSError: the default backend runs commands, and can't be had; or ENOTSUP, the metrics need a package that is not
+        OSError: the default backend runs commands, and can't be had; ENOENT, there is a mount point for a view that is
+            not there; or ENOTSUP, the metrics need a package that is not
             installed.
     """
 
@@ -106,6 +109,7 @@ class LiveMount:
         route_rules: Mapping[AgentPath, RouteRules] | None = None,
         views: Mapping[str, View] | None = None,
         default_view: str | None = None,
+        view_mounts: Mapping[str, str] | None = None,
         log_options: LogOptions | None = None,
         metrics: MetricsOptions | None = None,
         socket: str | None = None,
@@ -133,6 +137,9 @@ class LiveMount:
         if not options.read_only:
             self.branches = attach_branches(self.filesystem, self.snapshots, branches_directory(mountpoint))
         self.views = Views(self.filesystem, backend, views or {}, default_view, self._guards)
+        for name in view_mounts or {}:
+            self.views.find(name)
+        self._view_mounts = ViewMounts(mountpoint, view_mounts or {})
         refuse_taken_by_route(self.filesystem)
         self._runs_commands = runs_commands(backend.mounts()[ROOT])
         self._default = options.description.get("urls", {}).get(ROOT) or type(backend.mounts()[ROOT]).__name__
@@ -215,6 +222,7 @@ class LiveMount:
             self.warnings = [*self.warnings, *self.shell.start()]
             if self._runs_commands:  # asked earlier, a container would start before the routes are bound in it
                 refuse_taken_by_file(self.filesystem, self._default)
+            self._view_mounts.start({name: self.views.root(name) for name in self.views.by_name})
             for line in self.warnings:
                 log.warning("%s", line)
             if self.automatic is not None:
@@ -257,6 +265,7 @@ class LiveMount:
     def _end(self) -> None:
         """Commands first: they have files of the mount open, and no verb may start another one."""
         self._control.close()
+        self._view_mounts.close()
         self.shell.close()
         if self.automatic is not None:
             self.automatic.stop()

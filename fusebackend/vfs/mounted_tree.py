@@ -641,6 +641,7 @@ class FileSystem:
                 "health": route.executor.describe(),
                 "unstored": route.volume.unstored,
                 "undo": route.undo,
+                "usage": None if (usage := route.volume.usage) is None else usage._asdict(),
             }
             for route in self.tree.routes
         ]

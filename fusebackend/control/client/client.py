@@ -506,7 +506,8 @@ class Client(SandboxBackendProtocol):
     def has_ended(self) -> bool:
         """Return True if the mount is gone."""
         if self.is_mounted:
-            return all(each.mountpoint != self.mountpoint for each in mount_table.our_mounts())
+            entry = mount_table.mount_at(self.mountpoint)
+            return entry is None or not entry.is_ours
         try:
             self.hello()
         except ServerLost:
