@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random
+import re
 import socket
 import stat
 import subprocess
@@ -15,10 +16,12 @@ from pathlib import Path
 
 import mounts
 import pytest
+from eventually import eventually
 from mounts import Mounted, Serve
 from profiles import amount
 
 import fusebackend
+from fusebackend.linux.bind_mount import unbind
 from fusebackend.rules.view import View
 
 pytestmark = pytest.mark.mounted
@@ -373,6 +376,127 @@ class TestAttacks:
                 said = files.run("cat /secrets/key", cwd=cwd).output
                 assert "KEY" not in said
                 assert "default_view" in said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make bind mounts, and be another user")
+class TestItsOwnMountPoint:
+    """A user who can't come to the mount, for the directory above it is closed, has the view's mount point alone."""
+
+    @pytest.fixture
+    def served(self, tmp_path: Path, serve: Serve) -> Iterator[tuple[Mounted, Path]]:
+        closed = tmp_path / "closed"
+        closed.mkdir(mode=0o700)
+        for above in (tmp_path, *tmp_path.parents):
+            if os.stat(above).st_mode & 0o001 == 0 and above != closed:
+                above.chmod(0o755)
+        place = tmp_path / "reviewer"
+        place.mkdir()
+        config = configured(tmp_path, "", "allow_other = true")
+        config.write_text(config.read_text() + f"mount = '{place.name}'\n")  # relative paths begin at the file
+        server = mounts.start(closed / "mnt", "memory:", config=config)
+        eventually(lambda: mounts.is_listed(place), 60)
+        try:
+            with fusebackend.connect(server.path) as files:
+                files.upload_files([(path, text.encode()) for path, text in FILES.items()])
+            yield server, place
+        finally:
+            server.kill()
+            while mounts.is_listed(place):
+                unbind(str(place))
+
+    def test_another_user_has_the_view_and_no_way_out(self, served: tuple[Mounted, Path]) -> None:
+        server, place = served
+        script = f"""
+            cd {place}; cat a.txt secrets/key; ls -A work; ls -A ../closed {server.path}; ls ..
+            cat ../closed/mnt/secrets/key; cd work
+            cat ../../closed/mnt/a.txt; ls /proc/self/cwd/../.fusebackend; ls -A ../.fusebackend
+            getfattr --only-values -n user.fusebackend.socket {place} | xargs ls; find {place} -name .env
+            getfattr -n user.fusebackend.status {place}; echo made > {place}/work/made
+        """
+        env = {"PATH": "/usr/bin:/bin"}
+        answer = subprocess.run(
+            ["sh", "-c", script], user=65534, group=65534, extra_groups=[], env=env, capture_output=True, text=True
+        )
+        lines = answer.stdout.splitlines()
+        assert lines[:2] == ["a", "x.py"], answer
+        assert "reviewer" in lines[2:]
+        assert not {"KEY", "ENV", ".env", "secrets", "status.json"} & {word for line in lines for word in line.split()}
+        assert str(answer.stderr).count("ermission denied") >= 6, answer.stderr
+        with fusebackend.connect(server.path) as files:
+            assert [each["path"] for each in files.ls("/work").entries] == ["/work/.env", "/work/x.py"]
+
+    def test_it_is_the_same_live_files_and_no_mount_of_its_own(self, served: tuple[Mounted, Path]) -> None:
+        server, place = served
+        assert os.stat(place / "a.txt").st_ino == os.stat(server.path / "a.txt").st_ino
+        (place / "new").write_text("new")
+        assert (server.path / "new").read_text() == "new"
+        refused(errno.EACCES, lambda: (place / "secrets/key").read_text())
+        refused(errno.ENOENT, lambda: (place / "work/.env").read_text())
+        assert str(place) not in run(["status"]).stdout
+
+    def test_a_directory_that_is_moved_away_leads_nowhere(self, served: tuple[Mounted, Path]) -> None:
+        server, place = served
+        (server.path / "work/deep").mkdir()
+        fd = os.open(place / "work/deep", os.O_RDONLY | os.O_DIRECTORY)
+        os.rename(server.path / "work/deep", server.path / "secrets/deep")
+        try:
+            found = set()
+            way = ".."
+            for _ in range(6):
+                try:
+                    found |= set(os.listdir(os.open(way, os.O_RDONLY | os.O_DIRECTORY, dir_fd=fd)))
+                except OSError as error:
+                    assert error.errno in (errno.ENOENT, errno.ESTALE, errno.EACCES), error
+                way += "/.."
+        finally:
+            os.close(fd)
+        assert not found & {".env", "key", ".fusebackend"}
+
+    @pytest.mark.parametrize("how", ["server", "outside"])
+    def test_it_ends_with_the_mount(self, how: str, served: tuple[Mounted, Path]) -> None:
+        server, place = served
+        if how == "server":
+            server.stop()
+        else:
+            done = run(["umount", str(server.path)])
+            assert (done.returncode, done.stdout) == (0, f"unmounted {server.path}\n"), done
+        assert not mounts.is_listed(place)
+
+    def test_a_dead_one_is_cleared_away(self, served: tuple[Mounted, Path], tmp_path: Path) -> None:
+        server, place = served
+        server.kill()
+        assert mounts.is_listed(place)
+        (tmp_path / "second").mkdir()
+        done = run(
+            ["mount", str(tmp_path / "second"), "--default", "memory:", "--config", str(tmp_path / "mount.toml")]
+        )
+        try:
+            assert done.returncode == 0, done
+            assert f"  view reviewer: {place}" in done.stdout
+            assert os.listdir(place) == ["team"] or os.listdir(place) == []
+        finally:
+            assert run(["umount", str(tmp_path / "second")]).returncode == 0
+        assert not mounts.is_listed(place)
+
+    @pytest.mark.parametrize(
+        ("place", "says"),
+        [
+            ("closed/mnt/x", "'closed/mnt/x' does not exist"),
+            ("none", "mount point 'none' does not exist; make the directory first"),
+            ("full", "mount point 'full' is not empty"),
+            (".", "must not hold one another|not empty"),
+        ],
+    )
+    def test_a_place_that_can_not_be_is_a_line(self, place: str, says: str, tmp_path: Path) -> None:
+        for name in ("full/file", "mnt"):
+            (tmp_path / name).mkdir(parents=True)
+        config = configured(tmp_path, "")
+        config.write_text(config.read_text() + f"mount = '{place}'\n")
+        wrong = run(["mount", str(tmp_path / "mnt"), "--default", "memory:", "--config", str(config)])
+        assert wrong.returncode == 1
+        assert re.search(says, wrong.stderr.replace(f"{tmp_path}/", "")), wrong.stderr
+        assert wrong.stderr.count("\n") == 1
+        assert not mounts.is_listed(tmp_path / "mnt")
 
 
 class TestVerbs:
