@@ -19,13 +19,21 @@ TOKEN = "FUSEBACKEND_MCP_TOKEN"
 
 
 @click.command()
-@click.argument("mount", required=False, shell_complete=complete_mountpoint, metavar="[MOUNTPOINT|SOCKET]")
+@click.argument(
+    "mount",
+    required=False,
+    envvar="FUSEBACKEND_MOUNT",
+    shell_complete=complete_mountpoint,
+    metavar="[MOUNTPOINT|SOCKET|FILE]",
+)
 @click.option("--view", shell_complete=complete_view, metavar="NAME", help="See the mount through this view.")
 @click.option("--http", metavar="HOST:PORT", help="Serve HTTP on this loopback address; port 0 takes a free one.")
 def mcp(mount: str | None, view: str | None, http: str | None) -> None:
     """Serve a mount to an MCP client over standard input and output, until the input ends.
 
-    The client starts this command itself; docs/mcp.md has the lines for each. Without MOUNTPOINT it is the only mount.
+    The client starts this command itself; docs/mcp.md has the lines for each. FILE is the TOML file of what
+    'fusebackend serve' serves without a mount. Without an argument it is the only mount.
+
     With --http, clients send the token of the environment variable FUSEBACKEND_MCP_TOKEN; without that, a token is made
     and printed.
     """

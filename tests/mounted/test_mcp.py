@@ -349,6 +349,26 @@ def test_over_http_with_a_token(mount: Mounted) -> None:
     assert (mount.path / "http.md").read_text() == "x"
 
 
+def test_without_a_mount(tmp_path: Path) -> None:
+    config = tmp_path / "served.toml"
+    config.write_text('default = "memory:"\n')
+    refused = command("mcp", config)
+    assert refused.returncode == 1 and "serve" in refused.stderr and refused.stderr.count("\n") == 1
+    assert command("serve", "--config", config, "--background").returncode == 0
+    try:
+
+        async def main() -> None:
+            with fusebackend.connect(config) as files:
+                async with Client(MountServer(files).server) as client:
+                    assert "nothing is mounted here" in await text(client, "execute", command="ls")
+                    assert await text(client, "write", path="/a", content="x") == "/a is written"
+                    assert await text(client, "undo") != "" and await text(client, "ls") == "(nothing)"
+
+        run(main)
+    finally:
+        assert command("umount", config).returncode == 0
+
+
 def test_bad_words_are_one_line(mount: Mounted, tmp_path: Path) -> None:
     for words, said in (
         (["mcp", tmp_path], "lies in no mount of fusebackend"),

@@ -73,12 +73,7 @@ class MountServer:
 
     def __init__(self, files: Client) -> None:
         self._files = files
-        executes = files.can_execute
-        self._tools = {
-            name: tool
-            for name, tool in TOOLS.items()
-            if not (tool.of_all and files.view) and (executes or name != "execute")
-        }
+        self._tools = {name: tool for name, tool in TOOLS.items() if not (tool.of_all and files.view)}
         self._bus = _Bus(self._watch)
         self._subscribers: dict[str, set[ServerSession]] = {}
         self._tasks: TaskGroup | None = None
@@ -120,7 +115,8 @@ class MountServer:
             return _answer(f"Wrong arguments of {tool.name}: {error}", failed=True)
         async with anyio.create_task_group() as group:
             group.start_soon(_tell_progress, context, tool.name)
-            with acting(Actor(agent=_client(context), call=f"mcp-{uuid.uuid4().hex}")):  # numbers of requests come again
+            # The number of the request would name calls of other sessions as well.
+            with acting(Actor(agent=_client(context), call=f"mcp-{uuid.uuid4().hex}")):
                 answer = await self._answered(tool, arguments)
             group.cancel_scope.cancel()
         return answer
