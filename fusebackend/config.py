@@ -30,6 +30,7 @@ import msgspec
 from fusebackend.base import sizes, xdg
 from fusebackend.base.paths import AgentPath, PathError, normalise_prefix
 from fusebackend.history.masking import LogOptions
+from fusebackend.linux import mount_table
 from fusebackend.protocol import DEFAULT_TTL_S
 from fusebackend.rules.rule import RouteRules, RuleError
 from fusebackend.rules.view import checked_views
@@ -194,6 +195,10 @@ class MountPlan:
     log_options: LogOptions = field(default_factory=LogOptions)
     metrics: MetricsOptions | None = None
     """None if nothing is measured."""
+    is_mounted: bool = True
+    """False if the verbs alone are served; `mountpoint` is the place then (`place_of`)."""
+    socket: str | None = None
+    """Where the control socket is, in place of the runtime directory."""
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> MountPlan:
@@ -604,6 +609,16 @@ def escape_mountpoint(path: str) -> str:
     import hashlib
 
     return f"{name[:160]}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}"
+
+
+def place_of(path: str, file: ConfigFile) -> str:
+    """Return what stands for the mount point of a configuration that is served without a mount: the mount point that it
+    names, so that its branches and its history are those of the mount; else the file itself."""
+    if file.mountpoint is None:
+        return os.path.realpath(path)
+    return mount_table.resolve(
+        os.path.join(os.path.dirname(os.path.abspath(path)), os.path.expanduser(file.mountpoint))
+    )
 
 
 def data_file(mountpoint: str) -> str:

@@ -25,6 +25,7 @@ from pathlib import Path
 import anyio
 import mounts
 import pytest
+import served
 from eventually import eventually
 from mounts import Serve
 from services.docker import DockerEngine
@@ -696,6 +697,26 @@ def test_a_verb_over_the_control_socket_is_the_verb(tmp_path: Path) -> None:
         (faces.path / "file").write_text("three\n")
         assert client.edit("/file", "three", "four").occurrences == 1
         assert (faces.path / "file").read_text() == "four\n"
+
+
+def test_without_a_mount_the_verbs_are_the_same(tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    (tmp_path / "mnt").mkdir()
+    config = tmp_path / "agent.toml"
+    config.write_text(f'mountpoint = "{tmp_path}/mnt"\ndefault = "sqlite:agent.db"\nhistory = "on"\n')
+    with served.served("--config", str(config), place=f"{tmp_path}/mnt"):
+        with fusebackend.connect(config) as client:
+            client.write("/file", "one\n")
+            client.create_branch("work")
+            client.write("/.fusebackend/branches/work/file2", "two\n")
+            assert client.execute("true").exit_code == 126
+        assert "is served already" in served.run("mount", "--config", str(config), status=1)
+    with mounts.mounted(tmp_path / "mnt", "", config=config) as mounted, fusebackend.connect(config) as client:
+        assert client.mountpoint == str(mounted.path)
+        assert (mounted.path / ".fusebackend/branches/work/file2").read_text() == "two\n"
+        client.undo(client.log(paths=["/file"])[0].call)
+        assert not (mounted.path / "file").exists()
 
 
 def test_a_command_sees_every_route_at_its_path(tmp_path: Path, serve: Serve) -> None:
