@@ -51,7 +51,8 @@ def counted(backend: PostgresBackend) -> tuple[int, int]:
     backend.volume.settle()
     ((blocks, files, xattr_bytes),) = backend.volume.connections.query(
         "SELECT coalesce(sum(blocks), 0)::int8, count(*), (SELECT coalesce(sum(length(name) + length(value)), 0)"
-        " FROM fusebackend.xattr WHERE volume = %s) FROM fusebackend.inode WHERE volume = %s AND node <> 1 AND nlink > 0",
+        " FROM fusebackend.xattr WHERE volume = %s) FROM fusebackend.inode"
+        " WHERE volume = %s AND node <> 1 AND nlink > 0",
         (backend.volume.id, backend.volume.id),
     )
     return blocks * 512 + xattr_bytes, files
