@@ -36,7 +36,7 @@ def shell(command: Sequence[str], branch: str | None, view: str | None, mount: s
 
     place = target.here(mount)
     mountpoint = place.files.mountpoint
-    if not os.path.isdir(mountpoint):
+    if not place.files.is_mounted:
         raise Failed(f"'{mountpoint}' is no mount point: give --mount the directory of the mount")
     source = None
     if branch is not None:

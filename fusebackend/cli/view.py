@@ -61,7 +61,7 @@ def list_views(as_json: bool, mount: str | None) -> None:
     for each in found:
         rules = f"{len(each.rules)} {'rule' if len(each.rules) == 1 else 'rules'}"
         default = "  (default)" if each.is_default else ""
-        output.line(f"{each.name:<{width}}  {rules:<9}  {files.mountpoint.rstrip('/')}{each.path}{default}")
+        output.line(f"{each.name:<{width}}  {rules:<9}  {target.outside(files, each.path)}{default}")
 
 
 @view.command()

@@ -98,9 +98,11 @@ class ServedMount(SandboxBackendProtocol):
 
     Attributes:
         mountpoint: where it is mounted, as an absolute path.
+        is_mounted: False where only the verbs are served; `mountpoint` then stands for what is served.
     """
 
     mountpoint: str
+    is_mounted: bool = True
 
     @abc.abstractmethod
     def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
@@ -662,7 +664,7 @@ def _hello(call: Call, asked: OfHello) -> Any:
     return {
         "protocol": PROTOCOL,
         "version": __version__,
-        "mountpoint": backend.mountpoint,
+        "mountpoint": backend.mountpoint if backend.is_mounted else None,
         "id": backend.id,
         "pid": os.getpid(),
         "verbs": sorted(VERBS),

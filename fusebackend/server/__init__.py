@@ -2,6 +2,7 @@
 
 api.py        `fusebackend.mount()`
 live.py       the parts of one mount, put together; where its commands run
+unmounted.py  in the place of the kernel where nothing is mounted
 mounted.py    its agent face
 viewed.py     its agent face through a view
 recording.py  the history of its calls: recorders of kernel and verbs, and retention

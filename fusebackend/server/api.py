@@ -200,7 +200,7 @@ class Mount(MountedBackend):
     ) -> None:
         self._claim()
         try:
-            from fusebackend.mount.session import MountOptions
+            from fusebackend.mount.options import MountOptions
             from fusebackend.server.live import LiveMount
 
             point.check_system(allow_other=allow_other)

@@ -111,6 +111,7 @@ class MountedBackend(ServedMount):
         recording: keeps the history of calls; None if there is none.
         views: of the mount.
         metrics: what is measured of it; None if nothing is.
+        is_mounted: False where the verbs alone are served; `mountpoint` then stands for what is served.
     """
 
     def __init__(
@@ -126,7 +127,10 @@ class MountedBackend(ServedMount):
         recording: Recording | None = None,
         views: Views | None = None,
         metrics: Metrics | None = None,
+        *,
+        is_mounted: bool = True,
     ) -> None:
+        self.is_mounted = is_mounted
         self._view_name: str | None = None
         self.backend = backend
         self.filesystem = filesystem
@@ -686,6 +690,8 @@ class MountedBackend(ServedMount):
 
     def _covered(self) -> list[bytes]:
         """The paths at which other file systems are mounted, without a slash at the begin."""
+        if not self.is_mounted:
+            return []
         return [to_name(entry.mountpoint[len(self.mountpoint) :].strip("/")) for entry in mounts_below(self.mountpoint)]
 
     def forget(self, *paths: str, dry_run: bool = False) -> ForgetResult:

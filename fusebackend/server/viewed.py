@@ -54,6 +54,7 @@ class ViewedMount(MountedBackend):
             automatic=mount._automatic,
             recording=mount._recording,
             views=views,
+            is_mounted=mount.is_mounted,
         )
         self._root = views.root(name)
         self._view_name = name
@@ -73,7 +74,8 @@ class ViewedMount(MountedBackend):
     def status(self) -> dict[str, Any]:
         """Return what the view's reader may know of the mount."""
         status = super().status()
-        return {"version": status.get("version"), "mountpoint": self.mountpoint, "trees": None, "view": self._view_name}
+        shown = {"version": status.get("version"), "mountpoint": status.get("mountpoint")}
+        return {**shown, "trees": None, "view": self._view_name}
 
     def watch(self, path: str = "/") -> Watch:
         return ViewedWatch(super().watch(path), self._readable)  # type: ignore[return-value]

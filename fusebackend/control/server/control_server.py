@@ -67,12 +67,18 @@ class ControlServer:
     """Serves a `ServedMount` on a Unix socket, from `start` to `close`; and views of it on sockets of their own."""
 
     def __init__(
-        self, backend: ServedMount, *, read_only: bool = False, verbs: Mapping[str, SocketVerb] = VERBS
+        self,
+        backend: ServedMount,
+        *,
+        read_only: bool = False,
+        verbs: Mapping[str, SocketVerb] = VERBS,
+        address: str | None = None,
     ) -> None:
         self.backend = backend
         self.read_only = read_only
         self.verbs = verbs
         self.address = ""
+        self._own_address = address
         self._switch_s = sys.getswitchinterval()
         self._doors: dict[int, Door] = {}  # by descriptor; the first one is the mount's
         self._view_addresses: dict[str, str] = {}
@@ -101,8 +107,9 @@ class ControlServer:
         """
         heap.keep_less()
         self._switch_s = sys.getswitchinterval()
-        self.address = rendezvous.address(self.backend.mountpoint)
-        rendezvous.remove_stale(os.path.dirname(self.address))
+        self.address = self._own_address or rendezvous.address(self.backend.mountpoint)
+        if self._own_address is None:
+            rendezvous.remove_stale(os.path.dirname(self.address))
         self._open(Door(rendezvous.listen(self.address, MAX_CONNECTIONS), self.address, None))
         self._acceptor.start()
         return self.address
