@@ -6,6 +6,7 @@ code written for it runs when `deepagents.backends` is replaced by `fusebackend.
 memory.py                       `memory:`, the reference for every other volume
 sqlite/ directory/ postgres/    native volumes
 object_store/                   plain objects: S3, Google Cloud Storage, Azure
+fsspec/                         any file system of fsspec
 state/ store/ threads/          files of LangGraph agents: state, stores, checkpoints
 sandbox/                        files reached by running commands: Docker, E2B, Modal
 composite.py protocol.py        names that `deepagents.backends` has in submodules

@@ -389,6 +389,13 @@ SCHEMES: dict[str, Scheme] = {
         },
         execute=True,
     ),
+    "fsspec": Scheme(
+        "fsspec:PROTOCOL://PLACE",
+        "any file system of fsspec: file, sftp, ftp, webdav, smb, http, zip, hf …",
+        _opener("fusebackend.backends.fsspec.opening:open_fsspec"),
+        parameters=None,
+        features=replace(_OBJECTS, symlinks=False, persistent_modes=False),
+    ),
     "python": Scheme(
         "python:package.module:callable",
         "what your own function returns, called with the parameters",
