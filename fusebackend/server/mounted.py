@@ -151,7 +151,7 @@ class MountedBackend(ServedMount):
             self._restores = Restores(branches, snapshots, volumes, filesystem.written, recorder, self._covered)
         self._recording = recording
         volumes = {route.prefix: route.volume for route in filesystem.tree.routes}
-        self._past = None if recording is None else MountHistory(recording.recorder, volumes)
+        self._past = None if recording is None else MountHistory(recording.recorder, volumes, recording.anchoring)
         self._views = views or Views(filesystem, backend, {})
         self._for = TreesFace(backend, filesystem, self._views).of
 
@@ -556,7 +556,8 @@ class MountedBackend(ServedMount):
         """Check by its hash chain that the log is as it was written; see `history/chain.py` for what that proves.
 
         Args:
-            anchors: ends of the chain that were kept elsewhere, as `VerifyResult.anchor` gave them.
+            anchors: ends of the chain that were kept elsewhere, as `VerifyResult.anchor` gave them; beside those that
+                the mount keeps itself (`[log] anchor`).
 
         Raises:
             ValueError: one is no anchor.
