@@ -14,18 +14,18 @@ from fusebackend.linux import mount_table as table
 _CLONE_NEWUSER = 0x10000000
 
 _SETTINGS = (
-    ("user/max_user_namespaces", lambda value: value == 0, 10000),
-    ("kernel/unprivileged_userns_clone", lambda value: value == 0, 1),
-    ("kernel/apparmor_restrict_unprivileged_userns", lambda value: value != 0, 0),
+    ("user/max_user_namespaces", 10000),
+    ("kernel/unprivileged_userns_clone", 1),
+    ("kernel/apparmor_restrict_unprivileged_userns", 0),
 )
-"""Below /proc/sys: a setting, whether a value forbids user namespaces, and the value that does not."""
+"""Below /proc/sys: a setting, and a value that does not forbid user namespaces. It is forbidden by 0 in the first two, by 1 in the last."""
 
 
 def user_namespaces() -> Iterable[Finding]:
     """A process may make a user namespace: what confines commands of users other than root needs one."""
     what = "user namespaces"
     number = in_child(_try_namespace)
-    forbids = [_sysctl(name, value) for name, forbids, value in _SETTINGS if forbids(_setting(name))]
+    forbids = [_sysctl(name, value) for name, value in _SETTINGS if _setting(name) == (not value)]
     if number == 0 and (os.geteuid() == 0 or not forbids):
         return [ok(what, "can be made")]
     why = f"none can be made: {os.strerror(number)}" if number else "one has no rights here"
@@ -38,9 +38,10 @@ def _try_namespace() -> int:
     return ctypes.get_errno() if libc.unshare(_CLONE_NEWUSER) != 0 else 0
 
 
-def _setting(name: str) -> int | None:
+def _setting(name: str) -> bool | None:
+    """Return whether a setting is on; None without it."""
     with contextlib.suppress(OSError, ValueError), open(f"/proc/sys/{name}", encoding="ascii") as file:
-        return int(file.read())
+        return int(file.read()) != 0
     return None
 
 
