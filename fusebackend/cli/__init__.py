@@ -8,6 +8,7 @@ status.py metrics.py backends.py check.py       the state of mounts, what is mea
 ls.py stat.py read.py search.py watch.py        reading; `search.py` has `grep` and `glob`
 write.py edit.py mv.py rm.py                    changing
 upload.py download.py execute.py                copies, and commands in the mount
+mcp.py                                          a mount for MCP clients
 branch.py branch_merge.py shell.py              branches, and their merges; a shell in one
 view.py                                         views: their rules
 snapshot.py diff.py restore.py states.py        earlier states of a mount; `states.py`: as directories

@@ -65,6 +65,7 @@ _SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "download": ("download:download", "Copy files and trees out of a mount."),
         "watch": ("watch:watch", "Print changes as they happen."),
         "exec": ("execute:execute", "Run a command that sees all files where agents do."),
+        "mcp": ("mcp:mcp", "Serve a mount to MCP clients."),
     },
 }
 """By section: the name of each command, its module, and its description."""

@@ -79,6 +79,7 @@ BEFORE = {
     "fusebackend snapshot create": [AGENT, MEMORIES, "echo plan > /mnt/agent/plan.md"],
     "from fusebackend import connect": [AGENT],
     "fusebackend view list": [VIEWS],
+    "fusebackend mcp": [VIEWS],
     "date |": [PROJECT, AGENT, MEMORIES],
 }
 """What is there before a snippet that begins so."""
