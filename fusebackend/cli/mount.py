@@ -22,6 +22,8 @@ from fusebackend.urls import opening as urls
 from fusebackend.urls.opening import Url, UrlError
 from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S
 
+LOOK = "'fusebackend doctor' looks at all that a mount needs, and 'fusebackend serve' does without one"
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -74,7 +76,10 @@ def mount(
     plan = plan_of(path, file, config_path, default, routes, read_only, options)
     _keep_apart(plan)
     _require_unserved(path)
-    point.check_system(allow_other=plan.allow_other)
+    try:
+        point.check_system(allow_other=plan.allow_other)
+    except MountError as error:
+        raise MountError(error.errno, f"{error.strerror}; {LOOK}") from None
     prepared = point.prepare(path)
     if prepared.replaced_dead:
         click.echo(f"the server of an earlier mount on {path} had died; it was cleared away")
