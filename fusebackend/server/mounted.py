@@ -152,7 +152,7 @@ class MountedBackend(ServedMount):
             branches.compare = self._merges.compare
             self._restores = Restores(branches, volumes, self._states, filesystem.written, recorder, self._covered)
         self._recording = recording
-        self._past = None if recording is None else MountHistory(recording.recorder, volumes)
+        self._past = None if recording is None else MountHistory(recording.recorder, volumes, recording.anchoring)
         self._views = views or Views(filesystem, backend, {})
         self._for = TreesFace(backend, filesystem, self._views).of
 
@@ -557,7 +557,8 @@ class MountedBackend(ServedMount):
         """Check by its hash chain that the log is as it was written; see `history/chain.py` for what that proves.
 
         Args:
-            anchors: ends of the chain that were kept elsewhere, as `VerifyResult.anchor` gave them.
+            anchors: ends of the chain that were kept elsewhere, as `VerifyResult.anchor` gave them; beside those that
+                the mount keeps itself (`[log] anchor`).
 
         Raises:
             ValueError: one is no anchor.

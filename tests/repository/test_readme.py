@@ -80,6 +80,7 @@ BEFORE = {
     "from fusebackend import connect": [AGENT],
     "# The state before a call": [AGENT],
     "fusebackend view list": [VIEWS],
+    "fusebackend mcp": [VIEWS],
     "date |": [PROJECT, AGENT, MEMORIES],
 }
 """What is there before a snippet that begins so."""
