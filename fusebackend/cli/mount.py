@@ -114,6 +114,7 @@ def _plan(
         takes_snapshots = config.takes_snapshots(file.snapshots or "auto")
         keeps_history = config.keeps_history(file.history or "on")
         log_options = config.log_options(file.log)
+        approvals = config.approval_options(file.approvals)
         metrics = config.metrics_options(file.metrics)
     said = {prefix: table for prefix, table in from_file.items() if prefix not in given}
     with _named(config_path):
@@ -158,6 +159,7 @@ def _plan(
         views=views,
         default_view=file.default_view,
         log_options=log_options,
+        approvals=approvals,
         metrics=metrics,
     )
 

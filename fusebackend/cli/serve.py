@@ -76,6 +76,7 @@ def serve(plan: MountPlan, on_ready: Callable[[Sequence[str]], None], *, log_fil
             views=checked_views(plan.views, plan.default_view),
             default_view=plan.default_view,
             log_options=plan.log_options,
+            approvals=plan.approvals,
             metrics=plan.metrics,
         )
         heap.collect_less()

@@ -44,6 +44,8 @@ from fusebackend.protocol import (
     Volume,
     Writable,
 )
+from fusebackend.rules import met
+from fusebackend.rules.rule import Mode
 from fusebackend.rules.view import ALLOWED, View
 from fusebackend.volumes.native import NativeVolume
 
@@ -95,6 +97,9 @@ class RuledVolume(NativeVolume):
         self.below = below
         self.view = view
         self.lock: AbstractContextManager[Any] = below.lock
+        self.on_interrupt: Callable[[AgentPath], None] | None = None
+        """Called with the path of a change by the kernel that is refused, and that could be approved for a verb. It
+        must not wait."""
         self._prefix = prefix
         self._changed = changed or (lambda: below)
         self._read_only = read_only
@@ -138,6 +143,8 @@ class RuledVolume(NativeVolume):
         reading, writing = decided
         if reading == "hide":
             return None
+        if "interrupt" in decided and (noted := met.current()) is not None:
+            noted.note(path)
         bits = 0 if reading == "allow" else NO_READ
         return bits | (0 if writing == "allow" else APPEND if writing == "append" else NO_WRITE)
 
@@ -149,8 +156,7 @@ class RuledVolume(NativeVolume):
         """Return the path of a name that may be created. EACCES, whether it exists or not."""
         self._writable()
         path = join(self._path(parent), to_text(name))
-        if self.view.decide("write", path) not in ("allow", "append"):
-            raise oserror(errno.EACCES, name)
+        self._may_change(path, name, "append")
         return path
 
     def _own_path(self, parent: int, name: bytes) -> AgentPath:
@@ -159,9 +165,26 @@ class RuledVolume(NativeVolume):
         path = join(self._path(parent), to_text(name))
         if self.view.is_hidden(path):
             raise oserror(errno.ENOENT, name)
-        if self.view.decide("write", path) != "allow":
-            raise oserror(errno.EACCES, name)
+        self._may_change(path, name)
         return path
+
+    def _may_change(self, path: AgentPath, name: bytes | None = None, *also: Mode) -> None:
+        """EACCES for a path that may not be written, unless its mode is one of `also`."""
+        mode = self.view.decide("write", path)
+        if mode == "allow" or mode in also:
+            return
+        if mode == "interrupt":
+            self._interrupted(path)
+        raise oserror(errno.EACCES, name)
+
+    def _interrupted(self, path: AgentPath) -> None:
+        """A change of a path is refused that may be approved."""
+        noted = met.current()
+        if noted is not None:
+            noted.note(path)
+            noted.refused = True
+        elif self.on_interrupt is not None:
+            self.on_interrupt(path)
 
     def _shown(self, attr: Attr, bits: int) -> Attr:
         """Return the attributes of something as the view shows them."""
@@ -207,14 +230,16 @@ class RuledVolume(NativeVolume):
         """EACCES if one of these bits is set. Of a directory they are those of its path."""
         if not own_bits(node) & bits:
             return
+        if (noted := met.current()) is not None:
+            noted.refused = True  # its path was noted when it was looked up
         raise oserror(errno.EACCES)
 
     def _may_write(self, node: int) -> None:
         """EACCES for a file that may not be written all over, and a directory likewise."""
         self._writable()
         self._refused(node, NO_WRITE | APPEND)
-        if not own_bits(node) and self._is_directory(node) and self.view.decide("write", self._path(node)) != "allow":
-            raise oserror(errno.EACCES)
+        if not own_bits(node) and self._is_directory(node):
+            self._may_change(self._path(node))
 
     def _may_read(self, node: int) -> None:
         self._refused(node, NO_READ)
@@ -313,8 +338,7 @@ class RuledVolume(NativeVolume):
         with self.lock:
             old = self._own_path(parent, name)
             new = join(self._path(new_parent), to_text(new_name))
-            if self.view.decide("write", new) != "allow":
-                raise oserror(errno.EACCES, new_name)
+            self._may_change(new, new_name)
             moved = [self.below.lookup(parent, name)]
             if flags & RENAME_EXCHANGE:
                 moved.append(self.below.lookup(new_parent, new_name))

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fusebackend.composite.backend import CompositeBackend
     from fusebackend.config import HistoryWord, MetricsOptions, SnapshotsWord
     from fusebackend.history.masking import LogOptions
+    from fusebackend.history.requests import ApprovalOptions
     from fusebackend.rules.rule import RouteRules
     from fusebackend.rules.view import View
     from fusebackend.shell import ShellOptions
@@ -62,6 +63,7 @@ def mount(
     views: Mapping[str, Iterable[Any]] | None = None,
     default_view: str | None = None,
     log: LogOptions | None = None,
+    approvals: ApprovalOptions | None = None,
     metrics: MetricsOptions | None = None,
 ) -> Mount:
     """Mount a backend of this process on an empty directory.
@@ -94,6 +96,7 @@ def mount(
             `FilesystemPermission` of deepagents; docs/views.md has the rest.
         default_view: the name of the view of commands, and of clients that name none.
         log: what it keeps of commands (`fusebackend.history.masking.LogOptions`).
+        approvals: how long is waited for them (`fusebackend.history.requests.ApprovalOptions`); docs/approvals.md.
         metrics: measure requests and verbs, and where Prometheus can ask (`fusebackend.config.MetricsOptions`).
 
     Raises:
@@ -130,6 +133,7 @@ def mount(
         views=checked_views(views or {}, default_view),
         default_view=default_view,
         log_options=log,
+        approval_options=approvals,
         metrics=metrics,
     )
 
@@ -191,6 +195,7 @@ class Mount(MountedBackend):
         views: Mapping[str, View],
         default_view: str | None,
         log_options: LogOptions | None,
+        approval_options: ApprovalOptions | None,
         metrics: MetricsOptions | None,
     ) -> None:
         self._claim()
@@ -216,6 +221,7 @@ class Mount(MountedBackend):
                 views=views,
                 default_view=default_view,
                 log_options=log_options,
+                approvals=approval_options,
                 metrics=metrics,
             )
             live = self._live
@@ -231,6 +237,7 @@ class Mount(MountedBackend):
                 live.recording,
                 live.views,
                 live.metrics,
+                live.approvals,
             )
             self._wakeup = threading.Event()
             self._ready = False

@@ -17,6 +17,7 @@ from fusebackend.control.verbs import VERBS
 from fusebackend.dialects.agent_face import AgentFace
 from fusebackend.linux.mount_table import MountError
 from fusebackend.mount.session import MountOptions, Session
+from fusebackend.server.approvals import Approvals
 from fusebackend.server.mounted import MountedBackend
 from fusebackend.server.recording import Recording
 from fusebackend.server.rules import Views, with_route_rules
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from fusebackend.composite.backend import CompositeBackend
     from fusebackend.config import MetricsOptions
     from fusebackend.history.masking import LogOptions
+    from fusebackend.history.requests import ApprovalOptions
     from fusebackend.rules.rule import RouteRules
     from fusebackend.rules.view import View
     from fusebackend.server.guest import Guest
@@ -71,6 +73,7 @@ class LiveMount:
         views: by name.
         default_view: the view of commands and clients that name none.
         log_options: what it keeps of calls.
+        approvals: how long is waited for them.
         metrics: what is measured; nothing when None.
         takes_snapshots: the mount takes snapshots by itself (`AutomaticSnapshots`), unless it is read-only.
 
@@ -101,6 +104,7 @@ class LiveMount:
         views: Mapping[str, View] | None = None,
         default_view: str | None = None,
         log_options: LogOptions | None = None,
+        approvals: ApprovalOptions | None = None,
         metrics: MetricsOptions | None = None,
     ) -> None:
         backend = with_route_rules(backend, route_rules or {})
@@ -144,6 +148,7 @@ class LiveMount:
             self.recording = Recording.opened(
                 history, mountpoint, self.filesystem, self.automatic, self.warnings, urls, log_options
             )
+        self.approvals = Approvals(None if self.recording is None else self.recording.history, approvals)
         self.log_files = attach_log(self.filesystem, self.recording)
         self.metrics: Metrics | None = None
         verbs = VERBS
@@ -165,6 +170,7 @@ class LiveMount:
             self.recording,
             self.views,
             self.metrics,
+            self.approvals,
         )
         self._control = ControlServer(mounted, read_only=options.read_only, verbs=verbs)
 
@@ -232,6 +238,7 @@ class LiveMount:
 
     def _end(self) -> None:
         """Commands first: they have files of the mount open, and no verb may start another one."""
+        self.approvals.close()
         self._control.close()
         self.shell.close()
         if self.automatic is not None:
