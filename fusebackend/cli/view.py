@@ -85,7 +85,7 @@ def _line(output: Output, number: int, mode: str, operations: Sequence[str], glo
 
 @view.command()
 @click.argument("name", shell_complete=complete_view)
-@click.argument("operation", type=click.Choice(["read", "write"]))
+@click.argument("operation", type=click.Choice(["read", "write", "execute"]))
 @click.argument("path")
 @json_option("{mode, rule, path}.")
 @mount_option

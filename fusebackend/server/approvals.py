@@ -163,6 +163,14 @@ class Approvals:
                 if command is not None and self._commands.get(request.number) is command:
                     del self._commands[request.number]
 
+    def decided(self, asked: Asked, change: Any) -> Request | None:
+        """Return the request for a change that was decided, for a caller that names its tool call; None without one."""
+        if not any(each.state not in WAITING for each in tuple(self._requests.values())):
+            return None
+        with self._changed:
+            request = self._known(asked, packed(change))
+            return None if request is None or request.state in WAITING else request
+
     def _known(self, asked: Asked, change: bytes) -> Request | None:
         """Return the request for the same change."""
         number = self._same.get(_identity(asked, change))

@@ -56,6 +56,9 @@ COMPARED_ENTRIES: Final = 10_000
 SHOWN_BYTES: Final = 1 << 20
 """Of a change that is shown, and of the file before it."""
 
+LISTED: Final = 1000
+"""Names below a directory that is to be deleted, of those that are shown."""
+
 NOT_RUN: Final = 126
 """The exit code of a command that was not started, as of a shell."""
 
@@ -126,6 +129,21 @@ class Asking:
             return None
         return name, found
 
+    def may_ask(self, view: str, path: AgentPath) -> bool:
+        """Return False for a path that no approval can let a verb change."""
+        return self._views.shown(view).decide("write", path) not in ("deny", "hide")
+
+    def recall(
+        self, view: str, named: list[AgentPath], verb: str, change: Callable[[], Change]
+    ) -> tuple[Any, str | None]:
+        """Return what `ask` has for a verb that its tool call has made before, and that was decided since; else twice
+        None. Made again, it would find its own change."""
+        actor = current_actor(self._server)
+        if not actor.call:
+            return None, None
+        request = self.approvals.decided(Asked(0, 0, actor, view, verb, list(named), [], "", []), change())
+        return (None, None) if request is None else self._answer(request, f"'{named[0]}'")
+
     # -- asking ------------------------------------------------------------------------------------------------
 
     def ask(self, view: str, verb: str, named: list[AgentPath], met: Met, change: Change) -> tuple[Any, str | None]:
@@ -140,31 +158,35 @@ class Asking:
             since another rule denies it.
         """
         rules = self._views.shown(view)
-        if any(rules.decide("write", path) in ("deny", "hide") for path in named):
+        if not all(self.may_ask(view, path) for path in named):
             return None, None
         own = [path for path in named if rules.decide("write", path) == "interrupt"]
-        title = f"{verb} {' '.join(named)}"
+        title = f"{verb} {' '.join(named)}".replace("\n", "\\n")
         return self._ask(view, verb, named, list(dict.fromkeys([*own, *met.paths])), title, change)
 
-    def before_command(self, view: str | None, command: Command, run: Callable[[Command], ExecuteResponse]) -> Any:
+    def before_command(self, view: str, command: Command, run: Callable[[], ExecuteResponse]) -> ExecuteResponse:
         """Start a command, if the rules of its view allow that.
 
         Args:
-            view: that binds it; None for none.
+            view: that binds it.
             command: its `cwd` is a path of the view.
+            run: starts it.
         """
-        mode = "allow" if view is None else self._views.shown(view).decide("execute", paths.normalise(command.cwd))
-        if view is None or mode not in ("deny", "interrupt"):
-            return run(command)
+        try:
+            cwd = paths.normalise(command.cwd)
+        except PathError:
+            return run()  # which says why it is none
+        mode = self._views.shown(view).decide("execute", cwd)
+        if mode not in ("deny", "interrupt"):
+            return run()
         if mode == "deny":
-            return ExecuteResponse(
-                output=f"Error: view '{view}' has no commands that start in '{command.cwd}'", exit_code=NOT_RUN
-            )
-        cwd = paths.normalise(command.cwd)
+            refusal = f"view '{view}' denies commands that start in '{cwd}'"
+            return ExecuteResponse(output=f"Error: {refusal}", exit_code=NOT_RUN)
         change = Change(command=command.text, timeout_s=command.timeout_s, stdin=command.stdin)
         title = f"execute {self.approvals.in_a_line(command.text)}"
         answer, why = self._ask(view, "execute", [cwd], [], title, change, command)
-        return ExecuteResponse(output=f"Error: {why}", exit_code=NOT_RUN) if answer is None else answer
+        ran: ExecuteResponse = answer or ExecuteResponse(output=f"Error: {why}", exit_code=NOT_RUN)
+        return ran
 
     def _ask(
         self,
@@ -190,8 +212,12 @@ class Asking:
             request = self.approvals.ask(asked, change, key, command)
         except CanNotAsk as error:
             return None, f"{shown} needs an approval, and can't be asked for: {error}"
+        return self._answer(request, shown)
+
+    def _answer(self, request: Request, shown: str) -> tuple[Any, str | None]:
+        """Return the answer of a verb, or why there is none. `shown` is what it would change."""
         if request.state in ("made", "failed") and request.became.answer:
-            return unpacked(_ANSWERS[verb], request.became.answer), None
+            return unpacked(_ANSWERS[request.asked.verb], request.became.answer), None
         number = request.number
         if request.state == "pending":
             how = f"'fusebackend approval approve {number}' has it happen, 'approval show {number}' shows it"
@@ -241,7 +267,8 @@ class Asking:
     # -- showing -----------------------------------------------------------------------------------------------
 
     def shown(self, request: Request) -> str:
-        """Return the change of a request as text: a patch against the file as it is now, where it can be one."""
+        """Return the change of a request as text: a patch against the file as it is now, where it can be one. Once it
+        is decided, what was asked is compared with nothing."""
         if request.change is None:
             return ""
         change = unpacked(Change, request.change)
@@ -251,25 +278,23 @@ class Asking:
         if asked.verb == "move":
             return f"rename from {asked.paths[0]}\nrename to {asked.paths[1]}\n"
         pieces: list[bytes] = []
-        for path, (before, after) in zip(asked.paths, self._sides(asked, change), strict=True):
+        for index, path in enumerate(asked.paths):
+            data = self._data(asked.verb, AgentPath(path)) if request.state == "pending" else None
+            if asked.verb == "delete" and data is None:
+                pieces.append(b"delete " + to_name(path) + b"\n")
+                pieces += [b"delete " + to_name(path) + name + b"\n" for name in self._listed(AgentPath(path))]
+                continue
+            before, after = _sides(asked.verb, change, index, data)
             pieces += git_patch.file_patch(to_name(path).lstrip(b"/"), before, after)
         return b"".join(pieces).decode("utf-8", "replace")
 
-    def _sides(self, asked: Asked, change: Change) -> Iterator[tuple[Side | None, Side | None]]:
-        for index, path in enumerate(asked.paths):
-            data = self._data(asked.verb, AgentPath(path))
-            before = None if data is None else Side(data)
-            if asked.verb == "write":
-                yield before, Side((change.content or "").encode("utf-8", "surrogatepass"))
-            elif asked.verb == "upload_files":
-                yield before, Side(change.contents[index])
-            elif asked.verb == "edit":
-                old, new = change.old_string or "", change.new_string or ""
-                text = (data or b"").decode("utf-8", "surrogateescape")
-                edited = text.replace(old, new, -1 if change.replace_all else 1) if old else text
-                yield before, Side(edited.encode("utf-8", "surrogateescape"))
-            else:
-                yield before, None
+    def _listed(self, path: AgentPath) -> list[bytes]:
+        """Return names below a directory, not too many of them."""
+        route = self._tree.route_of(path)
+        try:
+            return route.executor.run("stat", partial(_listed, route.volume, route.inner(path)))
+        except OSError:
+            return []
 
     def _data(self, verb: str, path: AgentPath) -> bytes | None:
         """Return the bytes of a file; None if there is none, or it is too large to be shown."""
@@ -310,18 +335,49 @@ def _contents(volume: Volume, attr: Attr, key: bytes) -> str:
 
 def _names(volume: Volume, directory: Attr) -> Iterator[bytes]:
     """Yield what is in a directory, at any depth: names, sizes and times."""
-    left = [(b"", directory.node)]
-    count = 0
+    for count, (path, attr) in enumerate(_walked(volume, directory.node), 1):
+        if count > COMPARED_ENTRIES:
+            raise CanNotAsk(f"it is a directory with more than {COMPARED_ENTRIES} names")
+        size, time_ns = (0, 0) if attr.is_dir else (attr.size, attr.mtime_ns)
+        yield f"{attr.mode:o} {size} {time_ns} ".encode() + path + b"\n"
+
+
+def _sides(verb: str, change: Change, index: int, data: bytes | None) -> tuple[Side | None, Side | None]:
+    """Return a file before and after a change. `data` are its bytes; None if it has none, or they are not known."""
+    before = None if data is None else Side(data)
+    if verb == "write":
+        return before, Side((change.content or "").encode("utf-8", "surrogatepass"))
+    if verb == "upload_files":
+        return before, Side(change.contents[index])
+    if verb == "delete":
+        return before, None
+    old, new = ((each or "").encode("utf-8", "surrogatepass") for each in (change.old_string, change.new_string))
+    if data is None:
+        return Side(old), Side(new)
+    return before, Side(data.replace(old, new, -1 if change.replace_all else 1) if old else data)
+
+
+def _listed(volume: Volume, inner: str) -> list[bytes]:
+    attr = resolve(volume, inner, follow=False).attr
+    found = []
+    for path, _ in _walked(volume, attr.node) if attr is not None and attr.is_dir else ():
+        found.append(path)
+        if len(found) == LISTED:
+            found.append(b"/...")
+            break
+    return found
+
+
+def _walked(volume: Volume, directory: int) -> Iterator[tuple[bytes, Attr]]:
+    """Yield what is below a directory, at any depth, with its path there."""
+    left = [(b"", directory)]
     while left:
         at, node = left.pop()
         for name, attr in list(entries(volume, node)):
-            count += 1
-            if count > COMPARED_ENTRIES:
-                raise CanNotAsk(f"it is a directory with more than {COMPARED_ENTRIES} names")
-            yield f"{attr.mode:o} {0 if attr.is_dir else attr.size} {0 if attr.is_dir else attr.mtime_ns} ".encode()
-            yield at + b"/" + name + b"\n"
+            path = at + b"/" + name
+            yield path, attr
             if attr.is_dir:
-                left.append((at + b"/" + name, attr.node))
+                left.append((path, attr.node))
 
 
 def _data(volume: Volume, inner: str, follow: bool) -> bytes | None:

@@ -182,14 +182,21 @@ class MountedBackend(ServedMount):
         where = self._asking.where(self._view_name, named)
         if where is None:
             return self._recorded(verb, named, work, kind)
-        with met.meeting() as found:
-            answer = self._recorded(verb, named, work, kind)
-        if not found.refused or _has_worked(answer):
-            return answer
-        made, why = self._asking.ask(where[0], verb.name, where[1], found, arguments())
+        made, why = self._asking.recall(*where, verb.name, arguments)
+        answer: R | None = None
+        if made is None and why is None:
+            with met.meeting() as found:
+                answer = self._recorded(verb, named, work, kind)
+            if not found.refused or _has_worked(answer):
+                return answer
+            made, why = self._asking.ask(where[0], verb.name, where[1], found, arguments())
         if made is not None:
-            return replace(made, path=named[-1]) if made.error is None else made  # type: ignore[no-any-return, misc]
-        return answer if why is None else verb.record(error=f"Error: {why}")  # type: ignore[call-arg]
+            if made.error is None and self._view_name is None:  # the path of the view has a longer way
+                made = replace(made, path=paths.normalise(named[-1]))
+            return made  # type: ignore[no-any-return]
+        if answer is not None and why is None:
+            return answer
+        return verb.record(error=f"Error: {why}")  # type: ignore[call-arg]
 
     def _recorded(
         self,
@@ -270,14 +277,18 @@ class MountedBackend(ServedMount):
         answers: list[FileUploadResponse] = self._recorded(
             verbs.UPLOAD_FILES, [path for path, _ in files], one_by_one, "put"
         )
-        left = [index for index, each in enumerate(found) if each.refused and answers[index].error is not None]
+        view, named = where
+        left = [
+            index
+            for index, each in enumerate(found)
+            if each.refused and answers[index].error is not None and self._asking.may_ask(view, named[index])
+        ]
         if not left:
             return answers
         all_met = met.Met()
         for index in left:
             all_met.paths |= found[index].paths
         change = Change(contents=[bytes(files[index][1]) for index in left])
-        view, named = where
         made, why = self._asking.ask(view, "upload_files", [named[index] for index in left], all_met, change)
         for place, index in enumerate(left):
             error = why if made is None else made[place].error
@@ -297,12 +308,11 @@ class MountedBackend(ServedMount):
         where = self._asking.where(self._view_name, [path])
         if where is None or not file.seekable():
             return self._recorded(verbs.UPLOAD_FILES, [path], upload, "put")
-        begin = file.tell()
         with met.meeting() as found:
             answer = self._recorded(verbs.UPLOAD_FILES, [path], upload, "put")
         if not found.refused or answer.error is None:
             return answer
-        file.seek(begin)
+        file.seek(0)
         change = Change(contents=[file.read(MAX_CHANGE_BYTES + 1)])
         made, why = self._asking.ask(where[0], "upload_files", where[1], found, change)
         error = why if made is None else made[0].error
@@ -331,7 +341,7 @@ class MountedBackend(ServedMount):
             return self._started(command)
         # A command that starts anywhere else than in its view is for the shell to refuse.
         inside = replace(command, cwd=cwd)
-        return self._asking.before_command(name, inside, lambda _: self._started(command))
+        return self._asking.before_command(name, inside, lambda: self._started(command))
 
     def _started(self, command: Command) -> ExecuteResponse:
         if self._automatic is not None:
