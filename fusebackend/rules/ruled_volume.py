@@ -13,7 +13,8 @@ of the name that it was found by. What is open, or was found before others moved
 - A rename needs to write both names, and a file must be allowed the same under both; else EXDEV, so that `mv` copies
   what it may read. A directory is renamed where no rule can tell its files' old paths from the new ones.
 - A hard link needs to read and write both names.
-- Modes lack the bits that are refused, for the kernel answers access(2) from them.
+- Modes lack the bits that are refused, for the kernel answers access(2) from them. Of what an approval could allow they
+  have them: the kernel would refuse an `open` by itself, and nobody would hear of it.
 - Where names are hidden, link counts of files are 1, and so are those of directories: they count subdirectories.
 """
 
@@ -53,8 +54,13 @@ _SHIFT = 44
 LINKED, NO_READ, NO_WRITE, APPEND = (1 << _SHIFT << bit for bit in range(4))
 """Of a file: it has other names, that may be hidden; may not be read; not be written; only at its end."""
 
+INTERRUPT = NO_WRITE | APPEND
+"""Of a file: it may not be written without an approval."""
+
 NODES = (1 << _SHIFT) - 1
 """The numbers of the volume below."""
+
+_WRITING: dict[Mode, int] = {"allow": 0, "append": APPEND, "interrupt": INTERRUPT}
 
 VARIANTS = tuple(bits << _SHIFT for bits in range(16))
 """All numbers of a file, less its number in the volume below."""
@@ -97,9 +103,9 @@ class RuledVolume(NativeVolume):
         self.below = below
         self.view = view
         self.lock: AbstractContextManager[Any] = below.lock
-        self.on_interrupt: Callable[[AgentPath], None] | None = None
-        """Called with the path of a change by the kernel that is refused, and that could be approved for a verb. It
-        must not wait."""
+        self.on_interrupt: Callable[[AgentPath | None, int], None] | None = None
+        """Called for a change by the kernel that is refused, and that could be approved for a verb: with its path; for
+        a file that is known by its node alone, with None and the node. It must not wait."""
         self._prefix = prefix
         self._changed = changed or (lambda: below)
         self._read_only = read_only
@@ -146,7 +152,7 @@ class RuledVolume(NativeVolume):
         if "interrupt" in decided and (noted := met.current()) is not None:
             noted.note(path)
         bits = 0 if reading == "allow" else NO_READ
-        return bits | (0 if writing == "allow" else APPEND if writing == "append" else NO_WRITE)
+        return bits | _WRITING.get(writing, NO_WRITE)
 
     def _writable(self) -> None:
         if self._read_only:
@@ -184,7 +190,7 @@ class RuledVolume(NativeVolume):
             noted.note(path)
             noted.refused = True
         elif self.on_interrupt is not None:
-            self.on_interrupt(path)
+            self.on_interrupt(path, ROOT_NODE)
 
     def _shown(self, attr: Attr, bits: int) -> Attr:
         """Return the attributes of something as the view shows them."""
@@ -198,7 +204,7 @@ class RuledVolume(NativeVolume):
         if not attr.is_dir:
             mode &= ~0o6000
             mode &= ~(0o555 if bits & NO_READ else 0)
-            mode &= ~(0o222 if bits & NO_WRITE else 0)
+            mode &= ~(0o222 if bits & INTERRUPT == NO_WRITE else 0)
         elif bits & NO_READ:
             mode &= ~0o444
         return Attr(
@@ -232,6 +238,8 @@ class RuledVolume(NativeVolume):
             return
         if (noted := met.current()) is not None:
             noted.refused = True  # its path was noted when it was looked up
+        elif self.on_interrupt is not None and node & INTERRUPT == INTERRUPT:
+            self.on_interrupt(None, node)
         raise oserror(errno.EACCES)
 
     def _may_write(self, node: int) -> None:

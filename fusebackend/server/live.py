@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from fusebackend.base import paths
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.config import branches_directory
 from fusebackend.control.server.control_server import ControlServer
@@ -17,6 +18,7 @@ from fusebackend.control.verbs import VERBS
 from fusebackend.dialects.agent_face import AgentFace
 from fusebackend.linux.mount_table import MountError
 from fusebackend.mount.session import MountOptions, Session
+from fusebackend.protocol import Actor
 from fusebackend.server.approvals import Approvals
 from fusebackend.server.mounted import MountedBackend
 from fusebackend.server.recording import Recording
@@ -33,6 +35,7 @@ from fusebackend.shell import Shell, ShellOptions
 from fusebackend.trees.automatic import AutomaticSnapshots
 from fusebackend.trees.branches import Branches
 from fusebackend.vfs import switches
+from fusebackend.vfs.calls import request
 from fusebackend.vfs.mounted_tree import FileSystem
 
 if TYPE_CHECKING:
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
     from fusebackend.server.guest import Guest
     from fusebackend.server.metrics import Metrics
     from fusebackend.vfs.calls.route_limits import RouteLimits
+    from fusebackend.vfs.junctions import Route
     from fusebackend.vfs.trees_options import TreesOptions
 
 log = logging.getLogger(__name__)
@@ -148,6 +152,7 @@ class LiveMount:
             self.recording = Recording.opened(
                 history, mountpoint, self.filesystem, self.automatic, self.warnings, urls, log_options
             )
+        self.filesystem.tree.on_interrupt = self._interrupted
         self.approvals = Approvals(None if self.recording is None else self.recording.history, approvals)
         self.log_files = attach_log(self.filesystem, self.recording)
         self.metrics: Metrics | None = None
@@ -243,6 +248,18 @@ class LiveMount:
         self.shell.close()
         if self.automatic is not None:
             self.automatic.stop()
+
+    def _interrupted(self, route: Route, view: View, path: AgentPath | None, node: int) -> None:
+        """A system call was refused in a view where a verb could have asked for an approval."""
+        if path is None:
+            inner = self.filesystem.names.last(route, node)
+            if inner is None:
+                return
+            path = AgentPath(paths.join(route.prefix, inner.strip("/")))
+        actor = Actor(uid=request.current().uid)
+        if self.recording is not None and self.recording.is_open:
+            actor = self.recording.calls.current().actor
+        self.approvals.refused_by_kernel(view.name, path, actor)
 
     def _describe(self) -> dict[str, Any]:
         control = {"socket": self._control.address, **self._control.counts()}

@@ -269,6 +269,38 @@ class TestACommand:
         assert waiting(free) == []
 
 
+class TestTheKernel:
+    def test_refuses_at_once_and_the_log_has_a_number(self, shared: Mounted, free: Client) -> None:
+        view = shared.path / ".fusebackend/views/agent"
+        before = len(free.approvals())
+        for path, work in (
+            ("/prod/a", lambda: (view / "prod/a").write_text("x")),
+            ("/prod/a", lambda: (view / "prod/a").write_text("x")),
+            ("/prod/new", lambda: (view / "prod/new").mkdir()),
+            ("/prod/dir/b", lambda: (view / "prod/dir/b").unlink()),
+            ("/prod/draft", lambda: (view / "draft").rename(view / "prod/draft")),
+            ("/prod/locked", lambda: (view / "prod/locked/x").write_text("x")),
+        ):
+            with pytest.raises(OSError) as refused:
+                work()
+            assert refused.value.errno == (errno.ENOENT if path == "/prod/locked" else errno.EACCES)
+        assert os.access(view / "prod/a", os.W_OK)  # else the kernel would refuse, and nobody would hear of it
+        found = free.approvals()[before:]
+        assert [(each.state, each.paths) for each in found] == [
+            ("refused", [path]) for path in ("/prod/a", "/prod/new", "/prod/dir/b", "/prod/draft")
+        ]
+        assert found[0].actor.pid == os.getpid()
+        with pytest.raises(OSError, match="a system call can't wait"):
+            free.approve(found[0].number)
+        titles = [each.title for each in free.log(limit=10) if each.kind == "request"]
+        assert f"request {found[0].number}: change /prod/a" in titles
+
+    def test_of_a_command_refuses_it_too(self, agent: Client, free: Client) -> None:
+        before = len(free.approvals())
+        assert "Permission denied" in agent.run("echo x > /prod/a; echo x > /prod/b").output
+        assert [each.paths for each in free.approvals()[before:]] == [["/prod/a"], ["/prod/b"]]
+
+
 class TestTheCommandLine:
     def test_lists_shows_approves_and_denies(self, shared: Mounted, agent: Client, free: Client) -> None:
         agent.edit("/prod/a", "one", "two")

@@ -65,6 +65,9 @@ DEMO = f"{sys.executable} {ROOT}/examples/demo.py /mnt/agent demo"
 VIEWS = r"""printf 'default = "memory:"\n[views.reviewer]\nrules = []\n' > views.toml
 fusebackend mount /mnt/agent --config views.toml"""
 
+APPROVALS = r"""printf '[views.agent]\nrules = [{operations=["write"], paths=["/prod/**"], mode="interrupt"}]\n' > a.toml
+fusebackend mount /mnt/agent --config a.toml"""
+
 BEFORE = {
     "cd /mnt/agent\n": [PROJECT, f"ln -s {ROOT} fusebackend", AGENT, MEMORIES],
     "import fusebackend\n": [AGENT],
@@ -79,6 +82,7 @@ BEFORE = {
     "fusebackend snapshot create": [AGENT, MEMORIES, "echo plan > /mnt/agent/plan.md"],
     "from fusebackend import connect": [AGENT],
     "fusebackend view list": [VIEWS],
+    "printf 'debug = true": [APPROVALS],
     "date |": [PROJECT, AGENT, MEMORIES],
 }
 """What is there before a snippet that begins so."""
