@@ -65,7 +65,7 @@ DEMO = f"{sys.executable} {ROOT}/examples/demo.py /mnt/agent demo"
 VIEWS = r"""printf 'default = "memory:"\n[views.reviewer]\nrules = []\n' > views.toml
 fusebackend mount /mnt/agent --config views.toml"""
 
-APPROVALS = r"""printf '[views.agent]\nrules = [{operations=["write"], paths=["/prod/**"], mode="interrupt"}]\n' > a.toml
+APPROVALS = r"""printf '[views.agent]\nrules = [{operations=["write"], paths=["/prod/**"], mode="interrupt"}]\n' >a.toml
 fusebackend mount /mnt/agent --config a.toml"""
 
 BEFORE = {
