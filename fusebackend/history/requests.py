@@ -12,14 +12,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sqlite3
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
 from fusebackend.base.paths import AgentPath, is_below
 from fusebackend.protocol import Actor
+
+if TYPE_CHECKING:
+    import sqlite3
 
 RequestState: TypeAlias = Literal["pending", "approved", "made", "failed", "denied", "expired", "refused"]
 """`pending`: nobody has decided. `approved`: it is being made. `made`, `failed`: it was approved, and happened or could
