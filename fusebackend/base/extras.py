@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 EXTRA_OF = {
+    "anthropic": "anthropic",
     "deepagents": "deepagents",
     "docker": "docker",
     "e2b": "e2b",

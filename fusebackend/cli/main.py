@@ -24,6 +24,7 @@ __all__ = ["main", "one_line"]
 _SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Mounts": {
         "mount": ("mount:mount", "Mount backends on a directory."),
+        "serve": ("unmounted:serve", "Serve backends without a mount, where nothing can be mounted."),
         "umount": ("umount:umount", "Unmount, and wait until everything is stored."),
         "status": ("status:status", "Show mounts and their routes."),
         "metrics": ("metrics:metrics", "Print what is measured of a mount, for Prometheus."),

@@ -107,9 +107,10 @@ def mount_at(path: str) -> MountEntry | None:
 
 
 def our_mounts() -> list[MountEntry]:
-    """Our mounts that nothing covers, by mount point."""
+    """Our mounts that nothing covers, by mount point. A bind mount of a part of one, such as that of a view, is none of
+    its own."""
     on_top = {entry.mountpoint: entry for entry in mounts()}
-    return [on_top[path] for path in sorted(on_top) if on_top[path].is_ours]
+    return [on_top[path] for path in sorted(on_top) if on_top[path].is_ours and on_top[path].root == "/"]
 
 
 def mounts_below(path: str) -> list[MountEntry]:

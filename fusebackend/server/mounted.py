@@ -119,6 +119,7 @@ class MountedBackend(ServedMount):
         views: of the mount.
         metrics: what is measured of it; None if nothing is.
         approvals: has the changes that wait for one.
+        is_mounted: False where the verbs alone are served; `mountpoint` then stands for what is served.
     """
 
     def __init__(
@@ -135,7 +136,10 @@ class MountedBackend(ServedMount):
         views: Views | None = None,
         metrics: Metrics | None = None,
         approvals: Approvals | None = None,
+        *,
+        is_mounted: bool = True,
     ) -> None:
+        self.is_mounted = is_mounted
         self._view_name: str | None = None
         self.backend = backend
         self.filesystem = filesystem
@@ -552,6 +556,18 @@ class MountedBackend(ServedMount):
 
         return ViewedMount(self, name)
 
+    def view_socket(self, name: str) -> str:
+        """Return the path of a socket whose clients see the mount through a view, and can't leave it. It is made when
+        it is first asked for, with mode 0600, and ends with the mount.
+
+        Args:
+            name: of the view.
+
+        Raises:
+            OSError: ENOENT, there is no such view; ENOTCONN, the mount has no control socket, or has ended.
+        """
+        return self._views.listen(name)
+
     @property
     def default_view(self) -> str | None:
         return self._views.default
@@ -855,6 +871,8 @@ class MountedBackend(ServedMount):
 
     def _covered(self) -> list[bytes]:
         """The paths at which other file systems are mounted, without a slash at the begin."""
+        if not self.is_mounted:
+            return []
         return [to_name(entry.mountpoint[len(self.mountpoint) :].strip("/")) for entry in mounts_below(self.mountpoint)]
 
     def forget(self, *paths: str, dry_run: bool = False) -> ForgetResult:

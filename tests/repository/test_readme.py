@@ -98,6 +98,7 @@ SAYS = {
     'import fusebackend\n\nwith fusebackend.connect("/mnt/agent") as files:  # or a': [],
     "import threading": ["created /memories/new.md mount"],
     "from deepagents": [],
+    "import anthropic": [],
     "import os\nimport fusebackend\n\n\nclass Notes": ["['copy.md'] monday: done"],
     "from fusebackend import connect": ["File '/.fusebackend/snapshots/before/report.txt' not found"],
     "import pytest": [],
