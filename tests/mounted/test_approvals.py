@@ -22,7 +22,7 @@ from fusebackend import Actor
 from fusebackend.control.client.client import Client
 from fusebackend.protocol import ApprovalInfo
 
-pytestmark = pytest.mark.mounted
+pytestmark = [pytest.mark.mounted, pytest.mark.timeout(120)]
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 60
@@ -250,6 +250,8 @@ class TestAVerb:
             with pytest.raises(OSError, match="a view has no") as refused:
                 work()  # type: ignore[operator]
             assert refused.value.errno == errno.EPERM
+        with fusebackend.connect(free.view_socket("agent")) as outside, pytest.raises(OSError, match="a view has no"):
+            outside.approve(number)
         assert [each.number for each in waiting(free)] == [number]
 
 
