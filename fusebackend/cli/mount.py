@@ -22,6 +22,8 @@ from fusebackend.urls import opening as urls
 from fusebackend.urls.opening import Url, UrlError
 from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S
 
+LOOK = "'fusebackend doctor' looks at all that a mount needs, and 'fusebackend serve' does without one"
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -74,7 +76,10 @@ def mount(
     plan = plan_of(path, file, config_path, default, routes, read_only, options)
     _keep_apart(plan)
     _require_unserved(path)
-    point.check_system(allow_other=plan.allow_other)
+    try:
+        point.check_system(allow_other=plan.allow_other)
+    except MountError as error:
+        raise MountError(error.errno, f"{error.strerror}; {LOOK}") from None
     prepared = point.prepare(path)
     if prepared.replaced_dead:
         click.echo(f"the server of an earlier mount on {path} had died; it was cleared away")
@@ -167,6 +172,8 @@ def plan_of(
         rules = {prefix: config.route_rules_of(prefix, table) for prefix, table in said.items()}
         views = config.views_of(file)
     keeps_history = config.keeps_history(words.history) if words.history else keeps_history
+    if log_options.anchor is not None and not keeps_history:
+        raise ConfigError(f"'{config_path}': log.anchor is about the log, and there is none: history is off")
     is_read_only = read_only or (file.read_only if words.read_only is None else words.read_only)
     return MountPlan(
         mountpoint=path,
@@ -240,7 +247,9 @@ def _keep_apart(plan: MountPlan) -> None:
     for url in map(urls.parse, plan.urls().values()):
         if url.path is not None:
             _keep_url_apart(url, url.path, plan.mountpoint)
-    for what, path in (("log", plan.log), ("history", plan.history)):
+    anchor = (plan.log_options.anchor or "").partition(":")
+    kept = anchor[2] if anchor[0] == "file" else None
+    for what, path in (("log", plan.log), ("history", plan.history), ("anchor of the log", kept)):
         if path is not None and _is_inside(os.path.realpath(path), plan.mountpoint):
             raise ConfigError(f"the {what} would be inside the mount: '{path}'; set XDG_STATE_HOME to another place")
 

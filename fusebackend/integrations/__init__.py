@@ -3,5 +3,6 @@
 anthropic_memory.py  Anthropic's memory tool over any backend
 deepagents.py        `export` and `adopt`: backends for deepagents, and from there
 exported.py          `Exported`, the one module that imports deepagents
+mcp/                 a mount as an MCP server
 memory_files.py      `fusebackend.memory`: files that an agent is given at the start
 """

@@ -340,6 +340,7 @@ SCHEMES: dict[str, Scheme] = {
             "conflict": _one_of("error", "last-writer"),
             "connections": _positive,
             "feed": _conninfo,
+            **LIMITS,
             "pooler": str,
             "on_exists": ON_EXISTS,
             "volume": str,

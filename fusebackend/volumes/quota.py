@@ -56,15 +56,18 @@ class Quota:
 
     def admits(self, more_bytes: int) -> bool:
         """Return True if there is room for so many bytes. A volume that is over its limit may still shrink."""
-        limit = self.limits.limit_bytes
-        return more_bytes <= 0 or limit is None or self.used_bytes + more_bytes <= limit
+        return self._fits(more_bytes, 0)
 
     def require(self, more_bytes: int, more_files: int = 0) -> None:
         """Raise EDQUOT where there is no room for so much more."""
-        limit = self.limits.limit_files
-        is_full = more_files > 0 and limit is not None and self.used_files + more_files > limit
-        if is_full or not self.admits(more_bytes):
+        if not self._fits(more_bytes, more_files):
             raise oserror(errno.EDQUOT)
+
+    def _fits(self, more_bytes: int, more_files: int) -> bool:
+        used_bytes, limit_bytes, used_files, limit_files = self.usage
+        if more_bytes > 0 and limit_bytes is not None and used_bytes + more_bytes > limit_bytes:
+            return False
+        return more_files <= 0 or limit_files is None or used_files + more_files <= limit_files
 
     def add(self, more_bytes: int, more_files: int = 0) -> None:
         """Count what has been added, or taken away."""

@@ -368,7 +368,7 @@ class SqliteVolume(StoredTree, SnapshotVolume):
         return found if self.usage is None else within(found, self.usage)
 
     def _counted(self, limits: Limits) -> Quota:
-        """Count what is there. A million inodes take 0.1 s."""
+        """Count what is there. A million inodes take 0.2 to 0.6 s."""
         with sqlite_errors():
             blocks, files = self._db.execute(
                 "SELECT CAST(total(blocks) AS INTEGER), count(*) FROM inode WHERE node != ?", (ROOT_NODE,)
