@@ -21,7 +21,6 @@ from fusebackend.history.records import is_call_name
 from fusebackend.trees import diff_output
 from fusebackend.trees.diff import FOREIGN, Differences, differences
 from fusebackend.trees.refs import MAIN_REF, Ref, RefError
-from fusebackend.trees.tree import Tree
 
 if TYPE_CHECKING:
     from fusebackend.control.client.client import Client
@@ -94,8 +93,8 @@ def diff(words: Sequence[str], form: str | None, mount: str | None) -> None:
     older_ns = None if before.is_main and after.is_main else known.older_ns(before, after)
     try:
         result = differences(
-            Tree(known.root(before)),
-            Tree(known.root(after)),
+            known.tree(before),
+            known.tree(after),
             scope.paths,
             left_out=scope.left_out,
             ways=scope.ways,

@@ -98,9 +98,11 @@ class ServedMount(SandboxBackendProtocol):
 
     Attributes:
         mountpoint: where it is mounted, as an absolute path.
+        is_mounted: False where only the verbs are served; `mountpoint` then stands for what is served.
     """
 
     mountpoint: str
+    is_mounted: bool = True
 
     @abc.abstractmethod
     def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
@@ -176,6 +178,10 @@ class ServedMount(SandboxBackendProtocol):
     @abc.abstractmethod
     def viewed(self, name: str) -> ServedMount:
         """Return the mount through a view. OSError: ENOENT, there is none of that name."""
+
+    @abc.abstractmethod
+    def view_socket(self, name: str) -> str:
+        """Return the path of a socket whose clients see the mount through a view, for good. OSError."""
 
     @property
     @abc.abstractmethod
@@ -658,7 +664,7 @@ def _hello(call: Call, asked: OfHello) -> Any:
     return {
         "protocol": PROTOCOL,
         "version": __version__,
-        "mountpoint": backend.mountpoint,
+        "mountpoint": backend.mountpoint if backend.is_mounted else None,
         "id": backend.id,
         "pid": os.getpid(),
         "verbs": sorted(VERBS),
@@ -714,6 +720,7 @@ VERBS: dict[str, SocketVerb] = {
     "restore": _same("restore", long=True, changes=True),
     "views": _same("views", works=False),
     "explain": _same("explain"),
+    "view_socket": _same("view_socket", works=False),
     "forget": SocketVerb(
         OfForget, lambda call, asked: call.backend.forget(*asked.paths, dry_run=asked.dry_run), long=True, changes=True
     ),

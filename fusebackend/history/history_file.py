@@ -336,9 +336,9 @@ class HistoryFile:
             number = self._record
             head = self._unwritten.pop(call, None)
             if head is not None:
-                self._waiting.append(head)
+                self._put(*head)
                 for undone in self._undoes.get(call, ()):
-                    self._waiting.append(("INSERT OR IGNORE INTO undoes VALUES (?, ?)", (call, undone)))
+                    self._put("INSERT OR IGNORE INTO undoes VALUES (?, ?)", (call, undone))
             row: tuple[Any, ...] = (
                 number, call, time_ns, to_name(prefix), kind, path, to_path or None, node, int(linked)
             )  # fmt: skip
@@ -413,6 +413,23 @@ class HistoryFile:
                 self._errno = 0
                 if not self._has_lost:
                     self.failed = None
+
+    @property
+    def end(self) -> chain.Position:
+        """The last link that is written."""
+        return self._chain
+
+    def durable_end(self) -> chain.Position:
+        """Write what was added; returns the last link, which a power cut does not take back."""
+        self.flush()
+        with self._writing:
+            with contextlib.suppress(FileNotFoundError):  # closed: SQLite has put it into the file
+                wal = os.open(self.path + "-wal", os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    os.fsync(wal)
+                finally:
+                    os.close(wal)
+            return self._chain
 
     def require(self) -> None:
         """Write what was added.

@@ -111,6 +111,7 @@ class MountedBackend(ServedMount):
         recording: keeps the history of calls; None if there is none.
         views: of the mount.
         metrics: what is measured of it; None if nothing is.
+        is_mounted: False where the verbs alone are served; `mountpoint` then stands for what is served.
     """
 
     def __init__(
@@ -126,7 +127,10 @@ class MountedBackend(ServedMount):
         recording: Recording | None = None,
         views: Views | None = None,
         metrics: Metrics | None = None,
+        *,
+        is_mounted: bool = True,
     ) -> None:
+        self.is_mounted = is_mounted
         self._view_name: str | None = None
         self.backend = backend
         self.filesystem = filesystem
@@ -147,7 +151,7 @@ class MountedBackend(ServedMount):
             self._restores = Restores(branches, snapshots, volumes, filesystem.written, recorder, self._covered)
         self._recording = recording
         volumes = {route.prefix: route.volume for route in filesystem.tree.routes}
-        self._past = None if recording is None else MountHistory(recording.recorder, volumes)
+        self._past = None if recording is None else MountHistory(recording.recorder, volumes, recording.anchoring)
         self._views = views or Views(filesystem, backend, {})
         self._for = TreesFace(backend, filesystem, self._views).of
 
@@ -370,6 +374,18 @@ class MountedBackend(ServedMount):
 
         return ViewedMount(self, name)
 
+    def view_socket(self, name: str) -> str:
+        """Return the path of a socket whose clients see the mount through a view, and can't leave it. It is made when
+        it is first asked for, with mode 0600, and ends with the mount.
+
+        Args:
+            name: of the view.
+
+        Raises:
+            OSError: ENOENT, there is no such view; ENOTCONN, the mount has no control socket, or has ended.
+        """
+        return self._views.listen(name)
+
     @property
     def default_view(self) -> str | None:
         return self._views.default
@@ -540,7 +556,8 @@ class MountedBackend(ServedMount):
         """Check by its hash chain that the log is as it was written; see `history/chain.py` for what that proves.
 
         Args:
-            anchors: ends of the chain that were kept elsewhere, as `VerifyResult.anchor` gave them.
+            anchors: ends of the chain that were kept elsewhere, as `VerifyResult.anchor` gave them; beside those that
+                the mount keeps itself (`[log] anchor`).
 
         Raises:
             ValueError: one is no anchor.
@@ -673,6 +690,8 @@ class MountedBackend(ServedMount):
 
     def _covered(self) -> list[bytes]:
         """The paths at which other file systems are mounted, without a slash at the begin."""
+        if not self.is_mounted:
+            return []
         return [to_name(entry.mountpoint[len(self.mountpoint) :].strip("/")) for entry in mounts_below(self.mountpoint)]
 
     def forget(self, *paths: str, dry_run: bool = False) -> ForgetResult:

@@ -79,6 +79,7 @@ BEFORE = {
     "fusebackend snapshot create": [AGENT, MEMORIES, "echo plan > /mnt/agent/plan.md"],
     "from fusebackend import connect": [AGENT],
     "fusebackend view list": [VIEWS],
+    "fusebackend mcp": [VIEWS],
     "date |": [PROJECT, AGENT, MEMORIES],
 }
 """What is there before a snippet that begins so."""
@@ -94,6 +95,7 @@ SAYS = {
     'import fusebackend\n\nwith fusebackend.connect("/mnt/agent") as files:  # or a': [],
     "import threading": ["created /memories/new.md mount"],
     "from deepagents": [],
+    "import anthropic": [],
     "import os\nimport fusebackend\n\n\nclass Notes": ["['copy.md'] monday: done"],
     "from fusebackend import connect": ["File '/.fusebackend/snapshots/before/report.txt' not found"],
     "import pytest": [],
