@@ -392,7 +392,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         if not self._uses.is_open(node):
             self._drafts.forget(node)
             if self._shared_quota is not None and is_nameless:
-                self._shared_quota.doubt()  # it has no name, and counts no more
+                self._shared_quota.freed()  # it has no name, and counts no more
         self._unsynced.released(node)
         self._session.wake()
 
