@@ -1,6 +1,7 @@
 """The history of a mount: who changed what in which call, and the bytes that were replaced.
 
 records.py      a call and its changes, as the history keeps them
+requests.py     changes that wait for an approval, as the history keeps them
 history_file.py `HistoryFile`: all of them, in an SQLite file of the server
 masking.py      commands without their secrets; `LogOptions`
 chain.py        `Chain`: a hash chain over what the history says
