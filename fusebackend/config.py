@@ -27,9 +27,11 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import msgspec
 
-from fusebackend.base import xdg
+from fusebackend.base import sizes, xdg
 from fusebackend.base.paths import AgentPath, PathError, normalise_prefix
 from fusebackend.history.masking import LogOptions
+from fusebackend.history.requests import ApprovalOptions
+from fusebackend.linux import mount_table
 from fusebackend.protocol import DEFAULT_TTL_S
 from fusebackend.rules.rule import RouteRules, RuleError
 from fusebackend.rules.view import checked_views
@@ -39,10 +41,6 @@ from fusebackend.vfs.trees_options import TreesOptions
 
 _UNIT_S = {"": 1.0, "ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
-_UNIT_BYTES = {
-    "": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
-    "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
-}  # fmt: skip
 
 
 class ConfigError(ValueError):
@@ -67,6 +65,15 @@ class LogTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
     """What the history keeps of calls: `[log]`. A missing key has the default of `LogOptions`."""
 
     commands: str | None = None
+    anchor: str | None = None
+    anchor_every: float | str | None = None
+
+
+class ApprovalsTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """How long is waited for approvals: `[approvals]`. A missing key has the default of `ApprovalOptions`."""
+
+    wait: float | str | None = None
+    expire: float | str | None = None
 
 
 class MetricsTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -78,13 +85,20 @@ class MetricsTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_o
 
 class RouteTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """A route given as a table: its URL, its own limits, which `RouteLimits` explains, and its own rules, which
-    `RouteRules` does."""
+    `RouteRules` does. `limit_bytes` and `limit_files` are parameters of its URL."""
 
     url: str
     deadline: float | str | None = None
     max_calls: int | None = None
     read_only: bool = False
     hide: list[str] = []
+    limit_bytes: int | str | None = None
+    limit_files: int | None = None
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether it says how much the route may hold."""
+        return self.limit_bytes is not None or self.limit_files is not None
 
 
 class RuleTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -99,6 +113,7 @@ class ViewTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     """A view: `[views.NAME]`."""
 
     rules: list[RuleTable]
+    mount: str | None = None
 
 
 class ConfigFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -120,6 +135,7 @@ class ConfigFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
     views: dict[str, ViewTable] = {}
     default_view: str | None = None
     log: LogTable = LogTable()
+    approvals: ApprovalsTable = ApprovalsTable()
     metrics: MetricsTable | None = None
 
 
@@ -185,9 +201,16 @@ class MountPlan:
     views: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """The rules of each view, as JSON."""
     default_view: str | None = None
+    view_mounts: dict[str, str] = field(default_factory=dict)
+    """The mount point of each view that has one, as an absolute path."""
     log_options: LogOptions = field(default_factory=LogOptions)
+    approvals: ApprovalOptions = field(default_factory=ApprovalOptions)
     metrics: MetricsOptions | None = None
     """None if nothing is measured."""
+    is_mounted: bool = True
+    """False if the verbs alone are served; `mountpoint` is the place then (`place_of`)."""
+    socket: str | None = None
+    """Where the control socket is, in place of the runtime directory."""
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> MountPlan:
@@ -199,6 +222,7 @@ class MountPlan:
             "trees": TreesOptions(**fields["trees"]),
             "route_rules": {AgentPath(prefix): RouteRules(**said) for prefix, said in fields["route_rules"].items()},
             "log_options": LogOptions(*fields["log_options"]),
+            "approvals": ApprovalOptions(*fields["approvals"]),
             "metrics": None if fields["metrics"] is None else MetricsOptions(*fields["metrics"]),
         }
         return cls(**{**fields, **made})
@@ -226,6 +250,8 @@ def read_file(path: str) -> ConfigFile:
         _check_keys(path, data["execute"], ExecuteTable.__struct_fields__, "execute.")
     if isinstance(data.get("log"), dict):
         _check_keys(path, data["log"], LogTable.__struct_fields__, "log.")
+    if isinstance(data.get("approvals"), dict):
+        _check_keys(path, data["approvals"], ApprovalsTable.__struct_fields__, "approvals.")
     if isinstance(data.get("metrics"), dict):
         _check_keys(path, data["metrics"], MetricsTable.__struct_fields__, "metrics.")
     for where, table, kind in (*_route_tables(data), *_view_tables(data)):
@@ -312,10 +338,10 @@ def size_bytes(value: int | str) -> int:
     Raises:
         ConfigError: `value` is none of these.
     """
-    match = _QUANTITY.fullmatch(str(value).strip().lower())
-    if match is None or match[2] not in _UNIT_BYTES:
-        raise ConfigError(f"'{value}' is no size; write bytes, or for example '512 MiB', '1 GiB'")
-    return round(float(match[1]) * _UNIT_BYTES[match[2]])
+    try:
+        return sizes.size_bytes(value)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 Meaning = TypeVar("Meaning")
@@ -358,8 +384,16 @@ def shell_options(table: ExecuteTable) -> ShellOptions:
 
 
 def url_of(said: str | RouteTable) -> str:
-    """Return the URL of a route of the file."""
-    return said if isinstance(said, str) else said.url
+    """Return the URL of a route of the file, with the limits that stand beside it.
+
+    Raises:
+        ConfigError: `limit_bytes` is no size.
+    """
+    if isinstance(said, str):
+        return said
+    limits = {"limit_bytes": meant("limit_bytes", size_bytes, said.limit_bytes), "limit_files": said.limit_files}
+    words = "&".join(f"{name}={value}" for name, value in limits.items() if value is not None)
+    return f"{said.url}{'&' if '?' in said.url else '?'}{words}" if words else said.url
 
 
 def limits_of(prefix: str, said: str | RouteTable) -> RouteLimits:
@@ -434,10 +468,25 @@ def log_options(table: LogTable) -> LogOptions:
     Raises:
         ConfigError: a value is invalid.
     """
+    every_s = meant("log.anchor_every", duration_s, table.anchor_every)
     try:
-        return LogOptions.of(table.commands)
+        return LogOptions.of(table.commands, table.anchor, every_s)
     except ValueError as error:
         raise ConfigError(f"log.{error}") from None
+
+
+def approval_options(table: ApprovalsTable) -> ApprovalOptions:
+    """Return how long is waited for approvals, of a table's values and the defaults.
+
+    Raises:
+        ConfigError: a value is invalid.
+    """
+    wait_s = meant("approvals.wait", duration_s, table.wait)
+    expire_s = meant("approvals.expire", duration_s, table.expire)
+    try:
+        return ApprovalOptions.of(wait_s, expire_s)
+    except ValueError as error:
+        raise ConfigError(f"approvals.{error}") from None
 
 
 def metrics_options(table: MetricsTable | None) -> MetricsOptions | None:
@@ -511,7 +560,7 @@ LIBFUSE_WORDS = (
 """Options passed on to libfuse as they are. Those that would break an assumption of the server are not here."""
 
 OWN_WORDS = (
-    "ro", "rw", "allow_other", "ttl=TIME", "deadline=TIME", "idle=poll", "idle=sleep",
+    "ro", "rw", "allow_other", "ttl=TIME", "deadline=TIME", "idle=poll", "idle=sleep", "acl",
     "trees=hidden", "trees=visible", "trees=off", "trees_name=NAME",
     "snapshots=auto", "snapshots=manual", "history=on", "history=off",
 )  # fmt: skip
@@ -563,7 +612,7 @@ def parse_words(options: list[str]) -> Words:
         elif word.startswith("history="):
             history = word.removeprefix("history=")
             keeps_history(history)
-        elif word in LIBFUSE_WORDS:
+        elif word in LIBFUSE_WORDS or word == "acl":
             libfuse.append(word)
         elif word:
             raise ConfigError(f"unknown option '-o {word}'; known: {', '.join((*OWN_WORDS, *LIBFUSE_WORDS))}")
@@ -590,6 +639,16 @@ def escape_mountpoint(path: str) -> str:
     import hashlib
 
     return f"{name[:160]}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}"
+
+
+def place_of(path: str, file: ConfigFile) -> str:
+    """Return what stands for the mount point of a configuration that is served without a mount: the mount point that it
+    names, so that its branches and its history are those of the mount; else the file itself."""
+    if file.mountpoint is None:
+        return os.path.realpath(path)
+    return mount_table.resolve(
+        os.path.join(os.path.dirname(os.path.abspath(path)), os.path.expanduser(file.mountpoint))
+    )
 
 
 def data_file(mountpoint: str) -> str:

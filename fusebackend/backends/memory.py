@@ -26,6 +26,7 @@ from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.chunks import Chunk, allocated_blocks
 from fusebackend.volumes.frozen import FrozenTree
 from fusebackend.volumes.posix import DIRECTORY_BYTES, TreeVolume
+from fusebackend.volumes.quota import Limits, Quota
 from fusebackend.volumes.storage import Inode
 
 T = TypeVar("T")
@@ -120,10 +121,11 @@ class History(Generic[T]):
 class InMemoryVolume(TreeVolume, SnapshotVolume):
     """The kernel face of `InMemoryBackend`."""
 
-    features = Features(durable=False)
+    features = Features(acls=True, durable=False)
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits | None = None) -> None:
         super().__init__()
+        self._quota = None if limits is None else Quota(limits)
         self._numbers = itertools.count(ROOT_NODE)
         self._inodes: dict[int, Inode] = {}
         self._names: dict[int, dict[bytes, int]] = {}
@@ -414,7 +416,10 @@ class InMemoryBackend(VolumeBackend):
 
     Args:
         on_exists: how `write` treats an existing file, `"error"` (the seeds) or `"replace"` (deepagents 0.7).
+        limit_bytes, limit_files: how much it may hold; more is EDQUOT (`volumes/quota.py`). None for no limit.
     """
 
-    def __init__(self, *, on_exists: OnExists = "error") -> None:
-        super().__init__(InMemoryVolume(), on_exists=on_exists)
+    def __init__(
+        self, *, on_exists: OnExists = "error", limit_bytes: int | None = None, limit_files: int | None = None
+    ) -> None:
+        super().__init__(InMemoryVolume(Limits.of(limit_bytes, limit_files)), on_exists=on_exists)

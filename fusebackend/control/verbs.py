@@ -28,6 +28,7 @@ from fusebackend.control.limits import MAX_ITEMS, NoRoom
 from fusebackend.linux.command import Command, OnOutput
 from fusebackend.protocol import (
     Actor,
+    ApprovalInfo,
     BlameResult,
     BranchInfo,
     CallInfo,
@@ -98,9 +99,11 @@ class ServedMount(SandboxBackendProtocol):
 
     Attributes:
         mountpoint: where it is mounted, as an absolute path.
+        is_mounted: False where only the verbs are served; `mountpoint` then stands for what is served.
     """
 
     mountpoint: str
+    is_mounted: bool = True
 
     @abc.abstractmethod
     def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
@@ -174,8 +177,28 @@ class ServedMount(SandboxBackendProtocol):
         """Return what a view does about an operation on a path, and why. ValueError, OSError."""
 
     @abc.abstractmethod
+    def approvals(self) -> list[ApprovalInfo]:
+        """Return the changes that wait for an approval, and those decided lately, by number."""
+
+    @abc.abstractmethod
+    def approval(self, number: int) -> ApprovalInfo:
+        """Return a request for an approval, with its change as text. OSError."""
+
+    @abc.abstractmethod
+    def approve(self, number: int) -> ApprovalInfo:
+        """Approve a request, and have its change happen. OSError."""
+
+    @abc.abstractmethod
+    def deny(self, number: int, reason: str | None = None) -> ApprovalInfo:
+        """Deny a request. OSError."""
+
+    @abc.abstractmethod
     def viewed(self, name: str) -> ServedMount:
         """Return the mount through a view. OSError: ENOENT, there is none of that name."""
+
+    @abc.abstractmethod
+    def view_socket(self, name: str) -> str:
+        """Return the path of a socket whose clients see the mount through a view, for good. OSError."""
 
     @property
     @abc.abstractmethod
@@ -240,10 +263,11 @@ class ServedMount(SandboxBackendProtocol):
     def diff(
         self, call: str, *, paths: tuple[str, ...] = (), form: DiffForm = "patch", columns: int = STAT_COLUMNS
     ) -> str:
-        """Return what a call did, and nothing of what others did.
+        """Return what a call did, and nothing of what others did; or how two states differ.
 
         Args:
-            call: its name, `c42`.
+            call: its name, `c42`; or `A..B`, of which one is a call, for the state before it. The other one is a call,
+                too, or `main`, a snapshot, a branch or a time.
             paths: only what is at and below these.
             form: `patch` as `git diff` has it, `stat`, `names` (`--name-status`), or `json`, an object a line.
             columns: of `stat`.
@@ -251,7 +275,7 @@ class ServedMount(SandboxBackendProtocol):
         Raises:
             ValueError: it is no name of a call.
             OSError: ENOENT, there is no such call, or it did not change one of the paths; ENOTSUP, the mount keeps no
-                history.
+                history; ENODATA, it lacks changes since the call.
         """
         return b"".join(self.diff_pieces(call, paths=paths, form=form, columns=columns)).decode()
 
@@ -658,7 +682,7 @@ def _hello(call: Call, asked: OfHello) -> Any:
     return {
         "protocol": PROTOCOL,
         "version": __version__,
-        "mountpoint": backend.mountpoint,
+        "mountpoint": backend.mountpoint if backend.is_mounted else None,
         "id": backend.id,
         "pid": os.getpid(),
         "verbs": sorted(VERBS),
@@ -712,8 +736,13 @@ VERBS: dict[str, SocketVerb] = {
     "df": _same("df", long=True),
     "prune": _same("prune", long=True, changes=True),
     "restore": _same("restore", long=True, changes=True),
+    "approvals": _same("approvals"),
+    "approval": _same("approval", long=True),
+    "approve": replace(_same("approve", long=True, works=False, changes=True), command=True),
+    "deny": _same("deny"),
     "views": _same("views", works=False),
     "explain": _same("explain"),
+    "view_socket": _same("view_socket", works=False),
     "forget": SocketVerb(
         OfForget, lambda call, asked: call.backend.forget(*asked.paths, dry_run=asked.dry_run), long=True, changes=True
     ),

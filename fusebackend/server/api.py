@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fusebackend.composite.backend import CompositeBackend
     from fusebackend.config import HistoryWord, MetricsOptions, SnapshotsWord
     from fusebackend.history.masking import LogOptions
+    from fusebackend.history.requests import ApprovalOptions
     from fusebackend.rules.rule import RouteRules
     from fusebackend.rules.view import View
     from fusebackend.shell import ShellOptions
@@ -61,7 +62,9 @@ def mount(
     route_rules: Mapping[str, RouteRules] | None = None,
     views: Mapping[str, Iterable[Any]] | None = None,
     default_view: str | None = None,
+    view_mounts: Mapping[str, str | os.PathLike[str]] | None = None,
     log: LogOptions | None = None,
+    approvals: ApprovalOptions | None = None,
     metrics: MetricsOptions | None = None,
 ) -> Mount:
     """Mount a backend of this process on an empty directory.
@@ -93,7 +96,10 @@ def mount(
         views: lists of rules by name. A rule is a mapping with `operations`, `paths` and `mode`, or a
             `FilesystemPermission` of deepagents; docs/views.md has the rest.
         default_view: the name of the view of commands, and of clients that name none.
+        view_mounts: an empty directory for each view that is to have a mount point of its own, by name. Only root can
+            make these.
         log: what it keeps of commands (`fusebackend.history.masking.LogOptions`).
+        approvals: how long is waited for them (`fusebackend.history.requests.ApprovalOptions`); docs/approvals.md.
         metrics: measure requests and verbs, and where Prometheus can ask (`fusebackend.config.MetricsOptions`).
 
     Raises:
@@ -129,7 +135,9 @@ def mount(
         route_rules=_by_prefix(route_rules or {}),
         views=checked_views(views or {}, default_view),
         default_view=default_view,
+        view_mounts={name: os.path.abspath(place) for name, place in (view_mounts or {}).items()},
         log_options=log,
+        approval_options=approvals,
         metrics=metrics,
     )
 
@@ -190,12 +198,14 @@ class Mount(MountedBackend):
         route_rules: Mapping[AgentPath, RouteRules],
         views: Mapping[str, View],
         default_view: str | None,
+        view_mounts: Mapping[str, str],
         log_options: LogOptions | None,
+        approval_options: ApprovalOptions | None,
         metrics: MetricsOptions | None,
     ) -> None:
         self._claim()
         try:
-            from fusebackend.mount.session import MountOptions
+            from fusebackend.mount.options import MountOptions
             from fusebackend.server.live import LiveMount
 
             point.check_system(allow_other=allow_other)
@@ -215,7 +225,9 @@ class Mount(MountedBackend):
                 route_rules=route_rules,
                 views=views,
                 default_view=default_view,
+                view_mounts=view_mounts,
                 log_options=log_options,
+                approvals=approval_options,
                 metrics=metrics,
             )
             live = self._live
@@ -231,6 +243,7 @@ class Mount(MountedBackend):
                 live.recording,
                 live.views,
                 live.metrics,
+                live.approvals,
             )
             self._wakeup = threading.Event()
             self._ready = False

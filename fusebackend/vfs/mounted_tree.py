@@ -14,6 +14,7 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -202,13 +203,14 @@ class FileSystem:
     async def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Entry:
         await refuse_confined(mode)
         route, node = await self.resolver.place_for_name(parent, name)
+        mode = _masked(route, mode, caller)
         return await self.resolver.create_entry(
             route, node, parent, name, route.changing.mknod, node, name, mode, rdev, caller
         )
 
     async def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Entry:
         route, node = await self.resolver.place_for_name(parent, name)
-        make = route.changing.mkdir
+        make, mode = route.changing.mkdir, _masked(route, mode, caller)
         entry = await self.resolver.create_entry(route, node, parent, name, make, node, name, mode, caller)
         self.cached_readdir.listed(entry.inode, 0)
         return entry
@@ -317,7 +319,9 @@ class FileSystem:
     async def statfs(self) -> StatFs:
         """Of the default volume: FUSE's statfs does not say which inode it is asked for."""
         default = self.tree.routes[0]
-        return await default.ask(default.volume.statfs)
+        found = await default.ask(default.volume.statfs)
+        usage = default.volume.usage
+        return found if usage is None else found.within(usage)
 
     # -- files -------------------------------------------------------------------------------------------------
 
@@ -326,6 +330,7 @@ class FileSystem:
         await refuse_confined(mode)
         route, node = await self.resolver.place_for_name(parent, name)
         for_volume = flags & ~_NOT_FOR_VOLUMES
+        mode = _masked(route, mode, caller)
         generation = self.overtaken.generation
         try:
             attr = await route.call_and_hold(route.changing.create, node, name, mode, for_volume, caller)
@@ -623,6 +628,28 @@ class FileSystem:
             if handle.flags & os.O_ACCMODE != os.O_RDONLY and id(handle.route.files.volume) in prefixes
         }
 
+    def describe_routes(self, urls: Mapping[str, str]) -> list[dict[str, Any]]:
+        """Describe the routes, for `status`.
+
+        Args:
+            urls: those of the backends, masked, by prefix.
+        """
+        return [
+            {
+                "prefix": route.prefix if route.prefix == ROOT else route.prefix + "/",
+                "url": urls.get(route.prefix),
+                "volume": type(route.volume).__name__,
+                "features": asdict(route.volume.features),
+                "ttl_s": None if route.policy.coherent else route.policy.timeout_s,
+                "timeouts": route.executor.timeouts,
+                "health": route.executor.describe(),
+                "unstored": route.volume.unstored,
+                "undo": route.undo,
+                "usage": None if (usage := route.volume.usage) is None else usage._asdict(),
+            }
+            for route in self.tree.routes
+        ]
+
     def close(self) -> None:
         """The mount is gone: close what the kernel can't close any more, and make every volume durable. Blocks.
 
@@ -642,6 +669,11 @@ class FileSystem:
                 first = first or error
         if first is not None:
             raise first
+
+
+def _masked(route: Route, mode: int, caller: Caller) -> int:
+    """The mode of a new file for a volume that knows no ACLs. With `-o acl` the kernel leaves the umask to us."""
+    return mode if route.volume.features.acls else mode & ~caller.umask
 
 
 class RoutesDirectory:

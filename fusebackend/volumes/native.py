@@ -71,6 +71,9 @@ class NativeVolume(ObservableVolume):
                 ends.callback(guard(node))
             yield
 
+    def require_room(self, attr: Attr, size_bytes: int) -> None:
+        """Raise EDQUOT if the volume's limit has no room for so many bytes in place of those of a file."""
+
     @contextlib.contextmanager
     def changing(self) -> Iterator[Changes]:
         changes: Changes = []

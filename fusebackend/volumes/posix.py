@@ -15,11 +15,13 @@ import os
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 
+from fusebackend.base import acl
 from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import CLOCK, coarse_ns, now_ns
 from fusebackend.protocol import RENAME_EXCHANGE, RENAME_NOREPLACE, ROOT_NODE, Attr, AttrChanges, Caller
-from fusebackend.volumes.chunks import CHUNK_SHIFT, allocated_blocks
+from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT, allocated_blocks
 from fusebackend.volumes.native import Pieces
+from fusebackend.volumes.quota import bytes_of_blocks, bytes_of_xattrs
 from fusebackend.volumes.storage import MAX_FILE_BYTES, Inode, TreeStorage
 
 DIRECTORY_BYTES = 4096
@@ -36,6 +38,16 @@ _DAY_NS = 86_400 * 10**9
 def is_access_noted(attr: Attr) -> bool:
     """True if a read moves the access time (relatime, Linux's default: the first after a change, then daily)."""
     return attr.atime_ns <= max(attr.mtime_ns, attr.ctime_ns) or coarse_ns() - attr.atime_ns > _DAY_NS
+
+
+def _blocks_of(parts: Sequence[tuple[int, bytes]]) -> int:
+    """The blocks that a new file of these bytes takes."""
+    ends: dict[int, int] = {}
+    for offset, part in parts:
+        end = offset + len(part)
+        for index in range(offset >> CHUNK_SHIFT, -(-end >> CHUNK_SHIFT)):
+            ends[index] = max(ends.get(index, 0), min(end - (index << CHUNK_SHIFT), CHUNK_BYTES))
+    return sum(map(allocated_blocks, ends.values()))
 
 
 def _within_range(time_ns: int) -> int:
@@ -76,17 +88,21 @@ class TreeVolume(TreeStorage):
 
     def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
         with self.lock:
+            mode, acls = self._permissions(parent, mode, caller)
             inode = self._make(parent, name, mode, caller)
+            self._give(inode, acls)
             inode.rdev = rdev
             CLOCK.saw(inode.ctime_ns)
             return inode
 
     def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr:
         with self.lock:
-            inode = self._make(parent, name, stat.S_IFDIR | stat.S_IMODE(mode), caller)
+            mode, acls = self._permissions(parent, stat.S_IFDIR | stat.S_IMODE(mode), caller)
+            inode = self._make(parent, name, mode, caller)
+            self._give(inode, acls)
             inode.nlink = 2
             inode.size = DIRECTORY_BYTES
-            inode.blocks = allocated_blocks(DIRECTORY_BYTES)
+            self._allocate(inode, allocated_blocks(DIRECTORY_BYTES))
             directory = self._inode(parent)
             if directory.mode & stat.S_ISGID:
                 inode.mode |= stat.S_ISGID
@@ -103,6 +119,8 @@ class TreeVolume(TreeStorage):
         assert state.atime_ns is not None and state.mtime_ns is not None
         with self.lock:
             self._admit(sum(len(part) for _, part in parts) + sum(map(len, xattrs.values())))
+            if self._quota is not None:
+                self._quota.require(bytes_of_blocks(_blocks_of(parts)) + bytes_of_xattrs(xattrs), 1)
             inode = self._make(parent, name, stat.S_IFREG | stat.S_IMODE(state.mode), Caller(state.uid, state.gid))
             for offset, part in parts:
                 if part:
@@ -110,9 +128,7 @@ class TreeVolume(TreeStorage):
                     inode.size = offset + len(part)
             inode.size, inode.gid = state.size, state.gid
             inode.atime_ns, inode.mtime_ns = _within_range(state.atime_ns), _within_range(state.mtime_ns)
-            if xattrs:
-                self._xattrs(inode).update(xattrs)
-                self._xattrs_changed(inode)
+            self._give(inode, xattrs)
             self._renewed(inode)
             self._changed(inode)
             CLOCK.passed(state.mtime_ns)
@@ -221,6 +237,9 @@ class TreeVolume(TreeStorage):
                 inode.mtime_ns = now
             if changes.mode is not None:
                 inode.mode = stat.S_IFMT(inode.mode) | stat.S_IMODE(changes.mode)
+                if self.features.acls and (access := self._xattrs(inode).get(acl.ACCESS)) is not None:
+                    self._xattrs(inode)[acl.ACCESS] = acl.with_mode(access, changes.mode)
+                    self._xattrs_changed(inode)
             if changes.uid is not None:
                 inode.uid = changes.uid
             if changes.gid is not None:
@@ -252,11 +271,47 @@ class TreeVolume(TreeStorage):
                 raise oserror(errno.ENODATA, name) from None
 
     def setxattr(self, node: int, name: bytes, value: bytes) -> None:
+        if name in acl.NAMES:
+            self._set_acl(node, name, value)
+            return
         with self.lock:
             self._admit(len(name) + len(value))
             inode = self._inode(node)
-            self._xattrs(inode)[name] = value
+            xattrs = self._xattrs(inode)
+            if self._quota is not None:
+                more = len(value) - len(xattrs[name]) if name in xattrs else len(name) + len(value)
+                self._quota.require(more)
+                self._quota.add(more)
+            xattrs[name] = value
             self._xattrs_changed(inode)
+            inode.ctime_ns = now_ns(finer=False)
+            self._changed(inode)
+
+    def _set_acl(self, node: int, name: bytes, value: bytes) -> None:
+        """Set an ACL, with the mode that an access ACL means. One that says no more than a mode is not kept."""
+        if not self.features.acls:
+            raise oserror(errno.ENOTSUP, name)
+        try:
+            permissions, is_minimal = acl.mode_of(value)
+        except ValueError:
+            raise oserror(errno.EINVAL, name) from None
+        with self.lock:
+            inode = self._inode(node)
+            xattrs = self._xattrs(inode)
+            keeps = name == acl.DEFAULT or not is_minimal
+            old = len(name) + len(xattrs[name]) if name in xattrs else 0
+            more = (len(name) + len(value) if keeps else 0) - old
+            self._admit(max(more, 0))
+            if self._quota is not None:
+                self._quota.require(more)
+                self._quota.add(more)
+            if keeps:
+                xattrs[name] = value
+            else:
+                xattrs.pop(name, None)
+            self._xattrs_changed(inode)
+            if name == acl.ACCESS:
+                inode.mode = inode.mode & ~0o777 | permissions
             inode.ctime_ns = now_ns(finer=False)
             self._changed(inode)
 
@@ -267,8 +322,11 @@ class TreeVolume(TreeStorage):
     def removexattr(self, node: int, name: bytes) -> None:
         with self.lock:
             inode = self._inode(node)
-            if self._xattrs(inode).pop(name, None) is None:
+            value = self._xattrs(inode).pop(name, None)
+            if value is None:
                 raise oserror(errno.ENODATA, name)
+            if self._quota is not None:
+                self._quota.add(-len(name) - len(value))
             self._xattrs_changed(inode)
             inode.ctime_ns = now_ns(finer=False)
             self._changed(inode)
@@ -311,6 +369,8 @@ class TreeVolume(TreeStorage):
             if end > MAX_FILE_BYTES:
                 raise oserror(errno.EFBIG)
             if data:
+                if self._quota is not None:
+                    self._require_room(inode, offset, len(data))
                 self._admit(len(data))
                 self._put(inode, offset, data)
                 if end > inode.size:
@@ -360,8 +420,14 @@ class TreeVolume(TreeStorage):
 
     def _make(self, parent: int, name: bytes, mode: int, caller: Caller) -> Inode:
         directory = self._vacant(parent, name)
+        if self._quota is not None:
+            # A directory and a target take as much: no target is longer.
+            takes_bytes = stat.S_ISDIR(mode) or stat.S_ISLNK(mode)
+            self._quota.require(DIRECTORY_BYTES if takes_bytes else 0, 1)
         self._admit(len(name))
         inode = self._new_inode(mode, parent if stat.S_ISDIR(mode) else 0)
+        if self._quota is not None:
+            self._quota.add(0, 1)
         inode.uid = caller.uid
         inode.gid = directory.gid if directory.mode & stat.S_ISGID else caller.gid
         now = inode.atime_ns = inode.mtime_ns = inode.ctime_ns = now_ns()
@@ -369,6 +435,28 @@ class TreeVolume(TreeStorage):
         self._changed(inode)
         self._date(directory, now)
         return inode
+
+    def _permissions(self, parent: int, mode: int, caller: Caller) -> tuple[int, dict[bytes, bytes]]:
+        """The mode of a new file in a directory, and the ACLs that it inherits. Where there are any, the umask does not
+        count (acl(5), "Object creation and default ACLs")."""
+        default = self._xattrs(self._inode(parent)).get(acl.DEFAULT) if self.features.acls else None
+        if default is None:
+            return mode & ~caller.umask, {}
+        access, permissions = acl.inherited(default, mode & 0o777)
+        acls = {} if access is None else {acl.ACCESS: access}
+        if stat.S_ISDIR(mode):
+            acls[acl.DEFAULT] = default
+        if self._quota is not None:
+            self._quota.require(bytes_of_xattrs(acls))
+        return mode & ~0o777 | permissions, acls
+
+    def _give(self, inode: Inode, xattrs: Mapping[bytes, bytes]) -> None:
+        """Give a new inode its extended attributes."""
+        if xattrs:
+            self._xattrs(inode).update(xattrs)
+            self._xattrs_changed(inode)
+            if self._quota is not None:
+                self._quota.add(bytes_of_xattrs(xattrs))
 
     def access_due(self, attr: Attr) -> bool:
         return is_access_noted(attr)
@@ -406,6 +494,8 @@ class TreeVolume(TreeStorage):
             return
         if inode.opens == 0 and inode.node not in self._held:
             self._nameless.discard(inode.node)
+            if self._quota is not None:
+                self._quota.add(-bytes_of_blocks(inode.blocks) - bytes_of_xattrs(self._xattrs(inode)), -1)
             self._drop(inode)
         else:
             self._nameless.add(inode.node)

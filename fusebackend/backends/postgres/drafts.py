@@ -66,13 +66,14 @@ class Draft:
         self.lock = threading.Lock()
         self.shown = copy.copy(inode)
         self.shown.xattrs = {}
-        self.created = inode.version, inode.atime_ns
+        self.created = copy.copy(inode)
         self.name = name
         self.version = version
         self.chunks: dict[tuple[int, int], Chunk] = {}
         self.steps: list[Step] = []
         self.written: list[tuple[int, int, int | None]] = []  # as in the scope of a transaction
         self.size_bytes = 0  # of what was written
+        self.grown_bytes = self.grown_files = 0  # for the volume's limits
         self.has_xattrs = False  # … that are not stored
         self.is_over = False
         self.is_doubtful = False  # another host has changed the file
