@@ -27,9 +27,10 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import msgspec
 
-from fusebackend.base import xdg
+from fusebackend.base import sizes, xdg
 from fusebackend.base.paths import AgentPath, PathError, normalise_prefix
 from fusebackend.history.masking import LogOptions
+from fusebackend.linux import mount_table
 from fusebackend.protocol import DEFAULT_TTL_S
 from fusebackend.rules.rule import RouteRules, RuleError
 from fusebackend.rules.view import checked_views
@@ -39,10 +40,6 @@ from fusebackend.vfs.trees_options import TreesOptions
 
 _UNIT_S = {"": 1.0, "ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
-_UNIT_BYTES = {
-    "": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
-    "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
-}  # fmt: skip
 
 
 class ConfigError(ValueError):
@@ -67,6 +64,8 @@ class LogTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
     """What the history keeps of calls: `[log]`. A missing key has the default of `LogOptions`."""
 
     commands: str | None = None
+    anchor: str | None = None
+    anchor_every: float | str | None = None
 
 
 class MetricsTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -78,13 +77,20 @@ class MetricsTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_o
 
 class RouteTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """A route given as a table: its URL, its own limits, which `RouteLimits` explains, and its own rules, which
-    `RouteRules` does."""
+    `RouteRules` does. `limit_bytes` and `limit_files` are parameters of its URL."""
 
     url: str
     deadline: float | str | None = None
     max_calls: int | None = None
     read_only: bool = False
     hide: list[str] = []
+    limit_bytes: int | str | None = None
+    limit_files: int | None = None
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether it says how much the route may hold."""
+        return self.limit_bytes is not None or self.limit_files is not None
 
 
 class RuleTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -99,6 +105,7 @@ class ViewTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     """A view: `[views.NAME]`."""
 
     rules: list[RuleTable]
+    mount: str | None = None
 
 
 class ConfigFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -185,9 +192,15 @@ class MountPlan:
     views: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """The rules of each view, as JSON."""
     default_view: str | None = None
+    view_mounts: dict[str, str] = field(default_factory=dict)
+    """The mount point of each view that has one, as an absolute path."""
     log_options: LogOptions = field(default_factory=LogOptions)
     metrics: MetricsOptions | None = None
     """None if nothing is measured."""
+    is_mounted: bool = True
+    """False if the verbs alone are served; `mountpoint` is the place then (`place_of`)."""
+    socket: str | None = None
+    """Where the control socket is, in place of the runtime directory."""
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> MountPlan:
@@ -312,10 +325,10 @@ def size_bytes(value: int | str) -> int:
     Raises:
         ConfigError: `value` is none of these.
     """
-    match = _QUANTITY.fullmatch(str(value).strip().lower())
-    if match is None or match[2] not in _UNIT_BYTES:
-        raise ConfigError(f"'{value}' is no size; write bytes, or for example '512 MiB', '1 GiB'")
-    return round(float(match[1]) * _UNIT_BYTES[match[2]])
+    try:
+        return sizes.size_bytes(value)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 Meaning = TypeVar("Meaning")
@@ -358,8 +371,16 @@ def shell_options(table: ExecuteTable) -> ShellOptions:
 
 
 def url_of(said: str | RouteTable) -> str:
-    """Return the URL of a route of the file."""
-    return said if isinstance(said, str) else said.url
+    """Return the URL of a route of the file, with the limits that stand beside it.
+
+    Raises:
+        ConfigError: `limit_bytes` is no size.
+    """
+    if isinstance(said, str):
+        return said
+    limits = {"limit_bytes": meant("limit_bytes", size_bytes, said.limit_bytes), "limit_files": said.limit_files}
+    words = "&".join(f"{name}={value}" for name, value in limits.items() if value is not None)
+    return f"{said.url}{'&' if '?' in said.url else '?'}{words}" if words else said.url
 
 
 def limits_of(prefix: str, said: str | RouteTable) -> RouteLimits:
@@ -434,8 +455,9 @@ def log_options(table: LogTable) -> LogOptions:
     Raises:
         ConfigError: a value is invalid.
     """
+    every_s = meant("log.anchor_every", duration_s, table.anchor_every)
     try:
-        return LogOptions.of(table.commands)
+        return LogOptions.of(table.commands, table.anchor, every_s)
     except ValueError as error:
         raise ConfigError(f"log.{error}") from None
 
@@ -590,6 +612,16 @@ def escape_mountpoint(path: str) -> str:
     import hashlib
 
     return f"{name[:160]}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}"
+
+
+def place_of(path: str, file: ConfigFile) -> str:
+    """Return what stands for the mount point of a configuration that is served without a mount: the mount point that it
+    names, so that its branches and its history are those of the mount; else the file itself."""
+    if file.mountpoint is None:
+        return os.path.realpath(path)
+    return mount_table.resolve(
+        os.path.join(os.path.dirname(os.path.abspath(path)), os.path.expanduser(file.mountpoint))
+    )
 
 
 def data_file(mountpoint: str) -> str:

@@ -26,6 +26,7 @@ from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.chunks import Chunk, allocated_blocks
 from fusebackend.volumes.frozen import FrozenTree
 from fusebackend.volumes.posix import DIRECTORY_BYTES, TreeVolume
+from fusebackend.volumes.quota import Limits, Quota, within
 from fusebackend.volumes.storage import Inode
 
 T = TypeVar("T")
@@ -122,8 +123,9 @@ class InMemoryVolume(TreeVolume, SnapshotVolume):
 
     features = Features(durable=False)
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits | None = None) -> None:
         super().__init__()
+        self._quota = None if limits is None else Quota(limits)
         self._numbers = itertools.count(ROOT_NODE)
         self._inodes: dict[int, Inode] = {}
         self._names: dict[int, dict[bytes, int]] = {}
@@ -146,7 +148,8 @@ class InMemoryVolume(TreeVolume, SnapshotVolume):
             used = sum(inode.blocks for inode in self._inodes.values()) // 8
             page_bytes = os.sysconf("SC_PAGE_SIZE")
             free = os.sysconf("SC_AVPHYS_PAGES") * page_bytes // 4096
-            return StatFs(4096, used + free, free, len(self._inodes) + 2**31, 2**31)
+            memory = StatFs(4096, used + free, free, len(self._inodes) + 2**31, 2**31)
+            return memory if self.usage is None else within(memory, self.usage)
 
     def _inode(self, node: int) -> Inode:
         try:
@@ -414,7 +417,10 @@ class InMemoryBackend(VolumeBackend):
 
     Args:
         on_exists: how `write` treats an existing file, `"error"` (the seeds) or `"replace"` (deepagents 0.7).
+        limit_bytes, limit_files: how much it may hold; more is EDQUOT (`volumes/quota.py`). None for no limit.
     """
 
-    def __init__(self, *, on_exists: OnExists = "error") -> None:
-        super().__init__(InMemoryVolume(), on_exists=on_exists)
+    def __init__(
+        self, *, on_exists: OnExists = "error", limit_bytes: int | None = None, limit_files: int | None = None
+    ) -> None:
+        super().__init__(InMemoryVolume(Limits.of(limit_bytes, limit_files)), on_exists=on_exists)

@@ -6,10 +6,12 @@ import contextlib
 from collections.abc import Iterator
 
 EXTRA_OF = {
+    "anthropic": "anthropic",
     "deepagents": "deepagents",
     "docker": "docker",
     "e2b": "e2b",
     "langgraph": "langgraph",
+    "mcp": "mcp",
     "modal": "modal",
     "obstore": "s3",
     "ormsgpack": "langgraph",

@@ -68,7 +68,7 @@ def create(name: str, ref: str | None, as_json: bool, mount: str | None) -> None
     output, files = Output(), target.here(mount).files
     with in_a_line():
         made = files.create_branch(name, ref)
-    path = files.mountpoint.rstrip("/") + branch_path(files, name)
+    path = target.outside(files, branch_path(files, name))
     if as_json:
         output.document({**asdict(made), "path": path})
         return
@@ -88,7 +88,7 @@ def list_branches(as_json: bool, mount: str | None) -> None:
         found = files.branches()
         trees = trees_path(files)
     if as_json:
-        top = f"{files.mountpoint.rstrip('/')}{trees}/branches"
+        top = target.outside(files, f"{trees}/branches")
         output.document([{**asdict(each), "path": f"{top}/{each.name}"} for each in found])
         return
     rows = [_row(output, each) for each in found]
@@ -123,7 +123,7 @@ def _age(age_ns: int) -> str:
 def path(name: str, mount: str | None) -> None:
     """Print the directory of a branch."""
     output, files = Output(), target.here(mount).files
-    output.line(output.name(files.mountpoint.rstrip("/") + branch_path(files, name)))
+    output.line(output.name(target.outside(files, branch_path(files, name))))
 
 
 @branch.command()

@@ -93,7 +93,8 @@ def log(
     'fusebackend diff c42' shows what the call c42 did, 'fusebackend undo c42' takes it back.
 
     --verify prints the end of the log's hash chain, LINK:HEAD, and exits with 1 if something was changed, removed or
-    added past the server. Without an --anchor it proves nothing against the server's own user.
+    added past the server. It proves nothing against the server's own user without an --anchor, or '[log] anchor' of the
+    mount's TOML file, with which the mount keeps such ends elsewhere by itself.
     """
     if anchors and not is_check:
         raise click.UsageError("--anchor is for --verify")
@@ -128,7 +129,11 @@ def _verify(place: Target, anchors: Sequence[str], as_json: bool) -> None:
     if as_json:
         output.document(asdict(found))
     elif not found.problems:
-        output.line(f"the log is as it was written; its end is {found.anchor}")
+        said = "the log is as it was written"
+        if found.anchored_in is not None:
+            said += f", as {found.anchors} {'anchor says' if found.anchors == 1 else 'anchors say'}"
+            said += f" ({output.text(found.anchored_in)})"
+        output.line(f"{said}; its end is {found.anchor}")
     for problem in () if as_json else found.problems:
         output.line(output.text(problem))
     if found.problems:

@@ -24,10 +24,12 @@ __all__ = ["main", "one_line"]
 _SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Mounts": {
         "mount": ("mount:mount", "Mount backends on a directory."),
+        "serve": ("unmounted:serve", "Serve backends without a mount, where nothing can be mounted."),
         "umount": ("umount:umount", "Unmount, and wait until everything is stored."),
         "status": ("status:status", "Show mounts and their routes."),
         "metrics": ("metrics:metrics", "Print what is measured of a mount, for Prometheus."),
         "backends": ("backends:backends", "List the URLs that can be mounted."),
+        "doctor": ("doctor:doctor", "Look at what a mount needs here, and say how to mend what it lacks."),
         "check": ("check:check", "Check the file of a volume, and mend it."),
         "snapshot": ("snapshot:snapshot", "Keep the present state of a mount, and list and delete such states."),
         "df": ("space:df", "Show what a mount takes of the disk."),
@@ -63,6 +65,7 @@ _SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "download": ("download:download", "Copy files and trees out of a mount."),
         "watch": ("watch:watch", "Print changes as they happen."),
         "exec": ("execute:execute", "Run a command that sees all files where agents do."),
+        "mcp": ("mcp:mcp", "Serve a mount to MCP clients."),
     },
 }
 """By section: the name of each command, its module, and its description."""

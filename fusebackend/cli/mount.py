@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import click
 
@@ -14,39 +16,44 @@ from fusebackend.cli.target import complete_route, complete_url, complete_words
 from fusebackend.config import ConfigError, ConfigFile, MountPlan, RouteTable
 from fusebackend.linux import mount_point as point
 from fusebackend.linux import mount_table as table
+from fusebackend.linux.mount_table import MountError
 from fusebackend.protocol import DEFAULT_TTL_S
 from fusebackend.urls import opening as urls
 from fusebackend.urls.opening import Url, UrlError
 from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S
 
+LOOK = "'fusebackend doctor' looks at all that a mount needs, and 'fusebackend serve' does without one"
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def plan_options(function: F) -> F:
+    """The options of which `plan_of` makes a plan, but for `-o`."""
+    default = "What is at the root; a file of its own per mount point if not given."
+    from_file = "Read all this from a TOML file; the command line wins."
+    for option in (
+        click.option("--read-only", is_flag=True, help="Nothing can be changed."),
+        click.option("--config", "config_path", metavar="FILE", help=from_file),
+        click.option("--route", "routes", multiple=True, shell_complete=complete_route, metavar="PREFIX=URL",
+                     help="Another backend below PREFIX."),
+        click.option("--default", shell_complete=complete_url, metavar="URL", help=default),
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+def word_options(function: F) -> F:
+    """`-o`."""
+    known = ", ".join((*config.OWN_WORDS, *config.LIBFUSE_WORDS))
+    return click.option("-o", "options", multiple=True, shell_complete=complete_words, metavar="OPTION",
+                        help=f"Words with commas between: {known}.")(function)  # fmt: skip
+
 
 @click.command()
 @click.argument("mountpoint", required=False)
-@click.option(
-    "--default",
-    shell_complete=complete_url,
-    metavar="URL",
-    help="What is at the root; a file of its own per mount point if not given.",
-)
-@click.option(
-    "--route",
-    "routes",
-    multiple=True,
-    shell_complete=complete_route,
-    metavar="PREFIX=URL",
-    help="Another backend below PREFIX.",
-)
-@click.option("--config", "config_path", metavar="FILE", help="Read all this from a TOML file; the command line wins.")
-@click.option("--read-only", is_flag=True, help="Nothing can be changed through the mount.")
+@plan_options
 @click.option("--foreground", is_flag=True, help="Serve in this process, log to standard error, end with Ctrl-C.")
-@click.option(
-    "-o",
-    "options",
-    multiple=True,
-    shell_complete=complete_words,
-    metavar="OPTION",
-    help=f"Words with commas between: {', '.join((*config.OWN_WORDS, *config.LIBFUSE_WORDS))}.",
-)
+@word_options
 def mount(
     mountpoint: str | None,
     default: str | None,
@@ -66,14 +73,17 @@ def mount(
             raise click.UsageError("give a MOUNTPOINT, or a --config file that names one")
         mountpoint = os.path.join(_base(config_path) or "", os.path.expanduser(file.mountpoint))
     path = table.resolve(mountpoint)
-    plan = _plan(path, file, config_path, default, routes, read_only, options)
+    plan = plan_of(path, file, config_path, default, routes, read_only, options)
     _keep_apart(plan)
-    point.check_system(allow_other=plan.allow_other)
+    _require_unserved(path)
+    try:
+        point.check_system(allow_other=plan.allow_other)
+    except MountError as error:
+        raise MountError(error.errno, f"{error.strerror}; {LOOK}") from None
     prepared = point.prepare(path)
     if prepared.replaced_dead:
         click.echo(f"the server of an earlier mount on {path} had died; it was cleared away")
-    if default is None and file.default is None:
-        os.makedirs(os.path.dirname(config.data_file(path)), mode=0o700, exist_ok=True)
+    make_data_directory(default, file, path)
     if foreground:
         from fusebackend.cli.serve import serve
 
@@ -87,12 +97,30 @@ def mount(
             click.echo(f"Warning: {line}", err=True)
 
 
+def make_data_directory(default: str | None, file: ConfigFile, path: str) -> None:
+    """Make the directory of the embedded default of a mount point, if it is what is mounted."""
+    if default is None and file.default is None:
+        os.makedirs(os.path.dirname(config.data_file(path)), mode=0o700, exist_ok=True)
+
+
+def _require_unserved(path: str) -> None:
+    """Raises `MountError` if a server has the branches and the history of this mount point, without a mount."""
+    from fusebackend.control import rendezvous
+
+    found = rendezvous.server_of(path)
+    if found is not None:
+        raise MountError(
+            errno.EBUSY,
+            f"'{path}' is served already, without a mount, by process {found.pid}; end that with 'kill {found.pid}'",
+        )
+
+
 def _base(config_path: str | None) -> str | None:
     """The directory that relative paths in the file start from."""
     return os.path.dirname(os.path.abspath(config_path)) if config_path else None
 
 
-def _plan(
+def plan_of(
     path: str,
     file: ConfigFile,
     config_path: str | None,
@@ -101,7 +129,11 @@ def _plan(
     read_only: bool,
     options: Sequence[str],
 ) -> MountPlan:
-    """Put the file and the command line together; the command line decides if both are given."""
+    """Put the file and the command line together; the command line decides if both are given.
+
+    Args:
+        path: the mount point, or what stands for it (`config.place_of`).
+    """
     base = _base(config_path)
     words = config.parse_words([*file.options, *options])
     given = config.routes_by_prefix([_split_route(route) for route in routes])
@@ -121,14 +153,16 @@ def _plan(
             _keep_rules(prefix, from_file.get(prefix, ""))
         if default is not None:
             _keep_rules(ROOT, file.default or "")
+        in_file_urls = {prefix: config.url_of(table) for prefix, table in said.items()}
+        default_url = config.url_of(file.default or "")
     texts: dict[str, str] = {
-        **{prefix: urls.parse(config.url_of(table), base=base).text for prefix, table in said.items()},
+        **{prefix: urls.parse(url, base=base).text for prefix, url in in_file_urls.items()},
         **{prefix: urls.parse(url).text for prefix, url in given.items()},
     }
     if default is not None:
         root = urls.parse(default)
     elif file.default is not None:
-        root = urls.parse(config.url_of(file.default), base=base)
+        root = urls.parse(default_url, base=base)
         said[ROOT] = file.default
     else:
         root = urls.for_path("sqlite", config.data_file(path))
@@ -137,6 +171,8 @@ def _plan(
         rules = {prefix: config.route_rules_of(prefix, table) for prefix, table in said.items()}
         views = config.views_of(file)
     keeps_history = config.keeps_history(words.history) if words.history else keeps_history
+    if log_options.anchor is not None and not keeps_history:
+        raise ConfigError(f"'{config_path}': log.anchor is about the log, and there is none: history is off")
     is_read_only = read_only or (file.read_only if words.read_only is None else words.read_only)
     return MountPlan(
         mountpoint=path,
@@ -156,6 +192,11 @@ def _plan(
         history=config.history_directory(path) if keeps_history and not is_read_only else None,
         route_rules={prefix: own for prefix, own in rules.items() if own},
         views=views,
+        view_mounts={
+            name: os.path.abspath(os.path.join(base or "", os.path.expanduser(view.mount)))
+            for name, view in file.views.items()
+            if view.mount is not None
+        },
         default_view=file.default_view,
         log_options=log_options,
         metrics=metrics,
@@ -163,10 +204,13 @@ def _plan(
 
 
 def _keep_rules(prefix: str, said: str | RouteTable) -> None:
-    """Raises `ConfigError` where the command line would replace a route together with its rules."""
-    if config.route_rules_of(prefix, said):
+    """Raises `ConfigError` where the command line would replace a route together with its rules or limits."""
+    if isinstance(said, str):
+        return
+    what = "rules" if config.route_rules_of(prefix, said) else "limits" if said.is_limited else ""
+    if what:
         raise ConfigError(
-            f"route '{prefix}' has rules there, so its url can't be given on the command line: write it there"
+            f"route '{prefix}' has {what} there, so its url can't be given on the command line: write it there"
         )
 
 
@@ -201,7 +245,9 @@ def _keep_apart(plan: MountPlan) -> None:
     for url in map(urls.parse, plan.urls().values()):
         if url.path is not None:
             _keep_url_apart(url, url.path, plan.mountpoint)
-    for what, path in (("log", plan.log), ("history", plan.history)):
+    anchor = (plan.log_options.anchor or "").partition(":")
+    kept = anchor[2] if anchor[0] == "file" else None
+    for what, path in (("log", plan.log), ("history", plan.history), ("anchor of the log", kept)):
         if path is not None and _is_inside(os.path.realpath(path), plan.mountpoint):
             raise ConfigError(f"the {what} would be inside the mount: '{path}'; set XDG_STATE_HOME to another place")
 
@@ -220,9 +266,19 @@ def _is_inside(path: str, directory: str) -> bool:
 
 def _announce(plan: MountPlan, pid: int, log: str | None = None) -> None:
     lines = [f"mounted {plan.mountpoint} (process {pid}{', read-only' if plan.read_only else ''})"]
-    if log is not None:
-        lines.append(f"  log: {log}")
+    announce([*lines, *route_lines(plan, log)])
+
+
+def route_lines(plan: MountPlan, log: str | None) -> list[str]:
+    """Return the log and the routes of a plan, a line each, for people."""
+    lines = [] if log is None else [f"  log: {log}"]
     for prefix, url in plan.urls().items():
         lines.append(f"  {prefix if prefix == '/' else prefix + '/'}  {urls.mask(url)}")
+    lines += [f"  view {name}: {place}" for name, place in plan.view_mounts.items()]
+    return lines
+
+
+def announce(lines: Sequence[str]) -> None:
+    """Print lines."""
     with contextlib.suppress(OSError):  # there may be no reader; the mount is there all the same
         click.echo("\n".join(lines))

@@ -1,4 +1,5 @@
-"""The process behind a mount: open the backends of a plan, mount them, serve until unmounted, close them.
+"""The process behind a mount: open the backends of a plan, mount them, serve until unmounted, close them. The same
+without the mount, for `fusebackend serve`.
 
 `serve` does it in this process. `python -m fusebackend.cli.serve` is how `start` starts one in the background.
 """
@@ -40,12 +41,16 @@ def serve(plan: MountPlan, on_ready: Callable[[Sequence[str]], None], *, log_fil
     faulthandler.enable()  # a crash in C code leaves the stack of each thread in the log
     _allow_many_files()
     from fusebackend.composite.backend import CompositeBackend
-    from fusebackend.mount.session import MountOptions
+    from fusebackend.control import rendezvous
+    from fusebackend.mount.options import MountOptions
     from fusebackend.rules.view import checked_views
     from fusebackend.server.live import LiveMount
     from fusebackend.urls.opening import mask
 
     with contextlib.ExitStack() as opened:
+        socket = plan.socket
+        if not plan.is_mounted:
+            socket = opened.enter_context(rendezvous.claimed(plan.mountpoint, socket))
         backends = {}
         for prefix, url in plan.urls().items():
             backends[prefix] = open_backend(url)
@@ -60,7 +65,8 @@ def serve(plan: MountPlan, on_ready: Callable[[Sequence[str]], None], *, log_fil
             extra=plan.words,
             description={"urls": shown, "log": log_file},
         )
-        log.info("mounting %s: %s", plan.mountpoint, ", ".join(f"{prefix} = {url}" for prefix, url in shown.items()))
+        does = "mounting" if plan.is_mounted else "serving, without a mount,"
+        log.info("%s %s: %s", does, plan.mountpoint, ", ".join(f"{prefix} = {url}" for prefix, url in shown.items()))
         live = LiveMount(
             backend,
             plan.mountpoint,
@@ -75,12 +81,15 @@ def serve(plan: MountPlan, on_ready: Callable[[Sequence[str]], None], *, log_fil
             route_rules=plan.route_rules,
             views=checked_views(plan.views, plan.default_view),
             default_view=plan.default_view,
+            view_mounts=plan.view_mounts,
             log_options=plan.log_options,
             metrics=plan.metrics,
+            socket=socket,
+            is_mounted=plan.is_mounted,
         )
         heap.collect_less()
         live.run(lambda: on_ready(live.warnings))
-    log.info("unmounted %s, everything is stored", plan.mountpoint)
+    log.info("%s %s, everything is stored", "unmounted" if plan.is_mounted else "ended", plan.mountpoint)
 
 
 def _allow_many_files() -> None:

@@ -45,7 +45,7 @@ def start(plan: MountPlan) -> tuple[int, list[str]]:
     log_fd = open_log(plan.log)
     try:
         fcntl.flock(log_fd, fcntl.LOCK_EX)  # another command may be about to mount here, too
-        if table.mount_at(plan.mountpoint) is not None:
+        if plan.is_mounted and table.mount_at(plan.mountpoint) is not None:
             raise MountError(errno.EBUSY, f"'{plan.mountpoint}' has been mounted by another command just now")
         return _start_with_log(plan, plan.log, log_fd)
     finally:

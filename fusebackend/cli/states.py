@@ -1,4 +1,4 @@
-"""`States`: the present and the earlier states of a mount as directories, for `diff` and `restore`.
+"""`States`: the present and the earlier states of a mount as trees, for `diff` and `restore`.
 
 A snapshot holds some routes of the mount; in its tree the others are empty directories. What lies in those is left out
 of every comparison: it would seem to have been created since, and a restore would remove it.
@@ -15,8 +15,9 @@ from fusebackend.base.paths import TREES_NAME
 from fusebackend.cli import target
 from fusebackend.cli.show import Failed, one_line
 from fusebackend.cli.target import Target
+from fusebackend.cli.verb_tree import VerbTree
 from fusebackend.trees.refs import Ref, RefError, Refs, Taken
-from fusebackend.trees.tree import is_below, split
+from fusebackend.trees.tree import ReadTree, Tree, is_below, split
 
 if TYPE_CHECKING:
     from fusebackend.control.client.client import Client
@@ -29,7 +30,7 @@ def trees_path(files: Client) -> str:
 
 def snapshots_directory(files: Client) -> str:
     """Return the directory of the snapshots of a mount."""
-    return f"{files.mountpoint.rstrip('/')}{trees_path(files)}/snapshots"
+    return target.outside(files, f"{trees_path(files)}/snapshots")
 
 
 @contextlib.contextmanager
@@ -69,7 +70,7 @@ class States:
         self._routes = {_relative(str(route["prefix"])) for route in status.get("routes", [])} | {b""}
         self._ways = {way for route in self._routes for way in _above(route)}
         self._kept = {each.name: {_relative(prefix) for prefix in each.routes} for each in found}
-        self._kept.update((each.name, self._routes) for each in branches)
+        self._kept.update((each.name, self._routes) for each in branches)  # as main and the state before a call
         self.refs = Refs(
             [Taken(each.name, each.time_ns) for each in found],
             [Taken(each.name, each.time_ns) for each in branches],
@@ -92,11 +93,15 @@ class States:
             return self.refs.one(text)
 
     def root(self, ref: Ref) -> str:
-        """Return the directory of a state."""
+        """Return the directory of a state, which is a path of agents where nothing is mounted."""
         if ref.is_main:
-            return self.files.mountpoint
+            return target.outside(self.files, "") or "/"
         kind = "branches" if ref.is_branch else "snapshots"
-        return f"{self.files.mountpoint.rstrip('/')}/{os.fsdecode(self._trees)}/{kind}/{ref.name}"
+        return target.outside(self.files, f"/{os.fsdecode(self._trees)}/{kind}/{ref.name}")
+
+    def tree(self, ref: Ref) -> ReadTree:
+        """Return the tree of a state: a directory of the mount; what is not mounted is read by verbs."""
+        return Tree(self.root(ref)) if self.files.is_mounted else VerbTree(self.files, self.root(ref))
 
     def relative(self, place: Target) -> bytes:
         """Return the path of a target in the tree of each state. Raises `Failed` for one in another tree."""
@@ -114,7 +119,7 @@ class States:
         """
         kept = set(self._routes)
         for ref in refs:
-            kept &= self._routes if ref.is_main else self._kept[ref.name]
+            kept &= self._kept.get(ref.name, self._routes)
         left_out = self._routes - kept
         found: list[bytes] = []
         for path in paths:
@@ -124,7 +129,7 @@ class States:
                 inner.insert(0, path)
             if not inner:
                 names = ", ".join(
-                    f"'{ref.name}'" for ref in refs if not ref.is_main and owner not in self._kept[ref.name]
+                    f"'{ref.name}'" for ref in refs if owner not in self._kept.get(ref.name, self._routes)
                 )
                 raise Failed(
                     f"'/{os.fsdecode(path)}' lies in a route of which {names} holds nothing: '{_prefix(owner)}'"

@@ -6,25 +6,36 @@ import errno
 import json
 import sys
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from fusebackend.cli.space import size_text
 from fusebackend.cli.target import complete_mountpoint
 from fusebackend.linux import mount_table as table
 from fusebackend.linux.mount_table import MountError, MountState
+
+if TYPE_CHECKING:
+    from fusebackend.control.rendezvous import Served
 
 
 @click.command()
 @click.argument("mountpoint", required=False, shell_complete=complete_mountpoint)
 @click.option("--json", "as_json", is_flag=True, help="A JSON array with one object per mount.")
 def status(mountpoint: str | None, as_json: bool) -> None:
-    """Show all mounts, or the one on MOUNTPOINT.
+    """Show all mounts, or the one on MOUNTPOINT; of what 'serve' serves, its socket or configuration.
 
     `state` is alive, dead (the server is gone), hung (it does not answer) or denied (it is another user's). With a
     MOUNTPOINT, the exit status is 0 only if that mount is alive.
     """
-    states = table.probe_all(table.our_mounts() if mountpoint is None else [_one(mountpoint)])
+    from fusebackend.control import rendezvous
+
+    if mountpoint is None:
+        states = [*table.probe_all(table.our_mounts()), *map(_of_served, rendezvous.served())]
+    else:
+        is_mounted = table.mount_at(table.resolve(mountpoint)) is not None
+        found = None if is_mounted else rendezvous.find_served(mountpoint)
+        states = table.probe_all([_one(mountpoint)]) if found is None else [_of_served(found)]
     if as_json:
         click.echo(json.dumps([_as_object(state) for state in states], indent=2))
     elif states:
@@ -33,6 +44,18 @@ def status(mountpoint: str | None, as_json: bool) -> None:
         click.echo("nothing is mounted")
     if mountpoint is not None and states[0].state != "alive":
         sys.exit(1)
+
+
+def _of_served(served: Served) -> MountState:
+    """Ask the server of what is not mounted."""
+    from fusebackend.control.client.client import Client
+    from fusebackend.control.client.client_connection import ServerLost
+
+    try:
+        with Client(served.socket, view="") as files:
+            return MountState(served.place, "alive", files.status())
+    except (MountError, ServerLost):
+        return MountState(served.place, "hung")
 
 
 def _one(mountpoint: str) -> table.MountEntry:
@@ -45,7 +68,8 @@ def _one(mountpoint: str) -> table.MountEntry:
 
 def _as_object(state: MountState) -> dict[str, Any]:
     # The table's mount point, not the server's: it may have been moved, or seen through another namespace.
-    return {"routes": [], **state.status, "mountpoint": state.mountpoint, "state": state.state, "pid": state.pid}
+    mountpoint = None if "place" in state.status else state.mountpoint
+    return {"routes": [], **state.status, "mountpoint": mountpoint, "state": state.state, "pid": state.pid}
 
 
 def _print(states: list[MountState]) -> None:
@@ -76,6 +100,8 @@ def _print(states: list[MountState]) -> None:
         console.print(routes)
         for line in _execution(state.status.get("execute") or {}):
             console.print(Text(f"  {line}"), soft_wrap=True)
+        for line in filter(None, map(_usage, state.status.get("routes", []))):
+            console.print(Text(f"  {line}"), soft_wrap=True)
         for route in state.status.get("routes", []):
             trouble = _trouble(route)
             if trouble:
@@ -94,6 +120,18 @@ def _execution(execute: dict[str, Any]) -> list[str]:
     if execute.get("routes"):
         lines[0] += f", routes {execute['routes']}"
     return lines + [f"commands don't see {prefix}: {why}" for prefix, why in execute["unseen_routes"].items()]
+
+
+def _usage(route: dict[str, Any]) -> str | None:
+    """What a route with limits holds of what it may; None for one without."""
+    usage = route.get("usage")
+    if not usage:
+        return None
+    used_bytes, limit_bytes = size_text(usage["used_bytes"]), usage["limit_bytes"]
+    parts = [used_bytes if limit_bytes is None else f"{used_bytes} of {size_text(limit_bytes)}"]
+    limit_files = "" if usage["limit_files"] is None else f" of {usage['limit_files']:,}"
+    parts.append(f"{usage['used_files']:,}{limit_files} files and directories")
+    return f"{route.get('prefix')} holds {', '.join(parts)}"
 
 
 def _trouble(route: dict[str, Any]) -> str | None:
@@ -117,6 +155,8 @@ def _headline(state: MountState) -> str:
     started_at = state.status.get("started_at")
     if isinstance(started_at, int | float):
         parts.append(f"since {datetime.fromtimestamp(started_at).strftime('%Y-%m-%d %H:%M:%S')}")
+    if "place" in state.status:
+        parts.append("not mounted")
     if state.status.get("read_only"):
         parts.append("read-only")
     return ", ".join(parts)
@@ -133,8 +173,11 @@ def _details(state: MountState) -> list[str]:
         )
         if isinstance(status.get(key), int)
     ]
-    requests = sum((status.get("counters") or {}).values())
-    lines = [", ".join([*counts, _count(requests, "request", "requests")])]
+    if "place" in status:
+        lines = [f"socket: {(status.get('control') or {}).get('socket')}"]
+    else:
+        requests = sum((status.get("counters") or {}).values())
+        lines = [", ".join([*counts, _count(requests, "request", "requests")])]
     if status.get("execute"):
         lines.append(f"commands: {_commands(status['execute'])}")
     if status.get("log"):
@@ -148,7 +191,9 @@ def _count(number: int, one: str, many: str) -> str:
 
 def _commands(execute: dict[str, Any]) -> str:
     """Where `execute` runs commands, and how they are limited."""
-    if execute.get("sandbox") == "none":
+    if execute.get("sandbox") == "default":
+        where = str(execute.get("where"))
+    elif execute.get("sandbox") == "none":
         where = "unconfined, as the server's user"
     elif execute.get("bubblewrap") is None:
         where = "none: bubblewrap is not installed"

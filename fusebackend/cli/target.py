@@ -134,7 +134,7 @@ def locate(given: str, mount: str | None, *, follow: bool = True) -> Target:
     if not given or mount == "":
         raise Failed("a path is empty")
     if mount is not None:
-        mountpoint, _ = _split(mount, follow=True)
+        mountpoint = _place(mount)
         try:
             return Target(_client(mountpoint), paths.normalise(given), given, "")
         except PathError as error:
@@ -168,6 +168,11 @@ def here(mount: str | None) -> Target:
     if len(mounted) == 1:
         return Target(_client(mounted[0]), ROOT, mounted[0], mounted[0].rstrip("/"))
     if not mounted:
+        served = rendezvous.served()
+        if len(served) == 1:
+            return Target(_client(served[0].socket), ROOT, "", "")
+        if served:
+            raise Failed(f"several are served: {', '.join(each.socket for each in served)}; say which one with --mount")
         raise Failed("nothing is mounted; 'fusebackend mount' does that")
     raise Failed(f"several mounts are there: {', '.join(mounted)}; say which one with --mount")
 
@@ -205,6 +210,26 @@ def _split(given: str, follow: bool) -> tuple[str, str]:
     raise Failed(f"'{given}' lies in no mount of fusebackend ({hint})")
 
 
+def _place(mount: str) -> str:
+    """The mount that `--mount` names: by a path in it, or by its socket or configuration. Raises `Failed`."""
+    from fusebackend.control import rendezvous
+    from fusebackend.linux.mount_table import MountError
+
+    try:
+        return rendezvous.place_of(mount)[0]
+    except FileNotFoundError:
+        return _split(mount, follow=True)[0]
+    except MountError as error:
+        if os.path.isfile(mount):
+            raise Failed(f"'{mount}': {error.strerror}") from None
+        return _split(mount, follow=True)[0]
+
+
+def outside(files: Client, path: str) -> str:
+    """Return an agent's path as processes have it; as it is where nothing is mounted."""
+    return files.mountpoint.rstrip("/") + path if files.is_mounted else path
+
+
 def _client(mountpoint: str) -> Client:
     """The client of a mount, one for each command; it is closed when the command ends."""
     context = click.get_current_context(silent=True)
@@ -218,9 +243,13 @@ def _client(mountpoint: str) -> Client:
 
 
 def open_client(mountpoint: str) -> Client:
+    from fusebackend.control import rendezvous
     from fusebackend.control.client.client import Client
 
-    return Client(mountpoint, view="")
+    # The socket of a view says itself what its clients see; elsewhere it is everything.
+    place, is_mounted = rendezvous.place_of(mountpoint)
+    says = not is_mounted and rendezvous.is_socket(place) and rendezvous.find_served(place) is None
+    return Client(place, view=None if says else "")
 
 
 def mount_option(function: F) -> F:
@@ -231,7 +260,8 @@ def mount_option(function: F) -> F:
         envvar="FUSEBACKEND_MOUNT",
         shell_complete=complete_mountpoint,
         metavar="DIR",
-        help="Paths are those that agents use in the mount on DIR, such as /notes.md. FUSEBACKEND_MOUNT says the same.",
+        help="Paths are those that agents use in the mount on DIR, such as /notes.md. DIR may be a view's socket, or "
+        "the socket or configuration of what 'serve' serves. FUSEBACKEND_MOUNT says the same.",
     )(function)
 
 

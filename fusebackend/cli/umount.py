@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pwd
+import signal
 import sys
 import time
 from typing import NoReturn
@@ -13,6 +14,7 @@ import click
 
 from fusebackend.cli.progress import waiting
 from fusebackend.cli.target import complete_mountpoint
+from fusebackend.control.rendezvous import Served, find_served
 from fusebackend.linux import mount_table as table
 from fusebackend.linux.mount_table import MountEntry, MountError, MountState
 from fusebackend.linux.unmount import BusyError, Server, detach, is_stopped, server_of, serves
@@ -33,9 +35,16 @@ DEFAULT_TIMEOUT_S = 60.0
     help="Seconds to wait for the server to store everything and end.",
 )
 def umount(mountpoint: str, lazy: bool, timeout_s: float) -> None:
-    """Unmount MOUNTPOINT, and wait until its server has stored everything and ended."""
+    """Unmount MOUNTPOINT, and wait until its server has stored everything and ended.
+
+    Of what 'serve' serves without a mount, give the socket or the configuration.
+    """
     path = table.resolve(mountpoint)
     entry = table.mount_at(path)
+    served = None if entry is not None else find_served(mountpoint)
+    if served is not None:
+        _end_served(served, timeout_s)
+        return
     if entry is None:
         raise MountError(errno.EINVAL, f"'{path}' is not mounted")
     if not entry.is_ours:
@@ -56,6 +65,22 @@ def umount(mountpoint: str, lazy: bool, timeout_s: float) -> None:
     except BusyError as error:
         _show_holders(error)
         sys.exit(1)
+
+
+def _end_served(served: Served, timeout_s: float) -> None:
+    """End the server of what is not mounted."""
+    with Server(served.pid) as server, waiting("storing everything"):
+        try:
+            os.kill(server.pid, signal.SIGTERM)
+        except PermissionError:
+            raise MountError(errno.EPERM, f"process {server.pid}, which serves it, is another user's") from None
+        except ProcessLookupError:
+            pass
+        if not server.ended(timeout_s):
+            does = "is stopped" if is_stopped(server.pid) else "is still storing"
+            lost = "what it has not stored is lost if it is killed"
+            raise MountError(errno.ETIMEDOUT, f"'{served.place}': process {server.pid} {does}; {lost}")
+    click.echo(f"ended {served.socket}")
 
 
 def _refuse_hung(entry: MountEntry, lazy: bool) -> NoReturn:

@@ -61,7 +61,7 @@ def list_views(as_json: bool, mount: str | None) -> None:
     for each in found:
         rules = f"{len(each.rules)} {'rule' if len(each.rules) == 1 else 'rules'}"
         default = "  (default)" if each.is_default else ""
-        output.line(f"{each.name:<{width}}  {rules:<9}  {files.mountpoint.rstrip('/')}{each.path}{default}")
+        output.line(f"{each.name:<{width}}  {rules:<9}  {target.outside(files, each.path)}{default}")
 
 
 @view.command()
@@ -81,6 +81,22 @@ def show(name: str, as_json: bool, mount: str | None) -> None:
 
 def _line(output: Output, number: int, mode: str, operations: Sequence[str], globs: Sequence[str]) -> str:
     return f"{number:>3}  {mode:<9}  {','.join(operations):<10}  {' '.join(map(output.name, globs))}"
+
+
+@view.command("socket")
+@click.argument("name", shell_complete=complete_view)
+@mount_option
+def socket_of(name: str, mount: str | None) -> None:
+    """Print the path of a socket whose clients can only do what a view allows.
+
+    They can't leave the view, so a process that has this socket alone, as in a container into which it was bound, is
+    held by the view's rules: 'fusebackend --mount SOCKET' there, or connect(SOCKET) in Python. It is made when it is
+    first asked for, for this user alone (0600), and ends with the server of the mount; the next one has another path.
+    """
+    output, files = Output(), target.here(mount).files
+    with in_a_line():
+        path = files.view_socket(name)
+    output.line(path)
 
 
 @view.command()

@@ -4,6 +4,9 @@ Sockets lie in `$XDG_RUNTIME_DIR/fusebackend`, or where that can't be used in a 
 system's temporary one. Both must be the user's, and closed to everybody else. A mount names its socket in the extended
 attribute `user.fusebackend.socket` of everything in it, so clients need not know that directory.
 
+What is served without a mount has a record in that directory, `NAME.served`: what stands for its mount point, and its
+socket. Its server keeps it locked, so there is one server of it at a time.
+
 Which mount a path lies in is for the kernel to say, not for the spelling of the path: one mount may cover another, and
 a former mount point may be a directory of the mount below. A stat of a mount waits for its server, so it runs in a
 thread that can be abandoned.
@@ -13,15 +16,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import hashlib
+import json
 import os
 import re
 import secrets
 import socket
+import stat
 import threading
-from collections.abc import Callable
-from typing import TypeVar
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, TypeVar
 
-from fusebackend.config import escape_mountpoint
+from fusebackend import config
+from fusebackend.config import ConfigError, escape_mountpoint
 from fusebackend.linux import mount_table as table
 from fusebackend.linux.mount_table import MountError
 from fusebackend.linux.runtime_directory import ADDRESS_MAX_BYTES, directory
@@ -82,6 +91,200 @@ def remove_stale(place: str) -> None:
                 continue  # it is gone, or busy
 
 
+# -- without a mount -------------------------------------------------------------------------------------------
+
+SERVED = ".served"
+"""The ending of a record of what is served without a mount."""
+
+
+LOCK_ATTEMPTS, LOCK_PAUSE_S = 20, 0.01
+"""For the lock of a record."""
+
+
+class Served(NamedTuple):
+    """A record of what is served without a mount.
+
+    Attributes:
+        place: stands for its mount point: a mount point, a configuration file, or another absolute path.
+        socket: its address.
+        pid: of its server.
+    """
+
+    place: str
+    socket: str
+    pid: int
+
+
+@contextlib.contextmanager
+def claimed(place: str, address: str | None = None) -> Iterator[str]:
+    """Be the only server of a place, for the length of a block. Gives the address to listen at.
+
+    Args:
+        place: see `Served`.
+        address: another one than the usual in the runtime directory.
+
+    Raises:
+        MountError: EBUSY, there is another server of it.
+        OSError: the runtime directory can't be used.
+    """
+    record = _record(place)
+    chosen = address or record.removesuffix(SERVED) + ".sock"
+    if len(os.fsencode(chosen)) > ADDRESS_MAX_BYTES:
+        raise MountError(errno.ENAMETOOLONG, f"socket '{chosen}' has more than {ADDRESS_MAX_BYTES} bytes")
+    fd = os.open(record, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if not _locked(fd):
+            found = _read(record)
+            where = "" if found is None else f" by process {found.pid}, on {found.socket}"
+            raise MountError(errno.EBUSY, f"'{place}' is served already{where}")
+        _require_free(chosen)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, json.dumps(Served(place, chosen, os.getpid())._asdict()).encode(), 0)
+        try:
+            yield chosen
+        finally:  # the file stays: another server may be waiting for its lock
+            os.ftruncate(fd, 0)
+    finally:
+        os.close(fd)
+
+
+def served() -> list[Served]:
+    """Return what is served without a mount, by place."""
+    with contextlib.suppress(OSError):
+        names = [os.path.join(directory(), name) for name in os.listdir(directory()) if name.endswith(SERVED)]
+        return sorted(found for name in names if (found := _live(name)) is not None)
+    return []
+
+
+def server_of(place: str) -> Served | None:
+    """Return the server of a place that is not mounted, or None."""
+    with contextlib.suppress(OSError):
+        return _live(_record(place))
+    return None
+
+
+def find_served(path: str) -> Served | None:
+    """Return the server that a path means, which is its socket, its configuration, or its place; None without one."""
+    text = os.path.abspath(path)
+    kind = _kind(text)
+    if kind == stat.S_IFSOCK:
+        return next((each for each in served() if os.path.realpath(each.socket) == os.path.realpath(text)), None)
+    with contextlib.suppress(MountError):
+        return server_of(_configured(text) if kind == stat.S_IFREG else table.resolve(text))
+    return None
+
+
+def place_of(path: str | os.PathLike[str]) -> tuple[str, bool]:
+    """The mount that a path means, and whether it is one: the mount point of a path in a mount; else the socket or
+    the configuration file that it is. A file that names a mount point means the mount there, if there is one.
+
+    Raises:
+        MountError: it is nothing of these, or the mount's server hangs.
+    """
+    try:
+        return split(path, follow=True)[0], True
+    except MountError as error:
+        text = os.path.abspath(os.fspath(path))
+        kind = 0 if error.errno == errno.ETIMEDOUT else _kind(text)
+        if kind == stat.S_IFSOCK:
+            return text, False
+        if kind != stat.S_IFREG:
+            raise
+    place = _configured(text)
+    entry = table.mount_at(place)
+    return (place, True) if entry is not None and entry.is_ours else (text, False)
+
+
+def socket_of(place: str) -> str:
+    """The socket of what `place_of` has found, and that is no mount.
+
+    Raises:
+        MountError: it is not served.
+    """
+    if _kind(place) == stat.S_IFSOCK:
+        return place
+    found = server_of(_configured(place))
+    if found is None:
+        raise MountError(errno.ENOTCONN, f"'{place}' is not served; 'fusebackend serve --config {place}' does that")
+    return found.socket
+
+
+def _configured(path: str) -> str:
+    try:
+        return config.place_of(path, config.read_file(path))
+    except ConfigError as error:
+        raise MountError(errno.EINVAL, f"no mount, no socket and no configuration: {error}") from None
+
+
+def _kind(path: str) -> int:
+    """The type of a file, 0 if there is none. Not for a path that may lie in a mount that hangs."""
+    try:
+        return stat.S_IFMT(os.stat(path).st_mode)
+    except OSError:
+        return 0
+
+
+def _locked(fd: int) -> bool:
+    """Lock a record. A client that looks at it has it locked for a moment, too."""
+    for _ in range(LOCK_ATTEMPTS):
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        time.sleep(LOCK_PAUSE_S)
+    return False
+
+
+def _record(place: str) -> str:
+    digest = hashlib.sha256(os.fsencode(place)).hexdigest()[:12]
+    room = ADDRESS_MAX_BYTES - len(os.fsencode(directory())) - len(f"/.{digest}{SERVED}")
+    name = os.fsencode(escape_mountpoint(place))[-room:] if room > 0 else b""
+    return os.path.join(directory(), os.fsdecode(name.lstrip(b"-.")) + f".{digest}{SERVED}")
+
+
+def _read(record: str) -> Served | None:
+    try:
+        with open(record, "rb") as file:
+            return Served(**json.loads(file.read() or b"null"))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _live(record: str) -> Served | None:
+    """Return a record whose server lives."""
+    try:
+        fd = os.open(record, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _read(record)
+    finally:
+        os.close(fd)
+    return None
+
+
+def _require_free(address: str) -> None:
+    """Remove the socket of a dead server. MountError: EBUSY, something listens there; EEXIST, it is another file."""
+    kind = _kind(address)
+    if kind not in (0, stat.S_IFSOCK):
+        raise MountError(errno.EEXIST, f"'{address}' is a file, and no socket; choose another path")
+    if not os.path.isdir(os.path.dirname(address)):
+        raise MountError(errno.ENOENT, f"there is no directory '{os.path.dirname(address)}' for the socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(address)
+        except FileNotFoundError:
+            return
+        except ConnectionRefusedError:
+            os.unlink(address)
+            return
+        except BlockingIOError:
+            pass  # a full backlog: a server listens
+    raise MountError(errno.EBUSY, f"a server listens on '{address}' already; choose another path for this one")
+
+
 # -- from a path to its server ---------------------------------------------------------------------------------
 
 
@@ -103,6 +306,14 @@ def split(path: str | os.PathLike[str], *, follow: bool = False) -> tuple[str, s
         return _split(text, text)
 
     return _timely(text, find)
+
+
+def is_socket(path: str | os.PathLike[str]) -> bool:
+    """Return True if there is a socket at a path, or where a symbolic link there leads."""
+    try:
+        return stat.S_ISSOCK(os.stat(path).st_mode)
+    except OSError:
+        return False
 
 
 def socket_at(mountpoint: str) -> str:

@@ -98,9 +98,11 @@ class ServedMount(SandboxBackendProtocol):
 
     Attributes:
         mountpoint: where it is mounted, as an absolute path.
+        is_mounted: False where only the verbs are served; `mountpoint` then stands for what is served.
     """
 
     mountpoint: str
+    is_mounted: bool = True
 
     @abc.abstractmethod
     def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
@@ -177,6 +179,10 @@ class ServedMount(SandboxBackendProtocol):
     def viewed(self, name: str) -> ServedMount:
         """Return the mount through a view. OSError: ENOENT, there is none of that name."""
 
+    @abc.abstractmethod
+    def view_socket(self, name: str) -> str:
+        """Return the path of a socket whose clients see the mount through a view, for good. OSError."""
+
     @property
     @abc.abstractmethod
     def default_view(self) -> str | None:
@@ -240,10 +246,11 @@ class ServedMount(SandboxBackendProtocol):
     def diff(
         self, call: str, *, paths: tuple[str, ...] = (), form: DiffForm = "patch", columns: int = STAT_COLUMNS
     ) -> str:
-        """Return what a call did, and nothing of what others did.
+        """Return what a call did, and nothing of what others did; or how two states differ.
 
         Args:
-            call: its name, `c42`.
+            call: its name, `c42`; or `A..B`, of which one is a call, for the state before it. The other one is a call,
+                too, or `main`, a snapshot, a branch or a time.
             paths: only what is at and below these.
             form: `patch` as `git diff` has it, `stat`, `names` (`--name-status`), or `json`, an object a line.
             columns: of `stat`.
@@ -251,7 +258,7 @@ class ServedMount(SandboxBackendProtocol):
         Raises:
             ValueError: it is no name of a call.
             OSError: ENOENT, there is no such call, or it did not change one of the paths; ENOTSUP, the mount keeps no
-                history.
+                history; ENODATA, it lacks changes since the call.
         """
         return b"".join(self.diff_pieces(call, paths=paths, form=form, columns=columns)).decode()
 
@@ -658,7 +665,7 @@ def _hello(call: Call, asked: OfHello) -> Any:
     return {
         "protocol": PROTOCOL,
         "version": __version__,
-        "mountpoint": backend.mountpoint,
+        "mountpoint": backend.mountpoint if backend.is_mounted else None,
         "id": backend.id,
         "pid": os.getpid(),
         "verbs": sorted(VERBS),
@@ -714,6 +721,7 @@ VERBS: dict[str, SocketVerb] = {
     "restore": _same("restore", long=True, changes=True),
     "views": _same("views", works=False),
     "explain": _same("explain"),
+    "view_socket": _same("view_socket", works=False),
     "forget": SocketVerb(
         OfForget, lambda call, asked: call.backend.forget(*asked.paths, dry_run=asked.dry_run), long=True, changes=True
     ),

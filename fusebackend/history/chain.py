@@ -183,6 +183,15 @@ def anchor_of(text: str) -> tuple[int, bytes]:
     return found
 
 
+def is_anchor(text: str) -> bool:
+    """Return True if a text is an anchor."""
+    try:
+        anchor_of(text)
+    except ValueError:
+        return False
+    return True
+
+
 class _Link(NamedTuple):
     link: int
     digest: bytes
@@ -231,6 +240,8 @@ def verify(connection: sqlite3.Connection, anchors: Mapping[int, bytes]) -> Veri
     last, stored_head, first, head = connection.execute("SELECT link, head, first, before FROM chain").fetchone()
     problems: list[str] = []
     stubs: dict[int, int] = {}  # call → its first stub
+    if anchors.get(first - 1, head) != head:
+        problems.append(f"what was written up to link {first - 1} is not what the anchor has seen")
     expected = first
     for each in _links(connection):
         if each.link > expected:

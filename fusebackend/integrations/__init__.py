@@ -1,6 +1,8 @@
 """Bridges to other packages, each an optional extra that is imported when it is used.
 
-deepagents.py    `export` and `adopt`: backends for deepagents, and from there
-exported.py      `Exported`, the one module that imports deepagents
-memory_files.py  `fusebackend.memory`: files that an agent is given at the start
+anthropic_memory.py  Anthropic's memory tool over any backend
+deepagents.py        `export` and `adopt`: backends for deepagents, and from there
+exported.py          `Exported`, the one module that imports deepagents
+mcp/                 a mount as an MCP server
+memory_files.py      `fusebackend.memory`: files that an agent is given at the start
 """

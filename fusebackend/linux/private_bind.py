@@ -13,8 +13,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from fusebackend.linux.bind_mount import MS_REC, MS_SLAVE, bind, mount
+
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
-_MS_BIND, _MS_REC, _MS_SLAVE = 4096, 16384, 1 << 19
 
 NOT_STARTED: Final = 126
 """The exit status when the program could not be started; a shell gives it for a file that can't be run."""
@@ -74,11 +75,8 @@ def _bind(source: str, target: str, no_namespace: str) -> None:
             with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
                 file.write(text)
     # What is mounted and unmounted outside is so here as well, and not the reverse.
-    _mount(libc, "none", "/", _MS_REC | _MS_SLAVE)
-    _mount(libc, source, target, _MS_BIND)
-
-
-def _mount(libc: ctypes.CDLL, source: str, target: str, flags: int) -> None:
-    if libc.mount(os.fsencode(source), os.fsencode(target), None, ctypes.c_ulong(flags), None) != 0:
-        number = ctypes.get_errno()
-        raise _NoBind(f"'{source}' can't be mounted on '{target}': {os.strerror(number)}")
+    mount("none", "/", MS_REC | MS_SLAVE)
+    try:
+        bind(source, target)
+    except OSError as error:
+        raise _NoBind(f"'{source}' can't be mounted on '{target}': {error.strerror}") from None

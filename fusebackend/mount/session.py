@@ -21,16 +21,16 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, cast
 
 import pyfuse3
 import trio
 
-from fusebackend.linux.mount_table import SUBTYPE, MountError
+from fusebackend.linux.mount_table import MountError
 from fusebackend.mount.notifier import Notifier
 from fusebackend.mount.operations import Operations
+from fusebackend.mount.options import MountOptions
 from fusebackend.mount.pyfuse3_patches import kernel_limits
 from fusebackend.mount.pyfuse3_patches.cached_opendir import CachedOpendir
 from fusebackend.mount.pyfuse3_patches.cpu_latency import CpuLatency
@@ -50,30 +50,6 @@ SPARE_BYTES = 16 << 20
 MAX_TASKS = 4096
 """Requests in the works at once. Each system call that waits for a hung route is one, until its deadline; others are
 served only while there are more. A task that waits costs some 10 KiB."""
-
-
-@dataclass(frozen=True)
-class MountOptions:
-    """How to mount.
-
-    `allow_other` lets other users in (modes still apply); `may_keep_awake` lets processors idle without sleep during
-    bursts (`pyfuse3_patches/cpu_latency.py`); `extra` are libfuse's own `-o` words; `description` is added to `status`,
-    route URLs under `"urls"` by prefix.
-    """
-
-    allow_other: bool = False
-    read_only: bool = False
-    may_keep_awake: bool = False
-    extra: tuple[str, ...] = ()
-    description: Mapping[str, Any] = field(default_factory=dict)
-
-    def words(self) -> set[str]:
-        words = {"fsname=fusebackend", f"subtype={SUBTYPE}", "default_permissions", *self.extra}
-        if self.allow_other:
-            words.add("allow_other")
-        if self.read_only:
-            words.add("ro")
-        return words
 
 
 class Session:
@@ -155,20 +131,6 @@ class Session:
         """One mount as `fusebackend status --json` shows it."""
         description = dict(self.options.description)
         urls = description.pop("urls", {})
-        routes = [
-            {
-                "prefix": route.prefix if route.prefix == "/" else route.prefix + "/",
-                "url": urls.get(route.prefix),
-                "volume": type(route.volume).__name__,
-                "features": asdict(route.volume.features),
-                "ttl_s": None if route.policy.coherent else route.policy.timeout_s,
-                "timeouts": route.executor.timeouts,
-                "health": route.executor.describe(),
-                "unstored": route.volume.unstored,
-                "undo": route.undo,
-            }
-            for route in self.filesystem.tree.routes
-        ]
         return {
             "mountpoint": self.mountpoint,
             "pid": os.getpid(),
@@ -176,7 +138,7 @@ class Session:
             "read_only": self.options.read_only,
             "idle": "poll" if self._cpu_latency.can_ask else "sleep",
             **description,
-            "routes": routes,
+            "routes": self.filesystem.describe_routes(urls),
             "known_inodes": len(self.filesystem.inodes),
             "open_files": len(self.filesystem.files),
             **self._describe(),

@@ -35,6 +35,7 @@ __all__ = [
     "Link",
     "Routed",
     "StatFs",
+    "Usage",
     "Volume",
     "Writable",
     "unsupported",
@@ -150,6 +151,15 @@ class StatFs(NamedTuple):
     name_max: int = NAME_MAX_BYTES
 
 
+class Usage(NamedTuple):
+    """What a volume with limits holds, and what it may; None for no limit."""
+
+    used_bytes: int
+    limit_bytes: int | None
+    used_files: int
+    limit_files: int | None
+
+
 @dataclass(frozen=True)
 class Features:
     """The features of a volume. `fusebackend status` prints it for each route."""
@@ -262,6 +272,11 @@ class Volume(abc.ABC):
     def trouble(self) -> tuple[float, str] | None:
         """Return a failure of a volume that its calls don't show: its time (seconds since the epoch) and text, for
         `status`. Never waits."""
+        return None
+
+    @property
+    def usage(self) -> Usage | None:
+        """What counts towards the limits of this volume, for `status`; None for one without limits. Never waits."""
         return None
 
     def access_due(self, attr: Attr) -> bool:

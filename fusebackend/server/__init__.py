@@ -2,6 +2,7 @@
 
 api.py        `fusebackend.mount()`
 live.py       the parts of one mount, put together; where its commands run
+unmounted.py  in the place of the kernel where nothing is mounted
 mounted.py    its agent face
 viewed.py     its agent face through a view
 recording.py  the history of its calls: recorders of kernel and verbs, and retention
@@ -11,6 +12,7 @@ forget.py     contents that leave everything kept of the past
 space.py      what it takes of the disk, and the deletion of its past
 metrics.py    what Prometheus can know of it
 rules.py      the rules of its routes, and its views
+view_mounts.py  mount points of views
 trees.py      the trees directory: its files, its name, its agent face
 guest.py      commands in a default backend that runs them itself
 binds.py      the routes in a container of this machine: bind mounts

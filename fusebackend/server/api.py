@@ -61,6 +61,7 @@ def mount(
     route_rules: Mapping[str, RouteRules] | None = None,
     views: Mapping[str, Iterable[Any]] | None = None,
     default_view: str | None = None,
+    view_mounts: Mapping[str, str | os.PathLike[str]] | None = None,
     log: LogOptions | None = None,
     metrics: MetricsOptions | None = None,
 ) -> Mount:
@@ -93,6 +94,8 @@ def mount(
         views: lists of rules by name. A rule is a mapping with `operations`, `paths` and `mode`, or a
             `FilesystemPermission` of deepagents; docs/views.md has the rest.
         default_view: the name of the view of commands, and of clients that name none.
+        view_mounts: an empty directory for each view that is to have a mount point of its own, by name. Only root can
+            make these.
         log: what it keeps of commands (`fusebackend.history.masking.LogOptions`).
         metrics: measure requests and verbs, and where Prometheus can ask (`fusebackend.config.MetricsOptions`).
 
@@ -129,6 +132,7 @@ def mount(
         route_rules=_by_prefix(route_rules or {}),
         views=checked_views(views or {}, default_view),
         default_view=default_view,
+        view_mounts={name: os.path.abspath(place) for name, place in (view_mounts or {}).items()},
         log_options=log,
         metrics=metrics,
     )
@@ -190,12 +194,13 @@ class Mount(MountedBackend):
         route_rules: Mapping[AgentPath, RouteRules],
         views: Mapping[str, View],
         default_view: str | None,
+        view_mounts: Mapping[str, str],
         log_options: LogOptions | None,
         metrics: MetricsOptions | None,
     ) -> None:
         self._claim()
         try:
-            from fusebackend.mount.session import MountOptions
+            from fusebackend.mount.options import MountOptions
             from fusebackend.server.live import LiveMount
 
             point.check_system(allow_other=allow_other)
@@ -215,6 +220,7 @@ class Mount(MountedBackend):
                 route_rules=route_rules,
                 views=views,
                 default_view=default_view,
+                view_mounts=view_mounts,
                 log_options=log_options,
                 metrics=metrics,
             )

@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import logging
 import os
-import select
-import threading
 from collections.abc import Callable, Iterable
 
 from fusebackend.backends.sandbox.docker import DockerBackend
@@ -28,6 +26,7 @@ from fusebackend.backends.sandbox.scripts import Script
 from fusebackend.base import paths
 from fusebackend.base.paths import AgentPath
 from fusebackend.linux import mount_table as table
+from fusebackend.linux.unmount_watch import UnmountWatch
 
 log = logging.getLogger(__name__)
 
@@ -79,8 +78,7 @@ class Binds:
         self._tops = tops
         default.check()
         self._ours = default.container.hold()
-        self._stopper: int | None = None  # closing it ends the thread that watches
-        self._watcher: threading.Thread | None = None
+        self._watch: UnmountWatch | None = None
 
     def start(self) -> list[str]:
         wanted: list[AgentPath] = []
@@ -110,9 +108,7 @@ class Binds:
             return []
         notes = self._check(wanted, "the container's engine shows a directory of its own there")
         self.default.leave_out(wanted)
-        stop, self._stopper = os.pipe()
-        self._watcher = threading.Thread(target=self._watch, args=(stop,), name="fusebackend-binds", daemon=True)
-        self._watcher.start()
+        self._watch = UnmountWatch(self._mountpoint, self._unmounted, "fusebackend-binds")
         return notes
 
     def _why_not(self, prefix: AgentPath) -> str | None:
@@ -171,29 +167,17 @@ class Binds:
 
     # -- the end -----------------------------------------------------------------------------------------------
 
-    def _watch(self, stop: int) -> None:
+    def _unmounted(self) -> None:
         """Remove the container after an unmount of the mount that is bound in it."""
-        with open("/proc/self/mountinfo", "rb") as mounts:
-            poll = select.poll()
-            poll.register(mounts, select.POLLPRI)
-            poll.register(stop, select.POLLIN | select.POLLHUP)
-            while True:
-                entry = table.mount_at(self._mountpoint)
-                if entry is None or not entry.is_ours:
-                    log.info("%s is unmounted: its container ends", self._mountpoint)
-                    self.default.container.unbind()
-                    break
-                if any(descriptor == stop for descriptor, _ in poll.poll()):
-                    break
-        os.close(stop)
+        log.info("%s is unmounted: its container ends", self._mountpoint)
+        self.default.container.unbind()
 
     def close(self) -> None:
         if self._ours:
             self.default.container.bind({})  # containers started from now on have no bind of this mount
-        stopper, self._stopper = self._stopper, None
-        if stopper is not None and self._watcher is not None:
-            os.close(stopper)
-            self._watcher.join()  # the mount may be gone from the next moment on, and that is no news then
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.close()  # the mount may be gone from the next moment on, and that is no news then
         self.default.leave_out([])
 
 

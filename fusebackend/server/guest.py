@@ -27,6 +27,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from fusebackend.backends.directory.backend import FilesystemBackend
 from fusebackend.backends.sandbox.base import BaseSandbox
 from fusebackend.backends.sandbox.docker import DockerBackend
 from fusebackend.backends.sandbox.scripts import Script, nonce
@@ -109,6 +110,7 @@ class Guest:
     Args:
         backend: what is mounted; its default runs commands.
         filesystem, mountpoint, options, allow_other, read_only: as for `LiveMount`.
+        is_mounted: False where the verbs alone are served: commands then see the default's files only.
 
     Raises:
         OSError: the default can't be had.
@@ -123,7 +125,9 @@ class Guest:
         *,
         allow_other: bool,
         read_only: bool,
+        is_mounted: bool = True,
     ) -> None:
+        self._is_mounted = is_mounted
         self._default = backend.mounts()[ROOT]
         self._backend = backend
         self._filesystem = filesystem
@@ -141,7 +145,7 @@ class Guest:
         self._running = Running()
 
     def _choose_sight(self, mountpoint: str, allow_other: bool) -> Sight | None:
-        if not self._routes or not isinstance(self._default, BaseSandbox):
+        if not self._is_mounted or not self._routes or not isinstance(self._default, BaseSandbox):
             return None
         if isinstance(self._default, DockerBackend):
             return Binds(self._default, mountpoint, self._routes, allow_other)
@@ -172,7 +176,8 @@ class Guest:
     def _unseen(self) -> Mapping[AgentPath, str]:
         if self._sight is not None:
             return self._sight.unseen
-        return dict.fromkeys(self._routes, "it has files of its own only")
+        why = "it has files of its own only" if self._is_mounted else "nothing is mounted"
+        return dict.fromkeys(self._routes, why)
 
     # -- one command -------------------------------------------------------------------------------------------
 
@@ -238,7 +243,12 @@ class Guest:
         return answer
 
     def _going_to(self, start: AgentPath) -> str:
+        trees = self._filesystem.tree.trees_path
+        if not self._is_mounted and trees is not None and paths.is_below(start, trees):
+            raise GuestError(f"'{start}' is in no place where commands run: nothing is mounted")
         there = self._default.path_of(start) if isinstance(self._default, BaseSandbox) else start
+        if isinstance(self._default, FilesystemBackend) and there != ROOT:  # it starts commands in its directory
+            there = AgentPath(f"{str(self._default.cwd).rstrip('/')}{start}")
         return "" if there == ROOT else f"{Script().call('cd', there).text} || exit {REFUSED}\n"
 
     def _reading(self, stdin: bytes | None) -> str:

@@ -1,5 +1,7 @@
 """`LiveMount`: everything that belongs to one mount, put together: tree, session, executor and control socket.
 
+The session is the kernel's (`mount/session.py`), or where nothing is mounted `unmounted.py`; all else is the same.
+
 `server.api.Mount` and the server of `fusebackend mount` both are one of these and their way of waiting for it.
 """
 
@@ -16,7 +18,7 @@ from fusebackend.control.server.control_server import ControlServer
 from fusebackend.control.verbs import VERBS
 from fusebackend.dialects.agent_face import AgentFace
 from fusebackend.linux.mount_table import MountError
-from fusebackend.mount.session import MountOptions, Session
+from fusebackend.mount.options import MountOptions
 from fusebackend.server.mounted import MountedBackend
 from fusebackend.server.recording import Recording
 from fusebackend.server.rules import Views, with_route_rules
@@ -28,6 +30,8 @@ from fusebackend.server.trees import (
     refuse_taken_by_file,
     refuse_taken_by_route,
 )
+from fusebackend.server.unmounted import NoCommands, Unmounted
+from fusebackend.server.view_mounts import ViewMounts
 from fusebackend.shell import Shell, ShellOptions
 from fusebackend.trees.automatic import AutomaticSnapshots
 from fusebackend.trees.branches import Branches
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
     from fusebackend.composite.backend import CompositeBackend
     from fusebackend.config import MetricsOptions
     from fusebackend.history.masking import LogOptions
+    from fusebackend.mount.session import Session
     from fusebackend.rules.rule import RouteRules
     from fusebackend.rules.view import View
     from fusebackend.server.guest import Guest
@@ -70,8 +75,11 @@ class LiveMount:
         route_rules: rules of routes, by prefix.
         views: by name.
         default_view: the view of commands and clients that name none.
+        view_mounts: mount points of views, by name.
         log_options: what it keeps of calls.
         metrics: what is measured; nothing when None.
+        socket: the address of the control socket; one of its own in the runtime directory when None.
+        is_mounted: False serves the verbs alone; `mountpoint` then only stands for what it keeps between runs.
         takes_snapshots: the mount takes snapshots by itself (`AutomaticSnapshots`), unless it is read-only.
 
     Attributes:
@@ -80,7 +88,8 @@ class LiveMount:
     Raises:
         MountError: the name of the trees directory is taken.
         RuleError: there are rules for a route that is not there.
-        OSError: the default backend runs commands, and can't be had; or ENOTSUP, the metrics need a package that is not
+        OSError: the default backend runs commands, and can't be had; ENOENT, there is a mount point for a view that is
+            not there; or ENOTSUP, the metrics need a package that is not
             installed.
     """
 
@@ -100,9 +109,13 @@ class LiveMount:
         route_rules: Mapping[AgentPath, RouteRules] | None = None,
         views: Mapping[str, View] | None = None,
         default_view: str | None = None,
+        view_mounts: Mapping[str, str] | None = None,
         log_options: LogOptions | None = None,
         metrics: MetricsOptions | None = None,
+        socket: str | None = None,
+        is_mounted: bool = True,
     ) -> None:
+        self._is_mounted = is_mounted
         backend = with_route_rules(backend, route_rules or {})
         self.filesystem = FileSystem.of(
             backend,
@@ -116,7 +129,7 @@ class LiveMount:
         self._guards = {
             route.prefix: route.executor for route in self.filesystem.tree.routes if route.executor.blocking
         }
-        self._session = Session(self.filesystem, mountpoint, options, describe=self._describe, before_end=self._end)
+        self._session = self._session_of(mountpoint, options)
         self.status = self._session.status
         fill(self.filesystem, self.status)
         self.snapshots = attach_snapshots(self.filesystem)
@@ -124,10 +137,14 @@ class LiveMount:
         if not options.read_only:
             self.branches = attach_branches(self.filesystem, self.snapshots, branches_directory(mountpoint))
         self.views = Views(self.filesystem, backend, views or {}, default_view, self._guards)
+        for name in view_mounts or {}:
+            self.views.find(name)
+        self._view_mounts = ViewMounts(mountpoint, view_mounts or {})
         refuse_taken_by_route(self.filesystem)
         self._runs_commands = runs_commands(backend.mounts()[ROOT])
         self._default = options.description.get("urls", {}).get(ROOT) or type(backend.mounts()[ROOT]).__name__
-        if self._runs_commands and default_view is not None:
+        runs_there = self._runs_commands if is_mounted else has_execute(backend.mounts()[ROOT])
+        if runs_there and default_view is not None:
             where = f"they run in {self._default}, outside of the mount"
             why = f"default_view = '{default_view}' can't bind commands: {where}"
             raise MountError(errno.ENOTSUP, why)
@@ -151,7 +168,8 @@ class LiveMount:
             from fusebackend.server.metrics import opened
 
             self.metrics = opened(self.filesystem, self.status, metrics)
-            self.metrics.measure_kernel(self._session.operations)
+            if not isinstance(self._session, Unmounted):
+                self.metrics.measure_kernel(self._session.operations)
             verbs = self.metrics.measured_verbs(VERBS)
         mounted = MountedBackend(
             backend,
@@ -165,13 +183,25 @@ class LiveMount:
             self.recording,
             self.views,
             self.metrics,
+            is_mounted=is_mounted,
         )
-        self._control = ControlServer(mounted, read_only=options.read_only, verbs=verbs)
+        self._control = ControlServer(mounted, read_only=options.read_only, verbs=verbs, address=socket)
+        self.views.listen = self._control.open_view
 
-    def _executor(self, mountpoint: str, options: MountOptions, shell: ShellOptions) -> Shell | Guest:
+    def _session_of(self, mountpoint: str, options: MountOptions) -> Session | Unmounted:
+        if not self._is_mounted:
+            return Unmounted(self.filesystem, mountpoint, options, describe=self._describe, before_end=self._end)
+        from fusebackend.mount.session import Session  # it needs libfuse
+
+        return Session(self.filesystem, mountpoint, options, describe=self._describe, before_end=self._end)
+
+    def _executor(self, mountpoint: str, options: MountOptions, shell: ShellOptions) -> Shell | Guest | NoCommands:
         """Decide where commands run: in the default backend if it has `execute` of its own (`guest.py`), else, and for
-        `shell:`, which confines nothing, in the mount's sandbox (`shell/`)."""
-        if not self._runs_commands:
+        `shell:`, which confines nothing, in the mount's sandbox (`shell/`). Where nothing is mounted, there is no
+        sandbox: the default backend runs commands, or nothing does."""
+        if not self._is_mounted and not has_execute(self._backend.mounts()[ROOT]):
+            return NoCommands(self._default)
+        if self._is_mounted and not self._runs_commands:
             return Shell(self.filesystem, mountpoint, shell, self.views.by_name, self.views.default)
         from fusebackend.server.guest import Guest  # few mounts need it and its imports
 
@@ -182,6 +212,7 @@ class LiveMount:
             shell,
             allow_other=options.allow_other,
             read_only=options.read_only,
+            is_mounted=self._is_mounted,
         )
 
     def run(self, on_ready: Callable[[], None] | None = None) -> None:
@@ -191,6 +222,7 @@ class LiveMount:
             self.warnings = [*self.warnings, *self.shell.start()]
             if self._runs_commands:  # asked earlier, a container would start before the routes are bound in it
                 refuse_taken_by_file(self.filesystem, self._default)
+            self._view_mounts.start({name: self.views.root(name) for name in self.views.by_name})
             for line in self.warnings:
                 log.warning("%s", line)
             if self.automatic is not None:
@@ -233,6 +265,7 @@ class LiveMount:
     def _end(self) -> None:
         """Commands first: they have files of the mount open, and no verb may start another one."""
         self._control.close()
+        self._view_mounts.close()
         self.shell.close()
         if self.automatic is not None:
             self.automatic.stop()
@@ -245,9 +278,14 @@ class LiveMount:
         return {"trees": trees, "history": history, "execute": self.shell.describe(), "control": control, **measured}
 
 
+def has_execute(default: Any) -> bool:
+    """Return True if a backend has an `execute` of its own."""
+    return AgentFace(default, "The default backend").verb("execute") is not None
+
+
 def runs_commands(default: Any) -> bool:
     """Return True if a backend has an `execute` of its own, other than a plain shell of this machine."""
-    if AgentFace(default, "The default backend").verb("execute") is None:
+    if not has_execute(default):
         return False
     owner = next((kind for kind in type(default).__mro__ if "execute" in vars(kind)), None)
     in_instance = "execute" in getattr(default, "__dict__", {})

@@ -308,7 +308,7 @@ class _Counted:
 
         status = self._status()
         about = GaugeMetricFamily("fusebackend_mount_info", "The mount.", labels=("mountpoint", "version"))
-        about.add_metric((status["mountpoint"], __version__), 1)
+        about.add_metric((status["mountpoint"] or status["place"], __version__), 1)
         yield about
         yield gauge("start_time_seconds", "When the mount was made, in seconds since 1970.", status["started_at"])
         yield gauge("known_inodes", "Files and directories that the kernel knows.", status["known_inodes"])

@@ -17,7 +17,7 @@ from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from fusebackend.base import budget, errors, paths
-from fusebackend.base.paths import ROOT, AgentPath, PathError, to_name
+from fusebackend.base.paths import ROOT, AgentPath, PathError, normalise, to_name
 from fusebackend.control.following import follow
 from fusebackend.control.verbs import LISTED_CHANGES, LOGGED_CALLS, STAT_COLUMNS, DiffForm, ServedMount
 from fusebackend.linux.command import Command
@@ -58,7 +58,7 @@ from fusebackend.protocol import (
 )
 from fusebackend.protocol.records import FILE_TYPES
 from fusebackend.server.forget import Forgetting
-from fusebackend.server.history import MountHistory
+from fusebackend.server.history import MountHistory, said
 from fusebackend.server.rules import Views
 from fusebackend.server.space import prune, space
 from fusebackend.server.trees import TreesFace
@@ -68,6 +68,7 @@ from fusebackend.trees.merge.merges import Merges
 from fusebackend.trees.refs import Refs, Taken
 from fusebackend.trees.restore import Restores
 from fusebackend.trees.snapshots import Snapshots
+from fusebackend.trees.states import States
 from fusebackend.vfs.watch.async_watch import AsyncWatch, ThreadedWatch
 from fusebackend.volumes.native import NativeVolume
 from fusebackend.volumes.walk import resolve
@@ -111,6 +112,7 @@ class MountedBackend(ServedMount):
         recording: keeps the history of calls; None if there is none.
         views: of the mount.
         metrics: what is measured of it; None if nothing is.
+        is_mounted: False where the verbs alone are served; `mountpoint` then stands for what is served.
     """
 
     def __init__(
@@ -126,7 +128,10 @@ class MountedBackend(ServedMount):
         recording: Recording | None = None,
         views: Views | None = None,
         metrics: Metrics | None = None,
+        *,
+        is_mounted: bool = True,
     ) -> None:
+        self.is_mounted = is_mounted
         self._view_name: str | None = None
         self.backend = backend
         self.filesystem = filesystem
@@ -139,15 +144,15 @@ class MountedBackend(ServedMount):
         self._branches = branches
         self._merges: Merges | None = None
         self._restores: Restores | None = None
+        volumes = {route.prefix: route.volume for route in filesystem.tree.routes}
+        self._states = States(volumes, branches, snapshots, lambda call, paths: self._remembered().before(call, paths))
         if branches is not None:
-            volumes = {route.prefix: route.volume for route in filesystem.tree.routes}
             recorder = None if recording is None else recording.recorder
             self._merges = Merges(branches, volumes, filesystem.written, recorder, filesystem.tree.trees_path)
             branches.compare = self._merges.compare
-            self._restores = Restores(branches, snapshots, volumes, filesystem.written, recorder, self._covered)
+            self._restores = Restores(branches, volumes, self._states, filesystem.written, recorder, self._covered)
         self._recording = recording
-        volumes = {route.prefix: route.volume for route in filesystem.tree.routes}
-        self._past = None if recording is None else MountHistory(recording.recorder, volumes)
+        self._past = None if recording is None else MountHistory(recording.recorder, volumes, recording.anchoring)
         self._views = views or Views(filesystem, backend, {})
         self._for = TreesFace(backend, filesystem, self._views).of
 
@@ -370,6 +375,18 @@ class MountedBackend(ServedMount):
 
         return ViewedMount(self, name)
 
+    def view_socket(self, name: str) -> str:
+        """Return the path of a socket whose clients see the mount through a view, and can't leave it. It is made when
+        it is first asked for, with mode 0600, and ends with the mount.
+
+        Args:
+            name: of the view.
+
+        Raises:
+            OSError: ENOENT, there is no such view; ENOTCONN, the mount has no control socket, or has ended.
+        """
+        return self._views.listen(name)
+
     @property
     def default_view(self) -> str | None:
         return self._views.default
@@ -540,7 +557,8 @@ class MountedBackend(ServedMount):
         """Check by its hash chain that the log is as it was written; see `history/chain.py` for what that proves.
 
         Args:
-            anchors: ends of the chain that were kept elsewhere, as `VerifyResult.anchor` gave them.
+            anchors: ends of the chain that were kept elsewhere, as `VerifyResult.anchor` gave them; beside those that
+                the mount keeps itself (`[log] anchor`).
 
         Raises:
             ValueError: one is no anchor.
@@ -563,7 +581,21 @@ class MountedBackend(ServedMount):
     def diff_pieces(
         self, call: str, *, paths: Sequence[str] = (), form: DiffForm = "patch", columns: int = STAT_COLUMNS
     ) -> Iterator[bytes]:
-        return self._remembered().diff(call, paths, form, columns)
+        past = self._remembered()
+        if ".." not in call:
+            return past.diff(call, paths, form, columns)
+        before, after = self._refs().pair(call)
+        if not (before.is_call or after.is_call):
+            raise ValueError(f"'{call}' names no call; 'fusebackend diff {call}' compares other states")
+        inner = [to_name(normalise(path)).strip(b"/") for path in paths] or [b""]
+        return said(self._states.differences(before, after, inner), form, columns)
+
+    def _refs(self) -> Refs:
+        """The states that there are now."""
+        branches = {} if self._branches is None else self._branches.opened
+        taken = [Taken(each.name, each.time_ns) for each in self.snapshots()]
+        opened = [Taken(name, branch.created_ns) for name, branch in branches.items()]
+        return Refs(taken, opened, began_ns=lambda call: self._remembered().call(call).began_ns)
 
     def undo(
         self,
@@ -650,22 +682,21 @@ class MountedBackend(ServedMount):
 
         Args:
             paths: what is restored.
-            ref: the state: the name of a snapshot or branch, a time such as `10m`, a call.
+            ref: the state: the name of a snapshot or branch, a time such as `10m`; a call for the state before it.
             to: another path for each of them, of which the directory must be there.
             dry_run: change nothing; the answer says what would be done.
             force: also files that are open for writing: who has them goes on with the old ones.
 
         Raises:
             ValueError: a path is malformed, or nothing is meant by `ref`; `to` has another number of paths.
-            OSError: ENOENT, a path is not in that state; ENOTSUP, the mount has no other states; or an error of a
+            OSError: ENOENT, a path is not in that state; ENOTSUP, the mount has no other states; ENODATA, bytes before
+                a call are not known, and nothing was changed; EBUSY, the files change all the time; or an error of a
                 volume: routes that keep snapshots have all of it then or nothing, and the same call does the rest.
         """
-        branches = self._branching()
+        self._branching()
         if to is not None and len(to) != len(paths):
             raise ValueError("'to' needs a path for each of 'paths'")
-        taken = [Taken(each.name, each.time_ns) for each in self.snapshots()]
-        opened = [Taken(name, branch.created_ns) for name, branch in branches.opened.items()]
-        state = Refs(taken, opened, began_ns=lambda call: self._remembered().call(call).began_ns).one(ref)
+        state = self._refs().one(ref)
         if self._automatic is not None and not dry_run:
             self._automatic.before_call()
         assert self._restores is not None, "a mount with branches restores"
@@ -673,6 +704,8 @@ class MountedBackend(ServedMount):
 
     def _covered(self) -> list[bytes]:
         """The paths at which other file systems are mounted, without a slash at the begin."""
+        if not self.is_mounted:
+            return []
         return [to_name(entry.mountpoint[len(self.mountpoint) :].strip("/")) for entry in mounts_below(self.mountpoint)]
 
     def forget(self, *paths: str, dry_run: bool = False) -> ForgetResult:

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from fusebackend.base.paths import is_below
+from fusebackend.history.anchors import Anchoring, FilePlace, place_of
 from fusebackend.history.history_file import FILE_NAME, HistoryFile
 from fusebackend.history.images import Images
 from fusebackend.history.masking import LogOptions
@@ -70,6 +72,9 @@ class Recording:
         real = os.path.realpath(directory)
         if os.path.commonpath([real, os.path.realpath(mountpoint)]) == os.path.realpath(mountpoint):
             raise OSError(f"it would be inside the mount: '{directory}'; set XDG_STATE_HOME to another place")
+        place = None if options is None or options.anchor is None else place_of(options.anchor)
+        if isinstance(place, FilePlace) and is_below(os.path.realpath(place.path), os.path.realpath(mountpoint)):
+            raise OSError(f"its anchors would be inside the mount: '{place.path}'; give a place outside of it")
         self.directory = directory
         self._filesystem = filesystem
         self._automatic = automatic
@@ -85,6 +90,9 @@ class Recording:
         except BaseException:
             self.history.close()
             raise
+        self.anchoring: Anchoring | None = None
+        if options is not None and place is not None:
+            self.anchoring = Anchoring(self.history, place, mountpoint, options.anchor_every_s)
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fusebackend-calls", daemon=True)
         self._thread.start()
@@ -101,10 +109,14 @@ class Recording:
     ) -> Recording | None:
         """Return the history of a mount; None, and a line in `warnings`, if there can't be one."""
         try:
-            return Recording(directory, mountpoint, filesystem, automatic, urls, options)
+            made = Recording(directory, mountpoint, filesystem, automatic, urls, options)
         except OSError as error:
             warnings.append(f"no history of calls is kept, so nothing can be undone: {error.strerror or error}")
             return None
+        why = None if made.anchoring is None else made.anchoring.start()
+        if why is not None:
+            warnings.append(why)
+        return made
 
     def _attach(self) -> None:
         filesystem = self._filesystem
@@ -132,6 +144,8 @@ class Recording:
                 route.volume.before_commit = None
         self.calls.close()
         self.history.close()
+        if self.anchoring is not None:
+            self.anchoring.close()
 
     @property
     def is_open(self) -> bool:
@@ -145,6 +159,7 @@ class Recording:
             "bytes": self.history.size_bytes,
             "image_bytes": self.images.size_bytes,
             "incomplete": self.recorder.incomplete or self.history.failed,
+            **({} if self.anchoring is None else {"anchor": self.anchoring.describe()}),
         }
 
     # -- what goes -------------------------------------------------------------------------------------------------

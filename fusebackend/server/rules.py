@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fusebackend.base import paths
@@ -58,6 +58,10 @@ def _ruled(backend: Any, prefix: AgentPath, rules: RouteRules) -> VolumeBackend:
     return VolumeBackend(volume, on_exists=getattr(backend, "on_exists", "error"))
 
 
+def _unheard(name: str) -> str:
+    raise OSError(errno.ENOTCONN, f"view '{name}' can have no socket: the mount has no control socket")
+
+
 class Views:
     """The views of a mount. They don't change while it lasts.
 
@@ -84,6 +88,8 @@ class Views:
         self.default = default
         self.path: AgentPath | None = None
         """The directory of the views."""
+        self.listen: Callable[[str], str] = _unheard
+        """Opens the socket of a view, and returns its path (`ControlServer.open_view`)."""
         self._routes = filesystem.tree.table
         self._faces: dict[str, CompositeBackend] = {}
         self._volumes: dict[str, dict[AgentPath, RuledVolume]] = {}

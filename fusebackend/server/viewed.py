@@ -42,11 +42,23 @@ class ViewedMount(MountedBackend):
     """
 
     def __init__(self, mount: MountedBackend, name: str) -> None:
-        vars(self).update(vars(mount))
-        face = self._views.face(name)
-        self._root = self._views.root(name)
+        views = mount._views
+        face = views.face(name)
+        # Without what its verbs must not reach: the snapshots, the branches, the measures.
+        super().__init__(
+            face,
+            mount.filesystem,
+            mount.mountpoint,
+            mount.shell,
+            mount.status,
+            automatic=mount._automatic,
+            recording=mount._recording,
+            views=views,
+            is_mounted=mount.is_mounted,
+        )
+        self._root = views.root(name)
         self._view_name = name
-        self._rules = self._views.find(name).without(self.filesystem.tree.trees_path)
+        self._rules = views.find(name).without(self.filesystem.tree.trees_path)
         self._for = lambda *_: face
 
     def viewed(self, name: str) -> ServedMount:
@@ -62,7 +74,8 @@ class ViewedMount(MountedBackend):
     def status(self) -> dict[str, Any]:
         """Return what the view's reader may know of the mount."""
         status = super().status()
-        return {"version": status.get("version"), "mountpoint": self.mountpoint, "trees": None, "view": self._view_name}
+        shown = {"version": status.get("version"), "mountpoint": status.get("mountpoint")}
+        return {**shown, "trees": None, "view": self._view_name}
 
     def watch(self, path: str = "/") -> Watch:
         return ViewedWatch(super().watch(path), self._readable)  # type: ignore[return-value]

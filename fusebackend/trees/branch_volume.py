@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import sqlite3
 import stat
@@ -31,7 +32,7 @@ from typing import Any, Final, NamedTuple
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.backends.sqlite.flusher import Worker
 from fusebackend.backends.sqlite.old_rows import Newest
-from fusebackend.backends.sqlite.schema import connect_again
+from fusebackend.backends.sqlite.schema import connect_again, new_file
 from fusebackend.backends.sqlite.stored_tree import CACHE_INODES, DirtyBuffer, sqlite_errors
 from fusebackend.base import waiting
 from fusebackend.base.errors import oserror
@@ -50,7 +51,7 @@ IDENTITY: Final = 0x66626B62
 """The application id of a branch's file, which is no volume by itself: its names lead to files of the lower tree."""
 
 UNFINISHED: Final = "unfinished"
-"""The name of a copy while it is made, in the directory of the copy."""
+"""The name of a branch's file while it is made, in the directory of that."""
 
 PAGE_ENTRIES: Final = 1000
 
@@ -202,13 +203,13 @@ class BranchVolume(SqliteVolume):
         # Of a live route, long copies are made in threads, and everything else on the mount's loop.
         self.all_at_once = is_live and not waits
         self.features = Features(change_feed=not is_live, blocking=is_live or waits)
+        if not os.path.exists(path):
+            _make(os.path.realpath(path), lower, self.routes, self.created_ns)
         super().__init__(path)
         try:
             with self.lock:
                 self._load()
                 lower.is_held = self._held.__contains__
-                if ROOT_NODE not in self._origins:
-                    self._begin()
         except BaseException:
             self.close()
             raise
@@ -240,26 +241,6 @@ class BranchVolume(SqliteVolume):
             self.lower.keep(node, path)
         self.lower.reserve(self._scalar("SELECT coalesce(max(node), 0) FROM lower_dentry"))
 
-    def _begin(self) -> None:
-        """A new branch: its root is that of the lower tree."""
-        attr = self.lower.attr_of(ROOT_NODE)
-        inode = super()._inode(ROOT_NODE)
-        _copy_attributes(attr, inode)
-        self._origins[ROOT_NODE] = Origin(ROOT_NODE, b"", own=True, stamp=attr.fingerprint)
-        self._origin_changed(self._origins[ROOT_NODE])
-        inode.xattrs = self.lower.xattrs(ROOT_NODE)
-        super()._xattrs_changed(inode)
-        super()._changed(inode)
-        self._next_node = max(self._next_node, FIRST_OWN)
-        rows = [
-            (to_name(each.prefix), None if each.snapshot is None else to_name(each.snapshot), *each[2:])
-            for each in self.routes
-        ]
-        with sqlite_errors(), transaction(self._db):
-            self._db.execute(_ROUTES)
-            self._db.executemany("INSERT OR REPLACE INTO branch_route VALUES (?, ?, ?, ?)", rows)
-        self.sync()
-
     def copy_to(self, path: str) -> None:
         """Make a file of the branch as it is now, for another branch over the same lower tree. One at a time in a
         directory. The file is durable when this returns; after a crash it is whole, or not there.
@@ -269,10 +250,7 @@ class BranchVolume(SqliteVolume):
         Raises:
             OSError: of either file.
         """
-        new = os.path.join(os.path.dirname(path), UNFINISHED)
-        for ending in ("", "-journal", "-wal", "-shm"):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(new + ending)  # a killed server's
+        new = _unfinished(path)
         with sqlite_errors(), contextlib.ExitStack() as opened:
             with self.lock:
                 self.write_back()
@@ -895,6 +873,44 @@ class BranchVolume(SqliteVolume):
         if inode.node < FIRST_OWN:
             self._copy_attributes(inode, xattrs_are_set=True)
         super()._xattrs_changed(inode)
+
+
+def _make(path: str, lower: LowerTree, routes: Sequence[BranchRoute], created_ns: int) -> None:
+    """Make the file of a new branch, whose root is that of the lower tree. It is durable when this returns; after a
+    crash it is whole, or not there."""
+    buffer = _Buffer()
+    attr = lower.attr_of(ROOT_NODE)
+    inode = Inode(ROOT_NODE, attr.mode, parent=ROOT_NODE)
+    _copy_attributes(attr, inode)
+    inode.xattrs = lower.xattrs(ROOT_NODE)
+    buffer.inodes[ROOT_NODE] = buffer.xattrs[ROOT_NODE] = inode
+    buffer.origins[ROOT_NODE] = Origin(ROOT_NODE, b"", own=True, stamp=attr.fingerprint)
+    rows = [
+        (to_name(each.prefix), None if each.snapshot is None else to_name(each.snapshot), *each[2:]) for each in routes
+    ]
+
+    def fill(db: sqlite3.Connection) -> None:
+        buffer.write(db, lambda: 0, Newest())
+        db.executemany("INSERT INTO branch_route VALUES (?, ?, ?, ?)", rows)
+        numbers = [("next_node", FIRST_OWN), ("created_ns", created_ns)]
+        db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", numbers)
+
+    new = _unfinished(path)
+    with open(new, "xb", opener=functools.partial(os.open, mode=0o600)) as file:
+        file.write(new_file(IDENTITY, (*_TABLES, _ROUTES), fill))
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(new, path)
+    sync_directory(os.path.dirname(path))
+
+
+def _unfinished(path: str) -> str:
+    """Return the name of a branch's file while it is made, which nothing has: what a killed server left is removed."""
+    new = os.path.join(os.path.dirname(path), UNFINISHED)
+    for ending in ("", "-journal", "-wal", "-shm"):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(new + ending)
+    return new
 
 
 def _copy_attributes(source: Attr, target: Inode) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import unquote, unquote_to_bytes
 
 from fusebackend.protocol.scheme import Scheme, Url, UrlError, hide, mask
-from fusebackend.urls.registry import NOT_YET, SCHEMES
+from fusebackend.urls.registry import LIMITS, NOT_YET, SCHEMES
 
 __all__ = [
     "ENTRY_POINT_GROUP",
@@ -105,6 +105,12 @@ def _parameters(scheme: Scheme, name: str, query: str) -> dict[str, Any]:
     for pair in filter(None, query.split("&")):
         key, equals, value = (unquote(part) for part in pair.partition("="))
         reads = str if scheme.parameters is None or key in scheme.passed_on else scheme.parameters.get(key)
+        if reads is None and key in LIMITS:
+            can = ", ".join(f"{other}:" for other, each in SCHEMES.items() if key in (each.parameters or ()))
+            raise UrlError(
+                f"'{name}:' takes no '{key}': other programs can change what is there, and nothing would refuse them; "
+                f"{can} take limits, and a directory has those of its disk (quota)"
+            )
         if reads is None:
             known = ", ".join(sorted(scheme.parameters or ())) or "none"
             raise UrlError(f"'{name}:' knows no parameter '{key}'; known: {known}")

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from fusebackend.base.sizes import EXAMPLES, size_bytes
 from fusebackend.databases.urls import LIBPQ_WORDS
 from fusebackend.protocol import Features
 from fusebackend.protocol.scheme import Scheme, Url, UrlError
@@ -133,6 +134,16 @@ def _positive(value: str) -> int:
     return int(value)
 
 
+def _size(value: str) -> int:
+    try:
+        size = size_bytes(value)
+    except ValueError:
+        size = 0
+    if size == 0:
+        raise ValueError(f"must be a size above 0 ({EXAMPLES})")
+    return size
+
+
 def _namespace(value: str) -> tuple[str, ...]:
     from fusebackend.backends.store.source import checked_namespace
 
@@ -176,6 +187,8 @@ MEANINGS = {
     "endpoint": "the URL of an S3 server that is not AWS's",
     "feed": "of a store: auto (default): a trigger tells of changes at once, where it may be made; off: they are seen"
     " after ttl; of a volume: the DSN of the server itself, where the URL's is that of a pooler",
+    "limit_bytes": "how much the volume may hold, such as 10GiB; more is EDQUOT",
+    "limit_files": "how many files, directories and links the volume may hold; more is EDQUOT",
     "max_file_size_mb": "larger files are passed over by grep",
     "max_output_bytes": "what a command prints beyond this is dropped",
     "network": "the container's network, as of 'docker run --network'",
@@ -219,6 +232,9 @@ _OBJECTS = Features(
 
 ON_EXISTS = _one_of("error", "replace")
 
+LIMITS: dict[str, Callable[[str], Any]] = {"limit_bytes": _size, "limit_files": _positive}
+"""Of volumes that every change of passes through this package: what others add elsewhere could not be refused."""
+
 _OBJECT_PARAMETERS: dict[str, Callable[[str], Any]] = {
     "cache_mb": _positive,
     "on_exists": ON_EXISTS,
@@ -235,7 +251,7 @@ SCHEMES: dict[str, Scheme] = {
         "all files in one SQLite file; the default",
         _open_sqlite,
         takes="path",
-        parameters={"on_exists": ON_EXISTS},
+        parameters={**LIMITS, "on_exists": ON_EXISTS},
         features=Features(),
     ),
     "memory": Scheme(
@@ -243,7 +259,7 @@ SCHEMES: dict[str, Scheme] = {
         "files in the server's memory, gone when it ends",
         _open_memory,
         takes="nothing",
-        parameters={"on_exists": ON_EXISTS},
+        parameters={**LIMITS, "on_exists": ON_EXISTS},
         features=Features(durable=False),
     ),
     "dir": Scheme(
@@ -324,6 +340,7 @@ SCHEMES: dict[str, Scheme] = {
             "conflict": _one_of("error", "last-writer"),
             "connections": _positive,
             "feed": _conninfo,
+            **LIMITS,
             "pooler": str,
             "on_exists": ON_EXISTS,
             "volume": str,

@@ -14,6 +14,7 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -622,6 +623,28 @@ class FileSystem:
             for _, handle in self.files.items()
             if handle.flags & os.O_ACCMODE != os.O_RDONLY and id(handle.route.files.volume) in prefixes
         }
+
+    def describe_routes(self, urls: Mapping[str, str]) -> list[dict[str, Any]]:
+        """Describe the routes, for `status`.
+
+        Args:
+            urls: those of the backends, masked, by prefix.
+        """
+        return [
+            {
+                "prefix": route.prefix if route.prefix == ROOT else route.prefix + "/",
+                "url": urls.get(route.prefix),
+                "volume": type(route.volume).__name__,
+                "features": asdict(route.volume.features),
+                "ttl_s": None if route.policy.coherent else route.policy.timeout_s,
+                "timeouts": route.executor.timeouts,
+                "health": route.executor.describe(),
+                "unstored": route.volume.unstored,
+                "undo": route.undo,
+                "usage": None if (usage := route.volume.usage) is None else usage._asdict(),
+            }
+            for route in self.tree.routes
+        ]
 
     def close(self) -> None:
         """The mount is gone: close what the kernel can't close any more, and make every volume durable. Blocks.

@@ -5,6 +5,7 @@ posix.py         `TreeVolume`: the POSIX rules
 frozen.py        `FrozenTree`: a state that never changes again
 gone.py          `GoneVolume`: in place of a volume that was detached
 storage.py       `TreeStorage`: inodes, names, and the bytes of files in chunks
+quota.py         limits, and what counts towards them
 chunks.py        a chunk, and a cache of them
 agent_face.py    `VolumeBackend`: the agent's verbs over a volume
 walk.py          paths, and the files below a directory

@@ -252,6 +252,7 @@ class VolumeBackend(BackendProtocol):
                 raise errors.oserror(errno.EEXIST)
             else:
                 require_regular(place.attr)
+                self.volume.require_room(place.attr, len(data))  # what does not fit leaves the file as it is
                 # Reported even if it fails half-way: the file has changed then, too.
                 changes.append(Change(node=place.attr.node, kind="modified", path=place.path))
                 overwrite(self.volume, place.attr.node, data)

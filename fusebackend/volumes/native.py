@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
-from fusebackend.protocol import Change, Changes, Guard, ObservableVolume, Observer
+from fusebackend.protocol import Attr, Change, Changes, Guard, ObservableVolume, Observer
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +67,9 @@ class NativeVolume(ObservableVolume):
             for guard in tuple(self._guards):
                 ends.callback(guard(node))
             yield
+
+    def require_room(self, attr: Attr, size_bytes: int) -> None:
+        """Raise EDQUOT if the volume's limit has no room for so many bytes in place of those of a file."""
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[Changes]:

@@ -19,7 +19,8 @@ from typing import TypeAlias
 from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import CLOCK, coarse_ns, now_ns
 from fusebackend.protocol import RENAME_EXCHANGE, RENAME_NOREPLACE, ROOT_NODE, Attr, AttrChanges, Caller
-from fusebackend.volumes.chunks import CHUNK_SHIFT, allocated_blocks
+from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT, allocated_blocks
+from fusebackend.volumes.quota import bytes_of_blocks, bytes_of_xattrs
 from fusebackend.volumes.storage import MAX_FILE_BYTES, Inode, TreeStorage
 
 DIRECTORY_BYTES = 4096
@@ -39,6 +40,16 @@ Pieces: TypeAlias = Iterable[tuple[int, bytes]]
 def is_access_noted(attr: Attr) -> bool:
     """True if a read moves the access time (relatime, Linux's default: the first after a change, then daily)."""
     return attr.atime_ns <= max(attr.mtime_ns, attr.ctime_ns) or coarse_ns() - attr.atime_ns > _DAY_NS
+
+
+def _blocks_of(parts: Sequence[tuple[int, bytes]]) -> int:
+    """The blocks that a new file of these bytes takes."""
+    ends: dict[int, int] = {}
+    for offset, part in parts:
+        end = offset + len(part)
+        for index in range(offset >> CHUNK_SHIFT, -(-end >> CHUNK_SHIFT)):
+            ends[index] = max(ends.get(index, 0), min(end - (index << CHUNK_SHIFT), CHUNK_BYTES))
+    return sum(map(allocated_blocks, ends.values()))
 
 
 def _within_range(time_ns: int) -> int:
@@ -89,7 +100,7 @@ class TreeVolume(TreeStorage):
             inode = self._make(parent, name, stat.S_IFDIR | stat.S_IMODE(mode), caller)
             inode.nlink = 2
             inode.size = DIRECTORY_BYTES
-            inode.blocks = allocated_blocks(DIRECTORY_BYTES)
+            self._allocate(inode, allocated_blocks(DIRECTORY_BYTES))
             directory = self._inode(parent)
             if directory.mode & stat.S_ISGID:
                 inode.mode |= stat.S_ISGID
@@ -116,6 +127,8 @@ class TreeVolume(TreeStorage):
         assert state.atime_ns is not None and state.mtime_ns is not None
         with self.lock:
             self._admit(sum(len(part) for _, part in parts) + sum(map(len, xattrs.values())))
+            if self._quota is not None:
+                self._quota.require(bytes_of_blocks(_blocks_of(parts)) + bytes_of_xattrs(xattrs), 1)
             inode = self._make(parent, name, stat.S_IFREG | stat.S_IMODE(state.mode), Caller(state.uid, state.gid))
             for offset, part in parts:
                 if part:
@@ -126,6 +139,8 @@ class TreeVolume(TreeStorage):
             if xattrs:
                 self._xattrs(inode).update(xattrs)
                 self._xattrs_changed(inode)
+                if self._quota is not None:
+                    self._quota.add(bytes_of_xattrs(xattrs))
             self._renewed(inode)
             self._changed(inode)
             CLOCK.passed(state.mtime_ns)
@@ -268,7 +283,12 @@ class TreeVolume(TreeStorage):
         with self.lock:
             self._admit(len(name) + len(value))
             inode = self._inode(node)
-            self._xattrs(inode)[name] = value
+            xattrs = self._xattrs(inode)
+            if self._quota is not None:
+                more = len(value) - len(xattrs[name]) if name in xattrs else len(name) + len(value)
+                self._quota.require(more)
+                self._quota.add(more)
+            xattrs[name] = value
             self._xattrs_changed(inode)
             inode.ctime_ns = now_ns(finer=False)
             self._changed(inode)
@@ -280,8 +300,11 @@ class TreeVolume(TreeStorage):
     def removexattr(self, node: int, name: bytes) -> None:
         with self.lock:
             inode = self._inode(node)
-            if self._xattrs(inode).pop(name, None) is None:
+            value = self._xattrs(inode).pop(name, None)
+            if value is None:
                 raise oserror(errno.ENODATA, name)
+            if self._quota is not None:
+                self._quota.add(-len(name) - len(value))
             self._xattrs_changed(inode)
             inode.ctime_ns = now_ns(finer=False)
             self._changed(inode)
@@ -324,6 +347,8 @@ class TreeVolume(TreeStorage):
             if end > MAX_FILE_BYTES:
                 raise oserror(errno.EFBIG)
             if data:
+                if self._quota is not None:
+                    self._require_room(inode, offset, len(data))
                 self._admit(len(data))
                 self._put(inode, offset, data)
                 if end > inode.size:
@@ -373,8 +398,14 @@ class TreeVolume(TreeStorage):
 
     def _make(self, parent: int, name: bytes, mode: int, caller: Caller) -> Inode:
         directory = self._vacant(parent, name)
+        if self._quota is not None:
+            # A directory and a target take as much: no target is longer.
+            takes_bytes = stat.S_ISDIR(mode) or stat.S_ISLNK(mode)
+            self._quota.require(DIRECTORY_BYTES if takes_bytes else 0, 1)
         self._admit(len(name))
         inode = self._new_inode(mode, parent if stat.S_ISDIR(mode) else 0)
+        if self._quota is not None:
+            self._quota.add(0, 1)
         inode.uid = caller.uid
         inode.gid = directory.gid if directory.mode & stat.S_ISGID else caller.gid
         now = inode.atime_ns = inode.mtime_ns = inode.ctime_ns = now_ns()
@@ -419,6 +450,8 @@ class TreeVolume(TreeStorage):
             return
         if inode.opens == 0 and inode.node not in self._held:
             self._nameless.discard(inode.node)
+            if self._quota is not None:
+                self._quota.add(-bytes_of_blocks(inode.blocks) - bytes_of_xattrs(self._xattrs(inode)), -1)
             self._drop(inode)
         else:
             self._nameless.add(inode.node)

@@ -11,9 +11,10 @@ import itertools
 import stat
 
 from fusebackend.base.errors import oserror
-from fusebackend.protocol import Attr
+from fusebackend.protocol import Attr, Usage
 from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT, Chunk, allocated_blocks
 from fusebackend.volumes.native import NativeVolume
+from fusebackend.volumes.quota import Quota, bytes_of_blocks
 
 MAX_FILE_BYTES = (1 << 63) - 1
 """The largest offset `off_t` can hold."""
@@ -38,6 +39,11 @@ class TreeStorage(NativeVolume):
     def __init__(self) -> None:
         super().__init__()
         self._versions = itertools.count(1)
+        self._quota: Quota | None = None  # None for a volume without limits
+
+    @property
+    def usage(self) -> Usage | None:
+        return None if self._quota is None else self._quota.usage
 
     @abc.abstractmethod
     def _inode(self, node: int) -> Inode:
@@ -108,6 +114,22 @@ class TreeStorage(NativeVolume):
     def _admit(self, size: int) -> None:
         """`size` bytes are about to be added: raise ENOSPC when there is no room."""
 
+    def _allocate(self, inode: Inode, blocks: int) -> None:
+        """The inode takes so many blocks more, or fewer."""
+        inode.blocks += blocks
+        if self._quota is not None:
+            self._quota.add(bytes_of_blocks(blocks))
+
+    def _growth(self, inode: Inode, offset: int, size: int) -> int:
+        """The blocks that a file takes more after a write of so many bytes."""
+        blocks, end = 0, offset + size
+        for index in range(offset >> CHUNK_SHIFT, -(-end >> CHUNK_SHIFT)):
+            chunk = self._chunk(inode.node, index) if index << CHUNK_SHIFT < inode.size else None
+            before = 0 if chunk is None else len(chunk.data)
+            after = min(end - (index << CHUNK_SHIFT), CHUNK_BYTES)
+            blocks += allocated_blocks(max(before, after)) - allocated_blocks(before)
+        return blocks
+
     # -- bytes: no chunk begins at or beyond the end of its file ---------------------------------------------------
 
     def _get(self, inode: Inode, offset: int, size: int) -> bytes:
@@ -126,6 +148,17 @@ class TreeStorage(NativeVolume):
             offset += length
         return bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
 
+    def require_room(self, attr: Attr, size_bytes: int) -> None:
+        if self._quota is not None:
+            self._quota.require(bytes_of_blocks(allocated_blocks(size_bytes) - attr.blocks))
+
+    def _require_room(self, inode: Inode, offset: int, size: int) -> None:
+        """Raise EDQUOT if a write of so many bytes would pass the volume's limit. The chunks are looked at near it."""
+        quota = self._quota
+        chunks = -(-(offset + size) >> CHUNK_SHIFT) - (offset >> CHUNK_SHIFT)
+        if quota is not None and not quota.admits(chunks << CHUNK_SHIFT):
+            quota.require(bytes_of_blocks(self._growth(inode, offset, size)))
+
     def _put(self, inode: Inode, offset: int, data: bytes) -> None:
         view, node, done = memoryview(data), inode.node, 0
         while done < len(data):
@@ -138,7 +171,7 @@ class TreeStorage(NativeVolume):
             before = len(chunk.data)
             chunk.put(start, view[done : done + length])
             if len(chunk.data) != before:
-                inode.blocks += allocated_blocks(len(chunk.data)) - allocated_blocks(before)
+                self._allocate(inode, allocated_blocks(len(chunk.data)) - allocated_blocks(before))
             self._chunk_changed(node, index, chunk)
             done += length
             offset += length
@@ -150,11 +183,11 @@ class TreeStorage(NativeVolume):
             raise oserror(errno.EFBIG)
         if size < inode.size:
             index, start = size >> CHUNK_SHIFT, size & (CHUNK_BYTES - 1)
-            inode.blocks -= self._drop_chunks(inode.node, index + 1 if start else index)
+            self._allocate(inode, -self._drop_chunks(inode.node, index + 1 if start else index))
             if start:
                 chunk = self._chunk(inode.node, index)
                 if chunk is not None and len(chunk.data) > start:
-                    inode.blocks -= allocated_blocks(len(chunk.data)) - allocated_blocks(start)
+                    self._allocate(inode, allocated_blocks(start) - allocated_blocks(len(chunk.data)))
                     chunk.cut(start)
                     self._chunk_changed(inode.node, index, chunk)
         inode.size = size

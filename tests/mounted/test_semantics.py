@@ -25,6 +25,7 @@ from pathlib import Path
 import anyio
 import mounts
 import pytest
+import served
 from eventually import eventually
 from mounts import Serve
 from services.docker import DockerEngine
@@ -246,6 +247,61 @@ def test_a_full_disk_is_an_error_and_loses_nothing(tmp_path: Path, serve: Serve)
         assert sqlite_check.check(disk / "volume.db") == []
     finally:
         subprocess.run(["umount", "-l", disk], check=True)
+
+
+@pytest.mark.parametrize("url", ["sqlite:{tmp}/volume.db", "memory:"])
+def test_a_limit_is_an_error_and_loses_nothing(tmp_path: Path, serve: Serve, url: str) -> None:
+    limited = url.format(tmp=tmp_path) + "?limit_bytes=4MiB&limit_files=40"
+    server = serve(limited)
+    path = server.path
+
+    def usage() -> dict[str, int]:
+        (route,) = json.loads((path / ".fusebackend/status.json").read_text())["routes"]
+        return dict(route["usage"])
+
+    def room() -> tuple[int, int]:
+        found = os.statvfs(path)
+        return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+
+    def run(*command: object) -> str:
+        ended = subprocess.run([str(word) for word in command], capture_output=True, text=True, cwd=tmp_path)
+        assert ended.returncode != 0
+        return ended.stderr
+
+    assert room() == (4 << 20, 4 << 20)
+    (path / "kept").write_bytes(b"k" * (1 << 20))
+    assert "Disk quota exceeded" in run("dd", "if=/dev/zero", f"of={path}/large", "bs=1M", "count=8")
+    assert room() == (4 << 20, 0)
+    with (path / "kept").open("r+b", buffering=0) as file:
+        file.write(b"K" * (1 << 20))
+        with pytest.raises(OSError) as failure:
+            file.write(b"more")
+        assert failure.value.errno == errno.EDQUOT
+        os.fsync(file.fileno())
+        os.truncate(file.fileno(), 1 << 30)
+    with fusebackend.connect(path) as client:
+        assert "Disk quota exceeded" in (client.write("/agent/file", "text").error or "")
+        assert "Disk quota exceeded" in (client.upload_files([("/large", bytes(5 << 20))])[0].error or "")
+    assert os.listdir(path) == ["kept", "large"]
+    (path / "large").unlink()
+    eventually(lambda: usage()["used_bytes"] == 1 << 20, 10)
+
+    (tmp_path / "many").mkdir()
+    for number in range(60):
+        (tmp_path / "many" / str(number)).write_text("x")
+    subprocess.run(["tar", "-cf", "many.tar", "many"], cwd=tmp_path, check=True)
+    assert "Disk quota exceeded" in run("tar", "-xf", "many.tar", "-C", path)
+    assert usage() == {"used_bytes": (1 << 20) + 39 * 4096, "limit_bytes": 4 << 20, "used_files": 40, "limit_files": 40}
+    assert os.statvfs(path).f_ffree == 0
+    shown = subprocess.run([sys.executable, "-m", "fusebackend", "status", path], capture_output=True, text=True)
+    assert "/ holds 1.15 MiB of 4 MiB, 40 of 40 files and directories" in shown.stdout
+    if url.startswith("sqlite"):
+        mounts.sync(path)
+        server.kill()
+        path = serve(limited).path
+        assert (usage()["used_bytes"], usage()["used_files"]) == ((1 << 20) + 39 * 4096, 40)
+        with pytest.raises(OSError, match="Disk quota exceeded"):
+            (path / "new").touch()
 
 
 def test_a_bad_row_is_one_bad_entry(tmp_path: Path, serve: Serve) -> None:
@@ -643,6 +699,26 @@ def test_a_verb_over_the_control_socket_is_the_verb(tmp_path: Path) -> None:
         assert (faces.path / "file").read_text() == "four\n"
 
 
+def test_without_a_mount_the_verbs_are_the_same(tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    (tmp_path / "mnt").mkdir()
+    config = tmp_path / "agent.toml"
+    config.write_text(f'mountpoint = "{tmp_path}/mnt"\ndefault = "sqlite:agent.db"\nhistory = "on"\n')
+    with served.served("--config", str(config), place=f"{tmp_path}/mnt"):
+        with fusebackend.connect(config) as client:
+            client.write("/file", "one\n")
+            client.create_branch("work")
+            client.write("/.fusebackend/branches/work/file2", "two\n")
+            assert client.execute("true").exit_code == 126
+        assert "is served already" in served.run("mount", "--config", str(config), status=1)
+    with mounts.mounted(tmp_path / "mnt", "", config=config) as mounted, fusebackend.connect(config) as client:
+        assert client.mountpoint == str(mounted.path)
+        assert (mounted.path / ".fusebackend/branches/work/file2").read_text() == "two\n"
+        client.undo(client.log(paths=["/file"])[0].call)
+        assert not (mounted.path / "file").exists()
+
+
 def test_a_command_sees_every_route_at_its_path(tmp_path: Path, serve: Serve) -> None:
     mounted = serve(f"sqlite:{tmp_path}/volume.db", routes={"/memories": "memory:"})
     (mounted.path / "memories/x").write_text("one\n")
@@ -925,6 +1001,13 @@ def test_a_view_shows_what_its_rules_allow(tmp_path: Path, serve: Serve) -> None
         assert client.read("/log").file_data["content"] == "textmore"
         assert str(client.read("/.env").error) == "File '/.env' not found"
         assert "Permission denied" in str(client.read("/secrets/key").error)
+    with fusebackend.connect(mounted) as client:
+        address = client.view_socket("v")
+    with fusebackend.connect(address) as client:
+        assert "Permission denied" in str(client.read("/secrets/key").error)
+        with pytest.raises(OSError) as refused:
+            client.view_socket("v")
+        assert refused.value.errno == errno.EPERM
         assert "Permission denied" in client.execute("cat /secrets/key").output
 
 
@@ -983,6 +1066,12 @@ def test_a_restore_puts_back_what_was_there(tmp_path: Path, serve: Serve) -> Non
         assert done.call is not None
         client.undo(done.call)
         assert (mounted / "d/one").read_text() == "1\n2\n" and (mounted / "d/extra").is_dir()
+        client.write("/live/d/exact", "before\n")
+        client.edit("/live/d/exact", "before", "after")
+        call = client.log(limit=1)[0].call
+        client.delete("/live/d/exact")
+        client.restore(["/live"], call)
+        assert (mounted / "live/d/exact").read_text() == "before\n"
 
 
 def history_of(mounted: mounts.Mounted, wanted: str) -> list[tuple[str, str, list[tuple[str, str]]]]:

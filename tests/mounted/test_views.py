@@ -6,6 +6,9 @@ import errno
 import json
 import os
 import random
+import re
+import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,10 +16,12 @@ from pathlib import Path
 
 import mounts
 import pytest
+from eventually import eventually
 from mounts import Mounted, Serve
 from profiles import amount
 
 import fusebackend
+from fusebackend.linux.bind_mount import unbind
 from fusebackend.rules.view import View
 
 pytestmark = pytest.mark.mounted
@@ -82,6 +87,11 @@ def viewed(shared: Mounted) -> Mounted:
         answers = files.upload_files([(path, text.encode()) for path, text in FILES.items()])
         assert [answer.error for answer in answers] == [None] * len(FILES)
     return shared
+
+
+def own_socket(server: Mounted) -> str:
+    with fusebackend.connect(server.path, view="") as files:
+        return files.view_socket("reviewer")
 
 
 def tree(server: Mounted) -> Path:
@@ -368,13 +378,135 @@ class TestAttacks:
                 assert "default_view" in said
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make bind mounts, and be another user")
+class TestItsOwnMountPoint:
+    """A user who can't come to the mount, for the directory above it is closed, has the view's mount point alone."""
+
+    @pytest.fixture
+    def served(self, tmp_path: Path, serve: Serve) -> Iterator[tuple[Mounted, Path]]:
+        closed = tmp_path / "closed"
+        closed.mkdir(mode=0o700)
+        for above in (tmp_path, *tmp_path.parents):
+            if os.stat(above).st_mode & 0o001 == 0 and above != closed:
+                above.chmod(0o755)
+        place = tmp_path / "reviewer"
+        place.mkdir()
+        config = configured(tmp_path, "", "allow_other = true")
+        config.write_text(config.read_text() + f"mount = '{place.name}'\n")  # relative paths begin at the file
+        server = mounts.start(closed / "mnt", "memory:", config=config)
+        eventually(lambda: mounts.is_listed(place), 60)
+        try:
+            with fusebackend.connect(server.path) as files:
+                files.upload_files([(path, text.encode()) for path, text in FILES.items()])
+            yield server, place
+        finally:
+            server.kill()
+            while mounts.is_listed(place):
+                unbind(str(place))
+
+    def test_another_user_has_the_view_and_no_way_out(self, served: tuple[Mounted, Path]) -> None:
+        server, place = served
+        script = f"""
+            cd {place}; cat a.txt secrets/key; ls -A work; ls -A ../closed {server.path}; ls ..
+            cat ../closed/mnt/secrets/key; cd work
+            cat ../../closed/mnt/a.txt; ls /proc/self/cwd/../.fusebackend; ls -A ../.fusebackend
+            getfattr --only-values -n user.fusebackend.socket {place} | xargs ls; find {place} -name .env
+            getfattr -n user.fusebackend.status {place}; echo made > {place}/work/made
+        """
+        env = {"PATH": "/usr/bin:/bin"}
+        answer = subprocess.run(
+            ["sh", "-c", script], user=65534, group=65534, extra_groups=[], env=env, capture_output=True, text=True
+        )
+        lines = answer.stdout.splitlines()
+        assert lines[:2] == ["a", "x.py"], answer
+        assert "reviewer" in lines[2:]
+        assert not {"KEY", "ENV", ".env", "secrets", "status.json"} & {word for line in lines for word in line.split()}
+        assert str(answer.stderr).count("ermission denied") >= 6, answer.stderr
+        with fusebackend.connect(server.path) as files:
+            assert [each["path"] for each in files.ls("/work").entries] == ["/work/.env", "/work/x.py"]
+
+    def test_it_is_the_same_live_files_and_no_mount_of_its_own(self, served: tuple[Mounted, Path]) -> None:
+        server, place = served
+        assert os.stat(place / "a.txt").st_ino == os.stat(server.path / "a.txt").st_ino
+        (place / "new").write_text("new")
+        assert (server.path / "new").read_text() == "new"
+        refused(errno.EACCES, lambda: (place / "secrets/key").read_text())
+        refused(errno.ENOENT, lambda: (place / "work/.env").read_text())
+        assert str(place) not in run(["status"]).stdout
+
+    def test_a_directory_that_is_moved_away_leads_nowhere(self, served: tuple[Mounted, Path]) -> None:
+        server, place = served
+        (server.path / "work/deep").mkdir()
+        fd = os.open(place / "work/deep", os.O_RDONLY | os.O_DIRECTORY)
+        os.rename(server.path / "work/deep", server.path / "secrets/deep")
+        try:
+            found = set()
+            way = ".."
+            for _ in range(6):
+                try:
+                    found |= set(os.listdir(os.open(way, os.O_RDONLY | os.O_DIRECTORY, dir_fd=fd)))
+                except OSError as error:
+                    assert error.errno in (errno.ENOENT, errno.ESTALE, errno.EACCES), error
+                way += "/.."
+        finally:
+            os.close(fd)
+        assert not found & {".env", "key", ".fusebackend"}
+
+    @pytest.mark.parametrize("how", ["server", "outside"])
+    def test_it_ends_with_the_mount(self, how: str, served: tuple[Mounted, Path]) -> None:
+        server, place = served
+        if how == "server":
+            server.stop()
+        else:
+            done = run(["umount", str(server.path)])
+            assert (done.returncode, done.stdout) == (0, f"unmounted {server.path}\n"), done
+        assert not mounts.is_listed(place)
+
+    def test_a_dead_one_is_cleared_away(self, served: tuple[Mounted, Path], tmp_path: Path) -> None:
+        server, place = served
+        server.kill()
+        assert mounts.is_listed(place)
+        (tmp_path / "second").mkdir()
+        done = run(
+            ["mount", str(tmp_path / "second"), "--default", "memory:", "--config", str(tmp_path / "mount.toml")]
+        )
+        try:
+            assert done.returncode == 0, done
+            assert f"  view reviewer: {place}" in done.stdout
+            assert os.listdir(place) == ["team"] or os.listdir(place) == []
+        finally:
+            assert run(["umount", str(tmp_path / "second")]).returncode == 0
+        assert not mounts.is_listed(place)
+
+    @pytest.mark.parametrize(
+        ("place", "says"),
+        [
+            ("closed/mnt/x", "'closed/mnt/x' does not exist"),
+            ("none", "mount point 'none' does not exist; make the directory first"),
+            ("full", "mount point 'full' is not empty"),
+            (".", "must not hold one another|not empty"),
+        ],
+    )
+    def test_a_place_that_can_not_be_is_a_line(self, place: str, says: str, tmp_path: Path) -> None:
+        for name in ("full/file", "mnt"):
+            (tmp_path / name).mkdir(parents=True)
+        config = configured(tmp_path, "")
+        config.write_text(config.read_text() + f"mount = '{place}'\n")
+        wrong = run(["mount", str(tmp_path / "mnt"), "--default", "memory:", "--config", str(config)])
+        assert wrong.returncode == 1
+        assert re.search(says, wrong.stderr.replace(f"{tmp_path}/", "")), wrong.stderr
+        assert wrong.stderr.count("\n") == 1
+        assert not mounts.is_listed(tmp_path / "mnt")
+
+
 class TestVerbs:
-    @pytest.fixture(params=["path", "socket"])
+    @pytest.fixture(params=["path", "socket", "own socket"])
     def door(self, request: pytest.FixtureRequest, viewed: Mounted) -> object:
-        """The verbs by the path of the view's tree, and of a client of the view."""
-        name = "reviewer" if request.param == "socket" else ""
-        with fusebackend.connect(viewed.path, view=name) as files:
-            yield files, "" if name else "/.fusebackend/views/reviewer"
+        """The verbs by the path of the view's tree, of a client of the view, and of one at the view's own socket."""
+        name = None if request.param == "own socket" else "reviewer" if request.param == "socket" else ""
+        place = own_socket(viewed) if name is None else str(viewed.path)
+        with fusebackend.connect(place, view=name) as files:
+            yield files, "/.fusebackend/views/reviewer" if name == "" else ""
 
     def test_all_of_them(self, door: tuple[fusebackend.Client, str], viewed: Mounted) -> None:
         files, top = door
@@ -409,9 +541,14 @@ class TestVerbs:
         assert (viewed.path / "only/.env").read_text() == FILES["/only/.env"]
         assert (viewed.path / "ro/f").read_text() == FILES["/ro/f"]
 
-    def test_a_client_of_a_view_has_nothing_else(self, viewed: Mounted) -> None:
-        with fusebackend.connect(viewed.path, view="reviewer") as files:
-            for ask in (files.log, files.snapshots, files.branches, files.df, files.prune, lambda: files.diff("c1")):
+    @pytest.mark.parametrize("own", [False, True])
+    def test_a_client_of_a_view_has_nothing_else(self, own: bool, viewed: Mounted) -> None:
+        place, name = (own_socket(viewed), None) if own else (str(viewed.path), "reviewer")
+        with fusebackend.connect(place, view=name) as files:
+            for ask in (files.log, files.snapshots, files.branches, files.df, files.prune, lambda: files.diff("c1"),
+                        files.undo, files.metrics, lambda: files.create_branch("b"), lambda: files.begin_call("t"),
+                        lambda: files.create_snapshot("s"), lambda: files.view_socket("reviewer"),
+                        lambda: files.forget("/a.txt"), lambda: files.invalidate("/")):  # fmt: skip
                 refused(errno.EPERM, ask)
             assert files.read("/.fusebackend/views/reviewer/a.txt").error is not None
             assert files.read("/.fusebackend/status.json").error is not None
@@ -420,6 +557,40 @@ class TestVerbs:
             assert "memory" not in repr(files.status())
         with pytest.raises(fusebackend.MountError, match="no view 'none'; there are: reviewer"):
             fusebackend.connect(viewed.path, view="none")
+
+    def test_nothing_leads_out_of_the_socket_of_a_view(self, tmp_path: Path, serve: Serve) -> None:
+        more = 'default_view = "open"\n[views.open]\nrules = []'
+        server = serve("memory:", config=configured(tmp_path, "", more))
+        (server.path / "secrets").mkdir()
+        (server.path / "secrets/key").write_text("KEY")
+        with fusebackend.connect(server.path, view="") as files:
+            address = files.view_socket("reviewer")
+            assert files.view_socket("reviewer") == address != files.view_socket("open")
+            refused(errno.ENOENT, lambda: files.view_socket("none"))
+        assert stat.S_IMODE(os.stat(address).st_mode) == 0o600
+        for name in ("", "open", "none"):
+            with pytest.raises(fusebackend.MountError, match=r"through (a )?view.*for good"):
+                fusebackend.connect(address, view=name)
+        with socket.socket(socket.AF_UNIX) as plain:
+            plain.connect(address)
+            lines = plain.makefile("rwb")
+            for number, params in enumerate(({"view": ""}, {"view": "open"}, {"view": "reviewer"}, {"actor": {}}, {})):
+                lines.write(json.dumps({"jsonrpc": "2.0", "id": number, "method": "hello", "params": params}).encode())
+                lines.write(b"\n")
+                read = {"file_path": "/secrets/key"}
+                lines.write(json.dumps({"jsonrpc": "2.0", "id": number, "method": "read", "params": read}).encode())
+                lines.write(b"\n")
+            lines.flush()
+            answers = [json.loads(lines.readline()) for _ in range(10)]
+        assert [answer["error"]["data"]["errno"] for answer in answers[:4:2]] == [errno.EPERM, errno.EPERM]
+        assert all("Permission denied" in answer["result"]["error"] for answer in answers[1::2])
+        with fusebackend.connect(address) as files:
+            assert "denied" in files.execute("cat /secrets/key").output
+            assert files.mountpoint == address
+        server.stop()
+        assert not os.path.exists(address)
+        with pytest.raises(fusebackend.MountError, match="lies in no mount"):
+            fusebackend.connect(address)
 
     def test_a_watch_has_what_may_be_read(self, viewed: Mounted) -> None:
         with fusebackend.connect(viewed.path, view="reviewer") as files, files.watch("/") as watch:
@@ -709,6 +880,37 @@ class TestTheCommandLine:
         wrong = command(server, "view", "explain", "reviewer", "read", "~", check=False)
         assert wrong.returncode == 1
         assert wrong.stderr.count("\n") == 1
+
+    def test_the_socket_of_a_view_takes_the_place_of_a_mount(self, tmp_path: Path, serve: Serve) -> None:
+        server = serve("memory:", config=configured(tmp_path, ""))
+        (server.path / "work").mkdir()
+        (server.path / "work/.env").write_text("ENV")
+        (server.path / "work/x").write_text("x")
+        address = command(server, "view", "socket", "reviewer").stdout.rstrip("\n")
+        assert run(["ls", "--mount", address, "-A", "/work"]).stdout == "x\n"
+        assert run(["exec", "--mount", address, "--", "ls -A /work"]).stdout == "x\n"
+        for words, says in (
+            (["log"], "a view has no 'log': it is about what all readers have"),
+            (["view", "socket", "reviewer"], "a view has no 'view_socket': it is about what all readers have"),
+            (["shell", "true"], f"'{address}' is no mount point: give --mount the directory of the mount"),
+        ):
+            at = 2 if words[0] == "view" else 1
+            wrong = run([*words[:at], "--mount", address, *words[at:]])
+            assert (wrong.returncode, wrong.stderr) == (1, f"Error: {says}\n")
+        wrong = command(server, "view", "socket", "none", check=False)
+        assert (wrong.returncode, wrong.stderr) == (1, "Error: there is no view 'none'; there are: reviewer\n")
+
+    def test_a_shell_sees_a_view_and_says_that_it_binds_nobody(self, tmp_path: Path, serve: Serve) -> None:
+        server = serve("memory:", config=configured(tmp_path, ""))
+        (server.path / ".env").write_text("ENV")
+        (server.path / "a.txt").write_text("a")
+        shown = command(server, "shell", "--view", "reviewer", "--", "ls", "-A", str(server.path))
+        assert shown.stdout == "a.txt\n"
+        says = "shows view 'reviewer', which binds nobody here; to bind a command: exec --view reviewer"
+        assert shown.stderr == f"fusebackend: {server.path} {says}\n"
+        assert "give --branch or --view" in command(server, "shell", "--view", "a", "--branch", "b", check=False).stderr
+        wrong = command(server, "shell", "--view", "none", "true", check=False)
+        assert (wrong.returncode, wrong.stderr) == (1, "Error: there is no view 'none'; there are: reviewer\n")
 
     @pytest.mark.parametrize(
         ("text", "says"),

@@ -208,3 +208,14 @@ def test_without_arguments_each_says_how_to_use_it(name: str) -> None:
     done = subprocess.run([sys.executable, ROOT / "examples" / name], capture_output=True, text=True, timeout=LIMIT_S)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"usage: {name} MOUNTPOINT") and done.stderr.count("\n") == 1
+
+
+def test_claude_memory(serve: Serve) -> None:
+    pytest.importorskip("anthropic")
+    mount = serve("memory:")
+    program = [sys.executable, str(ROOT / "examples/claude_memory.py"), str(mount.path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(program, capture_output=True, text=True, timeout=LIMIT_S, env=environment)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert done.stdout.endswith("I have noted it.\n")
+    assert (mount.path / "memories/coffee.md").read_text() == "They like coffee.\nWithout milk.\n"

@@ -78,7 +78,9 @@ BEFORE = {
     "fusebackend metrics": [AGENT],
     "fusebackend snapshot create": [AGENT, MEMORIES, "echo plan > /mnt/agent/plan.md"],
     "from fusebackend import connect": [AGENT],
+    "# The state before a call": [AGENT],
     "fusebackend view list": [VIEWS],
+    "fusebackend mcp": [VIEWS],
     "date |": [PROJECT, AGENT, MEMORIES],
 }
 """What is there before a snippet that begins so."""
@@ -94,7 +96,9 @@ SAYS = {
     'import fusebackend\n\nwith fusebackend.connect("/mnt/agent") as files:  # or a': [],
     "import threading": ["created /memories/new.md mount"],
     "from deepagents": [],
+    "import anthropic": [],
     "import os\nimport fusebackend\n\n\nclass Notes": ["['copy.md'] monday: done"],
+    "# The state before a call": ["diff --git a/week.md b/week.md", "deleted file mode 100644"],
     "from fusebackend import connect": ["File '/.fusebackend/snapshots/before/report.txt' not found"],
     "import pytest": [],
     "import errno": ["world", " [{'path': '/hello', 'line': 1, 'text': 'world'}]"],

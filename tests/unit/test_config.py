@@ -158,6 +158,13 @@ class TestLimits:
         with pytest.raises(ConfigError, match="route '/a/': "):
             limits_of("/a/", RouteTable(url="memory:", **wrong))
 
+    def test_what_a_route_may_hold_is_in_its_url(self) -> None:
+        table = RouteTable(url="sqlite:a.db?on_exists=replace", limit_bytes="1.5 GiB", limit_files=9)
+        assert url_of(table) == "sqlite:a.db?on_exists=replace&limit_bytes=1610612736&limit_files=9"
+        assert url_of(RouteTable(url="memory:", limit_files=9)) == "memory:?limit_files=9"
+        with pytest.raises(ConfigError, match="'limit_bytes': 'much' is no size; write bytes"):
+            url_of(RouteTable(url="memory:", limit_bytes="much"))
+
     @pytest.mark.parametrize("value", [0, "0 s", "soon"])
     def test_deadlines_that_make_no_sense(self, value: float | str) -> None:
         with pytest.raises(ConfigError):

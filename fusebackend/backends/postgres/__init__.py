@@ -8,6 +8,7 @@ snapshots.py old_rows.py  snapshots, and the rows that they have and the volume 
 drafts.py                 files that are new and not closed yet, stored at their close
 unsynced.py               what a crash of the server may take, until an `fsync`
 host_session.py uses.py   this process among those that have the volume open, and the nodes it uses
+shared_quota.py           limits in bytes and files
 feed.py pg_snapshot.py    changes of other hosts, and which of them have been read
 search/                   `grep` and `glob`
 """

@@ -13,6 +13,7 @@ from fusebackend.databases.urls import conninfo_of, require_modules, url_errors
 from fusebackend.protocol import GlobResult, GrepResult, OnExists, checked_on_exists
 from fusebackend.protocol.scheme import Url, UrlError, mask
 from fusebackend.volumes.agent_face import VolumeBackend
+from fusebackend.volumes.quota import Limits
 
 
 class PostgresBackend(VolumeBackend):
@@ -29,6 +30,8 @@ class PostgresBackend(VolumeBackend):
             leads to a pooler, which shares connections.
         pooler: `"transaction"` for a `dsn` that leads to a pooler which gives each transaction another connection to
             the server (PgBouncer with `pool_mode=transaction`); it needs `feed`.
+        limit_bytes, limit_files: how much this host lets the volume hold; more is EDQUOT (`shared_quota.py`). None for
+            no limit.
 
     Raises:
         OSError: the server can't be reached or refuses, in one line; `VolumeDatabaseError` when a newer fusebackend
@@ -47,6 +50,8 @@ class PostgresBackend(VolumeBackend):
         connections: int = CONNECTIONS,
         feed: str = "",
         pooler: str = "",
+        limit_bytes: int | None = None,
+        limit_files: int | None = None,
     ) -> None:
         if conflict not in ("error", "last-writer"):
             raise ValueError(f"conflict must be 'error' or 'last-writer', not {conflict!r}")
@@ -58,7 +63,15 @@ class PostgresBackend(VolumeBackend):
         if not volume or len(volume) > NAME_MAX_CHARACTERS or not volume.isprintable():
             raise ValueError(f"volume must be a name of 1 to {NAME_MAX_CHARACTERS} characters, not {volume!r}")
         with needed_by("PostgresBackend"):
-            kept = PostgresVolume(dsn, volume, conflict=conflict, connections=connections, feed=feed, pooler=pooler)
+            kept = PostgresVolume(
+                dsn,
+                volume,
+                conflict=conflict,
+                connections=connections,
+                feed=feed,
+                pooler=pooler,
+                limits=Limits.of(limit_bytes, limit_files),
+            )
         super().__init__(kept, on_exists=on_exists)
         try:
             self.search = Search(kept, kept.connections, kept.id)
@@ -87,7 +100,7 @@ class PostgresBackend(VolumeBackend):
         return self.search.glob_files(pattern, path)
 
 
-OPTIONS = ("conflict", "connections", "feed", "on_exists", "pooler")
+OPTIONS = ("conflict", "connections", "feed", "limit_bytes", "limit_files", "on_exists", "pooler")
 """Parameters of a URL that are arguments of `PostgresBackend`."""
 
 

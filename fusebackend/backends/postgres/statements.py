@@ -527,6 +527,17 @@ def next_chunk(volume: int, node: int, index: int) -> Statement:
     )
 
 
+def totals(volume: int, opened: Sequence[int]) -> Statement:
+    """The blocks of all inodes but the root, their number, and the bytes of extended attributes; of nodes without a
+    name only those that are open here. Sums are text: a damaged row may have any number."""
+    return (
+        "SELECT coalesce(sum(blocks), 0)::text, count(*), (SELECT coalesce(sum(length(name) + length(value)), 0)::text"
+        " FROM fusebackend.xattr WHERE volume = %s) FROM fusebackend.inode"
+        " WHERE volume = %s AND node <> %s AND (nlink > 0 OR node = ANY(%s))",
+        (volume, volume, ROOT_NODE, list(opened)),
+    )
+
+
 def accessed(volume: int, node: int, atime_ns: int) -> Statement:
     """Unless somebody is changing the node: then its times will have moved anyway."""
     return "SELECT fusebackend.note_access(%s::int, %s, %s)", (volume, node, atime_ns)

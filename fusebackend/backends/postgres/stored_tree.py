@@ -17,6 +17,7 @@ from fusebackend.backends.postgres import feed, statements
 from fusebackend.backends.postgres.drafts import Draft, Drafts, Step
 from fusebackend.backends.postgres.host_session import Session, opening
 from fusebackend.backends.postgres.old_rows import Newest
+from fusebackend.backends.postgres.shared_quota import Growing, SharedQuota
 from fusebackend.backends.postgres.statements import StoredInode
 from fusebackend.backends.postgres.transaction import Transaction, Walk, Wanted, gone
 from fusebackend.backends.postgres.unsynced import Unsynced
@@ -29,6 +30,7 @@ from fusebackend.protocol import ROOT_NODE, Change, Changes
 from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT, Chunk
 from fusebackend.volumes.damage import Damage
 from fusebackend.volumes.posix import TreeVolume
+from fusebackend.volumes.quota import Limits, bytes_of_blocks
 from fusebackend.volumes.storage import Inode
 from fusebackend.volumes.walk import names_of
 
@@ -49,6 +51,7 @@ class _Scope(threading.local):
         self.draft: Draft | None = None
         self.view: Any = None  # a connection in the middle of a transaction that only reads
         self.newest = 0  # snapshot, where the thread has the lock of changes alone
+        self.is_repeating = False  # what is stored has been accepted before
         self.way: dict[tuple[int, bytes], Sequence[Any]] = {}  # names that are about to be looked up
         self.nested: list[Changes] = []
         self.lost_names: list[int] = []
@@ -85,6 +88,7 @@ class StoredTree(TreeVolume):
         self._directories = OwnDirectories()
         self._last_writer_wins = last_writer_wins
         self._is_shared = is_shared
+        self._shared_quota: SharedQuota | None = None
         self._scope = _Scope()
         self._damage = Damage(f"volume {volume_id} of the database")
         self._newest = Newest(volume_id, is_shared=is_shared)
@@ -163,11 +167,17 @@ class StoredTree(TreeVolume):
                     self._scope.written = draft.written
                     transaction.adopt(draft)
                     return
+                self._scope.is_repeating = True
                 for step in draft.steps:
                     transaction.fetch(step.wanted)
                     step.rule(*step.arguments)
 
-        self._connections.run(attempt)
+        try:
+            self._connections.run(attempt)
+        finally:
+            self._scope.is_repeating = False
+            if self._shared_quota is not None:
+                self._shared_quota.settle(draft, committed=False)
 
     def settle(self) -> None:
         """Store what this host has changed and other hosts do not see yet. OSError if that fails.
@@ -235,11 +245,15 @@ class StoredTree(TreeVolume):
                 unnamed=transaction.unnamed,
                 durable=transaction.durable,
             )
+            if self._shared_quota is not None:
+                self._shared_quota.settle(transaction, committed=True)
         except BaseException:
             transaction.rollback()
             raise
         finally:
             scope.transaction = None
+            if self._shared_quota is not None:
+                self._shared_quota.settle(transaction, committed=False)
         for node in scope.lost_names:
             if node in self._uses:
                 self._uses.note_nameless(node)
@@ -373,6 +387,28 @@ class StoredTree(TreeVolume):
                 return send(self._scope.view, [statement])[0]
         return self._connections.query(*statement)
 
+    # -- limits ------------------------------------------------------------------------------------------------
+
+    def _limit(self, limits: Limits, is_told: Callable[[], bool]) -> None:
+        """From now on changes are refused that would pass them. Counts what is there."""
+        self._quota = self._shared_quota = SharedQuota(limits, self._count, self._growing, is_told, self._is_accepted)
+        self._quota.refresh()
+
+    def _count(self) -> tuple[int, int]:
+        statement = statements.totals(self.id, self._uses.opened())
+        transaction = self._scope.transaction
+        rows = self._query(statement) if transaction is None else transaction.ask(statement)
+        ((blocks, files, xattr_bytes),) = rows
+        return bytes_of_blocks(int(blocks)) + int(xattr_bytes), files
+
+    def _growing(self) -> Growing:
+        """Where the calling thread's changes gather."""
+        return self._file
+
+    def _is_accepted(self) -> bool:
+        """Whether the calling thread repeats what has been accepted before."""
+        return self._scope.is_repeating
+
     @property
     def _here(self) -> Transaction:
         transaction = self._scope.transaction
@@ -416,6 +452,10 @@ class StoredTree(TreeVolume):
             used = inode.node in self._uses
             self._here.set_nameless(inode.node, self._session.id if used else 0)
             self._scope.lost_names.append(inode.node)
+            if self._shared_quota is not None:
+                if not self._uses.is_open(inode.node):
+                    self._shared_quota.add(-bytes_of_blocks(inode.blocks), -1)
+                self._shared_quota.doubt()
 
     def _accessed(self, inode: Inode) -> None:
         """A read within a change leaves no access time: that would be one more row, announced to every host."""

@@ -155,6 +155,7 @@ class Transaction:
         self._ask = ask
         self.incarnation = ""
         self.wants_renames = False
+        self.grown_bytes = self.grown_files = 0  # for the volume's limits
         self.before: dict[int, int] = {}  # the versions of what it changes
         self.unnamed: set[int] = set()  # … of which these have no name any more
         self.version = version  # of all that this changes
@@ -466,6 +467,7 @@ class Transaction:
         It is the error of the connection if that is lost before the answer: the changes may be made twice.
         """
         self._is_draft = True
+        self.grown_bytes, draft.grown_bytes = draft.grown_bytes, 0
         inode = draft.shown
         self._inodes[inode.node] = self._changed[inode.node] = inode
         self._set_chunks.update(draft.chunks)

@@ -56,6 +56,7 @@ from fusebackend.protocol import (
 from fusebackend.volumes import posix as tree
 from fusebackend.volumes.chunks import CHUNK_SHIFT
 from fusebackend.volumes.damage import is_in_range
+from fusebackend.volumes.quota import Limits, within
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +83,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         connections: how many operations run at once.
         feed: libpq's words or a URI for the connection of the session and its feed, where `conninfo` leads to a pooler.
         pooler: `"transaction"` where it gives each transaction another connection to the server.
+        limits: how much this host lets the volume hold (`shared_quota.py`).
 
     Raises:
         OSError: the server can't be reached, or refuses; `VolumeDatabaseError` when its tables are too new.
@@ -98,6 +100,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         connections: int = CONNECTIONS,
         feed: str = "",
         pooler: str = "",
+        limits: Limits | None = None,
     ) -> None:
         self.name = name
         self.conninfo = conninfo
@@ -117,6 +120,8 @@ class PostgresVolume(StoredTree, SnapshotVolume):
             self._snapshots = Snapshots(number, self._connections.query)
             self._require_root()
             session.run(lambda connection: self._feed.start(connection, self.changed_elsewhere, self._feed_became))
+            if limits is not None:
+                self._limit(limits, lambda: self._feed.live)
             undo.pop_all()
         self._closed = False
 
@@ -374,9 +379,12 @@ class PostgresVolume(StoredTree, SnapshotVolume):
             self._drafts.settle(node)
         except OSError as error:  # no close has stored it: the kernel asks for that before
             log.warning("what was written to a new file can't be stored: %s", error)
+        is_nameless = self._uses.is_noted(node)
         self._uses.release(node, flags)
         if not self._uses.is_open(node):
             self._drafts.forget(node)
+            if self._shared_quota is not None and is_nameless:
+                self._shared_quota.doubt()  # it has no name, and counts no more
         self._unsynced.released(node)
         self._session.wake()
 
@@ -492,7 +500,11 @@ class PostgresVolume(StoredTree, SnapshotVolume):
 
     def statfs(self) -> StatFs:
         (used_bytes,) = self._query(("SELECT pg_database_size(current_database())", ()))[0]
-        return StatFs(4096, used_bytes // 4096 + FREE_BLOCKS, FREE_BLOCKS, 1 << 40, 1 << 39)
+        found = StatFs(4096, used_bytes // 4096 + FREE_BLOCKS, FREE_BLOCKS, 1 << 40, 1 << 39)
+        if self._shared_quota is None:
+            return found
+        self._shared_quota.refresh()
+        return within(found, self._shared_quota.usage)
 
     def hold(self, node: int) -> None:
         self._uses.hold(node)
@@ -524,6 +536,8 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         if not changes:
             return
         self._unsnapped = True
+        if self._shared_quota is not None:
+            self._shared_quota.doubt()
         for change in changes:
             if change.node is not None or change == Change():
                 self._bare.changed(change.node)

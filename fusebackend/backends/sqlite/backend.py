@@ -34,8 +34,19 @@ from fusebackend.backends.sqlite.sync_log import RECORD_BYTES, SyncLog
 from fusebackend.backends.sqlite.unlogged import Unlogged
 from fusebackend.base.errors import oserror
 from fusebackend.databases.sqlite import transaction
-from fusebackend.protocol import Changes, Features, GrepResult, OnExists, Snapshot, SnapshotVolume, StatFs, Volume
+from fusebackend.protocol import (
+    ROOT_NODE,
+    Changes,
+    Features,
+    GrepResult,
+    OnExists,
+    Snapshot,
+    SnapshotVolume,
+    StatFs,
+    Volume,
+)
 from fusebackend.volumes.agent_face import VolumeBackend
+from fusebackend.volumes.quota import Limits, Quota, bytes_of_blocks, within
 from fusebackend.volumes.search import grep_files
 
 log = logging.getLogger(__name__)
@@ -73,7 +84,7 @@ class SqliteVolume(StoredTree, SnapshotVolume):
     has_sync_log = True
     """Whether small syncs go to the sync log. A subclass whose dirty buffer has more than a volume's has none."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], limits: Limits | None = None) -> None:
         name = os.path.realpath(path)  # SQLite puts the WAL beside the file, not beside a link to it
         self._claim = schema.FileClaim(name)
         try:
@@ -100,6 +111,8 @@ class SqliteVolume(StoredTree, SnapshotVolume):
             self._log = self._redo()
             self._flusher = Flusher(name, self.lock, self._flush_behind, self._wal_bytes, self._workers())
             self._free_orphans()
+            if limits is not None:
+                self._quota = self._counted(limits)
         except OSError as error:
             db.close()
             self._claim.release()
@@ -351,7 +364,17 @@ class SqliteVolume(StoredTree, SnapshotVolume):
             used_bytes = self._scalar("PRAGMA page_count") * schema.PAGE_BYTES - free_bytes + self._dirty.bytes
         used, free = used_bytes // disk.f_frsize, (self._spare(disk) + free_bytes) // disk.f_frsize
         # Counting the inodes would read the whole table; no volume has more than the numbers it gave out.
-        return StatFs(disk.f_frsize, used + free, free, self._next_node + 2**31, 2**31)
+        found = StatFs(disk.f_frsize, used + free, free, self._next_node + 2**31, 2**31)
+        return found if self.usage is None else within(found, self.usage)
+
+    def _counted(self, limits: Limits) -> Quota:
+        """Count what is there. A million inodes take 0.2 to 0.6 s."""
+        with sqlite_errors():
+            blocks, files = self._db.execute(
+                "SELECT CAST(total(blocks) AS INTEGER), count(*) FROM inode WHERE node != ?", (ROOT_NODE,)
+            ).fetchone()
+            xattr_bytes = self._scalar("SELECT sum(length(name) + length(value)) FROM xattr")
+        return Quota(limits, bytes_of_blocks(blocks) + xattr_bytes, files)
 
     def _free_orphans(self) -> None:
         """Free the nodes that were open without a name when the last server ended: no path leads to them."""
@@ -436,13 +459,21 @@ class SqliteBackend(VolumeBackend):
     Args:
         path: the file; made when it is missing (its directory must exist).
         on_exists: `write` over an existing file is an `"error"` (the seeds) or a `"replace"` (deepagents 0.7).
+        limit_bytes, limit_files: how much it may hold; more is EDQUOT (`volumes/quota.py`). None for no limit.
 
     Raises:
         VolumeFileError: the file is in use by another `SqliteBackend`, is no volume, or can't be opened.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, on_exists: OnExists = "error") -> None:
-        super().__init__(SqliteVolume(path), on_exists=on_exists)
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        on_exists: OnExists = "error",
+        limit_bytes: int | None = None,
+        limit_files: int | None = None,
+    ) -> None:
+        super().__init__(SqliteVolume(path, Limits.of(limit_bytes, limit_files)), on_exists=on_exists)
 
     volume: SqliteVolume
 

@@ -102,7 +102,8 @@ def connect(path: str | os.PathLike[str] | None = None, *, actor: Actor = NOBODY
     """A client of the mount that `path` lies in; of the environment variable FUSEBACKEND_MOUNT without one.
 
     Args:
-        path: the mount point, or any path below it.
+        path: the mount point, or any path below it; the configuration file of what `fusebackend serve` serves without a
+            mount; or a socket of a server, such as one of `view_socket`.
         actor: who makes the changes of this client, where `fusebackend.acting` and a LangGraph run do not say it; its
             `agent`, `thread` and `call`, with which `log` and `undo` find them.
         view: see the mount through this view; through none if it is empty, through the default one, if there is one,
@@ -129,21 +130,26 @@ class Client(SandboxBackendProtocol):
     """See the module's docstring.
 
     Args:
-        path: the mount point, or any path below it, or a symbolic link to one.
+        path: as for `connect`, or a symbolic link to one.
         actor, view: as for `connect`.
 
     Attributes:
-        mountpoint: where the mount is.
+        mountpoint: where the mount is; the path of the socket or the configuration file, if that was given.
+        is_mounted: False if a socket or a configuration was given.
 
     Raises:
         MountError: the path lies in no mount of fusebackend.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, actor: Actor = NOBODY, view: str | None = None) -> None:
-        self._begin(rendezvous.split(path, follow=True)[0], actor, view)
+        place, is_mounted = rendezvous.place_of(path)
+        self._begin(place, actor, view, is_mounted=is_mounted)
 
-    def _begin(self, mountpoint: str, actor: Actor = NOBODY, view: str | None = None) -> None:
+    def _begin(
+        self, mountpoint: str, actor: Actor = NOBODY, view: str | None = None, *, is_mounted: bool = True
+    ) -> None:
         self.mountpoint = mountpoint
+        self.is_mounted = is_mounted
         self.actor = actor
         self.view = view
         self._pool = Pool(self._connect)
@@ -394,6 +400,15 @@ class Client(SandboxBackendProtocol):
         """Return the views of the mount."""
         return self._done(list[ViewInfo], "views", {})
 
+    def view_socket(self, name: str) -> str:
+        """Return the path of a socket whose clients see the mount through a view, and can't leave it. It is made when
+        it is first asked for, with mode 0600, and ends with the server. `connect` takes the path.
+
+        Raises:
+            OSError: ENOENT, there is no such view; EPERM, this client sees the mount through a view itself.
+        """
+        return self._done(str, "view_socket", {"name": name})
+
     def explain(self, view: str, operation: str, path: str) -> Explained:
         """Return what a view does about an operation (`read`, `write`) on a path, and why.
 
@@ -490,7 +505,14 @@ class Client(SandboxBackendProtocol):
 
     def has_ended(self) -> bool:
         """Return True if the mount is gone."""
-        return all(each.mountpoint != self.mountpoint for each in mount_table.our_mounts())
+        if self.is_mounted:
+            entry = mount_table.mount_at(self.mountpoint)
+            return entry is None or not entry.is_ours
+        try:
+            self.hello()
+        except ServerLost:
+            return True
+        return False
 
     def changes(self, call: str | None = None, *, after: int = 0, limit: int = LISTED_CHANGES) -> list[ChangeInfo]:
         """Return the changes of a call, in their order; see `MountedBackend.changes`."""
@@ -701,7 +723,8 @@ class Client(SandboxBackendProtocol):
 
     async def _connect(self, waits: Waits) -> Connection:
         try:
-            address = rendezvous.socket_at(self.mountpoint)
+            find = rendezvous.socket_at if self.is_mounted else rendezvous.socket_of
+            address = find(self.mountpoint)
             connection = await Connection.made(waits, address, self.mountpoint, lambda: current_actor(self.actor))
         except MountError as error:
             raise ServerLost(str(error.strerror)) from None

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from fusebackend.base import heap
 from fusebackend.control import rendezvous, wire
@@ -53,21 +54,37 @@ ACCEPT_RETRY_S = 0.5
 """How long to wait when there are no descriptors or threads for another connection: those in use will end."""
 
 
+class Door(NamedTuple):
+    """A socket that the server listens on."""
+
+    listener: socket.socket
+    address: str
+    view: ServedMount | None
+    """What all clients of this socket see, for good; None is the mount, where a client may choose a view."""
+
+
 class ControlServer:
-    """Serves a `ServedMount` on a Unix socket, from `start` to `close`."""
+    """Serves a `ServedMount` on a Unix socket, from `start` to `close`; and views of it on sockets of their own."""
 
     def __init__(
-        self, backend: ServedMount, *, read_only: bool = False, verbs: Mapping[str, SocketVerb] = VERBS
+        self,
+        backend: ServedMount,
+        *,
+        read_only: bool = False,
+        verbs: Mapping[str, SocketVerb] = VERBS,
+        address: str | None = None,
     ) -> None:
         self.backend = backend
         self.read_only = read_only
         self.verbs = verbs
         self.address = ""
+        self._own_address = address
         self._switch_s = sys.getswitchinterval()
-        self._listener: socket.socket | None = None
+        self._doors: dict[int, Door] = {}  # by descriptor; the first one is the mount's
+        self._view_addresses: dict[str, str] = {}
         self._connections: set[Connection] = set()
-        self._door = threading.Thread(target=self._accept, name="fusebackend-control", daemon=True)
-        self._poll = select.epoll()  # of the thread that accepts: the listener, and the silent connections
+        self._acceptor = threading.Thread(target=self._accept, name="fusebackend-control", daemon=True)
+        self._poll = select.epoll()  # of the thread that accepts: the listeners, and the silent connections
         self._silent: dict[int, Connection] = {}  # of that thread, by descriptor: those that need no thread yet
         self.room = Room()
         self.turns = Turns()
@@ -90,26 +107,55 @@ class ControlServer:
         """
         heap.keep_less()
         self._switch_s = sys.getswitchinterval()
-        self.address = rendezvous.address(self.backend.mountpoint)
-        rendezvous.remove_stale(os.path.dirname(self.address))
-        self._listener = rendezvous.listen(self.address, MAX_CONNECTIONS)
-        self._door.start()
+        self.address = self._own_address or rendezvous.address(self.backend.mountpoint)
+        if self._own_address is None:
+            rendezvous.remove_stale(os.path.dirname(self.address))
+        self._open(Door(rendezvous.listen(self.address, MAX_CONNECTIONS), self.address, None))
+        self._acceptor.start()
         return self.address
+
+    def open_view(self, name: str) -> str:
+        """Listen on a socket whose clients see the mount through a view, and can't leave it. There is one for each
+        view, until the server ends.
+
+        Returns:
+            Its address.
+
+        Raises:
+            OSError: ENOENT, there is no such view; ENOTCONN, the server does not listen, or has ended; or the socket
+                can't be made.
+        """
+        view = self.backend.viewed(name)
+        with self._guard:
+            if self._closing or not self._doors:
+                raise OSError(errno.ENOTCONN, "the control socket is closed")
+            if name not in self._view_addresses:
+                address = rendezvous.address(self.backend.mountpoint)
+                self._open(Door(rendezvous.listen(address, MAX_CONNECTIONS), address, view))
+                self._view_addresses[name] = address
+            return self._view_addresses[name]
+
+    def _open(self, door: Door) -> None:
+        door.listener.setblocking(False)
+        self._doors[door.listener.fileno()] = door
+        self._poll.register(door.listener, select.EPOLLIN)
 
     def close(self) -> None:
         """Stop listening and end every connection. Calls under way are cancelled, and waited for a little."""
         with self._ending:  # a second caller returns when all is done, too
-            if self._closing or self._listener is None:
+            if self._closing or not self._doors:
                 return
             with self._guard:
                 self._closing = True
                 connections = list(self._connections)
-            with contextlib.suppress(OSError):
-                self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
-            self._door.join(END_TIMEOUT_S)
-            self._listener.close()
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.address)
+            for door in self._doors.values():
+                with contextlib.suppress(OSError):
+                    door.listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+            self._acceptor.join(END_TIMEOUT_S)
+            for door in self._doors.values():
+                door.listener.close()
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(door.address)
             sys.setswitchinterval(self._switch_s)
             deadline = time.monotonic() + END_TIMEOUT_S
             for connection in connections:
@@ -155,10 +201,7 @@ class ControlServer:
     def _accept(self) -> None:
         """Accept connections, and begin to serve each when something comes over it: the newest first, for those before
         it may be hundreds; and after each, accept what has come meanwhile."""
-        assert self._listener is not None
-        self._listener.setblocking(False)
         with self._poll:
-            self._poll.register(self._listener, select.EPOLLIN)
             while True:
                 try:
                     self._look()
@@ -172,26 +215,28 @@ class ControlServer:
     def _look(self) -> None:
         """Wait for something to do, and do it."""
         ready = {descriptor for descriptor, _ in self._poll.poll()}
-        if self._listener is not None and self._listener.fileno() in ready:
-            self._accept_all(self._listener)
+        doors = [self._doors[descriptor] for descriptor in ready if descriptor in self._doors]
+        if doors:
+            for door in doors:
+                self._accept_all(door)
             ready = {descriptor for descriptor, _ in self._poll.poll(0)}
         begun = [connection for descriptor, connection in self._silent.items() if descriptor in ready]
         if begun:
             self._begin(max(begun, key=_number))
 
-    def _accept_all(self, listener: socket.socket) -> None:
+    def _accept_all(self, door: Door) -> None:
         with contextlib.suppress(BlockingIOError):
             for _ in range(ACCEPTED_AT_ONCE):
-                stream, _ = listener.accept()
+                stream, _ = door.listener.accept()
                 stream.setblocking(True)
-                self._welcome(stream)
+                self._welcome(stream, door.view)
 
-    def _welcome(self, stream: socket.socket) -> None:
+    def _welcome(self, stream: socket.socket, view: ServedMount | None) -> None:
         refusal = self._refusal(stream)
         if refusal is not None:
             _refuse(stream, refusal)
             return
-        connection = Connection(self, stream, next(self._numbers))
+        connection = Connection(self, stream, next(self._numbers), view)
         with self._guard:
             if self._closing:
                 _refuse(stream, wire.ENDING)

@@ -90,13 +90,20 @@ class Server(Protocol):
 
 
 class Connection:
-    """See the module's docstring. `start` serves it in a thread of its own until it or the server ends."""
+    """See the module's docstring. `start` serves it in a thread of its own until it or the server ends.
 
-    def __init__(self, server: Server, stream: socket.socket, number: int = 0) -> None:
+    Args:
+        server: what it shares with the others.
+        stream: the client's end.
+        number: of the connection, in the order of their begins.
+        view: what the client sees of the mount, for good; None lets it choose.
+    """
+
+    def __init__(self, server: Server, stream: socket.socket, number: int = 0, view: ServedMount | None = None) -> None:
         self.server = server
-        view = server.backend.default_view
-        self.backend = server.backend if view is None else server.backend.viewed(view)
-        self._may_choose = True  # a view, which then is one for good
+        default = server.backend.default_view
+        self.backend = view or (server.backend if default is None else server.backend.viewed(default))
+        self._may_choose = view is None  # a view, which then is one for good
         self.staging = Staging()
         self.actor = peer(stream)
         self.active_at = self.since = time.monotonic()

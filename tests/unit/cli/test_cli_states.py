@@ -20,6 +20,7 @@ def states(**kept: tuple[str, ...]) -> States:
     found = [SnapshotInfo(name, number, list(routes)) for number, (name, routes) in enumerate(kept.items())]
     files: Any = SimpleNamespace(
         mountpoint="/mnt/agent",
+        is_mounted=True,
         status=lambda: {"trees": "/.hidden", "routes": [{"prefix": prefix} for prefix in ROUTES]},
         snapshots=lambda: found,
         branches=list,

@@ -10,6 +10,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from eventually import eventually
 
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.history.history_file import Filter, HistoryFile, HistoryLocked
@@ -342,4 +343,12 @@ def test_a_clock_that_goes_back_gives_no_two_calls_the_same_end(path):
     assert [call.ended_ns for call in history.calls(where=Filter(ended_after_ns=0))] == [7, 8, 9]
     history.forget(numbers[:2])
     assert (history.forgets, history.forgotten_ns) == (1, 8)
+    history.close()
+
+
+def test_what_was_added_is_written_without_being_asked_for(tmp_path: Path) -> None:
+    """The first record of a call, which brings the call along, did not wake the thread that writes."""
+    history = HistoryFile(str(tmp_path / "of.history/history.db"))
+    history.add(history.open_call("verb", "write", Actor()), ROOT, "create", b"/a")
+    eventually(lambda: history.end.link == 2, 10)
     history.close()

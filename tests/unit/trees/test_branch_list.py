@@ -218,6 +218,35 @@ class TestFiles:
         with pytest.raises(VolumeFileError, match="an SQLite file of something else"):
             branch_over(tmp_path / "volume.db", volumes)
 
+    def test_a_new_file_is_synced_before_it_has_its_name(self, tmp_path: Path, volumes: dict[AgentPath, Volume],
+                                                         monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+        """A server that is killed while it makes a branch, or loses power, leaves none, and the next is whole."""
+        target = tmp_path / "made/branch.db"
+        target.parent.mkdir()
+        done: list[str] = []
+
+        def fsync(fd: int) -> None:
+            done.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
+
+        def killed(*names: str) -> None:
+            done.append("replace")
+            raise InterruptedError
+
+        with monkeypatch.context() as patch, pytest.raises(InterruptedError):
+            patch.setattr(os, "fsync", fsync)
+            patch.setattr(os, "replace", killed)
+            branch_over(target, volumes)
+        (left,) = target.parent.iterdir()
+        assert done == [left.name, "replace"] and left != target
+        left.write_bytes(b"half a file")
+        branch = branch_over(target, volumes)
+        assert sorted(target.parent.iterdir())[0] == target and not left.exists()
+        with sqlite3.connect(target) as reader:
+            assert reader.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+            assert reader.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        reader.close()
+        branch.close()
+
     def test_a_copied_directory_is_in_one_transaction(self, tmp_path: Path, volumes: dict[AgentPath, Volume],
                                                       opened: Opened) -> None:  # fmt: skip
         for number in range(20):

@@ -1,0 +1,130 @@
+"""`SharedQuota`: the limits of a volume that other hosts change as well. Each host with limits keeps them by itself.
+
+No commit waits for a common sum, and none is written. A host counts the inodes of the volume (a million take half a
+second), and adds what its own changes add. What other hosts do shows in the next count. There is one before a change if
+another host has changed something and the last count is older than `FRESH_S`, and than `SHARE` times as long as it
+took; and one before a change is refused. So the limit is overrun at most by what other hosts write in that time.
+
+What is not committed yet counts from the moment it is accepted: a change under way, and a draft, whose storing is never
+refused. An unlinked file counts on the hosts that have it open, as long as they have.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from fusebackend.protocol import Usage
+from fusebackend.volumes.quota import Limits, Quota
+
+FRESH_S: Final = 0.05
+SHARE: Final = 20
+"""A count takes a twentieth of the time at most."""
+
+RECOUNT_SHARE: Final = 5
+"""Before a change is refused, the count may be this many times as old as it took."""
+
+
+class Growing(Protocol):
+    """A transaction or draft, and what it has added and not committed."""
+
+    grown_bytes: int
+    grown_files: int
+
+
+class SharedQuota(Quota):
+    """See the module's docstring. Any thread may call any method.
+
+    Args:
+        count: counts the bytes and files of the volume as committed. May raise OSError.
+        scope: the transaction or draft that the calling thread is in.
+        is_told: whether changes of other hosts are told to `doubt`.
+        is_accepted: whether the calling thread stores what has been accepted before.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        count: Callable[[], tuple[int, int]],
+        scope: Callable[[], Growing],
+        is_told: Callable[[], bool],
+        is_accepted: Callable[[], bool],
+    ) -> None:
+        super().__init__(limits)
+        self._count = count
+        self._scope = scope
+        self._is_told = is_told
+        self._is_accepted = is_accepted
+        self._lock = threading.Lock()
+        self._pending_bytes = self._pending_files = 0  # of all scopes
+        self._is_doubtful = True
+        self._counted_at = 0.0
+        self._took_s = 0.0
+
+    def doubt(self) -> None:
+        """The sums may be others than the last count and this host's changes tell. Does not wait."""
+        self._is_doubtful = True
+
+    def refresh(self) -> None:
+        """Count again if it is due."""
+        if time.monotonic() - self._counted_at > max(FRESH_S, SHARE * self._took_s):
+            self._recount()
+
+    def _recount(self) -> None:
+        """Count again, unless nothing can have changed."""
+        if self._is_told() and not self._is_doubtful:
+            return
+        began = time.monotonic()
+        self._is_doubtful = False
+        try:
+            used_bytes, used_files = self._count()
+        except BaseException:
+            self._is_doubtful = True
+            raise
+        self._counted_at = time.monotonic()
+        self._took_s = self._counted_at - began
+        with self._lock:
+            self.used_bytes, self.used_files = used_bytes, used_files
+
+    def admits(self, more_bytes: int) -> bool:
+        if more_bytes > 0:
+            self.refresh()
+        return self._is_accepted() or super().admits(more_bytes)
+
+    def require(self, more_bytes: int, more_files: int = 0) -> None:
+        if self._is_accepted():
+            return
+        self.refresh()
+        is_old = time.monotonic() - self._counted_at > RECOUNT_SHARE * self._took_s
+        if is_old and not self._fits(more_bytes, more_files):
+            self._recount()
+        super().require(more_bytes, more_files)
+
+    def add(self, more_bytes: int, more_files: int = 0) -> None:
+        growing = self._scope()
+        growing.grown_bytes += more_bytes
+        growing.grown_files += more_files
+        with self._lock:
+            self._pending_bytes += more_bytes
+            self._pending_files += more_files
+
+    def settle(self, growing: Growing, *, committed: bool) -> None:
+        """A transaction or draft has ended."""
+        more_bytes, more_files = growing.grown_bytes, growing.grown_files
+        growing.grown_bytes = growing.grown_files = 0
+        with self._lock:
+            self._pending_bytes -= more_bytes
+            self._pending_files -= more_files
+            if committed:  # a count at this moment may have it already: the next one is right
+                self.used_bytes += more_bytes
+                self.used_files += more_files
+        if more_bytes or more_files:
+            self._is_doubtful = self._is_doubtful or not committed
+
+    @property
+    def usage(self) -> Usage:
+        with self._lock:
+            used_bytes, used_files = self.used_bytes + self._pending_bytes, self.used_files + self._pending_files
+        return Usage(used_bytes, self.limits.limit_bytes, used_files, self.limits.limit_files)

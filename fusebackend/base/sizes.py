@@ -1,0 +1,25 @@
+"""Sizes as people write them: `64 MiB`, `1.5 GiB`, `1 GB`, or bytes."""
+
+from __future__ import annotations
+
+import re
+
+_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.ASCII)
+_UNIT_BYTES = {
+    "": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+    "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
+}  # fmt: skip
+
+EXAMPLES = "bytes, or for example '512 MiB', '1 GiB'"
+
+
+def size_bytes(value: int | str) -> int:
+    """Parse a size into bytes: a number, or text such as `64 MiB`, `1.5 GiB`, `1 GB`.
+
+    Raises:
+        ValueError: `value` is none of these.
+    """
+    match = _QUANTITY.fullmatch(str(value).strip().lower())
+    if match is None or match[2] not in _UNIT_BYTES:
+        raise ValueError(f"'{value}' is no size; write {EXAMPLES}")
+    return round(float(match[1]) * _UNIT_BYTES[match[2]])

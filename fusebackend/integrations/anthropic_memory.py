@@ -1,0 +1,263 @@
+"""Anthropic's memory tool (`memory_20250818`) over any backend, a mount or a client.
+
+    from fusebackend.integrations.anthropic_memory import MemoryTool
+
+    with fusebackend.connect("/mnt/agent") as files:
+        client.beta.messages.tool_runner(tools=[MemoryTool(files)], …)
+
+The model sees `/memories`, which is the directory `root` of the backend. The answers are those of the tool over a local
+directory in the `anthropic` package, word for word: models are trained with them. `AsyncMemoryTool` is the same for
+`AsyncAnthropic`, under asyncio and trio.
+
+Each change is one verb of the backend, so `str_replace` and `insert` lose nothing that others write at the same time.
+The exception is an empty file: of two processes that insert into it at once, one wins. A symbolic link means what it
+does to the backend's verbs: it may lead out of `root`, and never out of the backend.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from anthropic.lib.tools import BetaAbstractMemoryTool, BetaAsyncAbstractMemoryTool, ToolError
+from anthropic.types.beta import (
+    BetaMemoryTool20250818CreateCommand,
+    BetaMemoryTool20250818DeleteCommand,
+    BetaMemoryTool20250818InsertCommand,
+    BetaMemoryTool20250818RenameCommand,
+    BetaMemoryTool20250818StrReplaceCommand,
+    BetaMemoryTool20250818ViewCommand,
+)
+
+from fusebackend.base.awaiting import aside
+from fusebackend.base.errors import IS_DIRECTORY
+from fusebackend.integrations.deepagents import adopt
+
+MEMORIES = "/memories"
+"""The directory's name in each command and each answer."""
+
+DEPTH = 2
+"""Levels of directories that `view` lists."""
+
+DIRECTORY_BYTES = 4096
+"""The size that a directory is listed with, as ext4 has it: a verb gives none."""
+
+MAX_LINES = 999_999
+
+
+class MemoryTool(BetaAbstractMemoryTool):
+    """See the module's docstring. A command returns a text, or raises `ToolError` with one.
+
+    Args:
+        backend: any backend, in any dialect; a `Mount`, a `Client`.
+        root: the directory of the backend that is `/memories` to the model. It need not exist.
+        options: of `BetaAbstractMemoryTool`, such as `cache_control`.
+
+    Raises:
+        TypeError: `backend` is no backend.
+    """
+
+    def __init__(self, backend: Any, root: str = MEMORIES, **options: Any) -> None:
+        super().__init__(**options)
+        self._files = adopt(backend)
+        self._root = posixpath.normpath("/" + root.strip("/"))
+        self._inserting = threading.Lock()
+
+    def view(self, command: BetaMemoryTool20250818ViewCommand) -> str:
+        path = self._path(command.path)
+        kind = self._kind(path)
+        if kind is None:
+            raise ToolError(f"The path {command.path} does not exist. Please provide a valid path.")
+        if kind == "directory":
+            header = f"Here're the files and directories up to {DEPTH} levels deep in {command.path}"
+            lines = [f"{_size(DIRECTORY_BYTES)}\t{command.path}"]
+            lines += (f"{_size(size)}\t{command.path}/{name}" for name, size in self._below(path, "", DEPTH))
+            return f"{header}, excluding hidden items:\n" + "\n".join(lines)
+        lines = self._text(command.path, path).split("\n")
+        if len(lines) > MAX_LINES:
+            raise ToolError(f"File {command.path} exceeds maximum line limit of {MAX_LINES:,} lines.")
+        first, last = 1, len(lines)
+        if command.view_range and len(command.view_range) == 2:
+            first = max(1, command.view_range[0])
+            last = last if command.view_range[1] == -1 else command.view_range[1]
+        return f"Here's the content of {command.path} with line numbers:\n" + _numbered(lines[first - 1 : last], first)
+
+    def create(self, command: BetaMemoryTool20250818CreateCommand) -> str:
+        path = self._path(command.path)
+        error = self._files.write(path, command.file_text).error if path != self._root else "it is the root"
+        if error is not None:
+            raise ToolError(f"File {command.path} already exists" if self._kind(path) else error)
+        return f"File created successfully at: {command.path}"
+
+    def str_replace(self, command: BetaMemoryTool20250818StrReplaceCommand) -> str:
+        old, new = command.old_str, command.new_str
+
+        def replaced(text: str) -> tuple[str, str]:
+            count = text.count(old)
+            if count == 0:
+                raise ToolError(
+                    f"No replacement was performed, old_str `{old}` did not appear verbatim in {command.path}."
+                )
+            if count > 1:
+                lines = ", ".join(str(text.count("\n", 0, at) + 1) for at in _places(text, old))
+                raise ToolError(
+                    f"No replacement was performed. Multiple occurrences of old_str `{old}` in lines: {lines}. "
+                    "Please ensure it is unique"
+                )
+            return old, new
+
+        text = self._edit(command.path, replaced)
+        line = text.count("\n", 0, text.index(old))
+        first = max(0, line - 2)
+        return (
+            "The memory file has been edited. Here is the snippet showing the change (with line numbers):\n"
+            + _numbered(text.replace(old, new).split("\n")[first : line + 3], first + 1)
+        )
+
+    def insert(self, command: BetaMemoryTool20250818InsertCommand) -> str:
+        def inserted(text: str) -> tuple[str, str]:
+            lines = text.removesuffix("\n").split("\n") if text else []
+            if not 0 <= command.insert_line <= len(lines):
+                raise ToolError(
+                    f"Invalid `insert_line` parameter: {command.insert_line}. "
+                    f"It should be within the range [0, {len(lines)}]."
+                )
+            lines.insert(command.insert_line, command.insert_text.rstrip("\n"))
+            new = "\n".join(lines)
+            return text, new if new.endswith("\n") else new + "\n"
+
+        with self._inserting:
+            self._edit(command.path, inserted)
+        return f"The file {command.path} has been edited."
+
+    def delete(self, command: BetaMemoryTool20250818DeleteCommand) -> str:
+        path = self._path(command.path)
+        if path == self._root:
+            raise ToolError(f"Cannot delete the {MEMORIES} directory itself")
+        error = self._files.delete(path).error
+        if error is not None:
+            raise ToolError(error if self._kind(path) else f"The path {command.path} does not exist")
+        return f"Successfully deleted {command.path}"
+
+    def rename(self, command: BetaMemoryTool20250818RenameCommand) -> str:
+        old, new = self._path(command.old_path), self._path(command.new_path)
+        if old == self._root:
+            raise ToolError(f"Cannot rename the {MEMORIES} directory itself")
+        if self._kind(new):
+            raise ToolError(f"The destination {command.new_path} already exists")
+        error = self._files.move(old, new).error
+        if error is not None:
+            raise ToolError(error if self._kind(old) else f"The path {command.old_path} does not exist")
+        return f"Successfully renamed {command.old_path} to {command.new_path}"
+
+    def clear_all_memory(self) -> str:
+        for entry in self._files.ls(self._root).entries or []:
+            error = self._files.delete(entry["path"].rstrip("/")).error
+            if error is not None:
+                raise ToolError(error)
+        return "All memory cleared"
+
+    # -- of all commands ------------------------------------------------------------------------------------------
+
+    def _path(self, given: str) -> str:
+        """The path in the backend. Raises `ToolError` for one that is not at or below `/memories`."""
+        if given != MEMORIES and not given.startswith(MEMORIES + "/"):
+            raise ToolError(f"Path must start with {MEMORIES}, got: {given}")
+        path = posixpath.normpath(given)
+        if path != MEMORIES and not path.startswith(MEMORIES + "/"):
+            raise ToolError(f"Path {given} would escape {MEMORIES} directory")
+        return posixpath.normpath(f"{self._root}/{path.removeprefix(MEMORIES)}".replace("//", "/"))
+
+    def _kind(self, path: str) -> str | None:
+        """`"directory"`, `"file"` or None. The directory above is asked: not every backend refuses an absent one."""
+        if path == self._root:
+            return "directory"
+        for entry in self._files.ls(posixpath.dirname(path)).entries or []:
+            if entry["path"].rstrip("/") == path:
+                return "directory" if entry.get("is_dir") else "file"
+        return None
+
+    def _below(self, path: str, prefix: str, depth: int) -> Iterator[tuple[str, int]]:
+        found = self._files.ls(path).entries or []
+        named = ((posixpath.basename(entry["path"].rstrip("/")), entry) for entry in found)
+        for name, entry in sorted(named, key=lambda each: each[0]):
+            if name.startswith("."):
+                continue
+            if not entry.get("is_dir"):
+                yield prefix + name, entry.get("size", 0)
+                continue
+            yield f"{prefix}{name}/", DIRECTORY_BYTES
+            if depth > 1:
+                yield from self._below(f"{path}/{name}", f"{prefix}{name}/", depth - 1)
+
+    def _text(self, given: str, path: str) -> str:
+        """The text of a file. Raises `ToolError` for what is none."""
+        answer = self._files.download_files([path])[0]
+        if answer.content is None or answer.error is not None:
+            kind = self._kind(path)
+            if kind is None:
+                raise ToolError(f"The path {given} does not exist. Please provide a valid path.")
+            if kind == "directory" or answer.error == IS_DIRECTORY:
+                raise ToolError(f"The path {given} is not a file.")
+            raise ToolError(f"The file {given} can't be read: {answer.error}")
+        try:
+            return answer.content.decode()
+        except UnicodeDecodeError:
+            raise ToolError(f"path {given!r} is not valid utf-8") from None
+
+    def _edit(self, given: str, change: Callable[[str], tuple[str, str]]) -> str:
+        """Make a change to a text, `(old, new)`, and return the text that it was made to."""
+        path = self._path(given)
+        refused = None
+        while True:
+            text = self._text(given, path)
+            old, new = change(text)
+            if old == new:
+                return text
+            if old:
+                error = self._files.edit(path, old, new).error
+            else:
+                error = self._files.upload_files([(path, new.encode())])[0].error
+            if error is None:
+                return text
+            if refused == text:  # nobody else has changed it meanwhile: the backend does not take this change
+                raise ToolError(error)
+            refused = text
+
+
+class AsyncMemoryTool(BetaAsyncAbstractMemoryTool):
+    """`MemoryTool`, awaited: each command runs in a thread."""
+
+    def __init__(self, backend: Any, root: str = MEMORIES, **options: Any) -> None:
+        super().__init__(**options)
+        self._tool = MemoryTool(backend, root)
+
+    async def execute(self, command: Any) -> str:
+        return str(await aside(self._tool, command.command, lambda: self._tool.execute(command)))
+
+    view = create = str_replace = insert = delete = rename = execute
+
+    async def clear_all_memory(self) -> str:
+        return await aside(self._tool, "clear_all_memory", self._tool.clear_all_memory)
+
+
+def _places(text: str, old: str) -> Iterator[int]:
+    """Where `old` begins, overlapping ones too."""
+    at = text.find(old)
+    while at >= 0:
+        yield at
+        at = text.find(old, at + 1)
+
+
+def _numbered(lines: list[str], first: int) -> str:
+    width = len(str(MAX_LINES))
+    return "\n".join(f"{number:>{width}}\t{line}" for number, line in enumerate(lines, first))
+
+
+def _size(size: int) -> str:
+    """`0B`, `512B`, `1.5K`, `4K`."""
+    power = min(max(0, size.bit_length() - 1) // 10, 3)
+    number = size / 1024**power
+    return f"{number:.{0 if number.is_integer() else 1}f}{'BKMG'[power]}"

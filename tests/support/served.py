@@ -1,0 +1,89 @@
+"""Servers without a mount for tests: `fusebackend serve` in its own process, by default where there is no /dev/fuse."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from fusebackend.control import rendezvous
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 60.0
+
+NO_FUSE = """
+set -e
+new=/mnt
+mount -t tmpfs none "$new"
+for name in null zero full random urandom tty; do : > "$new/$name"; mount --bind "/dev/$name" "$new/$name"; done
+mkdir "$new/shm"
+ln -s /proc/self/fd "$new/fd"
+mount --rbind "$new" /dev
+umount -l "$new"
+exec "$@"
+"""
+"""A /dev without fuse, for the commands below it."""
+
+WITHOUT_FUSE = ("unshare", "--mount", *(() if os.geteuid() == 0 else ("--map-root-user",)), "sh", "-c", NO_FUSE, "sh")
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests/support")])}
+
+
+def command(*words: str, wrapper: Sequence[str] = ()) -> list[str]:
+    return [*wrapper, sys.executable, "-m", "fusebackend", *words]
+
+
+def run(*words: str, status: int = 0, wrapper: Sequence[str] = ()) -> str:
+    """Run a command; returns what it printed, of both streams."""
+    done = subprocess.run(
+        command(*words, wrapper=wrapper),
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode == status, said
+    assert "Traceback" not in said, said
+    return said
+
+
+@contextlib.contextmanager
+def served(*words: str, place: str, wrapper: Sequence[str] = WITHOUT_FUSE) -> Iterator[rendezvous.Served]:
+    """Serve for the length of a block; the server must end with 0, and log no error."""
+    # When the tests themselves are killed, their servers get SIGTERM.
+    process = subprocess.Popen(
+        ["setpriv", "--pdeathsig", "TERM", "--", *command("serve", *words, wrapper=wrapper)],
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        assert process.stdout is not None
+        said = b""
+        deadline = time.monotonic() + LIMIT_S
+        while b"serving /" not in said:
+            assert select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0], said.decode()
+            piece = os.read(process.stdout.fileno(), 65536)
+            assert piece, said.decode()
+            said += piece
+        found = rendezvous.server_of(place)
+        assert found is not None, said.decode()
+        yield found
+        process.send_signal(signal.SIGTERM)
+        said += process.communicate(timeout=LIMIT_S)[0]
+        assert process.returncode == 0, said.decode()
+        assert b"ERROR" not in said and b"Traceback" not in said, said.decode()
+    finally:
+        process.kill()
+        process.communicate()

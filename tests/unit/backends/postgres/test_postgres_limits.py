@@ -1,0 +1,199 @@
+"""Limits of a PostgreSQL volume: on one host exact, between two by as much as `shared_quota.py` says."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from eventually import eventually
+from services.postgres import Postgres
+from together import together
+
+from fusebackend.backends.postgres import PostgresBackend, shared_quota
+from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, Usage
+
+pytestmark = pytest.mark.services
+
+ME = Caller(1000, 1000)
+KIB = 1 << 10
+
+
+@pytest.fixture(scope="module")
+def database(postgres: Postgres) -> Iterator[str]:
+    with postgres.database() as dsn:
+        yield dsn
+
+
+@pytest.fixture
+def host(database: str, request: pytest.FixtureRequest) -> Iterator[Callable[..., PostgresBackend]]:
+    made: list[PostgresBackend] = []
+
+    def make(**limits: Any) -> PostgresBackend:
+        made.append(PostgresBackend(database, request.node.name, **limits))
+        return made[-1]
+
+    yield make
+    for backend in made:
+        backend.close()
+
+
+def usage(backend: PostgresBackend) -> Usage:
+    assert backend.volume.usage is not None
+    return backend.volume.usage
+
+
+def counted(backend: PostgresBackend) -> tuple[int, int]:
+    """The bytes and files of the tables, all of which have names."""
+    backend.volume.settle()
+    ((blocks, files, xattr_bytes),) = backend.volume.connections.query(
+        "SELECT coalesce(sum(blocks), 0)::int8, count(*), (SELECT coalesce(sum(length(name) + length(value)), 0)"
+        " FROM fusebackend.xattr WHERE volume = %s) FROM fusebackend.inode"
+        " WHERE volume = %s AND node <> 1 AND nlink > 0",
+        (backend.volume.id, backend.volume.id),
+    )
+    return blocks * 512 + xattr_bytes, files
+
+
+def file(backend: PostgresBackend, name: bytes, size: int) -> int:
+    """A closed file of zeros."""
+    node = backend.volume.create(ROOT_NODE, name, 0o644, os.O_RDWR, ME).node
+    try:
+        for offset in range(0, size, 64 * KIB):
+            backend.volume.write(node, offset, bytes(min(size - offset, 64 * KIB)))
+    finally:
+        backend.volume.flush(node)
+        backend.volume.release(node, os.O_RDWR)
+    return node
+
+
+def refused(call: Callable[..., object], *arguments: Any) -> None:
+    with pytest.raises(OSError) as failure:
+        call(*arguments)
+    assert failure.value.errno == errno.EDQUOT
+
+
+def test_what_a_draft_has_accepted_is_stored(host: Callable[..., PostgresBackend]) -> None:
+    backend = host(limit_bytes=100 * KIB, limit_files=2)
+    volume = backend.volume
+    node = volume.create(ROOT_NODE, b"file", 0o644, os.O_RDWR, ME).node
+    volume.write(node, 0, b"a" * 60 * KIB)
+    assert usage(backend)[::2] == (60 * KIB, 1), "before it is stored"
+    refused(volume.write, node, 60 * KIB, bytes(41 * KIB))
+    volume.write(node, 60 * KIB, b"b" * 40 * KIB)
+    other = host()
+    other.volume.setattr(volume.lookup(ROOT_NODE, b"file").node, AttrChanges(mode=0o600))
+    refused(volume.write, node, 100 * KIB, b"x")
+    volume.flush(node)
+    volume.release(node, os.O_RDWR)
+    assert volume.getattr(node).size == 100 * KIB and usage(backend)[::2] == (100 * KIB, 1) == counted(backend)
+    refused(volume.mkdir, ROOT_NODE, b"directory", 0o755, ME)
+    volume.create(ROOT_NODE, b"empty", 0o644, os.O_RDWR, ME)
+    refused(volume.create, ROOT_NODE, b"third", 0o644, os.O_RDWR, ME)
+    assert "Disk quota exceeded" in (backend.write("/more/file", "text").error or "")
+    found = volume.statfs()
+    assert (found.blocks * found.block_bytes, found.blocks_free, found.files_free) == (100 * KIB, 0, 0)
+
+
+def test_a_draft_that_is_repeated_is_not_refused(
+    host: Callable[..., PostgresBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = host(limit_bytes=100 * KIB), host()
+    monkeypatch.setattr(here.volume._drafts, "doubt", lambda node: None)
+    node = here.volume.create(ROOT_NODE, b"file", 0o644, os.O_RDWR, ME).node
+    here.volume.write(node, 0, b"a" * 80 * KIB)
+    there.volume.setattr(node, AttrChanges(mode=0o600))  # its row has another version now
+    file(there, b"other", 90 * KIB)
+    here.volume.flush(node)
+    here.volume.release(node, os.O_RDWR)
+    assert here.volume.getattr(node).size == 80 * KIB
+    eventually(lambda: _refreshed(here) == counted(here) == (172 * KIB, 2), 30)
+
+
+def _refreshed(backend: PostgresBackend) -> tuple[int, int]:
+    quota = backend.volume._shared_quota
+    assert quota is not None
+    quota.refresh()
+    return usage(backend)[::2]
+
+
+def test_two_hosts_keep_one_limit(host: Callable[..., PostgresBackend]) -> None:
+    one, two = host(limit_bytes=1 << 20), host(limit_bytes=1 << 20)
+    file(one, b"one", 600 * KIB)
+    eventually(lambda: _refreshed(two)[0] >= 600 * KIB, 30)
+    refused(file, two, b"two", 500 * KIB)
+    two.volume.unlink(ROOT_NODE, b"two")
+    one.volume.unlink(ROOT_NODE, b"one")
+    eventually(lambda: two.volume._shared_quota is not None and two.volume._shared_quota._is_doubtful, 30)
+    file(two, b"two", 1000 * KIB)
+    assert two.volume.lookup(ROOT_NODE, b"two").size == 1000 * KIB
+    eventually(lambda: _refreshed(one) == _refreshed(two) == counted(one) == (1000 * KIB, 1), 30)
+
+
+def test_an_open_file_without_a_name_counts(host: Callable[..., PostgresBackend]) -> None:
+    backend = host(limit_bytes=100 * KIB)
+    volume = backend.volume
+    node = volume.create(ROOT_NODE, b"file", 0o644, os.O_RDWR, ME).node
+    volume.write(node, 0, bytes(50 * KIB))
+    volume.unlink(ROOT_NODE, b"file")
+    volume.write(node, 50 * KIB, bytes(40 * KIB))
+    refused(file, backend, b"other", 20 * KIB)
+    volume.unlink(ROOT_NODE, b"other")
+    volume.release(node, os.O_RDWR)
+    file(backend, b"other", 100 * KIB)
+
+
+def test_the_sums_are_those_of_the_tables(
+    host: Callable[..., PostgresBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three threads on each of two hosts; a limit that is passed by no more than two hosts write at once."""
+    monkeypatch.setattr(shared_quota, "FRESH_S", 0.0)
+    monkeypatch.setattr(shared_quota, "SHARE", 0)
+    limit, largest = 1 << 20, 70_000
+    hosts = [host(limit_bytes=limit, limit_files=20) for _ in range(2)]
+    names = [b"n%d" % number for number in range(30)]
+    spent = 0
+
+    def change(number: int) -> None:
+        nonlocal spent
+        chosen = random.Random(number)
+        volume = hosts[number % 2].volume
+        for _ in range(25):
+            name, other = chosen.choices(names, k=2)
+            size = chosen.choice([1, 5000, largest])
+            try:
+                match chosen.randrange(6):
+                    case 0 | 1 | 2:
+                        try:
+                            node = volume.create(ROOT_NODE, name, 0o644, os.O_RDWR, ME).node
+                        except FileExistsError:
+                            node = volume.lookup(ROOT_NODE, name).node
+                            volume.open(node, os.O_RDWR)
+                        try:
+                            volume.write(node, chosen.choice([0, 65_000]), bytes(size))
+                            volume.setxattr(node, b"user.x", bytes(chosen.randrange(900)))
+                        finally:
+                            volume.flush(node)
+                            volume.release(node, os.O_RDWR)
+                    case 3:
+                        volume.unlink(ROOT_NODE, name)
+                    case 4:
+                        volume.rename(ROOT_NODE, name, ROOT_NODE, other)
+                    case 5:
+                        volume.setattr(volume.lookup(ROOT_NODE, name).node, AttrChanges(size=size))
+            except OSError as error:
+                assert error.errno in (errno.EDQUOT, errno.EEXIST, errno.ENOENT, errno.ESTALE, errno.EBUSY), error
+                spent += error.errno == errno.EDQUOT
+
+    together(*[lambda number=number: change(number) for number in range(6)])
+    used_bytes, used_files = counted(hosts[0])
+    assert used_bytes <= limit + 6 * (largest + 4096) and used_files <= 20 + 6
+    assert spent
+    for backend in hosts:
+        assert backend.volume._shared_quota is not None
+        backend.volume._shared_quota.doubt()
+        assert _refreshed(backend) == counted(hosts[0])
+        assert (backend.volume._shared_quota._pending_bytes, backend.volume._shared_quota._pending_files) == (0, 0)

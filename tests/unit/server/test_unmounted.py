@@ -1,0 +1,310 @@
+"""Composites that are served without a mount: by `fusebackend serve`, where there is no /dev/fuse."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import served
+from eventually import eventually
+
+import fusebackend
+from fusebackend.control import rendezvous
+from fusebackend.control.client.client import Client
+from fusebackend.linux.mount_table import MountError
+
+CONFIG = """
+default = "sqlite:agent.db"
+[routes]
+"/mem/" = "memory:"
+"/project/" = "dir:project"
+[[views.reader.rules]]
+operations = ["write"]
+paths = ["/**"]
+mode = "deny"
+"""
+
+
+def can_unshare() -> bool:
+    return subprocess.run([*served.WITHOUT_FUSE, "true"], capture_output=True).returncode == 0
+
+
+pytestmark = pytest.mark.skipif(not can_unshare(), reason="no mount namespace for this user")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Directories of this module's own for sockets and state."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("XDG_RUNTIME_DIR", "XDG_DATA_HOME", "XDG_STATE_HOME"):
+            patch.setenv(name, str(tmp_path_factory.mktemp("x")))
+        yield
+
+
+def configured(directory: Path, text: str = CONFIG) -> str:
+    (directory / "project").mkdir(exist_ok=True)
+    path = directory / "agent.toml"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return configured(tmp_path_factory.mktemp("config"))
+
+
+@pytest.fixture(scope="module")
+def server(config: str) -> Iterator[rendezvous.Served]:
+    with served.served("--config", config, place=config) as found:
+        yield found
+
+
+@pytest.fixture
+def files(server: rendezvous.Served) -> Iterator[Client]:
+    with fusebackend.connect(server.socket) as client:
+        yield client
+
+
+def test_the_server_has_no_fuse(server: rendezvous.Served) -> None:
+    assert not Path(f"/proc/{server.pid}/root/dev/fuse").exists()
+    assert "fuse" not in {line.split()[2] for line in Path(f"/proc/{server.pid}/mounts").read_text().splitlines()} or (
+        os.path.exists("/dev/fuse")  # mounts of other tests are copied into its namespace
+    )
+    assert "libfuse" not in Path(f"/proc/{server.pid}/maps").read_text()
+
+
+def test_connect_by_configuration_socket_and_environment(
+    config: str, server: rendezvous.Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FUSEBACKEND_MOUNT", config)
+    for path in (config, server.socket, None):
+        with fusebackend.connect(path) as client:
+            assert not client.is_mounted
+            assert client.hello()["pid"] == server.pid
+            assert client.hello()["mountpoint"] is client.status()["mountpoint"] is None
+
+
+def test_verbs_of_every_route(files: Client, config: str) -> None:
+    for directory in ("/", "/mem/", "/project/"):
+        assert files.write(f"{directory}verbs.txt", "sunday\n").error is None
+        assert files.edit(f"{directory}verbs.txt", "sunday", "monday").error is None
+        assert files.download_files([f"{directory}verbs.txt"])[0].content == b"monday\n"
+    found = files.grep("monday", "/", "verbs.txt").matches or []
+    assert [each["path"] for each in found] == ["/mem/verbs.txt", "/project/verbs.txt", "/verbs.txt"]
+    assert (Path(config).parent / "project/verbs.txt").read_text() == "monday\n"
+
+
+def test_trees_by_verbs(files: Client) -> None:
+    files.write("/trees.txt", "old\n")
+    files.create_snapshot("before-trees")
+    files.edit("/trees.txt", "old", "new")
+    assert str(files.read("/.fusebackend/snapshots/before-trees/trees.txt")).endswith("old")
+    assert files.write("/.fusebackend/snapshots/before-trees/x", "no").error is not None
+    restored = files.restore(["/trees.txt"], "before-trees")
+    assert files.download_files(["/trees.txt"])[0].content == b"old\n"
+    files.undo(restored.call or "")
+    assert files.download_files(["/trees.txt"])[0].content == b"new\n"
+    files.create_branch("work")
+    assert files.write("/.fusebackend/branches/work/project/made.txt", "branch").error is None
+    assert files.stat("/project/made.txt").code == "file_not_found"
+    assert [each.path for each in files.merge_branch("work").changes] == ["/project/made.txt"]
+    assert str(files.read("/project/made.txt")).endswith("branch")
+    files.delete_branches("work")
+    assert json.loads(files.download_files(["/.fusebackend/status.json"])[0].content or b"")["place"]
+
+
+def test_the_log_names_calls_and_undo_takes_one_back(files: Client) -> None:
+    files.write("/logged.txt", "one")
+    call = files.log(limit=1)[0]
+    assert call.title == "write /logged.txt"
+    assert "+one" in files.diff(call.call)
+    files.undo(call.call)
+    assert files.stat("/logged.txt").code == "file_not_found"
+
+
+def test_a_view_binds(server: rendezvous.Served) -> None:
+    with fusebackend.connect(server.socket, view="reader") as viewed:
+        assert viewed.write("/viewed.txt", "no").error is not None
+        assert viewed.ls("/").error is None
+        assert viewed.status()["mountpoint"] is None
+
+
+def test_watch(files: Client) -> None:
+    with files.watch("/project") as changes:
+        files.write("/project/watched.txt", "x")
+        event = changes.get(10)
+        assert event is not None and (event.kind, event.path) == ("created", "/project/watched.txt")
+
+
+def test_commands_say_why_there_are_none(files: Client) -> None:
+    answer = files.execute("true")
+    assert answer.exit_code == 126
+    assert answer.output.startswith(
+        "Error: nothing is mounted here, so commands run in the default backend, and sqlite:"
+    )
+
+
+def test_the_command_line(config: str, server: rendezvous.Served, tmp_path: Path) -> None:
+    by = ("--mount", config)
+    served.run("write", *by, "--text", "hello\n", "/cli.txt")
+    assert served.run("snapshot", "create", *by, "cli") == "/.fusebackend/snapshots/cli\n"
+    served.run("edit", *by, "/cli.txt", "hello", "goodbye")
+    assert "\n-hello\n+goodbye\n" in served.run("diff", *by, "cli", "--", "/cli.txt")
+    assert served.run("diff", *by, "--name-status", "cli..main", "--", "/cli.txt") == "M\tcli.txt\n"
+    assert "restored 1 path" in served.run("restore", *by, "--from", "cli", "/cli.txt")
+    assert served.run("read", "--mount", server.socket, "/cli.txt") == "hello\n"
+    assert served.run("branch", "create", *by, "cli-branch").startswith("/.fusebackend/branches/cli-branch\n")
+    assert served.run("branch", "path", *by, "cli-branch") == "/.fusebackend/branches/cli-branch\n"
+    assert "serves" not in served.run("view", "list", *by)
+    assert "not mounted" in served.run("status", config)
+    (state,) = json.loads(served.run("status", "--json", server.socket))
+    assert (state["mountpoint"], state["place"], state["state"]) == (None, config, "alive")
+    assert "fusebackend_mount_info" in served.run("metrics", config)
+    assert "is no mount point: give --mount the directory of the mount" in served.run("shell", *by, status=1)
+    said = served.run("exec", *by, "--branch", "cli-branch", "--", "true", status=126)
+    assert said.startswith("Error: nothing is mounted here") and said.count("\n") == 1
+
+
+def test_there_is_one_server_of_a_place(config: str, server: rendezvous.Served) -> None:
+    said = served.run("serve", "--config", config, status=1)
+    assert f"'{config}' is served already by process {server.pid}, on {server.socket}" in said
+
+
+def test_a_mount_of_its_place_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mnt").mkdir()
+    config = configured(tmp_path, f'mountpoint = "{tmp_path}/mnt"\ndefault = "memory:"\n')
+    with served.served("--config", config, place=f"{tmp_path}/mnt") as found:
+        said = served.run("mount", "--config", config, status=1)
+        assert f"is served already, without a mount, by process {found.pid}" in said
+        with fusebackend.connect(config) as files:
+            assert files.ls("/").error is None
+
+
+def test_what_is_kept_is_there_again(tmp_path: Path) -> None:
+    config = configured(tmp_path, 'default = "sqlite:agent.db"')  # what is in memory ends with its server
+    with served.served("--config", config, place=config), fusebackend.connect(config) as files:
+        files.write("/kept.txt", "kept")
+        files.create_branch("kept")
+        files.write("/.fusebackend/branches/kept/inside.txt", "b")
+    with served.served("--config", config, place=config), fusebackend.connect(config) as files:
+        assert str(files.read("/.fusebackend/branches/kept/inside.txt")).endswith("b")
+        assert files.log()[0].title == "write /kept.txt"
+        files.undo()
+        assert files.stat("/kept.txt").code == "file_not_found"
+
+
+def test_commands_run_in_a_default_that_has_a_shell(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    with (
+        served.served("--default", f"shell:{tmp_path}", "--route", "/mem/=memory:", place=str(tmp_path)) as found,
+        fusebackend.connect(found.socket) as files,
+    ):
+        assert files.execute("pwd").output.strip() == str(tmp_path)
+        assert files.run("pwd", cwd="/sub").output.strip() == f"{tmp_path}/sub"
+        assert files.status()["execute"]["unseen_routes"] == {"/mem/": "nothing is mounted"}
+        files.create_branch("b")
+        answer = files.run("pwd", cwd="/.fusebackend/branches/b")
+        assert (answer.exit_code, "nothing is mounted" in answer.output) == (126, True)
+
+
+def test_another_socket_and_the_background(tmp_path: Path) -> None:
+    config, address = configured(tmp_path), str(tmp_path / "agent.sock")
+    said = served.run("serve", "--config", config, "--socket", address, "--background")
+    try:
+        assert said.startswith(f"serving {address} (process ")
+        for path in (address, config):
+            with fusebackend.connect(path) as files:
+                assert files.ls("/").error is None
+    finally:
+        assert served.run("umount", config) == f"ended {address}\n"
+    assert not os.path.exists(address)
+    with pytest.raises(MountError, match="is not served; 'fusebackend serve --config"):
+        fusebackend.connect(config)
+
+
+def test_a_client_outlives_its_server_and_finds_the_next(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    with served.served("--config", config, place=config):
+        files = fusebackend.connect(config)
+        assert not files.has_ended()
+    assert files.has_ended()
+    assert "is not served" in str(files.ls("/").error)
+    with served.served("--config", config, place=config), files:
+        assert files.ls("/").error is None
+
+
+class TestMessages:
+    @pytest.mark.parametrize(
+        ("words", "says"),
+        [
+            ([], "give --config FILE, or --default URL"),
+            (["--default", "sqlit:x"], "sqlit"),
+            (["--config", "missing.toml"], "missing.toml"),
+            (
+                ["--default", "memory:", "--socket", "/nowhere/x.sock"],
+                "there is no directory '/nowhere' for the socket",
+            ),
+            (["--default", "memory:", "--socket", "/etc/hostname"], "'/etc/hostname' is a file, and no socket"),
+            (["--default", "memory:", "--socket", "/tmp/" + 120 * "x"], "has more than 107 bytes"),
+        ],
+    )
+    def test_what_can_not_be_served(self, words: list[str], says: str) -> None:
+        done = subprocess.run(served.command("serve", *words), env=served.environment(), capture_output=True, text=True)
+        assert done.returncode in (1, 2) and says in done.stderr and "Traceback" not in done.stderr
+        assert done.stderr.splitlines()[-1].startswith("Error: ")
+
+    def test_a_socket_on_which_another_listens(self, tmp_path: Path) -> None:
+        with socket.socket(socket.AF_UNIX) as other:
+            other.bind(str(tmp_path / "s"))
+            other.listen()
+            said = served.run("serve", "--default", "memory:", "--socket", str(tmp_path / "s"), status=1)
+        assert "a server listens on" in said
+
+    def test_a_file_that_is_no_configuration(self, tmp_path: Path) -> None:
+        (tmp_path / "x.toml").write_text("nonsense = 1\n")
+        with pytest.raises(MountError, match="no mount, no socket and no configuration"):
+            fusebackend.connect(tmp_path / "x.toml")
+        assert "no configuration" in served.run("ls", "--mount", str(tmp_path / "x.toml"), "/", status=1)
+
+
+def test_one_that_was_killed_leaves_nothing_in_the_way(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    served.run("serve", "--config", config, "--background")
+    found = rendezvous.server_of(config)
+    assert found is not None
+    os.kill(found.pid, 9)
+    eventually(lambda: rendezvous.server_of(config) is None, served.LIMIT_S)
+    with served.served("--config", config, place=config), fusebackend.connect(config) as files:
+        assert files.ls("/").error is None
+
+
+def test_served_in_a_thread_without_pyfuse3(tmp_path: Path) -> None:
+    code = f"""
+import sys
+sys.modules["pyfuse3"] = None
+from fusebackend.cli.main import main
+sys.argv = ["fusebackend", "serve", "--default", "memory:", "--socket", "{tmp_path}/s"]
+main()
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], env=served.environment(), stdout=subprocess.PIPE, text=True
+    )
+    timer = threading.Timer(served.LIMIT_S, process.kill)
+    timer.start()
+    try:
+        assert process.stdout is not None and process.stdout.readline().startswith(f"serving {tmp_path}/s")
+        with fusebackend.connect(tmp_path / "s") as files:
+            assert files.write("/a", "b").error is None
+        process.terminate()
+        assert process.wait(served.LIMIT_S) == 0
+    finally:
+        timer.cancel()
+        process.kill()
+        process.communicate()
