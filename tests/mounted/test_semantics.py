@@ -377,7 +377,7 @@ def test_hard_links_symbolic_links_special_files_modes_owners_and_times_are_kept
         assert (native / "group" / "inner").stat().st_mode & stat.S_ISGID
 
 
-def test_extended_attributes_are_kept_acls_are_refused(native: Path) -> None:
+def test_extended_attributes_are_kept_acls_where_the_kernel_checks_them(native: Path) -> None:
     file = native / "file"
     file.touch()
     os.setxattr(file, "user.name", b"\x00value")
