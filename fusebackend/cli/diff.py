@@ -17,7 +17,6 @@ from fusebackend.cli.log import complete_call
 from fusebackend.cli.show import Failed, Output, note
 from fusebackend.cli.states import States
 from fusebackend.cli.target import complete_path, locate, mount_option
-from fusebackend.history.records import is_call_name
 from fusebackend.trees import diff_output
 from fusebackend.trees.diff import FOREIGN, Differences, differences
 from fusebackend.trees.refs import MAIN_REF, Ref, RefError
@@ -76,8 +75,8 @@ def diff(words: Sequence[str], form: str | None, mount: str | None) -> None:
 
     REF is a call of 'fusebackend log' (c42), the name of a snapshot or of a branch, a time (10m, 2h, 14:05, yesterday,
     2026-11-22T14:05: the newest snapshot at it or before), or main, which is now. Without REF it is the last call. A
-    call alone is what it did, and nothing of what others did; in A..B it is the newest snapshot before it. A PATH need
-    not exist any more; without one it is the whole mount.
+    call alone is what it did, and nothing of what others did; in A..B it is the state before it. A PATH need not exist
+    any more; without one it is the whole mount.
 
     Comment lines below a patch have what git can't say: owners, xattrs, empty directories, special files.
 
@@ -110,7 +109,8 @@ def diff(words: Sequence[str], form: str | None, mount: str | None) -> None:
 
 
 class _OfCall(NamedTuple):
-    """What a call did is asked for; at some paths, or everywhere where there are none."""
+    """What a call did is asked for, or a comparison with the state before one; at some paths, or everywhere where there
+    are none."""
 
     files: Client
     call: str
@@ -147,7 +147,7 @@ def _chosen(
         known, paths = states.states_of([first, *given], mount)
         first = None
     call = _last_call(known) if first is None else first
-    if call is not None and is_call_name(call) and not known.is_snapshot(call):
+    if call is not None and known.refs.has_call(call):
         return _OfCall(known.files, call, [f"/{os.fsdecode(path)}" for path in paths])
     try:
         before, after = (known.refs.newest(), MAIN_REF) if first is None else known.refs.pair(first)

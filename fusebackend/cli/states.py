@@ -70,7 +70,7 @@ class States:
         self._routes = {_relative(str(route["prefix"])) for route in status.get("routes", [])} | {b""}
         self._ways = {way for route in self._routes for way in _above(route)}
         self._kept = {each.name: {_relative(prefix) for prefix in each.routes} for each in found}
-        self._kept.update((each.name, self._routes) for each in branches)
+        self._kept.update((each.name, self._routes) for each in branches)  # as main and the state before a call
         self.refs = Refs(
             [Taken(each.name, each.time_ns) for each in found],
             [Taken(each.name, each.time_ns) for each in branches],
@@ -123,7 +123,7 @@ class States:
         """
         kept = set(self._routes)
         for ref in refs:
-            kept &= self._routes if ref.is_main else self._kept[ref.name]
+            kept &= self._kept.get(ref.name, self._routes)
         left_out = self._routes - kept
         found: list[bytes] = []
         for path in paths:
@@ -133,7 +133,7 @@ class States:
                 inner.insert(0, path)
             if not inner:
                 names = ", ".join(
-                    f"'{ref.name}'" for ref in refs if not ref.is_main and owner not in self._kept[ref.name]
+                    f"'{ref.name}'" for ref in refs if owner not in self._kept.get(ref.name, self._routes)
                 )
                 raise Failed(
                     f"'/{os.fsdecode(path)}' lies in a route of which {names} holds nothing: '{_prefix(owner)}'"

@@ -250,10 +250,11 @@ class ServedMount(SandboxBackendProtocol):
     def diff(
         self, call: str, *, paths: tuple[str, ...] = (), form: DiffForm = "patch", columns: int = STAT_COLUMNS
     ) -> str:
-        """Return what a call did, and nothing of what others did.
+        """Return what a call did, and nothing of what others did; or how two states differ.
 
         Args:
-            call: its name, `c42`.
+            call: its name, `c42`; or `A..B`, of which one is a call, for the state before it. The other one is a call,
+                too, or `main`, a snapshot, a branch or a time.
             paths: only what is at and below these.
             form: `patch` as `git diff` has it, `stat`, `names` (`--name-status`), or `json`, an object a line.
             columns: of `stat`.
@@ -261,7 +262,7 @@ class ServedMount(SandboxBackendProtocol):
         Raises:
             ValueError: it is no name of a call.
             OSError: ENOENT, there is no such call, or it did not change one of the paths; ENOTSUP, the mount keeps no
-                history.
+                history; ENODATA, it lacks changes since the call.
         """
         return b"".join(self.diff_pieces(call, paths=paths, form=form, columns=columns)).decode()
 

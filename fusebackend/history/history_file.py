@@ -23,6 +23,7 @@ import logging
 import operator
 import os
 import sqlite3
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -600,32 +601,47 @@ class HistoryFile:
         """
         row = next(iter(self._read("SELECT call FROM records WHERE number = ?", (number,))), None)
         call = 0 if row is None else row[0]
-        above = _above(path)
-        marks = ", ".join("?" * len(above)) or "NULL"
-        low, high = _below(path)
-        whole = "('create', 'remove', 'rename', 'exchange')"
-        # Several statements in one, each of which an index answers.
-        chosen = " UNION ".join(
-            f"SELECT number FROM records WHERE number > ? AND prefix = ? AND {condition}"
-            for condition in (
-                "path = ?",
-                "to_path = ?",
-                "path > ? AND path < ?",
-                "to_path > ? AND to_path < ?",
-                f"path IN ({marks}) AND kind IN {whole}",
-                f"to_path IN ({marks}) AND kind IN {whole}",
-            )
-        )
-        stored = to_name(prefix)
-        values: list[Any] = []
-        for words in ((path,), (path,), (low, high), (low, high), above, above):
-            values += [number, stored, *words]
+        chosen, values = _touching(number, prefix, path)
         if with_undone:
             return self._records(f"WHERE number IN ({chosen}) AND call != ? ORDER BY number", (*values, call))
         return self._records(
             f"WHERE number IN ({chosen}) AND call != ? AND {_STANDS.format('?')} ORDER BY number",
             (*values, call, call),
         )
+
+    def since(self, number: int, prefix: AgentPath, path: bytes) -> list[Record]:
+        """Return the records of all calls after this number that touch a path, as `later`; undone ones, too."""
+        chosen, values = _touching(number, prefix, path)
+        return self._records(f"WHERE number IN ({chosen}) ORDER BY number", values)
+
+    def has_links(self, number: int, prefix: AgentPath) -> bool:
+        """Return True if a record of a route after this number is of a file with several names: it names only one."""
+        rows = self._read(
+            "SELECT 1 FROM records WHERE number > ? AND prefix = ? AND (linked OR nlink > 1 AND mode & ? != ?) LIMIT 1",
+            (number, to_name(prefix), 0o170000, stat.S_IFDIR),
+        )
+        return bool(rows)
+
+    def begin(self, call: Call) -> int:
+        """Return the number of the last record before those of a call.
+
+        Raises:
+            OSError: ENODATA, not all that was changed since is in the history any more; the text says why.
+        """
+        ((number, link),) = self._read(
+            "SELECT min(records.number) - 1, calls.link FROM records JOIN calls ON calls.number = call WHERE call = ?",
+            (call.number,),
+        )
+        if self._read("SELECT 1 FROM stubs WHERE link > ? AND of > 0 LIMIT 1", (link,)):
+            raise OSError(errno.ENODATA, f"calls that have changed something since {call.ref} began were forgotten")
+        gaps = self._read(
+            "SELECT call, why FROM gaps LEFT JOIN calls ON calls.number = gaps.call "
+            "WHERE coalesce(ended_ns, ?) >= ? ORDER BY call LIMIT 1",
+            (1 << 62, call.began_ns),
+        )
+        for gap, why in gaps:
+            raise OSError(errno.ENODATA, f"a change of c{gap} was not recorded: {_text(why)}")
+        return int(number)
 
     def newest_at(self, prefix: AgentPath, path: bytes, below: int) -> Record | None:
         """Return the last record before one of this number that made, changed, moved or removed the file at a path, or
@@ -920,6 +936,31 @@ def _below(path: bytes) -> tuple[bytes, bytes]:
     """Return the bounds, both exclusive, of the paths below a path."""
     bare = path.rstrip(b"/")
     return bare + b"/", bare + b"0"
+
+
+def _touching(number: int, prefix: AgentPath, path: bytes) -> tuple[str, list[Any]]:
+    """Return a statement for the numbers of the records after one that touch a path of its route, see `later`."""
+    above = _above(path)
+    marks = ", ".join("?" * len(above)) or "NULL"
+    low, high = _below(path)
+    whole = "('create', 'remove', 'rename', 'exchange')"
+    # Several statements in one, each of which an index answers.
+    chosen = " UNION ".join(
+        f"SELECT number FROM records WHERE number > ? AND prefix = ? AND {condition}"
+        for condition in (
+            "path = ?",
+            "to_path = ?",
+            "path > ? AND path < ?",
+            "to_path > ? AND to_path < ?",
+            f"path IN ({marks}) AND kind IN {whole}",
+            f"to_path IN ({marks}) AND kind IN {whole}",
+        )
+    )
+    stored = to_name(prefix)
+    values: list[Any] = []
+    for words in ((path,), (path,), (low, high), (low, high), above, above):
+        values += [number, stored, *words]
+    return chosen, values
 
 
 def _above(path: bytes) -> tuple[bytes, ...]:

@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from fusebackend.backends.directory.backend import FilesystemBackend
 from fusebackend.base import budget, errors, paths
-from fusebackend.base.paths import ROOT, AgentPath, PathError, to_name
+from fusebackend.base.paths import ROOT, AgentPath, PathError, normalise, to_name
 from fusebackend.control.following import follow
 from fusebackend.control.verbs import LISTED_CHANGES, LOGGED_CALLS, STAT_COLUMNS, DiffForm, ServedMount
 from fusebackend.linux.command import Command
@@ -59,7 +59,7 @@ from fusebackend.protocol import (
 )
 from fusebackend.protocol.records import FILE_TYPES
 from fusebackend.server.forget import Forgetting
-from fusebackend.server.history import MountHistory
+from fusebackend.server.history import MountHistory, said
 from fusebackend.server.rules import Views
 from fusebackend.server.space import prune, space
 from fusebackend.server.trees import TreesFace
@@ -70,6 +70,7 @@ from fusebackend.trees.merge.merges import Merges
 from fusebackend.trees.refs import Refs, Taken
 from fusebackend.trees.restore import Restores
 from fusebackend.trees.snapshots import Snapshots
+from fusebackend.trees.states import States
 from fusebackend.vfs.watch.async_watch import AsyncWatch, ThreadedWatch
 from fusebackend.volumes.native import NativeVolume
 from fusebackend.volumes.walk import resolve
@@ -146,17 +147,17 @@ class MountedBackend(ServedMount):
         self._merges: Merges | None = None
         self._restores: Restores | None = None
         self._checkouts: Checkouts | None = None
+        volumes = {route.prefix: route.volume for route in filesystem.tree.routes}
+        self._states = States(volumes, branches, snapshots, lambda call, paths: self._remembered().before(call, paths))
         if branches is not None:
-            volumes = {route.prefix: route.volume for route in filesystem.tree.routes}
             recorder = None if recording is None else recording.recorder
             self._merges = Merges(branches, volumes, filesystem.written, recorder, filesystem.tree.trees_path)
             branches.compare = self._merges.compare
             parts = backend.mounts().values()
             directories = [str(each.cwd) for each in parts if isinstance(each, FilesystemBackend)]
             self._checkouts = Checkouts(branches, [*([mountpoint] if is_mounted else []), *directories])
-            self._restores = Restores(branches, snapshots, volumes, filesystem.written, recorder, self._covered)
+            self._restores = Restores(branches, volumes, self._states, filesystem.written, recorder, self._covered)
         self._recording = recording
-        volumes = {route.prefix: route.volume for route in filesystem.tree.routes}
         self._past = None if recording is None else MountHistory(recording.recorder, volumes, recording.anchoring)
         self._views = views or Views(filesystem, backend, {})
         self._for = TreesFace(backend, filesystem, self._views).of
@@ -618,7 +619,21 @@ class MountedBackend(ServedMount):
     def diff_pieces(
         self, call: str, *, paths: Sequence[str] = (), form: DiffForm = "patch", columns: int = STAT_COLUMNS
     ) -> Iterator[bytes]:
-        return self._remembered().diff(call, paths, form, columns)
+        past = self._remembered()
+        if ".." not in call:
+            return past.diff(call, paths, form, columns)
+        before, after = self._refs().pair(call)
+        if not (before.is_call or after.is_call):
+            raise ValueError(f"'{call}' names no call; 'fusebackend diff {call}' compares other states")
+        inner = [to_name(normalise(path)).strip(b"/") for path in paths] or [b""]
+        return said(self._states.differences(before, after, inner), form, columns)
+
+    def _refs(self) -> Refs:
+        """The states that there are now."""
+        branches = {} if self._branches is None else self._branches.opened
+        taken = [Taken(each.name, each.time_ns) for each in self.snapshots()]
+        opened = [Taken(name, branch.created_ns) for name, branch in branches.items()]
+        return Refs(taken, opened, began_ns=lambda call: self._remembered().call(call).began_ns)
 
     def undo(
         self,
@@ -705,22 +720,21 @@ class MountedBackend(ServedMount):
 
         Args:
             paths: what is restored.
-            ref: the state: the name of a snapshot or branch, a time such as `10m`, a call.
+            ref: the state: the name of a snapshot or branch, a time such as `10m`; a call for the state before it.
             to: another path for each of them, of which the directory must be there.
             dry_run: change nothing; the answer says what would be done.
             force: also files that are open for writing: who has them goes on with the old ones.
 
         Raises:
             ValueError: a path is malformed, or nothing is meant by `ref`; `to` has another number of paths.
-            OSError: ENOENT, a path is not in that state; ENOTSUP, the mount has no other states; or an error of a
+            OSError: ENOENT, a path is not in that state; ENOTSUP, the mount has no other states; ENODATA, bytes before
+                a call are not known, and nothing was changed; EBUSY, the files change all the time; or an error of a
                 volume: routes that keep snapshots have all of it then or nothing, and the same call does the rest.
         """
-        branches = self._branching()
+        self._branching()
         if to is not None and len(to) != len(paths):
             raise ValueError("'to' needs a path for each of 'paths'")
-        taken = [Taken(each.name, each.time_ns) for each in self.snapshots()]
-        opened = [Taken(name, branch.created_ns) for name, branch in branches.opened.items()]
-        state = Refs(taken, opened, began_ns=lambda call: self._remembered().call(call).began_ns).one(ref)
+        state = self._refs().one(ref)
         if self._automatic is not None and not dry_run:
             self._automatic.before_call()
         assert self._restores is not None, "a mount with branches restores"

@@ -13,6 +13,8 @@ tree.py              `Tree`: a directory tree as the kernel shows it, reached by
 diff.py              the differences of two trees
 diff_output.py       differences as a git patch, `--stat`, `--name-status`, JSON
 recorded.py          the two trees of a call, before it and after it, from its records
+earlier.py           `EarlierVolume`: a route as it was when a call began
+states.py            `States`: the trees of REFs in the server, and the differences of two
 restore.py           `Restores`: files of another state put back into the main tree
 merge/               the three-way merge of a branch into the main tree
 """

@@ -949,7 +949,7 @@ def test_a_branch_can_be_in_a_plain_directory(tmp_path: Path, serve: Serve) -> N
         assert (after.st_ino, after.st_ctime_ns) == (before.st_ino, before.st_ctime_ns)
         assert (plain / "new").read_text() == "new" and (plain / "changed").read_text() == "two"
         for directory, says in (
-            (tmp_path, "is not empty"),
+            (Path("/etc"), "is not empty"),
             (mounted / "x", "lie in each other"),
             (plain, "holds branch"),
         ):
@@ -1101,6 +1101,12 @@ def test_a_restore_puts_back_what_was_there(tmp_path: Path, serve: Serve) -> Non
         assert done.call is not None
         client.undo(done.call)
         assert (mounted / "d/one").read_text() == "1\n2\n" and (mounted / "d/extra").is_dir()
+        client.write("/live/d/exact", "before\n")
+        client.edit("/live/d/exact", "before", "after")
+        call = client.log(limit=1)[0].call
+        client.delete("/live/d/exact")
+        client.restore(["/live"], call)
+        assert (mounted / "live/d/exact").read_text() == "before\n"
 
 
 def history_of(mounted: mounts.Mounted, wanted: str) -> list[tuple[str, str, list[tuple[str, str]]]]:
