@@ -21,6 +21,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from fusebackend.backends.directory.volume import DirectoryVolume
+from fusebackend.base.stamps import coarse_ns
 from fusebackend.linux.mount_table import MountError
 from fusebackend.trees.branches import Branches
 from fusebackend.trees.restore import mirror
@@ -93,7 +94,7 @@ class Checkouts:
             # Noted first: a copy that is interrupted can be made again, and is no directory of somebody else's.
             self._write({**known, real: Held(None, at.st_dev, at.st_ino, 0)})
             self._mirror(name, real, into_branch=False)
-            self._write({**known, real: Held(name, at.st_dev, at.st_ino, time.time_ns())})
+            self._write({**known, real: Held(name, at.st_dev, at.st_ino, _tick())})
 
     def take_in(self, name: str) -> None:
         """Take what was changed in the directory of a branch into the branch; nothing for one that is in none.
@@ -128,7 +129,7 @@ class Checkouts:
             if error.errno != errno.ESTALE or not both_ways:
                 raise
             self._mirror(name, path, into_branch=False, synced_ns=held.synced_ns)
-        self._write({**known, path: held._replace(synced_ns=time.time_ns())})
+        self._write({**known, path: held._replace(synced_ns=_tick())})
 
     def _mirror(self, name: str, path: str, *, into_branch: bool, synced_ns: int | None = None) -> None:
         """Make one of both what the other is.
@@ -193,6 +194,15 @@ class Checkouts:
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, self._file)
+
+
+def _tick() -> int:
+    """Return a time that all stamps so far have at most, and that all later ones exceed: they are of the coarse clock.
+    A change that somebody makes in the branch's own tree while it is mirrored may count as one before that."""
+    now_ns = time.time_ns()
+    while coarse_ns() <= now_ns:
+        time.sleep(0.001)
+    return now_ns
 
 
 def _is_within(path: str, directory: str) -> bool:

@@ -158,9 +158,10 @@ def mirror(source: Volume, target: Volume, journal: str, *, changed_after_ns: in
         return found
 
     outcome = Merge(JOURNAL, volumes, plan, journal).run()
-    for each in [*outcome.plan.uncarried, *outcome.plan.conflicts]:
-        why = each.what if isinstance(each, Uncarried) else each.reason
-        raise OSError(errno.EIO, f"'{each.path}': {why}")
+    left = [(each.path, each.what) for each in outcome.plan.uncarried]
+    left += [(each.path, each.reason) for each in outcome.plan.conflicts]
+    if left:
+        raise OSError(errno.EIO, f"'{left[0][0]}': {left[0][1]}")
     return later[0] if later else None
 
 
