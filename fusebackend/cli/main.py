@@ -50,6 +50,7 @@ _SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Views": {
         "view": ("view:view", "Show what a reader of a view may see and do."),
+        "approval": ("approval:approval", "Approve or deny changes that wait for that."),
     },
     "Files of a mount, as an agent works on them": {
         "ls": ("ls:ls", "List directories."),

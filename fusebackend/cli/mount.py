@@ -146,6 +146,7 @@ def plan_of(
         takes_snapshots = config.takes_snapshots(file.snapshots or "auto")
         keeps_history = config.keeps_history(file.history or "on")
         log_options = config.log_options(file.log)
+        approvals = config.approval_options(file.approvals)
         metrics = config.metrics_options(file.metrics)
     said = {prefix: table for prefix, table in from_file.items() if prefix not in given}
     with _named(config_path):
@@ -199,6 +200,7 @@ def plan_of(
         },
         default_view=file.default_view,
         log_options=log_options,
+        approvals=approvals,
         metrics=metrics,
     )
 

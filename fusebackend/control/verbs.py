@@ -28,6 +28,7 @@ from fusebackend.control.limits import MAX_ITEMS, NoRoom
 from fusebackend.linux.command import Command, OnOutput
 from fusebackend.protocol import (
     Actor,
+    ApprovalInfo,
     BlameResult,
     BranchInfo,
     CallInfo,
@@ -174,6 +175,22 @@ class ServedMount(SandboxBackendProtocol):
     @abc.abstractmethod
     def explain(self, view: str, operation: str, path: str) -> Explained:
         """Return what a view does about an operation on a path, and why. ValueError, OSError."""
+
+    @abc.abstractmethod
+    def approvals(self) -> list[ApprovalInfo]:
+        """Return the changes that wait for an approval, and those decided lately, by number."""
+
+    @abc.abstractmethod
+    def approval(self, number: int) -> ApprovalInfo:
+        """Return a request for an approval, with its change as text. OSError."""
+
+    @abc.abstractmethod
+    def approve(self, number: int) -> ApprovalInfo:
+        """Approve a request, and have its change happen. OSError."""
+
+    @abc.abstractmethod
+    def deny(self, number: int, reason: str | None = None) -> ApprovalInfo:
+        """Deny a request. OSError."""
 
     @abc.abstractmethod
     def viewed(self, name: str) -> ServedMount:
@@ -723,6 +740,10 @@ VERBS: dict[str, SocketVerb] = {
     "df": _same("df", long=True),
     "prune": _same("prune", long=True, changes=True),
     "restore": _same("restore", long=True, changes=True),
+    "approvals": _same("approvals"),
+    "approval": _same("approval", long=True),
+    "approve": replace(_same("approve", long=True, works=False, changes=True), command=True),
+    "deny": _same("deny"),
     "views": _same("views", works=False),
     "explain": _same("explain"),
     "view_socket": _same("view_socket", works=False),

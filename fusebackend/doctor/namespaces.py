@@ -18,8 +18,8 @@ _SETTINGS = (
     ("kernel/unprivileged_userns_clone", 1),
     ("kernel/apparmor_restrict_unprivileged_userns", 0),
 )
-"""Below /proc/sys: a setting, and the value that allows user namespaces: 0 of the first two forbids them, or 1 of the
-last."""
+"""Below /proc/sys: a setting, and a value that does not forbid user namespaces. It is forbidden by 0 in the first two,
+by 1 in the last."""
 
 
 def user_namespaces() -> Iterable[Finding]:

@@ -31,10 +31,11 @@ from typing import Any, Final, NamedTuple
 
 from fusebackend.base.paths import ROOT, AgentPath, is_below, to_name
 from fusebackend.databases import sqlite
-from fusebackend.history import chain
+from fusebackend.history import chain, requests
 from fusebackend.history.chain import Chain, Verified, collapse, load
-from fusebackend.history.masking import LogOptions, kept
+from fusebackend.history.masking import Commands, LogOptions, kept
 from fusebackend.history.records import Call, CallKind, Image, Record, RecordKind, Stamp, State
+from fusebackend.history.requests import Request
 from fusebackend.protocol import Actor
 
 log = logging.getLogger(__name__)
@@ -84,6 +85,7 @@ CREATE TABLE IF NOT EXISTS records (
     place TEXT, name TEXT, image_node INTEGER,
     after_mode INTEGER, after_uid INTEGER, after_gid INTEGER, after_size INTEGER, after_mtime_ns INTEGER,
     link INTEGER NOT NULL, digest BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS closed (one INTEGER PRIMARY KEY CHECK (one = 1), record INTEGER);
 CREATE TABLE IF NOT EXISTS gaps (call INTEGER PRIMARY KEY, why TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS routes (prefix BLOB PRIMARY KEY, backend TEXT) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS calls_by_end ON calls (ended_ns);
@@ -134,6 +136,9 @@ _CALLS: Final = (
     "(SELECT group_concat(undoes.call) FROM undoes WHERE undoes.undo = calls.number) FROM calls"
 )
 
+_CHANGED: Final = "EXISTS (SELECT 1 FROM records WHERE records.call = calls.number)"  # not after `drop`
+_SHOWN: Final = f"({_CHANGED} OR kind IN ({', '.join(map(repr, requests.LOGGED))}))"
+
 _DAMAGE: Final = frozenset({sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, 0, sqlite3.SQLITE_ERROR})
 
 _PATHS: Final = ("path", "to_path")
@@ -168,6 +173,8 @@ class Filter(NamedTuple):
     """That ended after this time, in the order of their ends. No two calls end at the same time."""
     ended_before_ns: int | None = None
     """That ended before this time."""
+    with_requests: bool = False
+    """Also requests for approvals, and decisions about them, which have changed nothing."""
 
 
 class HistoryFile:
@@ -180,6 +187,7 @@ class HistoryFile:
     Attributes:
         earlier: the number of the last record of an earlier server; 0 if there is none.
         interrupted: the calls that went on when the last server was killed.
+        was_killed: the last server did not close the file, or it was one of an older version.
         set_aside: where the file went that was found damaged or newer, and why, a line; None if none was.
 
     Raises:
@@ -218,6 +226,7 @@ class HistoryFile:
         self._record: int
         self._call, self._record = self._writer.execute("SELECT call, record FROM numbers").fetchone()
         self.earlier = self._record
+        self.was_killed = self._writer.execute("SELECT record FROM closed").fetchall() != [(self._record,)]
         self._chain = load(self._writer)
         self.interrupted: list[int] = []
         self._end_interrupted()
@@ -269,9 +278,16 @@ class HistoryFile:
         self._wake.set()
         self._thread.join()
         self.flush()
+        with contextlib.suppress(sqlite3.Error):  # then the next server takes it for killed
+            self._writer.execute("INSERT OR REPLACE INTO closed SELECT 1, record FROM numbers")
         self._reader.close()
         self._writer.close()
         os.close(self._lock_file)
+
+    @property
+    def commands(self) -> Commands:
+        """What it keeps of commands."""
+        return self._commands
 
     @property
     def size_bytes(self) -> int:
@@ -303,6 +319,16 @@ class HistoryFile:
             self._unwritten[number] = (_CALL, row)
             self._undoes[number] = tuple(undoes)
             self._open.add(number)
+        return number
+
+    def note_call(self, kind: CallKind, title: str, actor: Actor) -> int:
+        """Keep a call that changes no file, and ends at once; returns its number. `calls` has it if it is asked for
+        those of such kinds."""
+        number = self.open_call(kind, title, actor)
+        with self._guard:
+            self._waiting.append(self._unwritten.pop(number))
+            self._wake.set()
+        self.end_call(number)
         return number
 
     def end_call(self, number: int) -> None:
@@ -478,7 +504,7 @@ class HistoryFile:
     def call(self, number: int) -> Call | None:
         """Return a call; None if there is none, or if it has changed nothing."""
         found = next(self._calls("WHERE number = ?", (number,)), None)
-        return found if found is not None and found.changes else None
+        return found if found is not None and (found.changes or found.kind in requests.LOGGED) else None
 
     def calls(self, limit: int | None = None, where: Filter | None = None) -> list[Call]:
         """Return calls that changed something, the newest first; with `ended_after_ns`, as they ended.
@@ -487,7 +513,7 @@ class HistoryFile:
             limit: at most so many; None for all.
         """
         wanted = where or Filter()
-        conditions = ["EXISTS (SELECT 1 FROM records WHERE records.call = calls.number)"]  # not after `drop`
+        conditions = [_SHOWN if wanted.with_requests else _CHANGED]
         values: list[Any] = []
         if wanted.by:
             conditions.append("(? IN (agent, thread, tool_call, command) OR CAST(uid AS TEXT) = ?)")
@@ -569,6 +595,16 @@ class HistoryFile:
             newest = self._records("ORDER BY number DESC LIMIT ?", (min(-number, limit),))
             return newest[::-1]
         return self._records("WHERE number > ? ORDER BY number LIMIT ?", (number, limit))
+
+    def newest(self, prefix: AgentPath, below: int | None, limit: int) -> list[Record]:
+        """Return the last records of a route, the newest first, at most `limit`.
+
+        Args:
+            below: with a lower number; None for all.
+        """
+        stored = to_name(prefix)
+        upper = 1 << 62 if below is None else below
+        return self._records("WHERE prefix = ? AND number < ? ORDER BY number DESC LIMIT ?", (stored, upper, limit))
 
     def unstamped(
         self, call: int, after: int, limit: int, *, all_of_them: bool = False
@@ -729,11 +765,16 @@ class HistoryFile:
         Args:
             nodes: of files, by the prefix of their route.
         """
+        paths = list(paths)
         for path in paths:
             self._forget_contents(*self._at(path))
         for prefix, numbers in nodes.items():
             for node in numbers:
                 self._forget_contents("prefix = ? AND (node = ? OR image_node = ?)", (to_name(prefix), node, node))
+        asked = [each.number for each in self.requests() if requests.concerns(each, paths)]
+        with self._guard:
+            for number in asked:
+                self._put("UPDATE requests SET change = NULL WHERE number = ?", (number,))
         self.flush()
         with self._writing, self._reading, sqlite.translate_errors(f"the history '{self.path}' can't be rewritten"):
             self._writer.execute("VACUUM")
@@ -761,6 +802,28 @@ class HistoryFile:
             sqlite.transaction(reader, "DEFERRED"),
         ):
             return chain.verify(reader, anchors or {})
+
+    # -- requests ----------------------------------------------------------------------------------------------
+
+    def add_request(self, request: Request) -> None:
+        """Keep a new request for an approval. `require` waits until it is written."""
+        with self._guard:
+            self._put(*requests.inserted(request))
+
+    def update_request(self, request: Request) -> None:
+        """Keep what became of a request."""
+        with self._guard:
+            self._put(*requests.updated(request))
+
+    def delete_requests(self, numbers: Iterable[int]) -> None:
+        """Delete requests."""
+        with self._guard:
+            for number in numbers:
+                self._put(requests.DELETE, (number,))
+
+    def requests(self) -> list[Request]:
+        """Return all requests, by number."""
+        return list(requests.load(self._read("SELECT * FROM requests ORDER BY number", ())))
 
     # -- retention ---------------------------------------------------------------------------------------------
 
@@ -841,7 +904,7 @@ def _connect(path: str) -> sqlite3.Connection:
         small = os.stat(path).st_size <= CHECKED_BYTES
         if small and connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
             raise sqlite3.DatabaseError("quick_check finds errors")
-        connection.executescript(_SCHEMA + chain.SCHEMA)
+        connection.executescript(_SCHEMA + chain.SCHEMA + requests.SCHEMA)
         connection.execute(f"PRAGMA user_version = {VERSION}")
     except BaseException:
         connection.close()
@@ -882,6 +945,11 @@ def _write(writer: sqlite3.Connection, links: Chain, rows: Iterable[_Row]) -> No
     """Write what is no new record, one statement after another, and add what it says to the chain."""
     for statement, group in itertools.groupby(rows, operator.itemgetter(0)):
         found = [row for _, row in group]
+        if statement in requests.STATEMENTS:
+            for row in found:
+                writer.execute(*links.event(*requests.said(statement, row)))
+                writer.execute(statement, (*row, links.link) if statement == requests.INSERT else row)
+            continue
         if statement == _CALL:
             found = [(*row, *links.add("call", chain.said_of_call(row))) for row in found]
         elif statement == _FORGET:

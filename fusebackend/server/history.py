@@ -99,6 +99,7 @@ class MountHistory:
             paths=tuple(paths.normalise(path) for path in named),
             before=None if before is None else call_number(before),
             ended_after_ns=ended_after_ns,
+            with_requests=True,
         )
         return [call_info(each) for each in self._file.calls(_bounded(limit), wanted)]
 

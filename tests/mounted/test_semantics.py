@@ -377,7 +377,7 @@ def test_hard_links_symbolic_links_special_files_modes_owners_and_times_are_kept
         assert (native / "group" / "inner").stat().st_mode & stat.S_ISGID
 
 
-def test_extended_attributes_are_kept_acls_are_refused(native: Path) -> None:
+def test_extended_attributes_are_kept_acls_where_the_kernel_checks_them(native: Path) -> None:
     file = native / "file"
     file.touch()
     os.setxattr(file, "user.name", b"\x00value")
@@ -1044,6 +1044,41 @@ def test_a_view_shows_what_its_rules_allow(tmp_path: Path, serve: Serve) -> None
             client.view_socket("v")
         assert refused.value.errno == errno.EPERM
         assert "Permission denied" in client.execute("cat /secrets/key").output
+
+
+def test_what_is_interrupted_waits_for_an_approval(tmp_path: Path, serve: Serve) -> None:
+    config = tmp_path / "approvals.toml"
+    rule = '{ operations = ["write"], paths = ["/prod/**"], mode = "interrupt" }'
+    start = '{ operations = ["execute"], paths = ["/prod"], mode = "interrupt" }'
+    config.write_text(f"[views.v]\nrules = [{rule}, {start}]\n[approvals]\nwait = '1 ms'\n")
+    mounted = serve("memory:", config=config).path
+    with fusebackend.connect(mounted, view="v") as agent, fusebackend.connect(mounted) as owner:
+        (mounted / "prod").mkdir()
+        assert "it is request 1;" in str(agent.write("/prod/a", "one").error)
+        assert agent.write("/prod/a", "one").error == agent.write("/prod/a", "one").error
+        with pytest.raises(PermissionError):
+            agent.approve(1)
+        assert not (mounted / "prod/a").exists()
+        assert owner.approve(1).state == "made"
+        assert (mounted / "prod/a").read_text() == "one"
+        assert "it is request 2;" in str(agent.edit("/prod/a", "one", "two").error)
+        (mounted / "prod/a").write_text("one more")
+        assert owner.approve(2).reason == "'/prod/a' was changed since it was asked for; have it asked for again"
+        with pytest.raises(OSError, match="decided already"):
+            owner.approve(2)
+        assert (mounted / "prod/a").read_text() == "one more"
+        with pytest.raises(PermissionError):
+            (mounted / ".fusebackend/views/v/prod/a").write_text("x")
+        assert [each.state for each in owner.approvals()] == ["made", "failed", "refused"]
+        ran = agent.run("touch /ran", cwd="/prod")
+        assert (ran.exit_code, "it is request 4;" in ran.output) == (126, True)
+        assert owner.approve(4).state == "made"
+        assert (mounted / "ran").exists()
+        large = agent.upload_files([("/prod/large", bytes(2 << 20))])
+        assert "a request keeps at most 1024 KiB" in str(large[0].error)
+        titles = [each.title for each in owner.log(limit=100) if each.kind in ("request", "approval")]
+        assert "approve 1: write /prod/a" in titles
+        assert "request 3: change /prod/a" in titles
 
 
 @pytest.mark.parametrize("kind", ["sqlite:{tmp}/volume.db", "memory:"])

@@ -65,6 +65,9 @@ DEMO = f"{sys.executable} {ROOT}/examples/demo.py /mnt/agent demo"
 VIEWS = r"""printf 'default = "memory:"\n[views.reviewer]\nrules = []\n' > views.toml
 fusebackend mount /mnt/agent --config views.toml"""
 
+APPROVALS = r"""printf '[views.agent]\nrules = [{operations=["write"], paths=["/prod/**"], mode="interrupt"}]\n' >a.toml
+fusebackend mount /mnt/agent --config a.toml"""
+
 BEFORE = {
     "cd /mnt/agent\n": [PROJECT, f"ln -s {ROOT} fusebackend", AGENT, MEMORIES],
     "import fusebackend\n": [AGENT],
@@ -80,6 +83,7 @@ BEFORE = {
     "from fusebackend import connect": [AGENT],
     "# The state before a call": [AGENT],
     "fusebackend view list": [VIEWS],
+    "printf 'debug = true": [APPROVALS],
     "fusebackend mcp": [VIEWS],
     "date |": [PROJECT, AGENT, MEMORIES],
 }

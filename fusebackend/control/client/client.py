@@ -37,7 +37,7 @@ from fusebackend.control.client.client_connection import Connection, Refused, Se
 from fusebackend.control.client.pool import Pool, Take
 from fusebackend.control.client.remote_watch import RemoteWatch
 from fusebackend.control.client.waits import AWAITING, BLOCKING, Waits, finished
-from fusebackend.control.following import follow
+from fusebackend.control.following import follow, new_approvals
 from fusebackend.control.verbs import LISTED_CHANGES, LOGGED_CALLS, PIECE_BYTES, STAT_COLUMNS, DiffForm
 from fusebackend.linux import mount_table
 from fusebackend.linux.mount_table import MountError
@@ -46,6 +46,7 @@ from fusebackend.protocol import (
     READ_LIMIT_LINES,
     VERBS,
     Actor,
+    ApprovalInfo,
     BlameResult,
     BranchInfo,
     CallInfo,
@@ -620,6 +621,31 @@ class Client(SandboxBackendProtocol):
             ValueError, OSError: as there; EROFS, the mount is read-only.
         """
         return self._done(ForgetResult, "forget", {"paths": list(paths), "dry_run": dry_run})
+
+    def approvals(self) -> list[ApprovalInfo]:
+        """Return the changes that wait for an approval, and those decided lately; see `MountedBackend.approvals`."""
+        return self._done(list[ApprovalInfo], "approvals", {})
+
+    def approval(self, number: int) -> ApprovalInfo:
+        """Return a request, with its change as text; see `MountedBackend.approval`."""
+        return self._done(ApprovalInfo, "approval", {"number": number})
+
+    def approve(self, number: int) -> ApprovalInfo:
+        """Approve a request, and have its change happen; see `MountedBackend.approve`.
+
+        Raises:
+            OSError: as there; EPERM, this client has a view; EROFS, the mount is read-only.
+            ServerLost: the server was gone before it answered. What it did is in the log.
+        """
+        return self._done(ApprovalInfo, "approve", {"number": number})
+
+    def deny(self, number: int, reason: str | None = None) -> ApprovalInfo:
+        """Deny a request; see `MountedBackend.deny`."""
+        return self._done(ApprovalInfo, "deny", {"number": number, "reason": reason})
+
+    def follow_approvals(self) -> Iterator[ApprovalInfo]:
+        """Yield the requests that wait, and each new one, until the mount ends."""
+        return new_approvals(self.approvals, self.has_ended)
 
     def watch(self, path: str = "/") -> RemoteWatch:
         """The changes at and below a path, from now on, whichever face makes them. Close it when done.
