@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import stat as stat_module
 from collections.abc import Callable, Iterator, Sequence
@@ -92,6 +93,8 @@ if TYPE_CHECKING:
     from fusebackend.vfs.mounted_tree import FileSystem
     from fusebackend.vfs.watch.queue import Watch
 
+log = logging.getLogger(__name__)
+
 R = TypeVar("R")
 
 NO_HISTORY = "this mount keeps no history of calls: mount it without '-o history=off'"
@@ -160,7 +163,8 @@ class MountedBackend(ServedMount):
         self._states = States(volumes, branches, snapshots, lambda call, paths: self._remembered().before(call, paths))
         if branches is not None:
             recorder = None if recording is None else recording.recorder
-            self._merges = Merges(branches, volumes, filesystem.written, recorder, filesystem.tree.trees_path)
+            own = filesystem.tree.trees_path
+            self._merges = Merges(branches, volumes, filesystem.written, recorder, own, self._covered)
             branches.compare = self._merges.compare
             parts = backend.mounts().values()
             directories = [str(each.cwd) for each in parts if isinstance(each, FilesystemBackend)]
@@ -171,6 +175,16 @@ class MountedBackend(ServedMount):
         self._views = views or Views(filesystem, backend, {})
         self._for = TreesFace(backend, filesystem, self._views).of
         self._asking = Asking(approvals or Approvals(), self._views, filesystem.tree)
+
+    def tidy(self) -> None:
+        """Remove what a killed server has left of merges and restores, before anybody sees the files."""
+        for each in (self._merges, self._restores):
+            if each is None:
+                continue
+            try:
+                each.tidy()
+            except OSError as error:
+                log.warning("names '.fusebackend-merge-…' of a merge or restore are left: %s", error.strerror or error)
 
     def _where(self) -> str:
         return f"{self.backend!r} on {self.mountpoint!r}"

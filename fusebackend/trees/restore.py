@@ -119,6 +119,12 @@ class Restores:
             list(dict.fromkeys(outcome.partly)),
         )
 
+    def tidy(self) -> None:
+        """Remove what a killed restore has left in the routes, and give what it has parked its names again. The same
+        restore still does the rest."""
+        with self._guard:
+            Merge(JOURNAL, self._volumes, Plan, self._branches.journal(JOURNAL)).tidy()
+
     @contextlib.contextmanager
     def _recording(self, ref: Ref, calls: list[OpenCall]) -> Iterator[MergeRecords]:
         if self._recorder is None:
