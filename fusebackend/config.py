@@ -560,7 +560,7 @@ LIBFUSE_WORDS = (
 """Options passed on to libfuse as they are. Those that would break an assumption of the server are not here."""
 
 OWN_WORDS = (
-    "ro", "rw", "allow_other", "ttl=TIME", "deadline=TIME", "idle=poll", "idle=sleep",
+    "ro", "rw", "allow_other", "ttl=TIME", "deadline=TIME", "idle=poll", "idle=sleep", "acl",
     "trees=hidden", "trees=visible", "trees=off", "trees_name=NAME",
     "snapshots=auto", "snapshots=manual", "history=on", "history=off",
 )  # fmt: skip
@@ -612,7 +612,7 @@ def parse_words(options: list[str]) -> Words:
         elif word.startswith("history="):
             history = word.removeprefix("history=")
             keeps_history(history)
-        elif word in LIBFUSE_WORDS:
+        elif word in LIBFUSE_WORDS or word == "acl":
             libfuse.append(word)
         elif word:
             raise ConfigError(f"unknown option '-o {word}'; known: {', '.join((*OWN_WORDS, *LIBFUSE_WORDS))}")

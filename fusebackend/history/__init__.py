@@ -10,6 +10,7 @@ images.py       `Images`: the bytes of files before a change
 processes.py    `Processes`: the process that a FUSE request comes from
 calls.py        `Calls`: the call that a change belongs to
 recorder.py     `Recorder`: records changes, those of the kernel through a `RecordingVolume`
+unmade.py       `drop_unmade`: records of changes that a killed server has not made
 steps.py        `Steps`: records what a verb changes
 blame.py        the call that left a line as it is
 undo.py         `Undo`: takes calls back

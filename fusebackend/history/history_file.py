@@ -85,6 +85,7 @@ CREATE TABLE IF NOT EXISTS records (
     place TEXT, name TEXT, image_node INTEGER,
     after_mode INTEGER, after_uid INTEGER, after_gid INTEGER, after_size INTEGER, after_mtime_ns INTEGER,
     link INTEGER NOT NULL, digest BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS closed (one INTEGER PRIMARY KEY CHECK (one = 1), record INTEGER);
 CREATE TABLE IF NOT EXISTS gaps (call INTEGER PRIMARY KEY, why TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS routes (prefix BLOB PRIMARY KEY, backend TEXT) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS calls_by_end ON calls (ended_ns);
@@ -186,6 +187,7 @@ class HistoryFile:
     Attributes:
         earlier: the number of the last record of an earlier server; 0 if there is none.
         interrupted: the calls that went on when the last server was killed.
+        was_killed: the last server did not close the file, or it was one of an older version.
         set_aside: where the file went that was found damaged or newer, and why, a line; None if none was.
 
     Raises:
@@ -224,6 +226,7 @@ class HistoryFile:
         self._record: int
         self._call, self._record = self._writer.execute("SELECT call, record FROM numbers").fetchone()
         self.earlier = self._record
+        self.was_killed = self._writer.execute("SELECT record FROM closed").fetchall() != [(self._record,)]
         self._chain = load(self._writer)
         self.interrupted: list[int] = []
         self._end_interrupted()
@@ -275,6 +278,8 @@ class HistoryFile:
         self._wake.set()
         self._thread.join()
         self.flush()
+        with contextlib.suppress(sqlite3.Error):  # then the next server takes it for killed
+            self._writer.execute("INSERT OR REPLACE INTO closed SELECT 1, record FROM numbers")
         self._reader.close()
         self._writer.close()
         os.close(self._lock_file)
@@ -590,6 +595,16 @@ class HistoryFile:
             newest = self._records("ORDER BY number DESC LIMIT ?", (min(-number, limit),))
             return newest[::-1]
         return self._records("WHERE number > ? ORDER BY number LIMIT ?", (number, limit))
+
+    def newest(self, prefix: AgentPath, below: int | None, limit: int) -> list[Record]:
+        """Return the last records of a route, the newest first, at most `limit`.
+
+        Args:
+            below: with a lower number; None for all.
+        """
+        stored = to_name(prefix)
+        upper = 1 << 62 if below is None else below
+        return self._records("WHERE prefix = ? AND number < ? ORDER BY number DESC LIMIT ?", (stored, upper, limit))
 
     def unstamped(
         self, call: int, after: int, limit: int, *, all_of_them: bool = False

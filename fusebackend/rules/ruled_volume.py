@@ -27,6 +27,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from fusebackend.base import acl
 from fusebackend.base.errors import VANISHED, oserror
 from fusebackend.base.paths import AgentPath, join, to_text
 from fusebackend.protocol import (
@@ -393,7 +394,10 @@ class RuledVolume(NativeVolume):
     def getxattr(self, node: int, name: bytes) -> bytes:
         with self.lock:
             self._may_read(node)
-            return self.below.getxattr(node & NODES, name)
+            value = self.below.getxattr(node & NODES, name)
+            if name == acl.ACCESS and (bits := own_bits(node)):  # the kernel answers access(2) from it
+                return acl.masked(value, 7 & ~(5 if bits & NO_READ else 0) & ~(2 if bits & NO_WRITE else 0))
+            return value
 
     def setxattr(self, node: int, name: bytes, value: bytes) -> None:
         with self.lock:
