@@ -11,6 +11,7 @@ EXTRA_OF = {
     "docker": "docker",
     "e2b": "e2b",
     "langgraph": "langgraph",
+    "mcp": "mcp",
     "modal": "modal",
     "obstore": "s3",
     "ormsgpack": "langgraph",

@@ -22,6 +22,8 @@ from fusebackend.urls import opening as urls
 from fusebackend.urls.opening import Url, UrlError
 from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S
 
+LOOK = "'fusebackend doctor' looks at all that a mount needs, and 'fusebackend serve' does without one"
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -74,7 +76,10 @@ def mount(
     plan = plan_of(path, file, config_path, default, routes, read_only, options)
     _keep_apart(plan)
     _require_unserved(path)
-    point.check_system(allow_other=plan.allow_other)
+    try:
+        point.check_system(allow_other=plan.allow_other)
+    except MountError as error:
+        raise MountError(error.errno, f"{error.strerror}; {LOOK}") from None
     prepared = point.prepare(path)
     if prepared.replaced_dead:
         click.echo(f"the server of an earlier mount on {path} had died; it was cleared away")
@@ -141,6 +146,7 @@ def plan_of(
         takes_snapshots = config.takes_snapshots(file.snapshots or "auto")
         keeps_history = config.keeps_history(file.history or "on")
         log_options = config.log_options(file.log)
+        approvals = config.approval_options(file.approvals)
         metrics = config.metrics_options(file.metrics)
     said = {prefix: table for prefix, table in from_file.items() if prefix not in given}
     with _named(config_path):
@@ -194,6 +200,7 @@ def plan_of(
         },
         default_view=file.default_view,
         log_options=log_options,
+        approvals=approvals,
         metrics=metrics,
     )
 

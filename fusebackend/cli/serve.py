@@ -83,6 +83,7 @@ def serve(plan: MountPlan, on_ready: Callable[[Sequence[str]], None], *, log_fil
             default_view=plan.default_view,
             view_mounts=plan.view_mounts,
             log_options=plan.log_options,
+            approvals=plan.approvals,
             metrics=plan.metrics,
             socket=socket,
             is_mounted=plan.is_mounted,

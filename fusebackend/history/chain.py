@@ -1,8 +1,8 @@
 """`Chain`: a hash chain over what a history says, so that a later change of it shows.
 
-Every call, every record, and every later event of them (an end, an undo, a change that was not made, a deletion) is a
-link: a number without gaps, and a digest of what is said. The head of a link is the digest of the head before it and of
-its own digest. The head of the last one is in the file.
+Every call, every record, and every later event of them (an end, an undo, a change that was not made, a deletion), and
+every request with what became of it (`requests.py`), is a link: a number without gaps, and a digest of what is said.
+The head of a link is the digest of the head before it and of its own digest. The head of the last one is in the file.
 
     head(n) = BLAKE2b(head(n - 1) + digest(n))        digest(n) = BLAKE2b(n, table, columns)
 
@@ -33,6 +33,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
+from fusebackend.history import requests
 from fusebackend.history.seals import seal_of, seal_of_file
 
 BYTES: Final = 16
@@ -146,11 +147,12 @@ def leave_stubs(connection: sqlite3.Connection, calls: Sequence[int]) -> None:
 
 
 def collapse(connection: sqlite3.Connection) -> None:
-    """Have the checkpoint take the place of the oldest links, up to the first call or record that is still there. After
-    calls were deleted, in the same transaction."""
+    """Have the checkpoint take the place of the oldest links, up to the first call, record or request that is still
+    there. After calls were deleted, in the same transaction."""
     last, first, head = connection.execute("SELECT link, first, before FROM chain").fetchone()
     (live,) = connection.execute(
-        "SELECT min(link) FROM (SELECT min(link) AS link FROM calls UNION ALL SELECT min(link) FROM records)"
+        "SELECT min(link) FROM (SELECT min(link) AS link FROM calls UNION ALL SELECT min(link) FROM records "
+        "UNION ALL SELECT min(link) FROM requests)"
     ).fetchone()
     until = last + 1 if live is None else live
     rows = connection.execute(
@@ -298,12 +300,15 @@ def _wrong_events(connection: sqlite3.Connection, stubs: Mapping[int, int]) -> I
     gone: set[int] = set()
     stamps: dict[int, int] = {}  # record → a hash of what its call left: there may be a million
     erased: set[int] = set()
+    events: list[tuple[str, list[Any]]] = []
     for kind, value in connection.execute("SELECT kind, value FROM events ORDER BY link"):
         try:
             row = msgspec.msgpack.decode(value)
         except msgspec.DecodeError:
             continue  # it was changed, and its digest has shown that
-        if kind == "end":
+        if kind.startswith(requests.ASKED):
+            events.append((kind, row))
+        elif kind == "end":
             ends[row[0]] = row[1]
         elif kind == "undone":
             undone[row[0]] = row[1]
@@ -326,6 +331,7 @@ def _wrong_events(connection: sqlite3.Connection, stubs: Mapping[int, int]) -> I
     for number, call in connection.execute(f"{lost} ORDER BY number"):
         if number not in erased:
             yield f"what is kept for change {number} of call c{call} was deleted past the server"
+    yield from requests.wrong(connection, events)
     for call, link in stubs.items():
         if call not in gone:
             yield f"{_name(call)}: it was deleted past the server (link {link})"

@@ -23,6 +23,7 @@ import logging
 import operator
 import os
 import sqlite3
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,10 +32,11 @@ from typing import Any, Final, NamedTuple
 
 from fusebackend.base.paths import ROOT, AgentPath, is_below, to_name
 from fusebackend.databases import sqlite
-from fusebackend.history import chain, seals
+from fusebackend.history import chain, requests, seals
 from fusebackend.history.chain import Chain, Verified, collapse, load
-from fusebackend.history.masking import LogOptions, kept
+from fusebackend.history.masking import Commands, LogOptions, kept
 from fusebackend.history.records import Call, CallKind, Image, Record, RecordKind, Stamp, State
+from fusebackend.history.requests import Request
 from fusebackend.history.seals import seal_of
 from fusebackend.protocol import Actor
 
@@ -86,6 +88,7 @@ CREATE TABLE IF NOT EXISTS records (
     after_mode INTEGER, after_uid INTEGER, after_gid INTEGER, after_size INTEGER, after_mtime_ns INTEGER,
     link INTEGER NOT NULL, digest BLOB NOT NULL,
     salt BLOB, xattrs_seal BLOB, image_seal BLOB);
+CREATE TABLE IF NOT EXISTS closed (one INTEGER PRIMARY KEY CHECK (one = 1), record INTEGER);
 CREATE TABLE IF NOT EXISTS gaps (call INTEGER PRIMARY KEY, why TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS routes (prefix BLOB PRIMARY KEY, backend TEXT) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS calls_by_end ON calls (ended_ns);
@@ -143,6 +146,9 @@ _CALLS: Final = (
     "(SELECT group_concat(undoes.call) FROM undoes WHERE undoes.undo = calls.number) FROM calls"
 )
 
+_CHANGED: Final = "EXISTS (SELECT 1 FROM records WHERE records.call = calls.number)"  # not after `drop`
+_SHOWN: Final = f"({_CHANGED} OR kind IN ({', '.join(map(repr, requests.LOGGED))}))"
+
 _DAMAGE: Final = frozenset({sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, 0, sqlite3.SQLITE_ERROR})
 
 _PATHS: Final = ("path", "to_path")
@@ -177,6 +183,8 @@ class Filter(NamedTuple):
     """That ended after this time, in the order of their ends. No two calls end at the same time."""
     ended_before_ns: int | None = None
     """That ended before this time."""
+    with_requests: bool = False
+    """Also requests for approvals, and decisions about them, which have changed nothing."""
 
 
 class HistoryFile:
@@ -189,6 +197,7 @@ class HistoryFile:
     Attributes:
         earlier: the number of the last record of an earlier server; 0 if there is none.
         interrupted: the calls that went on when the last server was killed.
+        was_killed: the last server did not close the file, or it was one of an older version.
         set_aside: where the file went that was found damaged or newer, and why, a line; None if none was.
 
     Raises:
@@ -227,6 +236,7 @@ class HistoryFile:
         self._record: int
         self._call, self._record = self._writer.execute("SELECT call, record FROM numbers").fetchone()
         self.earlier = self._record
+        self.was_killed = self._writer.execute("SELECT record FROM closed").fetchall() != [(self._record,)]
         self._chain = load(self._writer)
         self.interrupted: list[int] = []
         self._end_interrupted()
@@ -278,9 +288,16 @@ class HistoryFile:
         self._wake.set()
         self._thread.join()
         self.flush()
+        with contextlib.suppress(sqlite3.Error):  # then the next server takes it for killed
+            self._writer.execute("INSERT OR REPLACE INTO closed SELECT 1, record FROM numbers")
         self._reader.close()
         self._writer.close()
         os.close(self._lock_file)
+
+    @property
+    def commands(self) -> Commands:
+        """What it keeps of commands."""
+        return self._commands
 
     @property
     def size_bytes(self) -> int:
@@ -312,6 +329,16 @@ class HistoryFile:
             self._unwritten[number] = (_CALL, row)
             self._undoes[number] = tuple(undoes)
             self._open.add(number)
+        return number
+
+    def note_call(self, kind: CallKind, title: str, actor: Actor) -> int:
+        """Keep a call that changes no file, and ends at once; returns its number. `calls` has it if it is asked for
+        those of such kinds."""
+        number = self.open_call(kind, title, actor)
+        with self._guard:
+            self._waiting.append(self._unwritten.pop(number))
+            self._wake.set()
+        self.end_call(number)
         return number
 
     def end_call(self, number: int) -> None:
@@ -488,7 +515,7 @@ class HistoryFile:
     def call(self, number: int) -> Call | None:
         """Return a call; None if there is none, or if it has changed nothing."""
         found = next(self._calls("WHERE number = ?", (number,)), None)
-        return found if found is not None and found.changes else None
+        return found if found is not None and (found.changes or found.kind in requests.LOGGED) else None
 
     def calls(self, limit: int | None = None, where: Filter | None = None) -> list[Call]:
         """Return calls that changed something, the newest first; with `ended_after_ns`, as they ended.
@@ -497,7 +524,7 @@ class HistoryFile:
             limit: at most so many; None for all.
         """
         wanted = where or Filter()
-        conditions = ["EXISTS (SELECT 1 FROM records WHERE records.call = calls.number)"]  # not after `drop`
+        conditions = [_SHOWN if wanted.with_requests else _CHANGED]
         values: list[Any] = []
         if wanted.by:
             conditions.append("(? IN (agent, thread, tool_call, command) OR CAST(uid AS TEXT) = ?)")
@@ -580,6 +607,16 @@ class HistoryFile:
             return newest[::-1]
         return self._records("WHERE number > ? ORDER BY number LIMIT ?", (number, limit))
 
+    def newest(self, prefix: AgentPath, below: int | None, limit: int) -> list[Record]:
+        """Return the last records of a route, the newest first, at most `limit`.
+
+        Args:
+            below: with a lower number; None for all.
+        """
+        stored = to_name(prefix)
+        upper = 1 << 62 if below is None else below
+        return self._records("WHERE prefix = ? AND number < ? ORDER BY number DESC LIMIT ?", (stored, upper, limit))
+
     def unstamped(
         self, call: int, after: int, limit: int, *, all_of_them: bool = False
     ) -> list[tuple[int, AgentPath, bytes]]:
@@ -611,32 +648,47 @@ class HistoryFile:
         """
         row = next(iter(self._read("SELECT call FROM records WHERE number = ?", (number,))), None)
         call = 0 if row is None else row[0]
-        above = _above(path)
-        marks = ", ".join("?" * len(above)) or "NULL"
-        low, high = _below(path)
-        whole = "('create', 'remove', 'rename', 'exchange')"
-        # Several statements in one, each of which an index answers.
-        chosen = " UNION ".join(
-            f"SELECT number FROM records WHERE number > ? AND prefix = ? AND {condition}"
-            for condition in (
-                "path = ?",
-                "to_path = ?",
-                "path > ? AND path < ?",
-                "to_path > ? AND to_path < ?",
-                f"path IN ({marks}) AND kind IN {whole}",
-                f"to_path IN ({marks}) AND kind IN {whole}",
-            )
-        )
-        stored = to_name(prefix)
-        values: list[Any] = []
-        for words in ((path,), (path,), (low, high), (low, high), above, above):
-            values += [number, stored, *words]
+        chosen, values = _touching(number, prefix, path)
         if with_undone:
             return self._records(f"WHERE number IN ({chosen}) AND call != ? ORDER BY number", (*values, call))
         return self._records(
             f"WHERE number IN ({chosen}) AND call != ? AND {_STANDS.format('?')} ORDER BY number",
             (*values, call, call),
         )
+
+    def since(self, number: int, prefix: AgentPath, path: bytes) -> list[Record]:
+        """Return the records of all calls after this number that touch a path, as `later`; undone ones, too."""
+        chosen, values = _touching(number, prefix, path)
+        return self._records(f"WHERE number IN ({chosen}) ORDER BY number", values)
+
+    def has_links(self, number: int, prefix: AgentPath) -> bool:
+        """Return True if a record of a route after this number is of a file with several names: it names only one."""
+        rows = self._read(
+            "SELECT 1 FROM records WHERE number > ? AND prefix = ? AND (linked OR nlink > 1 AND mode & ? != ?) LIMIT 1",
+            (number, to_name(prefix), 0o170000, stat.S_IFDIR),
+        )
+        return bool(rows)
+
+    def begin(self, call: Call) -> int:
+        """Return the number of the last record before those of a call.
+
+        Raises:
+            OSError: ENODATA, not all that was changed since is in the history any more; the text says why.
+        """
+        ((number, link),) = self._read(
+            "SELECT min(records.number) - 1, calls.link FROM records JOIN calls ON calls.number = call WHERE call = ?",
+            (call.number,),
+        )
+        if self._read("SELECT 1 FROM stubs WHERE link > ? AND of > 0 LIMIT 1", (link,)):
+            raise OSError(errno.ENODATA, f"calls that have changed something since {call.ref} began were forgotten")
+        gaps = self._read(
+            "SELECT call, why FROM gaps LEFT JOIN calls ON calls.number = gaps.call "
+            "WHERE coalesce(ended_ns, ?) >= ? ORDER BY call LIMIT 1",
+            (1 << 62, call.began_ns),
+        )
+        for gap, why in gaps:
+            raise OSError(errno.ENODATA, f"a change of c{gap} was not recorded: {_text(why)}")
+        return int(number)
 
     def newest_at(self, prefix: AgentPath, path: bytes, below: int) -> Record | None:
         """Return the last record before one of this number that made, changed, moved or removed the file at a path, or
@@ -724,11 +776,16 @@ class HistoryFile:
         Args:
             nodes: of files, by the prefix of their route.
         """
+        paths = list(paths)
         for path in paths:
             self._forget_contents(*self._at(path))
         for prefix, numbers in nodes.items():
             for node in numbers:
                 self._forget_contents("prefix = ? AND (node = ? OR image_node = ?)", (to_name(prefix), node, node))
+        asked = [each.number for each in self.requests() if requests.concerns(each, paths)]
+        with self._guard:
+            for number in asked:
+                self._put("UPDATE requests SET change = NULL WHERE number = ?", (number,))
         self.flush()
         with self._writing, self._reading, sqlite.translate_errors(f"the history '{self.path}' can't be rewritten"):
             self._writer.execute("VACUUM")
@@ -767,6 +824,28 @@ class HistoryFile:
             (after, limit),
         )
         return [chain.Sealed(*row) for row in rows]
+
+    # -- requests ----------------------------------------------------------------------------------------------
+
+    def add_request(self, request: Request) -> None:
+        """Keep a new request for an approval. `require` waits until it is written."""
+        with self._guard:
+            self._put(*requests.inserted(request))
+
+    def update_request(self, request: Request) -> None:
+        """Keep what became of a request."""
+        with self._guard:
+            self._put(*requests.updated(request))
+
+    def delete_requests(self, numbers: Iterable[int]) -> None:
+        """Delete requests."""
+        with self._guard:
+            for number in numbers:
+                self._put(requests.DELETE, (number,))
+
+    def requests(self) -> list[Request]:
+        """Return all requests, by number."""
+        return list(requests.load(self._read("SELECT * FROM requests ORDER BY number", ())))
 
     # -- retention ---------------------------------------------------------------------------------------------
 
@@ -849,7 +928,7 @@ def _connect(path: str) -> sqlite3.Connection:
         small = os.stat(path).st_size <= CHECKED_BYTES
         if small and connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
             raise sqlite3.DatabaseError("quick_check finds errors")
-        connection.executescript(_SCHEMA + chain.SCHEMA)
+        connection.executescript(_SCHEMA + chain.SCHEMA + requests.SCHEMA)
         connection.execute(f"PRAGMA user_version = {VERSION}")
     except BaseException:
         connection.close()
@@ -897,6 +976,11 @@ def _write(writer: sqlite3.Connection, links: Chain, rows: Iterable[_Row]) -> No
     """Write what is no new record, one statement after another, and add what it says to the chain."""
     for statement, group in itertools.groupby(rows, operator.itemgetter(0)):
         found = [row for _, row in group]
+        if statement in requests.STATEMENTS:
+            for row in found:
+                writer.execute(*links.event(*requests.said(statement, row)))
+                writer.execute(statement, (*row, links.link) if statement == requests.INSERT else row)
+            continue
         if statement == _CALL:
             found = [(*row, *links.add("call", chain.said_of_call(row))) for row in found]
         elif statement == _FORGET:
@@ -979,6 +1063,31 @@ def _below(path: bytes) -> tuple[bytes, bytes]:
     """Return the bounds, both exclusive, of the paths below a path."""
     bare = path.rstrip(b"/")
     return bare + b"/", bare + b"0"
+
+
+def _touching(number: int, prefix: AgentPath, path: bytes) -> tuple[str, list[Any]]:
+    """Return a statement for the numbers of the records after one that touch a path of its route, see `later`."""
+    above = _above(path)
+    marks = ", ".join("?" * len(above)) or "NULL"
+    low, high = _below(path)
+    whole = "('create', 'remove', 'rename', 'exchange')"
+    # Several statements in one, each of which an index answers.
+    chosen = " UNION ".join(
+        f"SELECT number FROM records WHERE number > ? AND prefix = ? AND {condition}"
+        for condition in (
+            "path = ?",
+            "to_path = ?",
+            "path > ? AND path < ?",
+            "to_path > ? AND to_path < ?",
+            f"path IN ({marks}) AND kind IN {whole}",
+            f"to_path IN ({marks}) AND kind IN {whole}",
+        )
+    )
+    stored = to_name(prefix)
+    values: list[Any] = []
+    for words in ((path,), (path,), (low, high), (low, high), above, above):
+        values += [number, stored, *words]
+    return chosen, values
 
 
 def _above(path: bytes) -> tuple[bytes, ...]:

@@ -18,7 +18,10 @@ from fusebackend.volumes.placing import State
 
 __all__ = ["Call", "CallKind", "Image", "Record", "RecordKind", "Stamp", "State"]
 
-CallKind: TypeAlias = Literal["verb", "command", "tool", "session", "undo", "restore", "merge"]
+CallKind: TypeAlias = Literal[
+    "verb", "command", "tool", "session", "undo", "restore", "merge", "request", "approval", "denial"
+]
+"""The last three change no file; see `requests.py`."""
 
 RecordKind: TypeAlias = Literal["create", "remove", "rename", "exchange", "content", "attributes"]
 """What was done.

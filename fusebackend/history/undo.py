@@ -131,7 +131,7 @@ class Undo:
         found = []
         for number in sorted(set(calls)):
             call = self._history.call(number)
-            if call is None:
+            if call is None or not call.changes:
                 text = f"there is no call 'c{number}', or it has changed nothing; 'fusebackend log' lists them"
                 raise OSError(errno.ENOENT, text)
             if call.undone_by is not None:

@@ -250,11 +250,11 @@ class UndoPlan:
                 raise _Conflict("has been made anew", at_target=at_target)
             if is_dir:
                 self._close(view, place.file, before)
-            elif node := _node_of(record):  # its other names may not be there yet
+            elif node := node_of(record):  # its other names may not be there yet
                 self._made[view.prefix, node] = place.file
             place.file.place = place
             return  # the change was not made, though it was recorded: the server was killed in between
-        node = _node_of(record)
+        node = node_of(record)
         if (twin := self._twin(view, node, record, before)) is not None:
             self.steps.append(
                 Step("link", view.prefix, path, twin.path, node=0 if twin.seen is None else twin.seen.node)
@@ -459,9 +459,9 @@ def whole(source: Source) -> bytes:
     return bytes(data + bytes(max(0, source.state.size - len(data))))
 
 
-def _node_of(record: Record) -> int:
-    """Return the node of the file that a record has removed or replaced; 0 if it is not known."""
-    if record.kind == "remove":
+def node_of(record: Record) -> int:
+    """Return the node of the file whose earlier state a record has; 0 if it is not known."""
+    if record.kind != "rename":
         return record.node
     return 0 if record.image is None else record.image.node
 

@@ -125,11 +125,13 @@ class AttrChanges(NamedTuple):
 
 
 class Caller(NamedTuple):
-    """The process that makes a request: a new file gets its owner and group from it. `umask` is applied already."""
+    """The process that makes a request: a new file gets its owner and group from it."""
 
     uid: int
     gid: int
     pid: int = 0
+    umask: int = 0
+    """Permissions that a new file shall not have. A volume without ACLs gets modes that it is applied to already."""
 
 
 class Link(NamedTuple):
@@ -138,6 +140,15 @@ class Link(NamedTuple):
     parent: int
     name: bytes
     node: int
+
+
+class Usage(NamedTuple):
+    """What a volume with limits holds, and what it may; None for no limit."""
+
+    used_bytes: int
+    limit_bytes: int | None
+    used_files: int
+    limit_files: int | None
 
 
 class StatFs(NamedTuple):
@@ -150,14 +161,15 @@ class StatFs(NamedTuple):
     files_free: int
     name_max: int = NAME_MAX_BYTES
 
-
-class Usage(NamedTuple):
-    """What a volume with limits holds, and what it may; None for no limit."""
-
-    used_bytes: int
-    limit_bytes: int | None
-    used_files: int
-    limit_files: int | None
+    def within(self, usage: Usage) -> StatFs:
+        """The answer for a volume with limits: its size is the limit, and no more is free than there is."""
+        blocks, free, files, files_free = self.blocks, self.blocks_free, self.files, self.files_free
+        if usage.limit_bytes is not None:
+            left = max(usage.limit_bytes - usage.used_bytes, 0) // self.block_bytes
+            blocks, free = usage.limit_bytes // self.block_bytes, min(free, left)
+        if usage.limit_files is not None:
+            files, files_free = usage.limit_files, max(usage.limit_files - usage.used_files, 0)
+        return self._replace(blocks=blocks, blocks_free=free, files=files, files_free=files_free)
 
 
 @dataclass(frozen=True)
@@ -173,6 +185,8 @@ class Features:
     special_files: bool = True
     """FIFOs, sockets and device nodes."""
     xattrs: bool = True
+    acls: bool = False
+    """POSIX ACLs are kept, inherited, and agree with modes; where the mount is `-o acl`, the kernel checks them."""
     persistent_modes: bool = True
     """Modes, owners and times are kept."""
     change_feed: bool = True
@@ -432,7 +446,7 @@ class Volume(abc.ABC):
 
     @abc.abstractmethod
     def statfs(self) -> StatFs:
-        """Size and free space."""
+        """Size and free space, whatever the volume's limits are."""
 
     def hold(self, node: int) -> None:
         """The kernel knows this node from now on: keep its number, and its data even without a name."""

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from fusebackend.base.errors import oserror
-from fusebackend.protocol import BLOCK_BYTES, StatFs, Usage
+from fusebackend.protocol import BLOCK_BYTES, Usage
 
 
 class Limits(NamedTuple):
@@ -87,15 +87,3 @@ def bytes_of_blocks(blocks: int) -> int:
 def bytes_of_xattrs(xattrs: Mapping[bytes, bytes]) -> int:
     """What extended attributes count."""
     return sum(len(name) + len(value) for name, value in xattrs.items())
-
-
-def within(disk: StatFs, usage: Usage) -> StatFs:
-    """The answer of `statvfs` for a volume with limits: its size is the limit, and what is free is no more than the
-    disk has."""
-    blocks, free, files, files_free = disk.blocks, disk.blocks_free, disk.files, disk.files_free
-    if usage.limit_bytes is not None:
-        left = max(usage.limit_bytes - usage.used_bytes, 0) // disk.block_bytes
-        blocks, free = usage.limit_bytes // disk.block_bytes, min(free, left)
-    if usage.limit_files is not None:
-        files, files_free = usage.limit_files, max(usage.limit_files - usage.used_files, 0)
-    return disk._replace(blocks=blocks, blocks_free=free, files=files, files_free=files_free)

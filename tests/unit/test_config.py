@@ -343,3 +343,20 @@ class TestMetrics:
         with pytest.raises(ConfigError, match=re.escape(message)) as raised:
             metrics_options(MetricsTable(listen=listen))
         assert str(raised.value).startswith(f"metrics.listen = '{listen}': ")
+
+
+def test_how_long_is_waited_for_approvals(tmp_path):
+    path = tmp_path / "mount.toml"
+    path.write_text('[approvals]\nwait = "30s"\nexpire = "1 h"\n')
+    assert config.approval_options(config.read_file(str(path)).approvals) == (30.0, 3600.0)
+    path.write_text("")
+    assert config.approval_options(config.read_file(str(path)).approvals) == (0.0, 24 * 3600.0)
+    for text, message in (
+        ("wait = '2 h'", "approvals.wait = 7200 s: a caller waits for an hour at most"),
+        ("wait = 'soon'", "'approvals.wait': 'soon' is no length of time"),
+        ("expire = 0", "approvals.expire = 0 s: give more than 0"),
+        ("wat = 1", "unknown key 'approvals.wat'; known: wait, expire"),
+    ):
+        path.write_text(f"[approvals]\n{text}\n")
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            config.approval_options(config.read_file(str(path)).approvals)

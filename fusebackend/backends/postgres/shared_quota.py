@@ -67,6 +67,11 @@ class SharedQuota(Quota):
         """The sums may be others than the last count and this host's changes tell. Does not wait."""
         self._is_doubtful = True
 
+    def freed(self) -> None:
+        """This host has freed what it can't tell the size of. No count from before refuses a change."""
+        self._is_doubtful = True
+        self._counted_at = 0.0
+
     def refresh(self) -> None:
         """Count again if it is due."""
         if time.monotonic() - self._counted_at > max(FRESH_S, SHARE * self._took_s):

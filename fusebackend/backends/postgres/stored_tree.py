@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from fusebackend.backends.postgres import feed, statements
 from fusebackend.backends.postgres.drafts import Draft, Drafts, Step
+from fusebackend.backends.postgres.guesses import Guesses
 from fusebackend.backends.postgres.host_session import Session, opening
 from fusebackend.backends.postgres.old_rows import Newest
 from fusebackend.backends.postgres.shared_quota import Growing, SharedQuota
 from fusebackend.backends.postgres.statements import StoredInode
-from fusebackend.backends.postgres.transaction import Transaction, Walk, Wanted, gone
+from fusebackend.backends.postgres.transaction import Transaction, Walk, Wanted, gone, overtaken
 from fusebackend.backends.postgres.unsynced import Unsynced
 from fusebackend.backends.postgres.uses import OwnDirectories, Uses
 from fusebackend.base.paths import PathError
@@ -86,6 +87,7 @@ class StoredTree(TreeVolume):
         self._unsynced = Unsynced(volume_id, uses.is_open)
         self._drafts = Drafts(self._store)
         self._directories = OwnDirectories()
+        self._guesses = Guesses()
         self._last_writer_wins = last_writer_wins
         self._is_shared = is_shared
         self._shared_quota: SharedQuota | None = None
@@ -113,22 +115,22 @@ class StoredTree(TreeVolume):
                 transaction.fetch(wanted)
                 return rule(*arguments)
         version = self._session.new_version()
-        directory, name = wanted.entries[0] if wanted.makes else (0, b"")
-        row = self._directories.likely(directory) if wanted.makes else None
+        guess = self._guesses.of(wanted)
 
         def attempt(connection: Connection[Any]) -> T:
-            nonlocal row
+            nonlocal guess
             if self._unsynced.is_due:
                 self._unsynced.sync(connection)
-            guessed, row = row, None
+            guessed, guess = guess, None
             try:
                 with self._transaction(self._begun(connection, version)) as transaction:
-                    if guessed is None or not transaction.guess(guessed, name):
-                        transaction.fetch(wanted)
+                    if guessed is not None and transaction.guess(guessed):
+                        return _as_guessed(rule, *arguments)
+                    transaction.fetch(wanted)
                     return rule(*arguments)
             except BaseException:
                 if guessed is not None:
-                    self._directories.contested(directory)
+                    self._guesses.wrong(guessed)
                 raise
 
         return self._connections.run(attempt)
@@ -236,7 +238,9 @@ class StoredTree(TreeVolume):
                 xid = int(rows[0][0]) if rows else xid
             finally:  # it may have happened without an answer
                 self._session.announce(payloads, xid)
-            self._directories.note(moment, transaction.directories())
+            changed = transaction.inodes()
+            self._directories.note(moment, changed)
+            self._guesses.note([inode.row for inode in changed], transaction.names())
             self._unsnapped = self._unsnapped or bool(transaction.before)
             self._unsynced.committed(
                 transaction.incarnation,
@@ -526,6 +530,14 @@ class StoredTree(TreeVolume):
         inode.contents = version
         if empties:
             inode.emptied = version
+
+
+def _as_guessed(rule: Callable[..., T], *arguments: Any) -> T:
+    """The result of a rule. Its error may be due to the guess: then the change is repeated."""
+    try:
+        return rule(*arguments)
+    except OSError:
+        raise overtaken() from None
 
 
 def _begin_view(connection: Connection[Any]) -> None:

@@ -1,0 +1,267 @@
+"""The MCP server: tools, files as resources, and subscriptions to them, over one client of a mount.
+
+A resource is a file, `fusebackend:///memories/AGENTS.md`. The list of resources has the files of the root; any other is
+reached by its path. A subscriber is told of each change of its file by anybody, and reads it again. Both forms of the
+protocol are served: `resources/subscribe` until 2025-11-25, `subscriptions/listen` since 2026-07-28.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import logging
+import mimetypes
+import uuid
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+from urllib.parse import quote, unquote
+
+import anyio
+import mcp_types as types
+import msgspec
+from anyio.abc import TaskGroup
+from mcp.server.context import ServerRequestContext
+from mcp.server.lowlevel import Server
+from mcp.server.session import ServerSession
+from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler
+from mcp.shared.exceptions import MCPError
+from mcp.shared.subscriptions import ResourceUpdated, ServerEvent
+
+from fusebackend.base.version import __version__
+from fusebackend.control.client.client import Client
+from fusebackend.integrations.mcp.tools import TOOLS, Arguments, Refused, Tool, page
+from fusebackend.protocol.actors import Actor, acting
+
+log = logging.getLogger(__name__)
+
+SCHEME = "fusebackend://"
+RESOURCE_BYTES = 4 << 20
+"""Of a file that is read as a resource. A larger one is read in parts, with the tool `read`."""
+
+PROGRESS_S = 1.0
+"""How often the client is told that a call goes on."""
+
+INSTRUCTIONS = """\
+Files of agents. Paths begin with /. Every change is recorded: `log` shows the calls, `diff` what one did, `undo` takes
+it back. To try something, make a branch: the same files are below /.fusebackend/branches/NAME until `branch_merge`."""
+INSTRUCTIONS_OF_A_VIEW = "Files of agents. Paths begin with /. What may be seen and changed is decided by the mount."
+
+Context = ServerRequestContext[Any, Any]
+
+
+class _Bus(InMemorySubscriptionBus):
+    """Tells when somebody listens for the first time."""
+
+    def __init__(self, begin: Callable[[], None]) -> None:
+        super().__init__()
+        self._begin = begin
+
+    def subscribe(self, listener: Callable[[ServerEvent], None]) -> Callable[[], None]:
+        self._begin()
+        return super().subscribe(listener)
+
+
+class MountServer:
+    """See the module's docstring.
+
+    Args:
+        files: of the mount, perhaps in a view.
+
+    Attributes:
+        server: to be run by a transport of the SDK.
+    """
+
+    def __init__(self, files: Client) -> None:
+        self._files = files
+        self._tools = {name: tool for name, tool in TOOLS.items() if not (tool.of_all and files.view)}
+        self._bus = _Bus(self._watch)
+        self._subscribers: dict[str, set[ServerSession]] = {}
+        self._tasks: TaskGroup | None = None
+        self._watching = False
+        self.server: Server[dict[str, Any]] = Server(
+            "fusebackend",
+            version=__version__,
+            instructions=INSTRUCTIONS_OF_A_VIEW if files.view else INSTRUCTIONS,
+            lifespan=self._lifespan,
+            get_tool_input_schema=lambda name: self._tools[name].schema if name in self._tools else None,
+            on_list_tools=self._list_tools,
+            on_call_tool=self._call_tool,
+            on_list_resources=self._list_resources,
+            on_list_resource_templates=self._list_templates,
+            on_read_resource=self._read_resource,
+            on_subscribe_resource=self._subscribe,
+            on_unsubscribe_resource=self._unsubscribe,
+            on_subscriptions_listen=ListenHandler(self._bus),
+        )
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, server: Server[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
+        async with anyio.create_task_group() as self._tasks:
+            yield {}
+            self._tasks.cancel_scope.cancel()
+
+    # -- tools -----------------------------------------------------------------------------------------------------
+
+    async def _list_tools(self, context: Context, asked: types.PaginatedRequestParams | None) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=[_described(tool) for tool in self._tools.values()])
+
+    async def _call_tool(self, context: Context, asked: types.CallToolRequestParams) -> types.CallToolResult:
+        tool = self._tools.get(asked.name)
+        if tool is None:
+            raise MCPError(types.INVALID_PARAMS, f"there is no tool '{asked.name}'")
+        try:
+            arguments = msgspec.convert(asked.arguments or {}, tool.arguments)
+        except msgspec.ValidationError as error:
+            return _answer(f"Wrong arguments of {tool.name}: {error}", failed=True)
+        async with anyio.create_task_group() as group:
+            group.start_soon(_tell_progress, context, tool.name)
+            # The number of the request would name calls of other sessions as well.
+            with acting(Actor(agent=_client(context), call=f"mcp-{uuid.uuid4().hex}")):
+                answer = await self._answered(tool, arguments)
+            group.cancel_scope.cancel()
+        return answer
+
+    async def _answered(self, tool: Tool, arguments: Arguments) -> types.CallToolResult:
+        try:
+            lines = await tool.call(self._files, arguments)
+        except (Refused, OSError, ValueError, NotImplementedError, RuntimeError) as error:
+            return _answer(_words(error), failed=True)
+        return _answer(page(lines, getattr(arguments, "cursor", 0)))
+
+    # -- resources -------------------------------------------------------------------------------------------------
+
+    async def _list_resources(
+        self, context: Context, asked: types.PaginatedRequestParams | None
+    ) -> types.ListResourcesResult:
+        found = await self._files.als("/")
+        paths = [entry["path"] for entry in found.entries or [] if not entry.get("is_dir")]
+        resources = [types.Resource(uri=_uri(path), name=path[1:], mime_type=_mime_type(path)) for path in paths]
+        return types.ListResourcesResult(resources=resources)
+
+    async def _list_templates(
+        self, context: Context, asked: types.PaginatedRequestParams | None
+    ) -> types.ListResourceTemplatesResult:
+        template = types.ResourceTemplate(
+            uri_template=f"{SCHEME}/{{+path}}", name="file", description="A file of the mount, by its path."
+        )
+        return types.ListResourceTemplatesResult(resource_templates=[template])
+
+    async def _read_resource(
+        self, context: Context, asked: types.ReadResourceRequestParams
+    ) -> types.ReadResourceResult:
+        uri = str(asked.uri)
+        path = _path(uri)
+        size = (await self._sized(path)) or 0
+        if size > RESOURCE_BYTES:
+            raise MCPError(
+                types.INVALID_PARAMS, f"{path} has {size} bytes, too many for a resource: use the tool `read`"
+            )
+        (answer,) = await self._files.adownload_files([path])
+        if answer.error is not None or answer.content is None:
+            raise MCPError(types.INVALID_PARAMS, f"{path}: {answer.error}")
+        kind = _mime_type(path)
+        try:
+            text = types.TextResourceContents(uri=uri, mime_type=kind, text=answer.content.decode())
+        except UnicodeDecodeError:
+            blob = base64.b64encode(answer.content).decode()
+            return types.ReadResourceResult(contents=[types.BlobResourceContents(uri=uri, mime_type=kind, blob=blob)])
+        return types.ReadResourceResult(contents=[text])
+
+    async def _sized(self, path: str) -> int | None:
+        found = await self._files.als(path.rpartition("/")[0] or "/")
+        return next((entry.get("size") for entry in found.entries or [] if entry["path"] == path), None)
+
+    # -- subscriptions ---------------------------------------------------------------------------------------------
+
+    async def _subscribe(self, context: Context, asked: types.SubscribeRequestParams) -> types.EmptyResult:
+        self._subscribers.setdefault(_path(str(asked.uri)), set()).add(context.session)
+        self._watch()
+        return types.EmptyResult()
+
+    async def _unsubscribe(self, context: Context, asked: types.UnsubscribeRequestParams) -> types.EmptyResult:
+        path = _path(str(asked.uri))
+        self._subscribers.get(path, set()).discard(context.session)
+        return types.EmptyResult()
+
+    def _watch(self) -> None:
+        if not self._watching and self._tasks is not None:
+            self._watching = True
+            self._tasks.start_soon(self._tell_changes)
+
+    async def _tell_changes(self) -> None:
+        """Tell subscribers of changes, as long as there is the mount."""
+        try:
+            async with self._files.awatch("/") as changes:
+                async for change in changes:
+                    if change.kind in ("overflow", "unknown"):  # anything may have changed
+                        for path in list(self._subscribers):
+                            await self._tell(path)
+                        continue
+                    for changed in filter(None, (change.path, change.moved_from)):
+                        await self._tell(changed)
+        except (OSError, ValueError, RuntimeError) as error:
+            log.warning("changes are no longer told: %s", error)
+        finally:
+            self._watching = False
+
+    async def _tell(self, path: str) -> None:
+        uri = _uri(path)
+        await self._bus.publish(ResourceUpdated(uri=uri))
+        for session in list(self._subscribers.get(path, ())):
+            try:
+                await session.send_resource_updated(uri)
+            except Exception as error:  # of a transport that the SDK knows: the session is gone
+                log.info("a subscriber of %s is gone: %s", path, error)
+                self._subscribers[path].discard(session)
+
+
+def _described(tool: Tool) -> types.Tool:
+    return types.Tool(
+        name=tool.name,
+        description=tool.text,
+        input_schema=tool.schema,
+        annotations=types.ToolAnnotations(
+            read_only_hint=not tool.changes,
+            destructive_hint=tool.destroys,
+            idempotent_hint=not tool.changes,
+            open_world_hint=tool.name == "execute",
+        ),
+    )
+
+
+def _answer(text: str, *, failed: bool = False) -> types.CallToolResult:
+    return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=failed)
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"'{error.filename}': {error.strerror}" if error.filename else error.strerror
+    return str(error) or type(error).__name__
+
+
+async def _tell_progress(context: Context, name: str) -> None:
+    seconds = 0.0
+    while True:
+        await anyio.sleep(PROGRESS_S)
+        seconds += PROGRESS_S
+        await context.session.report_progress(seconds, message=f"{name}: {seconds:.0f} s")
+
+
+def _client(context: Context) -> str:
+    """The client's word for itself."""
+    known = context.session.client_params
+    return known.client_info.name if known is not None else "mcp"
+
+
+def _uri(path: str) -> str:
+    return SCHEME + quote(path)
+
+
+def _path(uri: str) -> str:
+    if not uri.startswith(SCHEME + "/"):
+        raise MCPError(types.INVALID_PARAMS, f"'{uri}' is no file of this mount; its files are {SCHEME}/PATH")
+    return unquote(uri[len(SCHEME) :])
+
+
+def _mime_type(path: str) -> str:
+    return mimetypes.guess_type(path)[0] or "text/plain"

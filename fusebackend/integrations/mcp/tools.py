@@ -1,0 +1,454 @@
+"""The tools of the MCP server: a function for each, its arguments a `msgspec.Struct`, its docstring what a model reads.
+
+A tool returns the lines of its answer, or raises `Refused` with one for the model. What is more than `PAGE_CHARACTERS`
+goes on with `cursor`, the number of the line to begin with: nothing is kept between two calls, so a change in between
+may show a line twice or not at all.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+
+from fusebackend.base.awaiting import aside
+from fusebackend.control.client.client import Client
+from fusebackend.protocol import MergeResult, RestoreResult, UndoConflict, UndoneChange, UndoResult
+
+PAGE_CHARACTERS = 30_000
+"""Of an answer, about 10,000 tokens. Claude Code takes 25,000 of them by default."""
+
+LINE_CHARACTERS = 2_000
+"""Of a line. What is behind is left out, and the line says so."""
+
+COMMAND_LIMIT_S = 120.0
+"""Of a command that comes without one."""
+
+T = TypeVar("T")
+
+
+class Refused(Exception):
+    """A tool did not do it; the text says why."""
+
+
+def _about(text: str, **limits: Any) -> Any:
+    return msgspec.Meta(description=text, **limits)
+
+
+Path = Annotated[str, _about("begins with /, the root of the mount")]
+Cursor = Annotated[int, _about("where to go on, from the end of the answer before", ge=0)]
+
+
+class Arguments(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Of a tool. The fields are what its schema shows."""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A tool.
+
+    Attributes:
+        name, text: as the client shows them.
+        arguments: their type.
+        call: the function.
+        changes, destroys: hints of the protocol: it changes something; something may be gone afterwards.
+        of_all: it is about what all readers have, so a view has no such tool.
+    """
+
+    name: str
+    text: str
+    arguments: type[Arguments]
+    call: Callable[[Client, Any], Awaitable[Iterable[str]]]
+    changes: bool
+    destroys: bool
+    of_all: bool
+
+    @functools.cached_property
+    def schema(self) -> dict[str, Any]:
+        """The JSON schema of the arguments, as one object."""
+        _, components = msgspec.json.schema_components([self.arguments], ref_template="#/$defs/{name}")
+        schema = components[self.arguments.__name__]
+        return {key: value for key, value in schema.items() if key not in ("title", "description")}
+
+
+TOOLS: dict[str, Tool] = {}
+"""By name."""
+
+Call = TypeVar("Call", bound=Callable[[Client, Any], Awaitable[Iterable[str]]])
+
+
+def _tool(
+    arguments: type[Arguments], *, changes: bool = False, destroys: bool = False, of_all: bool = False
+) -> Callable[[Call], Call]:
+    def register(call: Call) -> Call:
+        text = " ".join((call.__doc__ or "").split())
+        TOOLS[call.__name__] = Tool(call.__name__, text, arguments, call, changes, destroys, of_all)
+        return call
+
+    return register
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+class Ls(Arguments):
+    path: Path = "/"
+    cursor: Cursor = 0
+
+
+@_tool(Ls)
+async def ls(files: Client, asked: Ls) -> Iterable[str]:
+    """List a directory: path, size in bytes, time of the last change. Directories end with /."""
+    found = await files.als(asked.path)
+    _check(found.error)
+    return [
+        "\t".join(
+            (entry["path"], *([] if entry.get("is_dir") else [str(entry.get("size")), entry.get("modified_at", "")]))
+        )
+        for entry in found.entries or []
+    ]
+
+
+class Read(Arguments):
+    path: Path
+    offset: Annotated[int, _about("lines to skip", ge=0)] = 0
+    limit: Annotated[int, _about("lines to read", ge=1, le=10_000)] = 2000
+    cursor: Cursor = 0
+
+
+@_tool(Read)
+async def read(files: Client, asked: Read) -> Iterable[str]:
+    """Read lines of a text file, with their numbers. Bytes that are no text come as base64."""
+    found = await files.aread(asked.path, asked.offset, asked.limit)
+    _check(found.error)
+    lines = str(found).split("\n")
+    if found.next_offset is not None:
+        lines.append(f"(the file goes on: offset={found.next_offset})")
+    return lines
+
+
+class Write(Arguments):
+    path: Path
+    content: str
+
+
+@_tool(Write, changes=True)
+async def write(files: Client, asked: Write) -> Iterable[str]:
+    """Make a new text file. One that exists is refused: change it with edit."""
+    _check((await files.awrite(asked.path, asked.content)).error)
+    return [f"{asked.path} is written"]
+
+
+class Edit(Arguments):
+    path: Path
+    old_string: Annotated[str, _about("the text to replace, as it is in the file", min_length=1)]
+    new_string: str
+    replace_all: Annotated[bool, _about("else it must be there once")] = False
+
+
+@_tool(Edit, changes=True, destroys=True)
+async def edit(files: Client, asked: Edit) -> Iterable[str]:
+    """Replace a text in a file."""
+    done = await files.aedit(asked.path, asked.old_string, asked.new_string, asked.replace_all)
+    _check(done.error)
+    return [f"{asked.path}: {done.occurrences} replaced"]
+
+
+class Delete(Arguments):
+    path: Path
+
+
+@_tool(Delete, changes=True, destroys=True)
+async def delete(files: Client, asked: Delete) -> Iterable[str]:
+    """Delete a file, or a directory with all that is in it."""
+    _check((await files.adelete(asked.path)).error)
+    return [f"{asked.path} is deleted"]
+
+
+class Move(Arguments):
+    source: Path
+    destination: Path
+
+
+@_tool(Move, changes=True)
+async def move(files: Client, asked: Move) -> Iterable[str]:
+    """Rename a file or directory. The destination must not exist."""
+    _check((await files.amove(asked.source, asked.destination)).error)
+    return [f"{asked.source} is {asked.destination} now"]
+
+
+class Grep(Arguments):
+    pattern: Annotated[str, _about("a literal text, no regular expression", min_length=1)]
+    path: Path = "/"
+    glob: Annotated[str | None, _about("only files whose name matches, such as *.py")] = None
+    cursor: Cursor = 0
+
+
+@_tool(Grep)
+async def grep(files: Client, asked: Grep) -> Iterable[str]:
+    """Find lines that contain a text, in all files at and below a path: path:line: text."""
+    found = await files.agrep(asked.pattern, asked.path, asked.glob)
+    _check(found.error)
+    lines = [f"{match['path']}:{match['line']}: {match['text']}" for match in found.matches or []]
+    return lines + _gaps(found.truncated, found.missing)
+
+
+class Glob(Arguments):
+    pattern: Annotated[str, _about("such as **/*.py", min_length=1)]
+    path: Path = "/"
+    cursor: Cursor = 0
+
+
+@_tool(Glob)
+async def glob(files: Client, asked: Glob) -> Iterable[str]:
+    """Find files by a pattern for their paths."""
+    found = await files.aglob(asked.pattern, asked.path)
+    _check(found.error)
+    return [entry["path"] for entry in found.matches or []] + _gaps(found.truncated, found.missing)
+
+
+class Execute(Arguments):
+    command: Annotated[str, _about("a line for the shell", min_length=1)]
+    timeout: Annotated[float, _about("seconds", gt=0)] = COMMAND_LIMIT_S
+
+
+@_tool(Execute, changes=True, destroys=True)
+async def execute(files: Client, asked: Execute) -> Iterable[str]:
+    """Run a command in a shell that sees the files at the same paths. An exit status other than 0 is at
+    the end. Of a long output the middle is left out."""
+    done = await files.aexecute(asked.command, timeout=max(1, round(asked.timeout)))
+    half = PAGE_CHARACTERS // 3
+    output = done.output
+    if len(output) > 2 * half:
+        output = f"{output[:half]}\n… {len(output) - 2 * half} characters left out …\n{output[-half:]}"
+    return [*output.rstrip("\n").split("\n"), *(["(the output was cut)"] if done.truncated else [])]
+
+
+# -- who did what, and how to have it back ----------------------------------------------------------------------------
+
+
+class Log(Arguments):
+    paths: Annotated[list[str], _about("only calls that changed something at or below one of these")] = []
+    by: Annotated[str | None, _about("an agent, thread, tool call, program or user id")] = None
+    since: Annotated[str | None, _about("such as 10m, 14:05, yesterday")] = None
+    limit: Annotated[int, _about("of calls", ge=1, le=1000)] = 20
+    cursor: Cursor = 0
+
+
+@_tool(Log, of_all=True)
+async def log(files: Client, asked: Log) -> Iterable[str]:
+    """Show the calls that changed files, the newest first: name, begin, who, number of changes, what it was."""
+    calls = await _aside(files, "log", by=asked.by, since=asked.since, paths=tuple(asked.paths), limit=asked.limit)
+    return [
+        "\t".join(
+            (
+                call.call,
+                datetime.fromtimestamp(call.began_ns / 1e9).isoformat(timespec="seconds"),
+                call.actor.agent or call.actor.command.split(" ")[0],
+                str(call.changes),
+                call.title + (f" (undone by {call.undone_by})" if call.undone_by else ""),
+            )
+        )
+        for call in calls
+    ] or ["(no call has changed anything)"]
+
+
+class Diff(Arguments):
+    call: Annotated[str | None, _about("such as c42; without it the last one")] = None
+    paths: Annotated[list[str], _about("only what is at and below these")] = []
+    cursor: Cursor = 0
+
+
+@_tool(Diff, of_all=True)
+async def diff(files: Client, asked: Diff) -> Iterable[str]:
+    """Show what a call did, as a git patch."""
+    call = asked.call
+    if call is None:
+        last = await _aside(files, "log", limit=1)
+        if not last:
+            return ["(no call has changed anything)"]
+        call = last[0].call
+    patch: str = await _aside(files, "diff", call, paths=tuple(asked.paths))
+    return patch.rstrip("\n").split("\n") if patch else [f"({call} changed nothing that is left)"]
+
+
+class Blame(Arguments):
+    path: Path
+    cursor: Cursor = 0
+
+
+@_tool(Blame, of_all=True)
+async def blame(files: Client, asked: Blame) -> Iterable[str]:
+    """Show which call left a file as it is, and each of its lines."""
+    found = await _aside(files, "blame", asked.path)
+    head = [f"{asked.path}: last changed by {found.last or 'no call that the log has'}"]
+    titles = [f"{name}\t{call.title}" for name, call in found.calls.items()]
+    lines = [f"{'|'.join(line.calls) or '-'}\t{line.text}" for line in found.lines or []]
+    return head + titles + lines
+
+
+class Undo(Arguments):
+    calls: Annotated[list[str], _about("such as c42; without any the newest call that is not undone yet")] = []
+    by: Annotated[str | None, _about("the calls of this agent, thread, tool call, program or user id")] = None
+    keep_newer: Annotated[bool, _about("leave what later calls changed as well as it is")] = False
+    merge_lines: Annotated[bool, _about("merge it by lines")] = False
+    dry_run: Annotated[bool, _about("only say what would be done")] = False
+
+
+@_tool(Undo, changes=True, destroys=True, of_all=True)
+async def undo(files: Client, asked: Undo) -> Iterable[str]:
+    """Take calls back, all of their changes or none, and nothing that others have done. An undo can be undone."""
+    done: UndoResult = await _aside(
+        files,
+        "undo",
+        *asked.calls,
+        by=asked.by,
+        keep_newer=asked.keep_newer,
+        merge_lines=asked.merge_lines,
+        dry_run=asked.dry_run,
+    )
+    _check_conflicts(done.conflicts, "nothing was undone; keep_newer or merge_lines decide it")
+    what = f"{', '.join(done.calls)} undone" + (f" by {done.undo}" if done.undo else " (dry run)")
+    return [what, *_changes(done.changes), *(f"kept {each.path}: {each.reason}" for each in done.kept), *done.partly]
+
+
+class Restore(Arguments):
+    paths: Annotated[list[str], _about("what to put back", min_length=1)]
+    ref: Annotated[str, _about("the state to take it from: a snapshot, a branch, or a time such as 10m or 14:05")]
+    dry_run: Annotated[bool, _about("only say what would be done")] = False
+
+
+@_tool(Restore, changes=True, destroys=True, of_all=True)
+async def restore(files: Client, asked: Restore) -> Iterable[str]:
+    """Put files and directories back as they were in another state."""
+    done: RestoreResult = await _aside(files, "restore", asked.paths, asked.ref, dry_run=asked.dry_run)
+    _check_conflicts(done.conflicts, "nothing was restored")
+    return [f"restored from {done.ref}" + (" (dry run)" if asked.dry_run else ""), *_changes(done.changes)]
+
+
+class SnapshotList(Arguments):
+    automatic: Annotated[bool, _about("also those that were taken by themselves")] = False
+    cursor: Cursor = 0
+
+
+@_tool(SnapshotList, of_all=True)
+async def snapshot_list(files: Client, asked: SnapshotList) -> Iterable[str]:
+    """List the snapshots of the mount, the oldest first: name and time."""
+    found = [each for each in await _aside(files, "snapshots") if asked.automatic or not each.name.startswith("@")]
+    return [f"{each.name}\t{_time(each.time_ns)}" for each in found] or ["(there are none)"]
+
+
+class SnapshotCreate(Arguments):
+    name: Annotated[str | None, _about("without one it is named by the time")] = None
+
+
+@_tool(SnapshotCreate, changes=True, of_all=True)
+async def snapshot_create(files: Client, asked: SnapshotCreate) -> Iterable[str]:
+    """Keep the present state of all files. Copies nothing."""
+    return [f"snapshot {(await _aside(files, 'create_snapshot', asked.name)).name}"]
+
+
+class BranchList(Arguments):
+    cursor: Cursor = 0
+
+
+@_tool(BranchList, of_all=True)
+async def branch_list(files: Client, asked: BranchList) -> Iterable[str]:
+    """List the branches of the mount: name, time, number of changes. Files are below /.fusebackend/branches/NAME."""
+    found = await _aside(files, "branches")
+    return [
+        f"{each.name}\t{_time(each.time_ns)}\t{each.changes}" + (f"\t{each.error}" if each.error else "")
+        for each in found
+    ] or ["(there are none)"]
+
+
+class BranchCreate(Arguments):
+    name: Annotated[str, _about("of the new branch", min_length=1)]
+    ref: Annotated[str | None, _about("a snapshot or another branch; without one the present state")] = None
+
+
+@_tool(BranchCreate, changes=True, of_all=True)
+async def branch_create(files: Client, asked: BranchCreate) -> Iterable[str]:
+    """Make a branch: all files again below /.fusebackend/branches/NAME, where changes stay until they are merged."""
+    made = await _aside(files, "create_branch", asked.name, asked.ref)
+    return [f"branch {made.name}: its files are below /.fusebackend/branches/{made.name}"]
+
+
+class BranchMerge(Arguments):
+    name: Annotated[str, _about("of the branch", min_length=1)]
+    paths: Annotated[list[str], _about("only what is at and below these, with paths as in the mount")] = []
+    keep: Annotated[Literal["main", "branch"] | None, _about("whose side wins where both changed")] = None
+    merge_lines: Annotated[bool, _about("merge by lines where both changed")] = False
+    dry_run: Annotated[bool, _about("only say what would be done")] = False
+
+
+@_tool(BranchMerge, changes=True, destroys=True, of_all=True)
+async def branch_merge(files: Client, asked: BranchMerge) -> Iterable[str]:
+    """Merge the changes of a branch into the mount: all of them, or none where both sides changed the same file."""
+    done: MergeResult = await _aside(
+        files, "merge_branch", asked.name, asked.paths or None, asked.keep, asked.merge_lines, asked.dry_run
+    )
+    _check_conflicts(done.conflicts, "nothing was merged; keep or merge_lines decide it")
+    return [f"{asked.name} is merged" + (" (dry run)" if asked.dry_run else ""), *_changes(done.changes), *done.partly]
+
+
+class BranchDelete(Arguments):
+    name: Annotated[str, _about("of the branch", min_length=1)]
+
+
+@_tool(BranchDelete, changes=True, destroys=True, of_all=True)
+async def branch_delete(files: Client, asked: BranchDelete) -> Iterable[str]:
+    """Delete a branch with all of its changes that are not merged."""
+    await _aside(files, "delete_branches", asked.name)
+    return [f"branch {asked.name} is deleted"]
+
+
+# -- of all tools -----------------------------------------------------------------------------------------------------
+
+
+def page(lines: Iterable[str], begin: int) -> str:
+    """The part of an answer from line `begin` on that fits, and at its end how to go on."""
+    shown: list[str] = []
+    left = PAGE_CHARACTERS
+    for number, line in enumerate(lines):
+        if number < begin:
+            continue
+        if len(line) > LINE_CHARACTERS:
+            line = f"{line[:LINE_CHARACTERS]}… ({len(line)} characters)"
+        left -= len(line) + 1
+        if left < 0:
+            shown.append(f"(more: cursor={number})")
+            break
+        shown.append(line)
+    return "\n".join(shown) or "(nothing)"
+
+
+async def _aside(files: Client, verb: str, *args: Any, **options: Any) -> Any:
+    """A verb that has no awaited form."""
+    return await aside(files, verb, functools.partial(getattr(files, verb), *args, **options))
+
+
+def _check(error: str | None) -> None:
+    if error is not None:
+        raise Refused(error)
+
+
+def _check_conflicts(conflicts: Sequence[UndoConflict], hint: str) -> None:
+    if conflicts:
+        raise Refused("\n".join([*(f"{each.path}: {each.reason}" for each in conflicts), hint]))
+
+
+def _changes(changes: Sequence[UndoneChange]) -> list[str]:
+    return [f"{each.change}\t{f'{each.old_path} -> ' if each.old_path else ''}{each.path}" for each in changes]
+
+
+def _gaps(truncated: bool, missing: str | None) -> list[str]:
+    return [*(["(not all were found: search for less)"] if truncated else []), *([f"({missing})"] if missing else [])]
+
+
+def _time(time_ns: int) -> str:
+    return datetime.fromtimestamp(time_ns / 1e9).isoformat(timespec="seconds")
