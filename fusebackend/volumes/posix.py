@@ -14,13 +14,13 @@ import errno
 import os
 import stat
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias
 
 from fusebackend.base import acl
 from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import CLOCK, coarse_ns, now_ns
 from fusebackend.protocol import RENAME_EXCHANGE, RENAME_NOREPLACE, ROOT_NODE, Attr, AttrChanges, Caller
 from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT, allocated_blocks
+from fusebackend.volumes.native import Pieces
 from fusebackend.volumes.quota import bytes_of_blocks, bytes_of_xattrs
 from fusebackend.volumes.storage import MAX_FILE_BYTES, Inode, TreeStorage
 
@@ -33,9 +33,6 @@ TIME_MIN_NS, TIME_MAX_NS = -(1 << 63), (1 << 63) - 1
 """The times a volume can hold: the years 1678 to 2262. What is beyond becomes the nearest, as on other filesystems."""
 
 _DAY_NS = 86_400 * 10**9
-
-Pieces: TypeAlias = Iterable[tuple[int, bytes]]
-"""Bytes of a file, each piece with its offset."""
 
 
 def is_access_noted(attr: Attr) -> bool:
@@ -116,17 +113,7 @@ class TreeVolume(TreeStorage):
     def place(
         self, parent: int, name: bytes, state: AttrChanges, xattrs: Mapping[bytes, bytes], pieces: Pieces
     ) -> Attr:
-        """Make a regular file with its bytes and attributes under a vacant name, as one change: no reader sees a part
-        of it, and neither does a crash. The attributes returned are not for the kernel: files that are made in a row
-        may have one change time.
-
-        Args:
-            state: all of it but the change time, which is now.
-            pieces: offset and bytes of each, in their order. They are in memory at once.
-
-        Raises:
-            OSError: EEXIST; ENOSPC; from `pieces`. Nothing is made then.
-        """
+        """The attributes returned are not for the kernel: files that are made in a row may have one change time."""
         parts = list(pieces)
         assert state.mode is not None and state.uid is not None and state.gid is not None and state.size is not None
         assert state.atime_ns is not None and state.mtime_ns is not None
