@@ -100,7 +100,11 @@ class States:
         return target.outside(self.files, f"/{os.fsdecode(self._trees)}/{kind}/{ref.name}")
 
     def tree(self, ref: Ref) -> ReadTree:
-        """Return the tree of a state: a directory of the mount; what is not mounted is read by verbs."""
+        """Return the tree of a state: a directory of the mount; what is not mounted is read by verbs. A branch has what
+        was changed in its directory."""
+        if ref.is_branch:
+            with in_a_line():
+                self.files.take_in_branch(ref.name)
         return Tree(self.root(ref)) if self.files.is_mounted else VerbTree(self.files, self.root(ref))
 
     def relative(self, place: Target) -> bytes:

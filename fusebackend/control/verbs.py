@@ -210,8 +210,12 @@ class ServedMount(SandboxBackendProtocol):
         """Return the branches of the mount, by name."""
 
     @abc.abstractmethod
-    def create_branch(self, name: str, ref: str | None = None) -> BranchInfo:
-        """Make a branch. ValueError, OSError."""
+    def create_branch(self, name: str, ref: str | None = None, directory: str | None = None) -> BranchInfo:
+        """Make a branch, and put it into a directory of this machine. ValueError, OSError."""
+
+    @abc.abstractmethod
+    def take_in_branch(self, name: str) -> None:
+        """Take what was changed in the directory of a branch into the branch. OSError."""
 
     @abc.abstractmethod
     def delete_branches(self, *names: str) -> None:
@@ -748,6 +752,7 @@ VERBS: dict[str, SocketVerb] = {
     ),
     "branches": _same("branches", long=True),
     "create_branch": _same("create_branch", long=True, changes=True),
+    "take_in_branch": _same("take_in_branch", long=True, changes=True),
     "delete_branches": SocketVerb(
         OfNames, lambda call, asked: call.backend.delete_branches(*asked.names), long=True, changes=True
     ),

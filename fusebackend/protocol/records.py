@@ -375,6 +375,7 @@ class BranchInfo:
         conflicts: changed files that the mount has changed as well; None where that is not known.
         unmerged: changes that a merge would make, without conflicts; None where that is not known.
         error: why it can't be used; None if it can.
+        directory: the plain directory that it was put into; None if it is in none.
     """
 
     name: str
@@ -385,6 +386,7 @@ class BranchInfo:
     conflicts: int | None = None
     unmerged: int | None = None
     error: str | None = None
+    directory: str | None = None
 
 
 @dataclass

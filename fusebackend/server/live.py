@@ -181,7 +181,7 @@ class LiveMount:
             if not isinstance(self._session, Unmounted):
                 self.metrics.measure_kernel(self._session.operations)
             verbs = self.metrics.measured_verbs(VERBS)
-        mounted = MountedBackend(
+        self._face = mounted = MountedBackend(
             backend,
             self.filesystem,
             mountpoint,
@@ -244,6 +244,7 @@ class LiveMount:
         self._backend.guard(self._guards)
         if self.branches is not None:
             self.branches.open()
+            self._face.tidy()
         self._listen()
         try:
             if self.metrics is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import stat as stat_module
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
+from fusebackend.backends.directory.backend import FilesystemBackend
 from fusebackend.base import budget, errors, paths
 from fusebackend.base.paths import ROOT, AgentPath, PathError, normalise, to_name
 from fusebackend.control.following import follow, new_approvals
@@ -70,6 +72,7 @@ from fusebackend.server.space import prune, space
 from fusebackend.server.trees import TreesFace
 from fusebackend.trees.automatic import AutomaticSnapshots
 from fusebackend.trees.branches import Branches
+from fusebackend.trees.checkouts import Checkouts
 from fusebackend.trees.merge.merges import Merges
 from fusebackend.trees.refs import Refs, Taken
 from fusebackend.trees.restore import Restores
@@ -89,6 +92,8 @@ if TYPE_CHECKING:
     from fusebackend.vfs.junctions import Route
     from fusebackend.vfs.mounted_tree import FileSystem
     from fusebackend.vfs.watch.queue import Watch
+
+log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
@@ -153,18 +158,33 @@ class MountedBackend(ServedMount):
         self._branches = branches
         self._merges: Merges | None = None
         self._restores: Restores | None = None
+        self._checkouts: Checkouts | None = None
         volumes = {route.prefix: route.volume for route in filesystem.tree.routes}
         self._states = States(volumes, branches, snapshots, lambda call, paths: self._remembered().before(call, paths))
         if branches is not None:
             recorder = None if recording is None else recording.recorder
-            self._merges = Merges(branches, volumes, filesystem.written, recorder, filesystem.tree.trees_path)
+            own = filesystem.tree.trees_path
+            self._merges = Merges(branches, volumes, filesystem.written, recorder, own, self._covered)
             branches.compare = self._merges.compare
+            parts = backend.mounts().values()
+            directories = [str(each.cwd) for each in parts if isinstance(each, FilesystemBackend)]
+            self._checkouts = Checkouts(branches, [*([mountpoint] if is_mounted else []), *directories])
             self._restores = Restores(branches, volumes, self._states, filesystem.written, recorder, self._covered)
         self._recording = recording
         self._past = None if recording is None else MountHistory(recording.recorder, volumes, recording.anchoring)
         self._views = views or Views(filesystem, backend, {})
         self._for = TreesFace(backend, filesystem, self._views).of
         self._asking = Asking(approvals or Approvals(), self._views, filesystem.tree)
+
+    def tidy(self) -> None:
+        """Remove what a killed server has left of merges and restores, before anybody sees the files."""
+        for each in (self._merges, self._restores):
+            if each is None:
+                continue
+            try:
+                each.tidy()
+            except OSError as error:
+                log.warning("names '.fusebackend-merge-…' of a merge or restore are left: %s", error.strerror or error)
 
     def _where(self) -> str:
         return f"{self.backend!r} on {self.mountpoint!r}"
@@ -608,22 +628,50 @@ class MountedBackend(ServedMount):
 
     def branches(self) -> list[BranchInfo]:
         """Return the branches of the mount, by name. Each is a tree in `/.fusebackend/branches`."""
-        return [] if self._branches is None else self._branches.all()
+        if self._branches is None or self._checkouts is None:
+            return []
+        return [replace(each, directory=self._checkouts.directory(each.name)) for each in self._branches.all()]
 
-    def create_branch(self, name: str, ref: str | None = None) -> BranchInfo:
-        """Make a branch: a tree of all files, in which changes stay until they are merged. No bytes are copied.
+    def create_branch(self, name: str, ref: str | None = None, directory: str | None = None) -> BranchInfo:
+        """Make a branch: a tree of all files, in which changes stay until they are merged. No bytes are copied, but
+        into `directory`.
 
         Args:
             name: of the branch, as that of a directory.
             ref: the state that it begins with: another branch as it is now; or, of the routes that keep snapshots, a
                 snapshot or a time such as `10m`. The present when None.
+            directory: the absolute path of a directory of the server's machine, that is put there: a plain copy, empty
+                or new before, or one that has held a branch, where only what differs is copied. What is changed there
+                is taken in by `take_in_branch`, and before a merge. A branch that there is is put there as it is.
 
         Raises:
             ValueError: the name can't be that of a branch, or nothing is meant by `ref`.
-            OSError: EEXIST, there is a branch or a snapshot of that name; ENOTSUP, the mount has no branches; or an
-                error of a volume, or of the branch's file.
+            OSError: EEXIST, there is a branch or a snapshot of that name; ENOTSUP, the mount has no branches;
+                ENOTEMPTY, the directory holds something else; or an error of a volume, or of the branch's file.
         """
-        return self._branching().create(name, ref)
+        branches, checkouts = self._branching(), self._checkouts
+        if directory is None or checkouts is None:
+            return branches.create(name, ref)
+        is_new = ref is not None or name not in branches.opened
+        made = branches.create(name, ref) if is_new else branches.find(name)
+        try:
+            checkouts.put(name, directory)
+        except BaseException:
+            if is_new:
+                branches.delete([name])
+            raise
+        return replace(made, directory=checkouts.directory(name))
+
+    def take_in_branch(self, name: str) -> None:
+        """Take what was changed in the plain directory of a branch into the branch; nothing for one that is in none.
+
+        Raises:
+            OSError: ENOENT, there is no such branch, or its directory is gone; ESTALE, a file was changed there and in
+                the branch's own tree; or an error of the file system.
+        """
+        self._branching().volume(name)
+        if self._checkouts is not None:
+            self._checkouts.take_in(name)
 
     def delete_branches(self, *names: str) -> None:
         """Delete branches, with all that is in them.
@@ -632,6 +680,8 @@ class MountedBackend(ServedMount):
             OSError: ENOENT, one of them is not there, and none was deleted; or an error of the branch's file.
         """
         self._branching().delete(names)
+        if self._checkouts is not None:
+            self._checkouts.forget(names)
 
     def merge_branch(
         self,
@@ -660,6 +710,8 @@ class MountedBackend(ServedMount):
         """
         self._branching()
         assert self._merges is not None, "a mount with branches merges them"
+        if self._checkouts is not None:
+            self._checkouts.take_in(name)
         if self._automatic is not None and not dry_run:
             self._automatic.before_call()
         return self._merges.merge(name, paths or (), keep=keep, lines=merge_lines, dry_run=dry_run)

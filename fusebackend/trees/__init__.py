@@ -5,6 +5,7 @@ automatic.py         `AutomaticSnapshots`: those that a mount takes by itself, a
 snapshot_trees.py    `SnapshotTrees`: the kernel face of `/.fusebackend/snapshots`
 composed.py          `ComposedTree`: volumes of several routes as one tree
 branches.py          `Branches`: the branches of a mount
+checkouts.py         `Checkouts`: branches in plain directories
 branch_volume.py     `BranchVolume`: a branch as a volume: its changes above a lower tree
 lower_tree.py        `LowerTree`: the tree below a branch
 refs.py              the states that a REF of the command line names: a snapshot, a time, `main`

@@ -4,7 +4,8 @@ It takes back all that was changed since, by anybody, in memory (`recorded.py`):
 itself, with its own node. So it needs no snapshot, and works on every route whose changes are recorded.
 
 It never guesses. A file can be listed, but not read, if its bytes are lost, or if it was changed after the call had
-begun and no record says from what: by a call that was changing it already, or behind the mount. Its times show that.
+begun and no record says from what: by a call that was changing it already, or behind the mount. Its times show that,
+but for a change within a tick of the clock (some ms) after the begin.
 Times of directories are the present ones: no record has them. Of calls that overlap, attributes may be those between.
 """
 

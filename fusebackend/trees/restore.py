@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from fusebackend.base.paths import AgentPath, normalise, to_name, to_text
+from fusebackend.base.paths import ROOT, AgentPath, normalise, to_name, to_text
 from fusebackend.history.calls import OpenCall
 from fusebackend.history.recorder import Recorder
 from fusebackend.protocol import Features, RestoreResult, SnapshotVolume, UndoConflict, UndoneChange, Volume
@@ -119,6 +119,12 @@ class Restores:
             list(dict.fromkeys(outcome.partly)),
         )
 
+    def tidy(self) -> None:
+        """Remove what a killed restore has left in the routes, and give what it has parked its names again. The same
+        restore still does the rest."""
+        with self._guard:
+            Merge(JOURNAL, self._volumes, Plan, self._branches.journal(JOURNAL)).tidy()
+
     @contextlib.contextmanager
     def _recording(self, ref: Ref, calls: list[OpenCall]) -> Iterator[MergeRecords]:
         if self._recorder is None:
@@ -127,6 +133,42 @@ class Restores:
         with self._recorder.calls.inside("restore", f"restore from {ref.name}") as call:
             calls[:] = [call]
             yield MergeRecords(self._recorder, call)
+
+
+def mirror(source: Volume, target: Volume, journal: str, *, changed_after_ns: int | None = None) -> AgentPath | None:
+    """Make a whole volume what another one is, with all attributes. What is the same in both is not written.
+
+    Args:
+        journal: the path of the journal: after a kill the same call does the rest.
+        changed_after_ns: do nothing if what would be replaced or removed has a later ctime.
+
+    Returns:
+        A path that has, when nothing was done; None when both are the same.
+
+    Raises:
+        OSError: of a volume; EIO, the target can't hold a file of the source.
+    """
+    volumes = {ROOT: target}
+    later: list[AgentPath] = []
+
+    def plan() -> Plan:
+        main = MergeTree(volumes, volumes)
+        found = _Planner(MergeTree({ROOT: source}, volumes), main, "the source", volumes, [(b"", b"")], True, ()).plan
+        if changed_after_ns is not None:
+            for step in found.steps:
+                item = main.find(step.path) if step.word in ("replace", "link", "remove") else None
+                if item is not None and not item.is_dir and item.ctime_ns > changed_after_ns:
+                    later.append(item.shown)
+        if later:
+            found.steps.clear()
+        return found
+
+    outcome = Merge(JOURNAL, volumes, plan, journal).run()
+    left = [(each.path, each.what) for each in outcome.plan.uncarried]
+    left += [(each.path, each.reason) for each in outcome.plan.conflicts]
+    if left:
+        raise OSError(errno.EIO, f"'{left[0][0]}': {left[0][1]}")
+    return later[0] if later else None
 
 
 def _above(path: bytes) -> Iterator[bytes]:

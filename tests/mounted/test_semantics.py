@@ -923,6 +923,41 @@ def test_what_is_changed_in_a_branch_is_changed_nowhere_else(kind: str, tmp_path
         os.close(directory)
 
 
+def test_a_branch_can_be_in_a_plain_directory(tmp_path: Path, serve: Serve) -> None:
+    mounted = serve(f"sqlite:{tmp_path}/volume.db").path
+    (mounted / "kept").write_text("kept")
+    (mounted / "changed").write_text("one")
+    plain = tmp_path / "plain"
+    with fusebackend.connect(mounted) as client:
+        client.create_branch("b", directory=plain)
+        (plain / "changed").write_text("two")
+        (plain / "run").symlink_to("changed")
+        assert (mounted / "changed").read_text() == "one"
+        assert [each.path for each in client.merge_branch("b").changes] == ["/changed", "/run"]
+        assert (mounted / "run").read_text() == "two"
+        (mounted / ".fusebackend/branches/b/changed").write_text("three")
+        with pytest.raises(OSError, match="'/changed' was changed in the branch's own tree"):
+            client.take_in_branch("b")
+        assert (plain / "changed").read_text() == "two"
+        client.create_branch("b", directory=plain)
+        assert (plain / "changed").read_text() == "three"
+        client.delete_branches("b")
+        (mounted / "new").write_text("new")
+        before = (plain / "kept").stat()
+        client.create_branch("c", directory=plain)
+        after = (plain / "kept").stat()
+        assert (after.st_ino, after.st_ctime_ns) == (before.st_ino, before.st_ctime_ns)
+        assert (plain / "new").read_text() == "new" and (plain / "changed").read_text() == "two"
+        for directory, says in (
+            (Path("/etc"), "is not empty"),
+            (mounted / "x", "lie in each other"),
+            (plain, "holds branch"),
+        ):
+            with pytest.raises(OSError, match=says):
+                client.create_branch("d", directory=directory)
+        assert [each.name for each in client.branches()] == ["c"]
+
+
 def test_a_merge_takes_what_one_side_has_changed(tmp_path: Path, serve: Serve) -> None:
     (tmp_path / "files").mkdir()
     mounted = serve(f"sqlite:{tmp_path}/volume.db", routes={"/live": f"dir:{tmp_path}/files"}).path

@@ -423,20 +423,35 @@ class Client(SandboxBackendProtocol):
         """Return the branches of the mount, by name. Each is a tree in `/.fusebackend/branches`."""
         return self._done(list[BranchInfo], "branches", {})
 
-    def create_branch(self, name: str, ref: str | None = None) -> BranchInfo:
-        """Make a branch: a tree of all files, in which changes stay until they are merged. No bytes are copied.
+    def create_branch(
+        self, name: str, ref: str | None = None, directory: str | os.PathLike[str] | None = None
+    ) -> BranchInfo:
+        """Make a branch: a tree of all files, in which changes stay until they are merged. No bytes are copied, but
+        into `directory`.
 
         Args:
             name: of the branch, as that of a directory.
             ref: the state that it begins with: another branch as it is now; or, of the routes that keep snapshots, a
                 snapshot or a time such as `10m`. The present when None.
+            directory: a plain directory of the server's machine that gets a copy; see `MountedBackend.create_branch`.
 
         Raises:
             ValueError: the name can't be that of a branch, or nothing is meant by `ref`.
             OSError: EEXIST, there is a branch or a snapshot of that name; ENOTSUP, the mount has no branches; EROFS, it
-                is read-only; or an error of a volume, or of the branch's file.
+                is read-only; ENOTEMPTY, the directory holds something else; or an error of a volume, or of the branch's
+                file.
         """
-        return self._done(BranchInfo, "create_branch", {"name": name, "ref": ref})
+        place = None if directory is None else os.path.abspath(os.fspath(directory))
+        return self._done(BranchInfo, "create_branch", {"name": name, "ref": ref, "directory": place})
+
+    def take_in_branch(self, name: str) -> None:
+        """Take what was changed in the plain directory of a branch into the branch; nothing for one that is in none.
+
+        Raises:
+            OSError: ENOENT, there is no such branch, or its directory is gone; ESTALE, a file was changed there and in
+                the branch's own tree; or an error of the file system.
+        """
+        self._done(type(None), "take_in_branch", {"name": name})
 
     def delete_branches(self, *names: str) -> None:
         """Delete branches, with all that is in them.
