@@ -78,7 +78,8 @@ def propagation(mountpoint: str | None) -> Iterable[Finding]:
     inner = max(holding, key=lambda each: len(each.mountpoint))
     if inner.is_shared:
         return [ok("propagation", f"'{inner.mountpoint}' is shared: mounts below it are seen in other namespaces")]
-    mend = f"mount --make-rshared {inner.mountpoint}; for a container: -v HOST_DIR:{inner.mountpoint}:rshared"
+    bound = "DIR" if inner.mountpoint == "/" else inner.mountpoint
+    mend = f"mount --make-rshared {inner.mountpoint}; for a container: -v HOST_DIR:{bound}:rshared"
     why = f"'{inner.mountpoint}' is not shared: mounts below it are seen in this mount namespace alone"
     return [warning("propagation", why, f"{mend}, if others are to see them")]
 
