@@ -125,6 +125,7 @@ class InMemoryVolume(TreeVolume, SnapshotVolume):
 
     def __init__(self, limits: Limits | None = None) -> None:
         super().__init__()
+        self.directory_moves = 0
         self._quota = None if limits is None else Quota(limits)
         self._numbers = itertools.count(ROOT_NODE)
         self._inodes: dict[int, Inode] = {}

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from fusebackend.control.client.client import Client
     from fusebackend.control.verbs import DiffForm
 
+PAGE = 100
+"""Calls that one question asks for."""
+
 AFTER_DASHES = "fusebackend.after_dashes"
 """Where the click context keeps the words after `--`, which click itself drops."""
 
@@ -158,10 +161,16 @@ def _chosen(
 
 
 def _last_call(known: States) -> str | None:
-    """Return the newest call; None if the mount keeps no history, or it has none."""
+    """Return the newest call that changed something; None if the mount keeps no history, or it has none."""
     try:
         with states.in_a_line():
-            return next((each.call for each in known.files.log(limit=1)), None)
+            before: str | None = None
+            while found := known.files.log(before=before, limit=PAGE):
+                for each in found:
+                    if each.changes:  # requests for approvals have none
+                        return each.call
+                before = found[-1].call
+            return None
     except OSError as error:
         if error.errno == errno.ENOTSUP:
             return None

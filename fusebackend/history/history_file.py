@@ -27,15 +27,17 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from fusebackend.base.paths import ROOT, AgentPath, is_below, to_name
 from fusebackend.databases import sqlite
-from fusebackend.history import chain, requests
+from fusebackend.history import chain, requests, seals
 from fusebackend.history.chain import Chain, Verified, collapse, load
 from fusebackend.history.masking import Commands, LogOptions, kept
 from fusebackend.history.records import Call, CallKind, Image, Record, RecordKind, Stamp, State
 from fusebackend.history.requests import Request
+from fusebackend.history.seals import seal_of
 from fusebackend.protocol import Actor
 
 log = logging.getLogger(__name__)
@@ -64,8 +66,8 @@ ROWS: Final = 50
 FORGOTTEN: Final = "they were forgotten ('fusebackend forget')"
 """Why the bytes of an image are lost."""
 
-VERSION: Final = 1
-"""Of the tables; `PRAGMA user_version`."""
+VERSION: Final = 2
+"""Of the tables; `PRAGMA user_version`. 1 had no seals, and was in no release."""
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS numbers (one INTEGER PRIMARY KEY CHECK (one = 1), call INTEGER, record INTEGER);
@@ -84,8 +86,10 @@ CREATE TABLE IF NOT EXISTS records (
     mtime_ns INTEGER, xattrs TEXT, target BLOB,
     place TEXT, name TEXT, image_node INTEGER,
     after_mode INTEGER, after_uid INTEGER, after_gid INTEGER, after_size INTEGER, after_mtime_ns INTEGER,
-    link INTEGER NOT NULL, digest BLOB NOT NULL);
+    link INTEGER NOT NULL, digest BLOB NOT NULL,
+    salt BLOB, xattrs_seal BLOB, image_seal BLOB);
 CREATE TABLE IF NOT EXISTS closed (one INTEGER PRIMARY KEY CHECK (one = 1), record INTEGER);
+CREATE TABLE IF NOT EXISTS identities (record INTEGER PRIMARY KEY, identity BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS gaps (call INTEGER PRIMARY KEY, why TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS routes (prefix BLOB PRIMARY KEY, backend TEXT) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS calls_by_end ON calls (ended_ns);
@@ -100,35 +104,43 @@ _COLUMNS: Final = (
     ", mode, uid, gid, rdev, size, nlink, atime_ns, mtime_ns, xattrs, target",
     ", place, name, image_node",
     ", after_mode, after_uid, after_gid, after_size, after_mtime_ns",
+    ", salt, xattrs_seal, image_seal",
 )
-"""Of all records; and of those with `before`, `image`, `after`. All have a link of the chain."""
+"""Of all records; and of those with `before`, `image`, `after`, seals. All have a link of the chain."""
 
 
 def _inserts(parts: tuple[bool, ...]) -> tuple[str, str]:
     """Return the statements for one record and for `ROWS`. They name only the columns that the records have: each costs
-    0.3 us, and most records have 11 of the 29."""
+    0.3 us, and most records have 11 of the 32."""
     columns = _COLUMNS[0] + "".join(itertools.compress(_COLUMNS[1:], parts)) + ", link, digest"
     row = "(" + ", ".join("?" * (columns.count(",") + 1)) + ")"
     one = f"INSERT INTO records ({columns}) VALUES {row}"
     return one, one + f", {row}" * (ROWS - 1)
 
 
-_PARTS: Final = tuple(itertools.product((False, True), repeat=3))
+_PARTS: Final = tuple(itertools.product((False, True), repeat=4))
 _RECORD: Final = {parts: _inserts(parts)[0] for parts in _PARTS}
 _RECORDS: Final = dict(map(_inserts, _PARTS))
-_BEFORE: Final = frozenset(_RECORD[parts] for parts in _PARTS if parts[0])
-"""Statements for records that have `before`."""
+_SHAPE: Final = {_RECORD[parts]: parts for parts in _PARTS}
+"""What the records of a statement have."""
 
 _CALL: Final = "INSERT INTO calls VALUES (" + ", ".join("?" * 15) + ")"
 _END: Final = "UPDATE calls SET ended_ns = ? WHERE number = ?"
 _UNDONE: Final = "UPDATE calls SET undone_by = ? WHERE number = ?"
 _EVENTS: Final = {_END: "end", _UNDONE: "undone"}
 _DROP: Final = "DELETE FROM records WHERE number = ?"
+_IDENTITY: Final = "INSERT OR REPLACE INTO identities VALUES (?, ?)"
 _FORGET: Final = "DELETE FROM calls WHERE number = ?"
 _GAP: Final = "INSERT OR IGNORE INTO gaps VALUES (?, ?)"
 _AFTER: Final = (
     "UPDATE records SET after_mode = ?, after_uid = ?, after_gid = ?, after_size = ?, after_mtime_ns = ? "
     "WHERE number = ?"
+)
+_ERASE: Final = (
+    "UPDATE records SET xattrs = NULL, salt = NULL, image_node = 0, "
+    "name = CASE place WHEN 'lost' THEN name ELSE ? END, "
+    "place = CASE WHEN place IS NULL THEN NULL ELSE 'lost' END "
+    "WHERE (place IS NOT NULL OR xattrs IS NOT NULL) AND "
 )
 _CALLS: Final = (
     "SELECT number, kind, title, agent, thread, tool_call, command, uid, pid, host, began_ns, ended_ns, undone_by, "
@@ -240,7 +252,7 @@ class HistoryFile:
     def _opened(self) -> sqlite3.Connection:
         try:
             return _connect(self.path)
-        except _Newer as error:
+        except _Foreign as error:
             why = str(error)
         except sqlite3.Error as error:
             if sqlite.primary(error) not in _DAMAGE:
@@ -355,8 +367,13 @@ class HistoryFile:
         before: State | None = None,
         image: Image | None = None,
         after: Stamp | None = None,
+        identity: bytes | None = None,
     ) -> int:
-        """Add a record to a call that is open; returns its number. The arguments are fields of `Record`."""
+        """Add a record to a call that is open; returns its number. The arguments are fields of `Record`.
+
+        Args:
+            identity: of the file, where it has one (`Volume.lasting`).
+        """
         time_ns = self._time_ns()
         with self._guard:
             self._record += 1
@@ -375,7 +392,10 @@ class HistoryFile:
                 row += (image.place, _stored(image.name), image.node)
             if after is not None:
                 row += after
-            self._put(_RECORD[before is not None, image is not None, after is not None], row)
+            sealed = _seals(before, image)
+            self._put(_RECORD[before is not None, image is not None, after is not None, bool(sealed)], row + sealed)
+            if identity is not None:
+                self._put(_IDENTITY, (number, identity))
             is_full = len(self._waiting) > MOST_WAITING
         if is_full:
             self.flush()
@@ -628,6 +648,11 @@ class HistoryFile:
         """Return a record."""
         return next(iter(self._records("WHERE number = ?", (number,))), None)
 
+    def identity(self, number: int) -> bytes | None:
+        """Return the identity of the file of a record, see `add`."""
+        rows = self._read("SELECT identity FROM identities WHERE record = ?", (number,))
+        return rows[0][0] if rows else None
+
     def later(self, number: int, prefix: AgentPath, path: bytes, *, with_undone: bool = False) -> list[Record]:
         """Return the records of other calls after a record that touch a path of its route, in their order: at it, below
         it, or of a directory above that was made, moved or removed.
@@ -782,26 +807,37 @@ class HistoryFile:
 
     def _forget_contents(self, condition: str, values: Iterable[Any]) -> None:
         with self._guard:
-            self._put(
-                "UPDATE records SET xattrs = NULL, image_node = 0, name = CASE place WHEN 'lost' THEN name ELSE ? END, "
-                "place = CASE WHEN place IS NULL THEN NULL ELSE 'lost' END "
-                f"WHERE (place IS NOT NULL OR xattrs IS NOT NULL) AND {condition}",
-                (FORGOTTEN, *values),
-            )
+            self._put(_ERASE + condition, (FORGOTTEN, *values))
 
-    def verify(self, anchors: Mapping[int, bytes] | None = None) -> Verified:
+    def verify(
+        self, anchors: Mapping[int, bytes] | None = None, image_path: Callable[[str], str] | None = None
+    ) -> Verified:
         """Check that the history is as it was written, see `chain.py`.
 
         Args:
             anchors: heads of the chain that were kept elsewhere, by their links.
+            image_path: returns the path of the file with the bytes of an image, by its name. They are not looked at
+                when None.
         """
         self.flush()
         with (
             sqlite.translate_errors(f"the history '{self.path}' can't be read"),
             contextlib.closing(sqlite.open_file(self.path, "mode=ro")) as reader,
-            sqlite.transaction(reader, "DEFERRED"),
         ):
-            return chain.verify(reader, anchors or {})
+            with sqlite.transaction(reader, "DEFERRED"):
+                found = chain.verify(reader, anchors or {})
+            # A transaction for all bytes would keep the WAL growing. What is deleted meanwhile is not there any more.
+            wrong = chain.wrong_seals(partial(self._sealed, reader), image_path)
+            room = max(0, chain.NAMED - len(found.problems))
+            return found._replace(problems=[*found.problems, *itertools.islice(wrong, room)])
+
+    def _sealed(self, reader: sqlite3.Connection, after: int, limit: int) -> list[chain.Sealed]:
+        rows = reader.execute(
+            "SELECT number, call, xattrs, place, name, salt, xattrs_seal, image_seal FROM records "
+            "WHERE number > ? AND salt IS NOT NULL ORDER BY number LIMIT ?",
+            (after, limit),
+        )
+        return [chain.Sealed(*row) for row in rows]
 
     # -- requests ----------------------------------------------------------------------------------------------
 
@@ -872,8 +908,8 @@ class HistoryFile:
         self.forgets += 1
 
 
-class _Newer(Exception):
-    """The file is of a newer version."""
+class _Foreign(Exception):
+    """The file is of a version that this program does not know."""
 
 
 def _locked(directory: str) -> int:
@@ -897,7 +933,9 @@ def _connect(path: str) -> sqlite3.Connection:
     try:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version > VERSION:
-            raise _Newer(f"is of a newer version ({version}, and this program knows {VERSION})")
+            raise _Foreign(f"is of a newer version ({version}, and this program knows {VERSION})")
+        if 0 < version < VERSION:
+            raise _Foreign(f"is of version {version}, which no release has had (this program knows {VERSION})")
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # before there is a table
         connection.execute("PRAGMA journal_mode = WAL").fetchone()
         connection.execute("PRAGMA synchronous = NORMAL")
@@ -931,14 +969,21 @@ def _write_records(writer: sqlite3.Connection, links: Chain, rows: Iterable[_Row
     """Write new records, in any order and many at a time: after each statement this thread waits for Python's lock, and
     takes it from the mount's loop."""
     by_statement: dict[str, list[tuple[Any, ...]]] = {}
+    stamps: list[tuple[Any, ...]] = []
     for statement, row in rows:
-        said = chain.said_of_record(row, has_before=statement in _BEFORE)
+        has_before, _, has_after, has_seals = _SHAPE[statement]
+        said = chain.said_of_record(row, row[-2:] if has_seals else (), has_before=has_before)
         by_statement.setdefault(statement, []).append((*row, *links.add("record", said)))
+        if has_after:
+            end = len(row) - 3 * has_seals
+            stamps.append((row[0], *row[end - 5 : end]))
     for statement, found in by_statement.items():
         whole = len(found) - len(found) % ROWS
         for start in range(0, whole, ROWS):
             writer.execute(_RECORDS[statement], tuple(itertools.chain.from_iterable(found[start : start + ROWS])))
         writer.executemany(statement, found[whole:])
+    if stamps:
+        writer.execute(*links.event("after", stamps))
 
 
 def _write(writer: sqlite3.Connection, links: Chain, rows: Iterable[_Row]) -> None:
@@ -955,6 +1000,8 @@ def _write(writer: sqlite3.Connection, links: Chain, rows: Iterable[_Row]) -> No
         elif statement == _FORGET:
             numbers = [number for (number,) in found]
             chain.leave_stubs(writer, numbers)
+            of_call = "SELECT number FROM records WHERE call = ?"
+            writer.executemany(f"DELETE FROM identities WHERE record IN ({of_call})", found)
             writer.executemany("DELETE FROM records WHERE call = ?", found)
             writer.executemany("DELETE FROM undoes WHERE undo = ?", found)
             writer.executemany("DELETE FROM gaps WHERE call = ?", found)
@@ -962,6 +1009,14 @@ def _write(writer: sqlite3.Connection, links: Chain, rows: Iterable[_Row]) -> No
         elif statement == _DROP:
             writer.executemany("INSERT INTO stubs SELECT link, -number, digest FROM records WHERE number = ?", found)
             writer.execute(*links.event("drop", [-number for (number,) in found]))
+        elif statement == _AFTER:
+            writer.execute(*links.event("after", [(number, *stamp) for *stamp, number in found]))
+        elif statement.startswith(_ERASE):
+            condition = statement.removeprefix(_ERASE)
+            erased = f"SELECT number FROM records WHERE (place IS NOT NULL OR xattrs IS NOT NULL) AND {condition}"
+            for _, *values in found:
+                numbers = [number for (number,) in writer.execute(erased, values)]
+                writer.execute(*links.event("erase", numbers))
         writer.executemany(statement, found)
         for value, number in found if statement in _EVENTS else ():
             writer.execute(*links.event(_EVENTS[statement], [number, value]))
@@ -979,8 +1034,28 @@ def _text(value: Any) -> Any:
 
 
 def _state_row(state: State) -> tuple[Any, ...]:
-    xattrs = {name.hex(): value.hex() for name, value in state.xattrs.items()}
-    return (*state[:8], json.dumps(xattrs) if xattrs else None, state.target)
+    return (*state[:8], _xattrs_text(state) if state.xattrs else None, state.target)
+
+
+def _seals(before: State | None, image: Image | None) -> tuple[Any, ...]:
+    """Return the salt and the seals of a record; nothing if it has no kept bytes and no extended attributes."""
+    salt = image.salt if image is not None else b""
+    if before is None or not (salt or before.xattrs):
+        return ()
+    xattrs = None
+    if before.xattrs:
+        salt = salt or os.urandom(seals.BYTES)
+        xattrs = seal_of("xattrs", salt, _xattrs_text(before).encode())
+    return salt, xattrs, image.seal or None if image is not None else None
+
+
+def _sealed_bytes(salt: bytes | None, xattrs_seal: bytes | None, image_seal: bytes | None) -> tuple[bytes, bytes]:
+    """Return `salt` and `seal` of an image."""
+    return (b"", b"") if salt is None or image_seal is None else (salt, image_seal)
+
+
+def _xattrs_text(state: State) -> str:
+    return json.dumps({name.hex(): value.hex() for name, value in state.xattrs.items()})
 
 
 def _record_of(row: Sequence[Any]) -> Record:
@@ -991,7 +1066,7 @@ def _record_of(row: Sequence[Any]) -> Record:
         xattrs = {bytes.fromhex(name): bytes.fromhex(value) for name, value in stored.items()}
         before = State._make((*rest[:8], xattrs, rest[9]))
     if rest[10] is not None:
-        image = Image(rest[10], _text(rest[11]), rest[12])
+        image = Image(rest[10], _text(rest[11]), rest[12], *_sealed_bytes(*rest[20:]))
     if rest[13] is not None:
         after = Stamp(*rest[13:18])
     return Record(

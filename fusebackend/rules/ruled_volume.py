@@ -3,7 +3,8 @@
 Rules speak of paths, and the kernel of nodes. So a decision is made where a name is looked up, and the node that is
 given out carries it: bits above the volume's own number say what may not be done (`NO_READ` …). A file that may be read
 and written has the volume's number. A directory always has; its path is found by the names that it was looked up by,
-which are looked up again for each decision: a directory that was moved is ESTALE here until it is found anew. So there
+which are looked up again for each decision (where the volume can't tell that none has moved): a directory that was
+moved is ESTALE here until it is found anew. So there
 is no moment between decision and use, and no rename, link or descriptor leads to a file by another decision than that
 of the name that it was found by. What is open, or was found before others moved it, stays as it was decided.
 
@@ -112,16 +113,37 @@ class RuledVolume(NativeVolume):
         self._read_only = read_only
         self._names: dict[int, tuple[int, bytes]] = {}  # directories, by where each was found last
         self._held: set[int] = set()  # those that the kernel knows
+        self._paths: dict[int, AgentPath] = {}  # of directories, as long as none moves
+        self._moves = -1
 
     @property
     def features(self) -> Features:  # type: ignore[override]  # of a shared volume it changes
         below = self.below.features
         return replace(below, read_only=True) if self._read_only else below
 
+    @property
+    def directory_moves(self) -> int | None:  # type: ignore[override]
+        return self.below.directory_moves if isinstance(self.below, NativeVolume) else None
+
     # -- decisions ---------------------------------------------------------------------------------------------
 
     def _path(self, node: int) -> AgentPath:
-        """Return the path of a directory in the mounted tree. ESTALE if it is not where it was found."""
+        """Return the path of a directory in the mounted tree. ESTALE if it is not where it was found.
+
+        All names on the way are looked up again, unless the volume says that no directory has moved since. Looking them
+        up was a sixth of the server's time for `find`.
+        """
+        moves = self.directory_moves
+        if moves is None:
+            return self._looked_up(node)
+        if moves != self._moves or len(self._paths) >= MAX_DIRECTORIES:
+            self._paths, self._moves = {}, moves
+        path = self._paths.get(node)
+        if path is None:
+            path = self._paths[node] = self._looked_up(node)
+        return path
+
+    def _looked_up(self, node: int) -> AgentPath:
         names: list[bytes] = []
         for _ in range(DEEPEST):
             if node == ROOT_NODE:

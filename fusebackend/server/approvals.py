@@ -54,6 +54,9 @@ MAX_PENDING: Final = 1000
 DECIDED_S: Final = 24 * 3600
 """A request is kept for so long after the decision."""
 
+MAX_KEPT: Final = 2000
+"""Requests in all. With more, the oldest go that were decided, or refused by the kernel."""
+
 NOTED_AGAIN_S: Final = 60.0
 MAX_NOTED: Final = 1000
 """What the kernel refuses is noted once in so long for a path and a process, and so often at most in that time: a
@@ -209,6 +212,7 @@ class Approvals:
             self._noted = {each: at_s for each, at_s in self._noted.items() if now_s - at_s < NOTED_AGAIN_S}
             if len(self._noted) >= MAX_NOTED:
                 return
+            self._clean()
             self._noted[key] = now_s
             time_ns = self._time_ns()
             asked = Asked(time_ns, time_ns, actor, view, "change", [path], [path], f"change {path}", [])
@@ -329,18 +333,20 @@ class Approvals:
         return request
 
     def _clean(self) -> None:
-        """Have requests expire, and delete those that were decided long ago; the newest stays, for its number."""
+        """Have requests expire, and delete those that were decided long ago, or are too many; the newest stays, for its
+        number."""
         now_ns = self._time_ns()
         for request in list(self._requests.values()):
             if request.state == "pending" and request.asked.expires_ns <= now_ns:
                 self._become(request, "expired", None, "nobody decided in time")
                 self._note("denial", f"expired {request.number}: {request.asked.title}", request.asked.actor)
+        decided = [each for each in self._requests.values() if each.state not in WAITING and each.number != self._last]
+        spare = len(self._requests) - MAX_KEPT
         gone = [
             each
-            for each in self._requests.values()
-            if each.state not in WAITING and each.became.time_ns < now_ns - DECIDED_S * 10**9
-            and each.number != self._last
-        ]  # fmt: skip
+            for place, each in enumerate(decided)
+            if place < spare or each.became.time_ns < now_ns - DECIDED_S * 10**9
+        ]
         for request in gone:
             del self._requests[request.number]
             self._bytes -= len(request.change or b"")

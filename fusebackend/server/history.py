@@ -25,7 +25,7 @@ from fusebackend.history.calls import OpenCall
 from fusebackend.history.chain import anchor_of, is_anchor
 from fusebackend.history.history_file import Filter
 from fusebackend.history.recorder import Recorder
-from fusebackend.history.records import Call, Record, call_number
+from fusebackend.history.records import Call, Image, Record, call_number
 from fusebackend.history.undo import Undo
 from fusebackend.history.undo_plan import image_source, mount_path, whole
 from fusebackend.protocol import (
@@ -213,7 +213,8 @@ class MountHistory:
             link, head = anchor_of(text)
             if heads.setdefault(link, head) != head:
                 problems.append(f"the anchors of link {link} differ: the log was written anew between them")
-        found = self._file.verify(heads)
+        images = self._recorder.images
+        found = self._file.verify(heads, lambda name: images.path(Image("file", name)))
         return VerifyResult(
             f"{found.last.link}:{found.last.head.hex()}",
             found.first,

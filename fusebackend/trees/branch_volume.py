@@ -206,6 +206,7 @@ class BranchVolume(SqliteVolume):
         if not os.path.exists(path):
             _make(os.path.realpath(path), lower, self.routes, self.created_ns)
         super().__init__(path)
+        self.directory_moves = None  # the lower tree's directories move by themselves
         try:
             with self.lock:
                 self._load()

@@ -40,7 +40,14 @@ def silently() -> Iterator[None]:
 
 
 class NativeVolume(ObservableVolume):
-    """A volume with a re-entrant `lock`, and lists of subscribers and observers."""
+    """A volume with a re-entrant `lock`, and lists of subscribers and observers.
+
+    Attributes:
+        directory_moves: how often a directory was moved or removed, under the lock. As long as the number is the same,
+            each directory is where it was found. None where others than this object move them.
+    """
+
+    directory_moves: int | None = None
 
     def __init__(self) -> None:
         self.lock = self._new_lock()

@@ -178,6 +178,7 @@ class TreeVolume(TreeStorage):
                 raise oserror(errno.ENOTDIR, name)
             self._empty(inode, name)
             now = now_ns()
+            self._directory_moves()
             self._set_child(parent, name, None)
             self._one_less_below(parent)
             self._entry_changed(parent, now)
@@ -202,6 +203,8 @@ class TreeVolume(TreeStorage):
             if target is inode:
                 return  # POSIX: two names of one file, nothing happens
             now = now_ns()
+            if stat.S_ISDIR(inode.mode) or (target is not None and stat.S_ISDIR(target.mode)):
+                self._directory_moves()
             if flags == RENAME_EXCHANGE:
                 assert target is not None
                 self._set_child(parent, name, target.node)
@@ -475,6 +478,10 @@ class TreeVolume(TreeStorage):
         self._renewed(directory)
         directory.mtime_ns = directory.ctime_ns = now
         self._changed(directory)
+
+    def _directory_moves(self) -> None:
+        if self.directory_moves is not None:
+            self.directory_moves += 1
 
     def _empty(self, inode: Inode, name: bytes) -> None:
         if self._children(inode.node, b"", 1):

@@ -398,6 +398,8 @@ def test_a_write_waits_until_it_is_approved_and_happens_once(
         found = one(free)
         free.deny(found.number, "no")
         writer.join(LIMIT_S)
+        # `diff` is of what was changed last, not of the requests since.
+        assert "diff --git a/work/x b/work/x" in run("diff", mount=server.path).stdout
         assert answers[-1].error == f"Error: '/prod/late' needs an approval: request {found.number}: it was denied: no"
 
         writer = threading.Thread(target=lambda: answers.append(agent.write("/prod/end", "x")))

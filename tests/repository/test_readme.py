@@ -84,6 +84,7 @@ BEFORE = {
     "# The state before a call": [AGENT],
     "fusebackend view list": [VIEWS],
     "printf 'debug = true": [APPROVALS],
+    "from deepagents import create_deep_agent\nfrom langgraph": [APPROVALS],
     "fusebackend mcp": [VIEWS],
     "date |": [PROJECT, AGENT, MEMORIES],
 }

@@ -28,6 +28,7 @@ from fusebackend.config import (
     size_bytes,
     url_of,
 )
+from fusebackend.mount.options import MountOptions
 from fusebackend.shell import ShellOptions
 from fusebackend.vfs.calls.route_limits import RouteLimits
 from fusebackend.vfs.trees_options import TreesOptions
@@ -202,6 +203,10 @@ class TestWords:
     def test_the_later_word_counts(self) -> None:
         assert parse_words(["ro", "rw"]).read_only is False
         assert parse_words(["rw,ro"]).read_only is True
+
+    def test_acls_are_nothing_for_libfuse(self) -> None:
+        options = MountOptions(extra=parse_words(["acl,noexec"]).libfuse)
+        assert options.acls and "noexec" in options.words() and "acl" not in options.words()
 
     def test_the_trees_directory(self) -> None:
         found = parse_words(["trees=off,trees=visible", "trees_name=.agent"])

@@ -103,7 +103,7 @@ class SharedQuota(Quota):
             return
         self.refresh()
         is_old = time.monotonic() - self._counted_at > RECOUNT_SHARE * self._took_s
-        if is_old and not self._fits(more_bytes, more_files):
+        if is_old and self._passed(more_bytes, more_files):
             self._recount()
         super().require(more_bytes, more_files)
 

@@ -107,6 +107,7 @@ class SqliteVolume(StoredTree, SnapshotVolume):
         """Whether the file has changes since the newest snapshot; not known when it is opened."""
         try:
             super().__init__(db, name)
+            self.directory_moves = 0
             self._snapshots = Snapshots(db, name)
             self._log = self._redo()
             self._flusher = Flusher(name, self.lock, self._flush_behind, self._wal_bytes, self._workers())

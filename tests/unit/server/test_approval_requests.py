@@ -123,7 +123,7 @@ def test_an_error_of_the_server_leaves_no_request_half_made() -> None:
     found = Approvals()
     found.ask(asking(), {})
     with pytest.raises(ZeroDivisionError):
-        found.approve(1, BY, lambda *_: 1 // 0)  # type: ignore[arg-type, return-value]
+        found.approve(1, BY, lambda *_: 1 // 0)  # type: ignore[arg-type]
     assert states(found) == ["failed"]
 
 
@@ -190,6 +190,17 @@ def test_the_kernel_is_noted_once_a_minute_and_can_not_be_approved(monkeypatch: 
     assert len(found.list()) == 2
 
 
+def test_the_oldest_that_were_decided_make_room(history: HistoryFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(approvals, "MAX_KEPT", 3)
+    found = Approvals(history)
+    found.ask(asking(), {})
+    for number in range(6):
+        found.refused_by_kernel("agent", AgentPath(f"/prod/{number}"), BY)
+    assert [each.number for each in found.list()] == [1, 6, 7]
+    assert [each.number for each in history.requests()] == [1, 6, 7]
+    assert history.verify().problems == []
+
+
 def test_requests_outlive_the_server_and_what_was_being_made_is_not_made_again(tmp_path: Path) -> None:
     path = str(tmp_path / "of.history/history.db")
     history = HistoryFile(path)
@@ -204,7 +215,7 @@ def test_requests_outlive_the_server_and_what_was_being_made_is_not_made_again(t
 
     monkey = found._become
     with pytest.raises(KeyboardInterrupt):
-        found._become = lambda request, state, *rest: (  # type: ignore[method-assign, assignment]
+        found._become = lambda request, state, *rest: (  # type: ignore[method-assign]
             request if state == "failed" else monkey(request, state, *rest)
         )
         found.approve(1, BY, killed)

@@ -111,7 +111,7 @@ def test_single_looks_start_none(database: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("subprocess.Popen", None)  # starting one is a TypeError
     ahead = IndexAhead(database)
     for number in range(3 * MANY):
-        now = number * 1.0
+        now = number * 2.0
         ahead.missed(Place(THREADS[number], ""), "messages")
         ahead.missed(Place(THREADS[0], f"tools:{number}"), "all")  # a sub-graph's line is no other thread
         ahead.tend()
