@@ -480,6 +480,11 @@ class Volume(abc.ABC):
         """The lookups of this thread in the block go down these names from the root: it may fetch them at once."""
         return contextlib.nullcontext()
 
+    def lasting(self, node: int) -> bytes | None:
+        """Return what names a file for as long as it lives, also after the volume was opened again; None if nothing
+        does. Volumes that keep snapshots need none: their nodes last."""
+        return None
+
     @abc.abstractmethod
     def statfs(self) -> StatFs:
         """Size and free space, whatever the volume's limits are."""
