@@ -30,6 +30,7 @@ import msgspec
 from fusebackend.base import sizes, xdg
 from fusebackend.base.paths import AgentPath, PathError, normalise_prefix
 from fusebackend.history.masking import LogOptions
+from fusebackend.history.requests import ApprovalOptions
 from fusebackend.linux import mount_table
 from fusebackend.protocol import DEFAULT_TTL_S
 from fusebackend.rules.rule import RouteRules, RuleError
@@ -66,6 +67,13 @@ class LogTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
     commands: str | None = None
     anchor: str | None = None
     anchor_every: float | str | None = None
+
+
+class ApprovalsTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """How long is waited for approvals: `[approvals]`. A missing key has the default of `ApprovalOptions`."""
+
+    wait: float | str | None = None
+    expire: float | str | None = None
 
 
 class MetricsTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -127,6 +135,7 @@ class ConfigFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
     views: dict[str, ViewTable] = {}
     default_view: str | None = None
     log: LogTable = LogTable()
+    approvals: ApprovalsTable = ApprovalsTable()
     metrics: MetricsTable | None = None
 
 
@@ -195,6 +204,7 @@ class MountPlan:
     view_mounts: dict[str, str] = field(default_factory=dict)
     """The mount point of each view that has one, as an absolute path."""
     log_options: LogOptions = field(default_factory=LogOptions)
+    approvals: ApprovalOptions = field(default_factory=ApprovalOptions)
     metrics: MetricsOptions | None = None
     """None if nothing is measured."""
     is_mounted: bool = True
@@ -212,6 +222,7 @@ class MountPlan:
             "trees": TreesOptions(**fields["trees"]),
             "route_rules": {AgentPath(prefix): RouteRules(**said) for prefix, said in fields["route_rules"].items()},
             "log_options": LogOptions(*fields["log_options"]),
+            "approvals": ApprovalOptions(*fields["approvals"]),
             "metrics": None if fields["metrics"] is None else MetricsOptions(*fields["metrics"]),
         }
         return cls(**{**fields, **made})
@@ -239,6 +250,8 @@ def read_file(path: str) -> ConfigFile:
         _check_keys(path, data["execute"], ExecuteTable.__struct_fields__, "execute.")
     if isinstance(data.get("log"), dict):
         _check_keys(path, data["log"], LogTable.__struct_fields__, "log.")
+    if isinstance(data.get("approvals"), dict):
+        _check_keys(path, data["approvals"], ApprovalsTable.__struct_fields__, "approvals.")
     if isinstance(data.get("metrics"), dict):
         _check_keys(path, data["metrics"], MetricsTable.__struct_fields__, "metrics.")
     for where, table, kind in (*_route_tables(data), *_view_tables(data)):
@@ -462,6 +475,20 @@ def log_options(table: LogTable) -> LogOptions:
         raise ConfigError(f"log.{error}") from None
 
 
+def approval_options(table: ApprovalsTable) -> ApprovalOptions:
+    """Return how long is waited for approvals, of a table's values and the defaults.
+
+    Raises:
+        ConfigError: a value is invalid.
+    """
+    wait_s = meant("approvals.wait", duration_s, table.wait)
+    expire_s = meant("approvals.expire", duration_s, table.expire)
+    try:
+        return ApprovalOptions.of(wait_s, expire_s)
+    except ValueError as error:
+        raise ConfigError(f"approvals.{error}") from None
+
+
 def metrics_options(table: MetricsTable | None) -> MetricsOptions | None:
     """Return what is measured; None without the table.
 
@@ -533,7 +560,7 @@ LIBFUSE_WORDS = (
 """Options passed on to libfuse as they are. Those that would break an assumption of the server are not here."""
 
 OWN_WORDS = (
-    "ro", "rw", "allow_other", "ttl=TIME", "deadline=TIME", "idle=poll", "idle=sleep",
+    "ro", "rw", "allow_other", "ttl=TIME", "deadline=TIME", "idle=poll", "idle=sleep", "acl",
     "trees=hidden", "trees=visible", "trees=off", "trees_name=NAME",
     "snapshots=auto", "snapshots=manual", "history=on", "history=off",
 )  # fmt: skip
@@ -585,7 +612,7 @@ def parse_words(options: list[str]) -> Words:
         elif word.startswith("history="):
             history = word.removeprefix("history=")
             keeps_history(history)
-        elif word in LIBFUSE_WORDS:
+        elif word in LIBFUSE_WORDS or word == "acl":
             libfuse.append(word)
         elif word:
             raise ConfigError(f"unknown option '-o {word}'; known: {', '.join((*OWN_WORDS, *LIBFUSE_WORDS))}")

@@ -26,7 +26,7 @@ from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.chunks import Chunk, allocated_blocks
 from fusebackend.volumes.frozen import FrozenTree
 from fusebackend.volumes.posix import DIRECTORY_BYTES, TreeVolume
-from fusebackend.volumes.quota import Limits, Quota, within
+from fusebackend.volumes.quota import Limits, Quota
 from fusebackend.volumes.storage import Inode
 
 T = TypeVar("T")
@@ -121,10 +121,11 @@ class History(Generic[T]):
 class InMemoryVolume(TreeVolume, SnapshotVolume):
     """The kernel face of `InMemoryBackend`."""
 
-    features = Features(durable=False)
+    features = Features(acls=True, durable=False)
 
     def __init__(self, limits: Limits | None = None) -> None:
         super().__init__()
+        self.directory_moves = 0
         self._quota = None if limits is None else Quota(limits)
         self._numbers = itertools.count(ROOT_NODE)
         self._inodes: dict[int, Inode] = {}
@@ -148,8 +149,7 @@ class InMemoryVolume(TreeVolume, SnapshotVolume):
             used = sum(inode.blocks for inode in self._inodes.values()) // 8
             page_bytes = os.sysconf("SC_PAGE_SIZE")
             free = os.sysconf("SC_AVPHYS_PAGES") * page_bytes // 4096
-            memory = StatFs(4096, used + free, free, len(self._inodes) + 2**31, 2**31)
-            return memory if self.usage is None else within(memory, self.usage)
+            return StatFs(4096, used + free, free, len(self._inodes) + 2**31, 2**31)
 
     def _inode(self, node: int) -> Inode:
         try:

@@ -5,6 +5,7 @@ globs.py         glob patterns
 asked.py         the glob that a search over several backends was asked for
 errors.py        errno to error code and back
 sizes.py         sizes as people write them
+acl.py           POSIX ACLs, and modes
 json_text.py     any value as pretty JSON
 merge_lines.py   a three-way merge of text by lines
 git_patch.py     the difference of two files, as `git apply` takes it

@@ -2,6 +2,7 @@
 
 main.py                                         the group of commands; errors become a line and an exit status
 mount.py start.py serve.py umount.py            a mount: its plan, its start, the process behind it, its end
+doctor.py                                       what a machine lacks for a mount
 unmounted.py                                    the command `serve`: the same without a mount
 status.py metrics.py backends.py check.py       the state of mounts, what is measured, the kinds of URLs, damage
 ls.py stat.py read.py search.py watch.py        reading; `search.py` has `grep` and `glob`
@@ -9,7 +10,7 @@ write.py edit.py mv.py rm.py                    changing
 upload.py download.py execute.py                copies, and commands in the mount
 mcp.py                                          a mount for MCP clients
 branch.py branch_merge.py shell.py              branches, and their merges; a shell in one
-view.py                                         views: their rules
+view.py approval.py                             views: their rules; changes that wait for an approval
 snapshot.py diff.py restore.py states.py        earlier states of a mount; `states.py`: as directories
 verb_tree.py                                    a state of what is not mounted, read by verbs
 log.py blame.py undo.py hook.py space.py        calls; what coding agents tell of them; `space.py` has `df` and `prune`

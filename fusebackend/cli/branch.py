@@ -57,18 +57,23 @@ def branch() -> None:
 @branch.command()
 @click.argument("name")
 @click.option("--from", "ref", metavar="REF", help="Begin with this snapshot, branch, or time.")
-@json_option("{name, time_ns, routes, changes, size_bytes, conflicts, error, path}.")
+@click.option("--in", "directory", type=click.Path(), metavar="DIR", help="Put a copy into this plain directory.")
+@json_option("{name, time_ns, routes, changes, size_bytes, conflicts, error, directory, path}.")
 @mount_option
-def create(name: str, ref: str | None, as_json: bool, mount: str | None) -> None:
+def create(name: str, ref: str | None, directory: str | None, as_json: bool, mount: str | None) -> None:
     """Make a branch, and print its directory, and the routes that are in it live. No file is copied.
+
+    With --in it is put into a plain directory, which needs no mount to be worked in: 'diff', 'branch merge' and 'exec
+    --branch' take in what was changed there. DIR is new or empty, or has held a branch: then only what differs is
+    copied, as the second time for the same branch. 'branch delete' leaves DIR as it is.
 
     Routes that keep snapshots are frozen: in the branch they stay as they are now. Of the others, a file that was not
     changed in the branch is as it is in the mount.
     """
     output, files = Output(), target.here(mount).files
     with in_a_line():
-        made = files.create_branch(name, ref)
-    path = target.outside(files, branch_path(files, name))
+        made = files.create_branch(name, ref, directory)
+    path = made.directory or target.outside(files, branch_path(files, name))
     if as_json:
         output.document({**asdict(made), "path": path})
         return
@@ -89,7 +94,7 @@ def list_branches(as_json: bool, mount: str | None) -> None:
         trees = trees_path(files)
     if as_json:
         top = target.outside(files, f"{trees}/branches")
-        output.document([{**asdict(each), "path": f"{top}/{each.name}"} for each in found])
+        output.document([{**asdict(each), "path": each.directory or f"{top}/{each.name}"} for each in found])
         return
     rows = [_row(output, each) for each in found]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -106,6 +111,8 @@ def _row(output: Output, each: BranchInfo) -> tuple[str, ...]:
         conflicts = ", merged"
     changes = f"{each.changes} {'change' if each.changes == 1 else 'changes'}{conflicts}"
     routes = " ".join(f"{output.name(prefix)} {how}" for prefix, how in each.routes.items())
+    if each.directory is not None:
+        routes += f"  in {output.name(each.directory)}"
     return name, _age(time.time_ns() - each.time_ns), changes, size_text(each.size_bytes), routes
 
 

@@ -17,7 +17,6 @@ from fusebackend.cli.log import complete_call
 from fusebackend.cli.show import Failed, Output, note
 from fusebackend.cli.states import States
 from fusebackend.cli.target import complete_path, locate, mount_option
-from fusebackend.history.records import is_call_name
 from fusebackend.trees import diff_output
 from fusebackend.trees.diff import FOREIGN, Differences, differences
 from fusebackend.trees.refs import MAIN_REF, Ref, RefError
@@ -25,6 +24,9 @@ from fusebackend.trees.refs import MAIN_REF, Ref, RefError
 if TYPE_CHECKING:
     from fusebackend.control.client.client import Client
     from fusebackend.control.verbs import DiffForm
+
+PAGE = 100
+"""Calls that one question asks for."""
 
 AFTER_DASHES = "fusebackend.after_dashes"
 """Where the click context keeps the words after `--`, which click itself drops."""
@@ -76,8 +78,8 @@ def diff(words: Sequence[str], form: str | None, mount: str | None) -> None:
 
     REF is a call of 'fusebackend log' (c42), the name of a snapshot or of a branch, a time (10m, 2h, 14:05, yesterday,
     2026-11-22T14:05: the newest snapshot at it or before), or main, which is now. Without REF it is the last call. A
-    call alone is what it did, and nothing of what others did; in A..B it is the newest snapshot before it. A PATH need
-    not exist any more; without one it is the whole mount.
+    call alone is what it did, and nothing of what others did; in A..B it is the state before it. A PATH need not exist
+    any more; without one it is the whole mount.
 
     Comment lines below a patch have what git can't say: owners, xattrs, empty directories, special files.
 
@@ -110,7 +112,8 @@ def diff(words: Sequence[str], form: str | None, mount: str | None) -> None:
 
 
 class _OfCall(NamedTuple):
-    """What a call did is asked for; at some paths, or everywhere where there are none."""
+    """What a call did is asked for, or a comparison with the state before one; at some paths, or everywhere where there
+    are none."""
 
     files: Client
     call: str
@@ -147,7 +150,7 @@ def _chosen(
         known, paths = states.states_of([first, *given], mount)
         first = None
     call = _last_call(known) if first is None else first
-    if call is not None and is_call_name(call) and not known.is_snapshot(call):
+    if call is not None and known.refs.has_call(call):
         return _OfCall(known.files, call, [f"/{os.fsdecode(path)}" for path in paths])
     try:
         before, after = (known.refs.newest(), MAIN_REF) if first is None else known.refs.pair(first)
@@ -158,10 +161,16 @@ def _chosen(
 
 
 def _last_call(known: States) -> str | None:
-    """Return the newest call; None if the mount keeps no history, or it has none."""
+    """Return the newest call that changed something; None if the mount keeps no history, or it has none."""
     try:
         with states.in_a_line():
-            return next((each.call for each in known.files.log(limit=1)), None)
+            before: str | None = None
+            while found := known.files.log(before=before, limit=PAGE):
+                for each in found:
+                    if each.changes:  # requests for approvals have none
+                        return each.call
+                before = found[-1].call
+            return None
     except OSError as error:
         if error.errno == errno.ENOTSUP:
             return None

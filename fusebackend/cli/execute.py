@@ -14,6 +14,7 @@ from fusebackend.base.paths import ROOT, AgentPath, is_below
 from fusebackend.cli import target
 from fusebackend.cli.branch import branch_path, complete_name
 from fusebackend.cli.show import Failed, Output, escaped, note, write_all
+from fusebackend.cli.states import in_a_line
 from fusebackend.cli.target import Target, complete_path, mount_option
 from fusebackend.cli.view import complete_view, find_view
 
@@ -69,7 +70,7 @@ def execute(
     if branch is not None and view is not None:
         raise click.UsageError("give --branch or --view, not both")
     place = _start(cwd, mount)
-    start = place.path
+    start, directory = place.path, None
     if view is not None:
         tree = find_view(place.files, view).path
         within = is_below(start, tree.split("/views/")[0])
@@ -78,6 +79,7 @@ def execute(
         tree = branch_path(place.files, branch)
         within = is_below(start, tree.split("/branches/")[0])  # in the trees directory, perhaps in this branch
         start = AgentPath((start if is_below(start, tree) else tree) if within else tree + start)
+        directory = _taken_in(place, branch)
     stdin = _input() if with_stdin else None
     line = command[0] if len(command) == 1 else shlex.join(command)
     printed = Printed(_json_lines(Output()) if as_json else _passed_on)
@@ -87,6 +89,9 @@ def execute(
         raise Failed(str(error)) from None
     except ValueError as error:
         raise Failed(f"the command can't be run: {error}") from None
+    if branch is not None and directory is not None:
+        with in_a_line():
+            place.files.create_branch(branch, None, directory)
     code = NOT_KNOWN if answer.exit_code is None else answer.exit_code
     message = printed.message(answer)
     if as_json:
@@ -97,6 +102,17 @@ def execute(
         if answer.truncated:
             note("there was more output than the server allows; the rest was dropped")
     click.get_current_context().exit(code)
+
+
+def _taken_in(place: Target, branch: str) -> str | None:
+    """Have a branch know what was changed in its plain directory; returns that, None if it is in none."""
+    with in_a_line():
+        found = next((each.directory for each in place.files.branches() if each.name == branch), None)
+        if found is not None and not place.files.is_mounted:
+            raise Failed(f"nothing is mounted, so run the command in '{found}', where branch '{branch}' is")
+        if found is not None:
+            place.files.take_in_branch(branch)
+    return found
 
 
 def _start(cwd: str | None, mount: str | None) -> Target:

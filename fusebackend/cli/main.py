@@ -29,6 +29,7 @@ _SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "status": ("status:status", "Show mounts and their routes."),
         "metrics": ("metrics:metrics", "Print what is measured of a mount, for Prometheus."),
         "backends": ("backends:backends", "List the URLs that can be mounted."),
+        "doctor": ("doctor:doctor", "Look at what a mount needs here, and say how to mend what it lacks."),
         "check": ("check:check", "Check the file of a volume, and mend it."),
         "snapshot": ("snapshot:snapshot", "Keep the present state of a mount, and list and delete such states."),
         "df": ("space:df", "Show what a mount takes of the disk."),
@@ -49,6 +50,7 @@ _SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Views": {
         "view": ("view:view", "Show what a reader of a view may see and do."),
+        "approval": ("approval:approval", "Approve or deny changes that wait for that."),
     },
     "Files of a mount, as an agent works on them": {
         "ls": ("ls:ls", "List directories."),

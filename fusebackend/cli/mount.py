@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -21,6 +20,8 @@ from fusebackend.protocol import DEFAULT_TTL_S
 from fusebackend.urls import opening as urls
 from fusebackend.urls.opening import Url, UrlError
 from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S
+
+LOOK = "'fusebackend doctor' looks at all that a mount needs, and 'fusebackend serve' does without one"
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -73,8 +74,10 @@ def mount(
     path = table.resolve(mountpoint)
     plan = plan_of(path, file, config_path, default, routes, read_only, options)
     _keep_apart(plan)
-    _require_unserved(path)
-    point.check_system(allow_other=plan.allow_other)
+    try:
+        point.check_system(allow_other=plan.allow_other)
+    except MountError as error:
+        raise MountError(error.errno, f"{error.strerror}; {LOOK}") from None
     prepared = point.prepare(path)
     if prepared.replaced_dead:
         click.echo(f"the server of an earlier mount on {path} had died; it was cleared away")
@@ -96,18 +99,6 @@ def make_data_directory(default: str | None, file: ConfigFile, path: str) -> Non
     """Make the directory of the embedded default of a mount point, if it is what is mounted."""
     if default is None and file.default is None:
         os.makedirs(os.path.dirname(config.data_file(path)), mode=0o700, exist_ok=True)
-
-
-def _require_unserved(path: str) -> None:
-    """Raises `MountError` if a server has the branches and the history of this mount point, without a mount."""
-    from fusebackend.control import rendezvous
-
-    found = rendezvous.server_of(path)
-    if found is not None:
-        raise MountError(
-            errno.EBUSY,
-            f"'{path}' is served already, without a mount, by process {found.pid}; end that with 'kill {found.pid}'",
-        )
 
 
 def _base(config_path: str | None) -> str | None:
@@ -141,6 +132,7 @@ def plan_of(
         takes_snapshots = config.takes_snapshots(file.snapshots or "auto")
         keeps_history = config.keeps_history(file.history or "on")
         log_options = config.log_options(file.log)
+        approvals = config.approval_options(file.approvals)
         metrics = config.metrics_options(file.metrics)
     said = {prefix: table for prefix, table in from_file.items() if prefix not in given}
     with _named(config_path):
@@ -194,6 +186,7 @@ def plan_of(
         },
         default_view=file.default_view,
         log_options=log_options,
+        approvals=approvals,
         metrics=metrics,
     )
 

@@ -30,9 +30,10 @@ def restore(
 ) -> None:
     """Put files, directories and links back as they were, with all attributes; owners if the server runs as root.
 
-    REF is the name of a snapshot, or a time (10m, 2h, 14:05, yesterday, 2026-11-22T14:05: the newest snapshot at it or
-    before). A directory is as it was afterwards: names that were not in it are removed. With --to, that is the path of
-    the copy, or a directory for it if it is one or ends with '/'.
+    REF is the name of a snapshot, a time (10m, 2h, 14:05, yesterday, 2026-11-22T14:05: the newest snapshot at it or
+    before), or a call of 'fusebackend log' (c42): the state before it, on routes without snapshots, too. A directory is
+    as it was afterwards: names that were not in it are removed. With --to, that is the path of the copy, or a directory
+    for it if it is one or ends with '/'.
 
     Each file whose bytes differ is put in place as a whole, as a new one. A file that a process has open for writing is
     named, and nothing is restored without --force: that process would go on writing to the old one. If a restore is

@@ -70,7 +70,7 @@ class States:
         self._routes = {_relative(str(route["prefix"])) for route in status.get("routes", [])} | {b""}
         self._ways = {way for route in self._routes for way in _above(route)}
         self._kept = {each.name: {_relative(prefix) for prefix in each.routes} for each in found}
-        self._kept.update((each.name, self._routes) for each in branches)
+        self._kept.update((each.name, self._routes) for each in branches)  # as main and the state before a call
         self.refs = Refs(
             [Taken(each.name, each.time_ns) for each in found],
             [Taken(each.name, each.time_ns) for each in branches],
@@ -100,7 +100,11 @@ class States:
         return target.outside(self.files, f"/{os.fsdecode(self._trees)}/{kind}/{ref.name}")
 
     def tree(self, ref: Ref) -> ReadTree:
-        """Return the tree of a state: a directory of the mount; what is not mounted is read by verbs."""
+        """Return the tree of a state: a directory of the mount; what is not mounted is read by verbs. A branch has what
+        was changed in its directory."""
+        if ref.is_branch:
+            with in_a_line():
+                self.files.take_in_branch(ref.name)
         return Tree(self.root(ref)) if self.files.is_mounted else VerbTree(self.files, self.root(ref))
 
     def relative(self, place: Target) -> bytes:
@@ -119,7 +123,7 @@ class States:
         """
         kept = set(self._routes)
         for ref in refs:
-            kept &= self._routes if ref.is_main else self._kept[ref.name]
+            kept &= self._kept.get(ref.name, self._routes)
         left_out = self._routes - kept
         found: list[bytes] = []
         for path in paths:
@@ -129,7 +133,7 @@ class States:
                 inner.insert(0, path)
             if not inner:
                 names = ", ".join(
-                    f"'{ref.name}'" for ref in refs if not ref.is_main and owner not in self._kept[ref.name]
+                    f"'{ref.name}'" for ref in refs if owner not in self._kept.get(ref.name, self._routes)
                 )
                 raise Failed(
                     f"'/{os.fsdecode(path)}' lies in a route of which {names} holds nothing: '{_prefix(owner)}'"

@@ -101,7 +101,7 @@ def socket_of(name: str, mount: str | None) -> None:
 
 @view.command()
 @click.argument("name", shell_complete=complete_view)
-@click.argument("operation", type=click.Choice(["read", "write"]))
+@click.argument("operation", type=click.Choice(["read", "write", "execute"]))
 @click.argument("path")
 @json_option("{mode, rule, path}.")
 @mount_option

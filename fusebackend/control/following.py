@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from fusebackend.linux.mount_table import MountError
-from fusebackend.protocol import CallInfo
+from fusebackend.protocol import ApprovalInfo, CallInfo
 from fusebackend.trees.refs import begin_ns
 
 POLLED_S = 0.5
@@ -55,6 +55,20 @@ def _ended(
             after_ns = call.ended_ns or after_ns
         if not found:
             time.sleep(POLLED_S)
+
+
+def new_approvals(ask: Callable[[], list[ApprovalInfo]], has_ended: Callable[[], bool]) -> Iterator[ApprovalInfo]:
+    """Yield the requests that wait, and then each new one, until the mount ends. Raises as `until_end`."""
+    last = 0
+    while not has_ended():
+        found = until_end(ask, has_ended)
+        if found is None:
+            return
+        for each in found:
+            if each.number > last and each.state == "pending":
+                yield each
+        last = max([last, *(each.number for each in found)])
+        time.sleep(POLLED_S)
 
 
 def until_end(ask: Callable[[], T], has_ended: Callable[[], bool]) -> T | None:

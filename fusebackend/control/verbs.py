@@ -28,6 +28,7 @@ from fusebackend.control.limits import MAX_ITEMS, NoRoom
 from fusebackend.linux.command import Command, OnOutput
 from fusebackend.protocol import (
     Actor,
+    ApprovalInfo,
     BlameResult,
     BranchInfo,
     CallInfo,
@@ -176,6 +177,22 @@ class ServedMount(SandboxBackendProtocol):
         """Return what a view does about an operation on a path, and why. ValueError, OSError."""
 
     @abc.abstractmethod
+    def approvals(self) -> list[ApprovalInfo]:
+        """Return the changes that wait for an approval, and those decided lately, by number."""
+
+    @abc.abstractmethod
+    def approval(self, number: int) -> ApprovalInfo:
+        """Return a request for an approval, with its change as text. OSError."""
+
+    @abc.abstractmethod
+    def approve(self, number: int) -> ApprovalInfo:
+        """Approve a request, and have its change happen. OSError."""
+
+    @abc.abstractmethod
+    def deny(self, number: int, reason: str | None = None) -> ApprovalInfo:
+        """Deny a request. OSError."""
+
+    @abc.abstractmethod
     def viewed(self, name: str) -> ServedMount:
         """Return the mount through a view. OSError: ENOENT, there is none of that name."""
 
@@ -193,8 +210,12 @@ class ServedMount(SandboxBackendProtocol):
         """Return the branches of the mount, by name."""
 
     @abc.abstractmethod
-    def create_branch(self, name: str, ref: str | None = None) -> BranchInfo:
-        """Make a branch. ValueError, OSError."""
+    def create_branch(self, name: str, ref: str | None = None, directory: str | None = None) -> BranchInfo:
+        """Make a branch, and put it into a directory of this machine. ValueError, OSError."""
+
+    @abc.abstractmethod
+    def take_in_branch(self, name: str) -> None:
+        """Take what was changed in the directory of a branch into the branch. OSError."""
 
     @abc.abstractmethod
     def delete_branches(self, *names: str) -> None:
@@ -246,10 +267,11 @@ class ServedMount(SandboxBackendProtocol):
     def diff(
         self, call: str, *, paths: tuple[str, ...] = (), form: DiffForm = "patch", columns: int = STAT_COLUMNS
     ) -> str:
-        """Return what a call did, and nothing of what others did.
+        """Return what a call did, and nothing of what others did; or how two states differ.
 
         Args:
-            call: its name, `c42`.
+            call: its name, `c42`; or `A..B`, of which one is a call, for the state before it. The other one is a call,
+                too, or `main`, a snapshot, a branch or a time.
             paths: only what is at and below these.
             form: `patch` as `git diff` has it, `stat`, `names` (`--name-status`), or `json`, an object a line.
             columns: of `stat`.
@@ -257,7 +279,7 @@ class ServedMount(SandboxBackendProtocol):
         Raises:
             ValueError: it is no name of a call.
             OSError: ENOENT, there is no such call, or it did not change one of the paths; ENOTSUP, the mount keeps no
-                history.
+                history; ENODATA, it lacks changes since the call.
         """
         return b"".join(self.diff_pieces(call, paths=paths, form=form, columns=columns)).decode()
 
@@ -718,6 +740,10 @@ VERBS: dict[str, SocketVerb] = {
     "df": _same("df", long=True),
     "prune": _same("prune", long=True, changes=True),
     "restore": _same("restore", long=True, changes=True),
+    "approvals": _same("approvals"),
+    "approval": _same("approval", long=True),
+    "approve": replace(_same("approve", long=True, works=False, changes=True), command=True),
+    "deny": _same("deny"),
     "views": _same("views", works=False),
     "explain": _same("explain"),
     "view_socket": _same("view_socket", works=False),
@@ -726,6 +752,7 @@ VERBS: dict[str, SocketVerb] = {
     ),
     "branches": _same("branches", long=True),
     "create_branch": _same("create_branch", long=True, changes=True),
+    "take_in_branch": _same("take_in_branch", long=True, changes=True),
     "delete_branches": SocketVerb(
         OfNames, lambda call, asked: call.backend.delete_branches(*asked.names), long=True, changes=True
     ),

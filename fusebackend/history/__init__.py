@@ -1,14 +1,17 @@
 """The history of a mount: who changed what in which call, and the bytes that were replaced.
 
 records.py      a call and its changes, as the history keeps them
+requests.py     changes that wait for an approval, as the history keeps them
 history_file.py `HistoryFile`: all of them, in an SQLite file of the server
 masking.py      commands without their secrets; `LogOptions`
 chain.py        `Chain`: a hash chain over what the history says
+seals.py        `Seal`: keyed hashes of kept bytes and extended attributes, for that chain
 anchors.py      `Anchoring`: ends of that chain, kept elsewhere
 images.py       `Images`: the bytes of files before a change
 processes.py    `Processes`: the process that a FUSE request comes from
 calls.py        `Calls`: the call that a change belongs to
 recorder.py     `Recorder`: records changes, those of the kernel through a `RecordingVolume`
+unmade.py       `drop_unmade`: records of changes that a killed server has not made
 steps.py        `Steps`: records what a verb changes
 blame.py        the call that left a line as it is
 undo.py         `Undo`: takes calls back

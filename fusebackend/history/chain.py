@@ -1,8 +1,8 @@
 """`Chain`: a hash chain over what a history says, so that a later change of it shows.
 
-Every call, every record, and every later event of them (an end, an undo, a change that was not made, a deletion) is a
-link: a number without gaps, and a digest of what is said. The head of a link is the digest of the head before it and of
-its own digest. The head of the last one is in the file.
+Every call, every record, and every later event of them (an end, an undo, a change that was not made, a deletion), and
+every request with what became of it (`requests.py`), is a link: a number without gaps, and a digest of what is said.
+The head of a link is the digest of the head before it and of its own digest. The head of the last one is in the file.
 
     head(n) = BLAKE2b(head(n - 1) + digest(n))        digest(n) = BLAKE2b(n, table, columns)
 
@@ -10,10 +10,12 @@ A deleted call leaves its links, as stubs with their digests, until nothing olde
 head takes their place. The event of the deletion is a link itself, and names the call; a stub without one was deleted
 by somebody else.
 
-Not in a digest: where the bytes of a file are kept, its extended attributes, and what a call left (`Record.after`);
-these change later, by `forget` among others.
+Not in a digest: where the bytes of a file are kept, and its extended attributes, for `forget` deletes them. Keyed
+hashes of them are (`seals.py`), and each deletion is an event. So is what a call left (`Record.after`), which is known
+later. Bytes in a snapshot of the volume have no seal: nobody has read them.
 
-A link takes 4 µs, in the thread that writes the file. `verify` reads all of it: some 10 µs for each link.
+A link takes 4 µs, in the thread that writes the file. `verify` reads all of it: some 10 µs for each link, and 1 ms for
+each MiB of kept bytes.
 
 What it proves. Without an anchor: nothing against the server's own user, who can write the file and all digests anew.
 It shows accidents, and changes by somebody who has not done that. With an anchor, a head that was kept elsewhere, all
@@ -25,11 +27,14 @@ from __future__ import annotations
 import hashlib
 import heapq
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
+
+from fusebackend.history import requests
+from fusebackend.history.seals import seal_of, seal_of_file
 
 BYTES: Final = 16
 """Of a digest."""
@@ -40,12 +45,20 @@ START: Final = bytes(BYTES)
 NAMED: Final = 100
 """Problems that an answer names, at most."""
 
+NO_STAMP: Final = hash((None,) * 5)
+
+PAGE: Final = 1000
+"""Records whose seals are compared at a time."""
+
 CALL_COLUMNS: Final = 11
 """Of a row of `calls`: all but its end, and which undo has taken it back. These are events."""
 
 BEFORE_COLUMN, XATTRS_COLUMN, TARGET_COLUMN = 9, 17, 18
 """Of a row of `records`: what was done is up to the first, the file before it up to the last; without its extended
 attributes. A row that is to be written may end before."""
+
+AFTER_COLUMN, LINK_COLUMN, SEALS_COLUMN = 22, 27, 30
+"""Of a row of `records` in the file: what the call left, five of them; link and digest; the two seals."""
 
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS events (
@@ -87,8 +100,10 @@ def said_of_call(row: Sequence[Any]) -> Sequence[Any]:
     return row[:CALL_COLUMNS]
 
 
-def said_of_record(row: Sequence[Any], *, has_before: bool) -> Sequence[Any]:
-    return (*row[:XATTRS_COLUMN], row[TARGET_COLUMN]) if has_before else row[:BEFORE_COLUMN]
+def said_of_record(row: Sequence[Any], sealed: Sequence[Any], *, has_before: bool) -> Sequence[Any]:
+    """Return what a record says: of a row that may end early, and its seals, if it has any."""
+    said = (*row[:XATTRS_COLUMN], row[TARGET_COLUMN]) if has_before else row[:BEFORE_COLUMN]
+    return (*said, *sealed)
 
 
 class Chain:
@@ -132,11 +147,12 @@ def leave_stubs(connection: sqlite3.Connection, calls: Sequence[int]) -> None:
 
 
 def collapse(connection: sqlite3.Connection) -> None:
-    """Have the checkpoint take the place of the oldest links, up to the first call or record that is still there. After
-    calls were deleted, in the same transaction."""
+    """Have the checkpoint take the place of the oldest links, up to the first call, record or request that is still
+    there. After calls were deleted, in the same transaction."""
     last, first, head = connection.execute("SELECT link, first, before FROM chain").fetchone()
     (live,) = connection.execute(
-        "SELECT min(link) FROM (SELECT min(link) AS link FROM calls UNION ALL SELECT min(link) FROM records)"
+        "SELECT min(link) FROM (SELECT min(link) AS link FROM calls UNION ALL SELECT min(link) FROM records "
+        "UNION ALL SELECT min(link) FROM requests)"
     ).fetchone()
     until = last + 1 if live is None else live
     rows = connection.execute(
@@ -215,9 +231,11 @@ def _of_calls(connection: sqlite3.Connection) -> Iterator[_Link]:
 
 def _of_records(connection: sqlite3.Connection) -> Iterator[_Link]:
     for row in connection.execute("SELECT * FROM records ORDER BY number"):
-        link, found = row[-2:]
+        link, found = row[LINK_COLUMN : LINK_COLUMN + 2]
         where = f"change {row[0]} of call c{row[1]}"
-        said = said_of_record(row, has_before=row[BEFORE_COLUMN] is not None)
+        sealed = row[SEALS_COLUMN : SEALS_COLUMN + 2]
+        sealed = () if sealed == (None, None) else sealed
+        said = said_of_record(row, sealed, has_before=row[BEFORE_COLUMN] is not None)
         yield _Link(link, found, where, digest(link, "record", said), row[1])
 
 
@@ -280,22 +298,85 @@ def _wrong_events(connection: sqlite3.Connection, stubs: Mapping[int, int]) -> I
     ends: dict[int, Any] = {}
     undone: dict[int, Any] = {}
     gone: set[int] = set()
+    stamps: dict[int, int] = {}  # record → a hash of what its call left: there may be a million
+    erased: set[int] = set()
+    events: list[tuple[str, list[Any]]] = []
     for kind, value in connection.execute("SELECT kind, value FROM events ORDER BY link"):
         try:
             row = msgspec.msgpack.decode(value)
         except msgspec.DecodeError:
             continue  # it was changed, and its digest has shown that
-        if kind == "end":
+        if kind.startswith(requests.ASKED):
+            events.append((kind, row))
+        elif kind == "end":
             ends[row[0]] = row[1]
         elif kind == "undone":
             undone[row[0]] = row[1]
         elif kind in ("forget", "drop"):
             gone.update(row)
+        elif kind == "after":
+            stamps.update((number, hash(tuple(stamp))) for number, *stamp in row)
+        elif kind == "erase":
+            erased.update(row)
     for number, ended_ns, by in connection.execute("SELECT number, ended_ns, undone_by FROM calls ORDER BY number"):
         if ended_ns != ends.get(number):
             yield f"the end of call c{number} was changed"
         if by != undone.get(number):
             yield f"which undo has taken back call c{number} was changed"
+    columns = "after_mode, after_uid, after_gid, after_size, after_mtime_ns"
+    for number, call, *stamp in connection.execute(f"SELECT number, call, {columns} FROM records ORDER BY number"):
+        if hash(tuple(stamp)) != stamps.get(number, NO_STAMP):
+            yield f"what change {number} of call c{call} has left was changed"
+    lost = "SELECT number, call FROM records WHERE salt IS NULL AND (xattrs_seal NOTNULL OR image_seal NOTNULL)"
+    for number, call in connection.execute(f"{lost} ORDER BY number"):
+        if number not in erased:
+            yield f"what is kept for change {number} of call c{call} was deleted past the server"
+    yield from requests.wrong(connection, events)
     for call, link in stubs.items():
         if call not in gone:
             yield f"{_name(call)}: it was deleted past the server (link {link})"
+
+
+class Sealed(NamedTuple):
+    """What is kept for a record, with its seals."""
+
+    number: int
+    call: int
+    xattrs: str | None
+    place: str | None
+    name: str | None
+    salt: bytes
+    xattrs_seal: bytes | None
+    image_seal: bytes | None
+
+
+def wrong_seals(
+    pages: Callable[[int, int], list[Sealed]], image_path: Callable[[str], str] | None = None
+) -> Iterator[str]:
+    """Compare what is kept with its seals.
+
+    Args:
+        pages: returns the next records with seals: those with a number above the first argument, so many at most.
+        image_path: returns the path of the file with the bytes of an image; they are not looked at when None.
+    """
+    after = 0
+    while page := pages(after, PAGE):
+        after = page[-1].number
+        for each in page:
+            why = _wrong_seal(each, image_path)
+            if why is not None and each in pages(each.number - 1, 1):  # else it has been deleted meanwhile
+                yield f"{why} change {each.number} of call c{each.call}"
+
+
+def _wrong_seal(each: Sealed, image_path: Callable[[str], str] | None) -> str | None:
+    if each.xattrs_seal is not None and each.xattrs_seal != seal_of("xattrs", each.salt, (each.xattrs or "").encode()):
+        return "there are other extended attributes for"
+    if each.image_seal is None or image_path is None:
+        return None
+    if each.place != "file" or not isinstance(each.name, str):
+        return "there are no bytes any more for"
+    try:
+        found = seal_of_file(image_path(each.name), each.salt)
+    except OSError as error:
+        return f"the kept bytes can't be read ({error.strerror}) of"
+    return None if found == each.image_seal else "there are other bytes for"

@@ -23,17 +23,21 @@ import logging
 import operator
 import os
 import sqlite3
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from fusebackend.base.paths import ROOT, AgentPath, is_below, to_name
 from fusebackend.databases import sqlite
-from fusebackend.history import chain
+from fusebackend.history import chain, requests, seals
 from fusebackend.history.chain import Chain, Verified, collapse, load
-from fusebackend.history.masking import LogOptions, kept
+from fusebackend.history.masking import Commands, LogOptions, kept
 from fusebackend.history.records import Call, CallKind, Image, Record, RecordKind, Stamp, State
+from fusebackend.history.requests import Request
+from fusebackend.history.seals import seal_of
 from fusebackend.protocol import Actor
 
 log = logging.getLogger(__name__)
@@ -62,8 +66,8 @@ ROWS: Final = 50
 FORGOTTEN: Final = "they were forgotten ('fusebackend forget')"
 """Why the bytes of an image are lost."""
 
-VERSION: Final = 1
-"""Of the tables; `PRAGMA user_version`."""
+VERSION: Final = 2
+"""Of the tables; `PRAGMA user_version`. 1 had no seals, and was in no release."""
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS numbers (one INTEGER PRIMARY KEY CHECK (one = 1), call INTEGER, record INTEGER);
@@ -82,7 +86,10 @@ CREATE TABLE IF NOT EXISTS records (
     mtime_ns INTEGER, xattrs TEXT, target BLOB,
     place TEXT, name TEXT, image_node INTEGER,
     after_mode INTEGER, after_uid INTEGER, after_gid INTEGER, after_size INTEGER, after_mtime_ns INTEGER,
-    link INTEGER NOT NULL, digest BLOB NOT NULL);
+    link INTEGER NOT NULL, digest BLOB NOT NULL,
+    salt BLOB, xattrs_seal BLOB, image_seal BLOB);
+CREATE TABLE IF NOT EXISTS closed (one INTEGER PRIMARY KEY CHECK (one = 1), record INTEGER);
+CREATE TABLE IF NOT EXISTS identities (record INTEGER PRIMARY KEY, identity BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS gaps (call INTEGER PRIMARY KEY, why TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS routes (prefix BLOB PRIMARY KEY, backend TEXT) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS calls_by_end ON calls (ended_ns);
@@ -97,41 +104,52 @@ _COLUMNS: Final = (
     ", mode, uid, gid, rdev, size, nlink, atime_ns, mtime_ns, xattrs, target",
     ", place, name, image_node",
     ", after_mode, after_uid, after_gid, after_size, after_mtime_ns",
+    ", salt, xattrs_seal, image_seal",
 )
-"""Of all records; and of those with `before`, `image`, `after`. All have a link of the chain."""
+"""Of all records; and of those with `before`, `image`, `after`, seals. All have a link of the chain."""
 
 
 def _inserts(parts: tuple[bool, ...]) -> tuple[str, str]:
     """Return the statements for one record and for `ROWS`. They name only the columns that the records have: each costs
-    0.3 us, and most records have 11 of the 29."""
+    0.3 us, and most records have 11 of the 32."""
     columns = _COLUMNS[0] + "".join(itertools.compress(_COLUMNS[1:], parts)) + ", link, digest"
     row = "(" + ", ".join("?" * (columns.count(",") + 1)) + ")"
     one = f"INSERT INTO records ({columns}) VALUES {row}"
     return one, one + f", {row}" * (ROWS - 1)
 
 
-_PARTS: Final = tuple(itertools.product((False, True), repeat=3))
+_PARTS: Final = tuple(itertools.product((False, True), repeat=4))
 _RECORD: Final = {parts: _inserts(parts)[0] for parts in _PARTS}
 _RECORDS: Final = dict(map(_inserts, _PARTS))
-_BEFORE: Final = frozenset(_RECORD[parts] for parts in _PARTS if parts[0])
-"""Statements for records that have `before`."""
+_SHAPE: Final = {_RECORD[parts]: parts for parts in _PARTS}
+"""What the records of a statement have."""
 
 _CALL: Final = "INSERT INTO calls VALUES (" + ", ".join("?" * 15) + ")"
 _END: Final = "UPDATE calls SET ended_ns = ? WHERE number = ?"
 _UNDONE: Final = "UPDATE calls SET undone_by = ? WHERE number = ?"
 _EVENTS: Final = {_END: "end", _UNDONE: "undone"}
 _DROP: Final = "DELETE FROM records WHERE number = ?"
+_IDENTITY: Final = "INSERT OR REPLACE INTO identities VALUES (?, ?)"
 _FORGET: Final = "DELETE FROM calls WHERE number = ?"
 _GAP: Final = "INSERT OR IGNORE INTO gaps VALUES (?, ?)"
 _AFTER: Final = (
     "UPDATE records SET after_mode = ?, after_uid = ?, after_gid = ?, after_size = ?, after_mtime_ns = ? "
     "WHERE number = ?"
 )
+_ERASE: Final = (
+    "UPDATE records SET xattrs = NULL, salt = NULL, image_node = 0, "
+    "name = CASE place WHEN 'lost' THEN name ELSE ? END, "
+    "place = CASE WHEN place IS NULL THEN NULL ELSE 'lost' END "
+    "WHERE (place IS NOT NULL OR xattrs IS NOT NULL) AND "
+)
 _CALLS: Final = (
     "SELECT number, kind, title, agent, thread, tool_call, command, uid, pid, host, began_ns, ended_ns, undone_by, "
     "(SELECT count(*) FROM records WHERE records.call = calls.number), "
     "(SELECT group_concat(undoes.call) FROM undoes WHERE undoes.undo = calls.number) FROM calls"
 )
+
+_CHANGED: Final = "EXISTS (SELECT 1 FROM records WHERE records.call = calls.number)"  # not after `drop`
+_SHOWN: Final = f"({_CHANGED} OR kind IN ({', '.join(map(repr, requests.LOGGED))}))"
 
 _DAMAGE: Final = frozenset({sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, 0, sqlite3.SQLITE_ERROR})
 
@@ -167,6 +185,8 @@ class Filter(NamedTuple):
     """That ended after this time, in the order of their ends. No two calls end at the same time."""
     ended_before_ns: int | None = None
     """That ended before this time."""
+    with_requests: bool = False
+    """Also requests for approvals, and decisions about them, which have changed nothing."""
 
 
 class HistoryFile:
@@ -179,6 +199,7 @@ class HistoryFile:
     Attributes:
         earlier: the number of the last record of an earlier server; 0 if there is none.
         interrupted: the calls that went on when the last server was killed.
+        was_killed: the last server did not close the file, or it was one of an older version.
         set_aside: where the file went that was found damaged or newer, and why, a line; None if none was.
 
     Raises:
@@ -217,6 +238,7 @@ class HistoryFile:
         self._record: int
         self._call, self._record = self._writer.execute("SELECT call, record FROM numbers").fetchone()
         self.earlier = self._record
+        self.was_killed = self._writer.execute("SELECT record FROM closed").fetchall() != [(self._record,)]
         self._chain = load(self._writer)
         self.interrupted: list[int] = []
         self._end_interrupted()
@@ -230,7 +252,7 @@ class HistoryFile:
     def _opened(self) -> sqlite3.Connection:
         try:
             return _connect(self.path)
-        except _Newer as error:
+        except _Foreign as error:
             why = str(error)
         except sqlite3.Error as error:
             if sqlite.primary(error) not in _DAMAGE:
@@ -268,9 +290,16 @@ class HistoryFile:
         self._wake.set()
         self._thread.join()
         self.flush()
+        with contextlib.suppress(sqlite3.Error):  # then the next server takes it for killed
+            self._writer.execute("INSERT OR REPLACE INTO closed SELECT 1, record FROM numbers")
         self._reader.close()
         self._writer.close()
         os.close(self._lock_file)
+
+    @property
+    def commands(self) -> Commands:
+        """What it keeps of commands."""
+        return self._commands
 
     @property
     def size_bytes(self) -> int:
@@ -304,6 +333,16 @@ class HistoryFile:
             self._open.add(number)
         return number
 
+    def note_call(self, kind: CallKind, title: str, actor: Actor) -> int:
+        """Keep a call that changes no file, and ends at once; returns its number. `calls` has it if it is asked for
+        those of such kinds."""
+        number = self.open_call(kind, title, actor)
+        with self._guard:
+            self._waiting.append(self._unwritten.pop(number))
+            self._wake.set()
+        self.end_call(number)
+        return number
+
     def end_call(self, number: int) -> None:
         """End a call. Twice is once."""
         with self._guard:
@@ -328,8 +367,13 @@ class HistoryFile:
         before: State | None = None,
         image: Image | None = None,
         after: Stamp | None = None,
+        identity: bytes | None = None,
     ) -> int:
-        """Add a record to a call that is open; returns its number. The arguments are fields of `Record`."""
+        """Add a record to a call that is open; returns its number. The arguments are fields of `Record`.
+
+        Args:
+            identity: of the file, where it has one (`Volume.lasting`).
+        """
         time_ns = self._time_ns()
         with self._guard:
             self._record += 1
@@ -348,7 +392,10 @@ class HistoryFile:
                 row += (image.place, _stored(image.name), image.node)
             if after is not None:
                 row += after
-            self._put(_RECORD[before is not None, image is not None, after is not None], row)
+            sealed = _seals(before, image)
+            self._put(_RECORD[before is not None, image is not None, after is not None, bool(sealed)], row + sealed)
+            if identity is not None:
+                self._put(_IDENTITY, (number, identity))
             is_full = len(self._waiting) > MOST_WAITING
         if is_full:
             self.flush()
@@ -477,7 +524,7 @@ class HistoryFile:
     def call(self, number: int) -> Call | None:
         """Return a call; None if there is none, or if it has changed nothing."""
         found = next(self._calls("WHERE number = ?", (number,)), None)
-        return found if found is not None and found.changes else None
+        return found if found is not None and (found.changes or found.kind in requests.LOGGED) else None
 
     def calls(self, limit: int | None = None, where: Filter | None = None) -> list[Call]:
         """Return calls that changed something, the newest first; with `ended_after_ns`, as they ended.
@@ -486,7 +533,7 @@ class HistoryFile:
             limit: at most so many; None for all.
         """
         wanted = where or Filter()
-        conditions = ["EXISTS (SELECT 1 FROM records WHERE records.call = calls.number)"]  # not after `drop`
+        conditions = [_SHOWN if wanted.with_requests else _CHANGED]
         values: list[Any] = []
         if wanted.by:
             conditions.append("(? IN (agent, thread, tool_call, command) OR CAST(uid AS TEXT) = ?)")
@@ -569,6 +616,16 @@ class HistoryFile:
             return newest[::-1]
         return self._records("WHERE number > ? ORDER BY number LIMIT ?", (number, limit))
 
+    def newest(self, prefix: AgentPath, below: int | None, limit: int) -> list[Record]:
+        """Return the last records of a route, the newest first, at most `limit`.
+
+        Args:
+            below: with a lower number; None for all.
+        """
+        stored = to_name(prefix)
+        upper = 1 << 62 if below is None else below
+        return self._records("WHERE prefix = ? AND number < ? ORDER BY number DESC LIMIT ?", (stored, upper, limit))
+
     def unstamped(
         self, call: int, after: int, limit: int, *, all_of_them: bool = False
     ) -> list[tuple[int, AgentPath, bytes]]:
@@ -591,6 +648,11 @@ class HistoryFile:
         """Return a record."""
         return next(iter(self._records("WHERE number = ?", (number,))), None)
 
+    def identity(self, number: int) -> bytes | None:
+        """Return the identity of the file of a record, see `add`."""
+        rows = self._read("SELECT identity FROM identities WHERE record = ?", (number,))
+        return rows[0][0] if rows else None
+
     def later(self, number: int, prefix: AgentPath, path: bytes, *, with_undone: bool = False) -> list[Record]:
         """Return the records of other calls after a record that touch a path of its route, in their order: at it, below
         it, or of a directory above that was made, moved or removed.
@@ -600,32 +662,47 @@ class HistoryFile:
         """
         row = next(iter(self._read("SELECT call FROM records WHERE number = ?", (number,))), None)
         call = 0 if row is None else row[0]
-        above = _above(path)
-        marks = ", ".join("?" * len(above)) or "NULL"
-        low, high = _below(path)
-        whole = "('create', 'remove', 'rename', 'exchange')"
-        # Several statements in one, each of which an index answers.
-        chosen = " UNION ".join(
-            f"SELECT number FROM records WHERE number > ? AND prefix = ? AND {condition}"
-            for condition in (
-                "path = ?",
-                "to_path = ?",
-                "path > ? AND path < ?",
-                "to_path > ? AND to_path < ?",
-                f"path IN ({marks}) AND kind IN {whole}",
-                f"to_path IN ({marks}) AND kind IN {whole}",
-            )
-        )
-        stored = to_name(prefix)
-        values: list[Any] = []
-        for words in ((path,), (path,), (low, high), (low, high), above, above):
-            values += [number, stored, *words]
+        chosen, values = _touching(number, prefix, path)
         if with_undone:
             return self._records(f"WHERE number IN ({chosen}) AND call != ? ORDER BY number", (*values, call))
         return self._records(
             f"WHERE number IN ({chosen}) AND call != ? AND {_STANDS.format('?')} ORDER BY number",
             (*values, call, call),
         )
+
+    def since(self, number: int, prefix: AgentPath, path: bytes) -> list[Record]:
+        """Return the records of all calls after this number that touch a path, as `later`; undone ones, too."""
+        chosen, values = _touching(number, prefix, path)
+        return self._records(f"WHERE number IN ({chosen}) ORDER BY number", values)
+
+    def has_links(self, number: int, prefix: AgentPath) -> bool:
+        """Return True if a record of a route after this number is of a file with several names: it names only one."""
+        rows = self._read(
+            "SELECT 1 FROM records WHERE number > ? AND prefix = ? AND (linked OR nlink > 1 AND mode & ? != ?) LIMIT 1",
+            (number, to_name(prefix), 0o170000, stat.S_IFDIR),
+        )
+        return bool(rows)
+
+    def begin(self, call: Call) -> int:
+        """Return the number of the last record before those of a call.
+
+        Raises:
+            OSError: ENODATA, not all that was changed since is in the history any more; the text says why.
+        """
+        ((number, link),) = self._read(
+            "SELECT min(records.number) - 1, calls.link FROM records JOIN calls ON calls.number = call WHERE call = ?",
+            (call.number,),
+        )
+        if self._read("SELECT 1 FROM stubs WHERE link > ? AND of > 0 LIMIT 1", (link,)):
+            raise OSError(errno.ENODATA, f"calls that have changed something since {call.ref} began were forgotten")
+        gaps = self._read(
+            "SELECT call, why FROM gaps LEFT JOIN calls ON calls.number = gaps.call "
+            "WHERE coalesce(ended_ns, ?) >= ? ORDER BY call LIMIT 1",
+            (1 << 62, call.began_ns),
+        )
+        for gap, why in gaps:
+            raise OSError(errno.ENODATA, f"a change of c{gap} was not recorded: {_text(why)}")
+        return int(number)
 
     def newest_at(self, prefix: AgentPath, path: bytes, below: int) -> Record | None:
         """Return the last record before one of this number that made, changed, moved or removed the file at a path, or
@@ -713,11 +790,16 @@ class HistoryFile:
         Args:
             nodes: of files, by the prefix of their route.
         """
+        paths = list(paths)
         for path in paths:
             self._forget_contents(*self._at(path))
         for prefix, numbers in nodes.items():
             for node in numbers:
                 self._forget_contents("prefix = ? AND (node = ? OR image_node = ?)", (to_name(prefix), node, node))
+        asked = [each.number for each in self.requests() if requests.concerns(each, paths)]
+        with self._guard:
+            for number in asked:
+                self._put("UPDATE requests SET change = NULL WHERE number = ?", (number,))
         self.flush()
         with self._writing, self._reading, sqlite.translate_errors(f"the history '{self.path}' can't be rewritten"):
             self._writer.execute("VACUUM")
@@ -725,26 +807,59 @@ class HistoryFile:
 
     def _forget_contents(self, condition: str, values: Iterable[Any]) -> None:
         with self._guard:
-            self._put(
-                "UPDATE records SET xattrs = NULL, image_node = 0, name = CASE place WHEN 'lost' THEN name ELSE ? END, "
-                "place = CASE WHEN place IS NULL THEN NULL ELSE 'lost' END "
-                f"WHERE (place IS NOT NULL OR xattrs IS NOT NULL) AND {condition}",
-                (FORGOTTEN, *values),
-            )
+            self._put(_ERASE + condition, (FORGOTTEN, *values))
 
-    def verify(self, anchors: Mapping[int, bytes] | None = None) -> Verified:
+    def verify(
+        self, anchors: Mapping[int, bytes] | None = None, image_path: Callable[[str], str] | None = None
+    ) -> Verified:
         """Check that the history is as it was written, see `chain.py`.
 
         Args:
             anchors: heads of the chain that were kept elsewhere, by their links.
+            image_path: returns the path of the file with the bytes of an image, by its name. They are not looked at
+                when None.
         """
         self.flush()
         with (
             sqlite.translate_errors(f"the history '{self.path}' can't be read"),
             contextlib.closing(sqlite.open_file(self.path, "mode=ro")) as reader,
-            sqlite.transaction(reader, "DEFERRED"),
         ):
-            return chain.verify(reader, anchors or {})
+            with sqlite.transaction(reader, "DEFERRED"):
+                found = chain.verify(reader, anchors or {})
+            # A transaction for all bytes would keep the WAL growing. What is deleted meanwhile is not there any more.
+            wrong = chain.wrong_seals(partial(self._sealed, reader), image_path)
+            room = max(0, chain.NAMED - len(found.problems))
+            return found._replace(problems=[*found.problems, *itertools.islice(wrong, room)])
+
+    def _sealed(self, reader: sqlite3.Connection, after: int, limit: int) -> list[chain.Sealed]:
+        rows = reader.execute(
+            "SELECT number, call, xattrs, place, name, salt, xattrs_seal, image_seal FROM records "
+            "WHERE number > ? AND salt IS NOT NULL ORDER BY number LIMIT ?",
+            (after, limit),
+        )
+        return [chain.Sealed(*row) for row in rows]
+
+    # -- requests ----------------------------------------------------------------------------------------------
+
+    def add_request(self, request: Request) -> None:
+        """Keep a new request for an approval. `require` waits until it is written."""
+        with self._guard:
+            self._put(*requests.inserted(request))
+
+    def update_request(self, request: Request) -> None:
+        """Keep what became of a request."""
+        with self._guard:
+            self._put(*requests.updated(request))
+
+    def delete_requests(self, numbers: Iterable[int]) -> None:
+        """Delete requests."""
+        with self._guard:
+            for number in numbers:
+                self._put(requests.DELETE, (number,))
+
+    def requests(self) -> list[Request]:
+        """Return all requests, by number."""
+        return list(requests.load(self._read("SELECT * FROM requests ORDER BY number", ())))
 
     # -- retention ---------------------------------------------------------------------------------------------
 
@@ -793,8 +908,8 @@ class HistoryFile:
         self.forgets += 1
 
 
-class _Newer(Exception):
-    """The file is of a newer version."""
+class _Foreign(Exception):
+    """The file is of a version that this program does not know."""
 
 
 def _locked(directory: str) -> int:
@@ -818,14 +933,16 @@ def _connect(path: str) -> sqlite3.Connection:
     try:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version > VERSION:
-            raise _Newer(f"is of a newer version ({version}, and this program knows {VERSION})")
+            raise _Foreign(f"is of a newer version ({version}, and this program knows {VERSION})")
+        if 0 < version < VERSION:
+            raise _Foreign(f"is of version {version}, which no release has had (this program knows {VERSION})")
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # before there is a table
         connection.execute("PRAGMA journal_mode = WAL").fetchone()
         connection.execute("PRAGMA synchronous = NORMAL")
         small = os.stat(path).st_size <= CHECKED_BYTES
         if small and connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
             raise sqlite3.DatabaseError("quick_check finds errors")
-        connection.executescript(_SCHEMA + chain.SCHEMA)
+        connection.executescript(_SCHEMA + chain.SCHEMA + requests.SCHEMA)
         connection.execute(f"PRAGMA user_version = {VERSION}")
     except BaseException:
         connection.close()
@@ -852,25 +969,39 @@ def _write_records(writer: sqlite3.Connection, links: Chain, rows: Iterable[_Row
     """Write new records, in any order and many at a time: after each statement this thread waits for Python's lock, and
     takes it from the mount's loop."""
     by_statement: dict[str, list[tuple[Any, ...]]] = {}
+    stamps: list[tuple[Any, ...]] = []
     for statement, row in rows:
-        said = chain.said_of_record(row, has_before=statement in _BEFORE)
+        has_before, _, has_after, has_seals = _SHAPE[statement]
+        said = chain.said_of_record(row, row[-2:] if has_seals else (), has_before=has_before)
         by_statement.setdefault(statement, []).append((*row, *links.add("record", said)))
+        if has_after:
+            end = len(row) - 3 * has_seals
+            stamps.append((row[0], *row[end - 5 : end]))
     for statement, found in by_statement.items():
         whole = len(found) - len(found) % ROWS
         for start in range(0, whole, ROWS):
             writer.execute(_RECORDS[statement], tuple(itertools.chain.from_iterable(found[start : start + ROWS])))
         writer.executemany(statement, found[whole:])
+    if stamps:
+        writer.execute(*links.event("after", stamps))
 
 
 def _write(writer: sqlite3.Connection, links: Chain, rows: Iterable[_Row]) -> None:
     """Write what is no new record, one statement after another, and add what it says to the chain."""
     for statement, group in itertools.groupby(rows, operator.itemgetter(0)):
         found = [row for _, row in group]
+        if statement in requests.STATEMENTS:
+            for row in found:
+                writer.execute(*links.event(*requests.said(statement, row)))
+                writer.execute(statement, (*row, links.link) if statement == requests.INSERT else row)
+            continue
         if statement == _CALL:
             found = [(*row, *links.add("call", chain.said_of_call(row))) for row in found]
         elif statement == _FORGET:
             numbers = [number for (number,) in found]
             chain.leave_stubs(writer, numbers)
+            of_call = "SELECT number FROM records WHERE call = ?"
+            writer.executemany(f"DELETE FROM identities WHERE record IN ({of_call})", found)
             writer.executemany("DELETE FROM records WHERE call = ?", found)
             writer.executemany("DELETE FROM undoes WHERE undo = ?", found)
             writer.executemany("DELETE FROM gaps WHERE call = ?", found)
@@ -878,6 +1009,14 @@ def _write(writer: sqlite3.Connection, links: Chain, rows: Iterable[_Row]) -> No
         elif statement == _DROP:
             writer.executemany("INSERT INTO stubs SELECT link, -number, digest FROM records WHERE number = ?", found)
             writer.execute(*links.event("drop", [-number for (number,) in found]))
+        elif statement == _AFTER:
+            writer.execute(*links.event("after", [(number, *stamp) for *stamp, number in found]))
+        elif statement.startswith(_ERASE):
+            condition = statement.removeprefix(_ERASE)
+            erased = f"SELECT number FROM records WHERE (place IS NOT NULL OR xattrs IS NOT NULL) AND {condition}"
+            for _, *values in found:
+                numbers = [number for (number,) in writer.execute(erased, values)]
+                writer.execute(*links.event("erase", numbers))
         writer.executemany(statement, found)
         for value, number in found if statement in _EVENTS else ():
             writer.execute(*links.event(_EVENTS[statement], [number, value]))
@@ -895,8 +1034,28 @@ def _text(value: Any) -> Any:
 
 
 def _state_row(state: State) -> tuple[Any, ...]:
-    xattrs = {name.hex(): value.hex() for name, value in state.xattrs.items()}
-    return (*state[:8], json.dumps(xattrs) if xattrs else None, state.target)
+    return (*state[:8], _xattrs_text(state) if state.xattrs else None, state.target)
+
+
+def _seals(before: State | None, image: Image | None) -> tuple[Any, ...]:
+    """Return the salt and the seals of a record; nothing if it has no kept bytes and no extended attributes."""
+    salt = image.salt if image is not None else b""
+    if before is None or not (salt or before.xattrs):
+        return ()
+    xattrs = None
+    if before.xattrs:
+        salt = salt or os.urandom(seals.BYTES)
+        xattrs = seal_of("xattrs", salt, _xattrs_text(before).encode())
+    return salt, xattrs, image.seal or None if image is not None else None
+
+
+def _sealed_bytes(salt: bytes | None, xattrs_seal: bytes | None, image_seal: bytes | None) -> tuple[bytes, bytes]:
+    """Return `salt` and `seal` of an image."""
+    return (b"", b"") if salt is None or image_seal is None else (salt, image_seal)
+
+
+def _xattrs_text(state: State) -> str:
+    return json.dumps({name.hex(): value.hex() for name, value in state.xattrs.items()})
 
 
 def _record_of(row: Sequence[Any]) -> Record:
@@ -907,7 +1066,7 @@ def _record_of(row: Sequence[Any]) -> Record:
         xattrs = {bytes.fromhex(name): bytes.fromhex(value) for name, value in stored.items()}
         before = State._make((*rest[:8], xattrs, rest[9]))
     if rest[10] is not None:
-        image = Image(rest[10], _text(rest[11]), rest[12])
+        image = Image(rest[10], _text(rest[11]), rest[12], *_sealed_bytes(*rest[20:]))
     if rest[13] is not None:
         after = Stamp(*rest[13:18])
     return Record(
@@ -920,6 +1079,31 @@ def _below(path: bytes) -> tuple[bytes, bytes]:
     """Return the bounds, both exclusive, of the paths below a path."""
     bare = path.rstrip(b"/")
     return bare + b"/", bare + b"0"
+
+
+def _touching(number: int, prefix: AgentPath, path: bytes) -> tuple[str, list[Any]]:
+    """Return a statement for the numbers of the records after one that touch a path of its route, see `later`."""
+    above = _above(path)
+    marks = ", ".join("?" * len(above)) or "NULL"
+    low, high = _below(path)
+    whole = "('create', 'remove', 'rename', 'exchange')"
+    # Several statements in one, each of which an index answers.
+    chosen = " UNION ".join(
+        f"SELECT number FROM records WHERE number > ? AND prefix = ? AND {condition}"
+        for condition in (
+            "path = ?",
+            "to_path = ?",
+            "path > ? AND path < ?",
+            "to_path > ? AND to_path < ?",
+            f"path IN ({marks}) AND kind IN {whole}",
+            f"to_path IN ({marks}) AND kind IN {whole}",
+        )
+    )
+    stored = to_name(prefix)
+    values: list[Any] = []
+    for words in ((path,), (path,), (low, high), (low, high), above, above):
+        values += [number, stored, *words]
+    return chosen, values
 
 
 def _above(path: bytes) -> tuple[bytes, ...]:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from fusebackend.history.records import Image
+from fusebackend.history.seals import Seal
 from fusebackend.protocol import Attr, SnapshotVolume, Volume
 from fusebackend.volumes.contents import data_pieces
 
@@ -106,12 +107,13 @@ class Images:
             return Image("lost", error.strerror or str(error))
 
     def _empty(self) -> Image:
-        """Every empty file has the same image."""
+        """Every empty file has the same image, but for its seal."""
         if not self._has_empty:
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(os.path.join(self.directory, "0"), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             self._has_empty = True
-        return Image("file", "0")
+        sealed = Seal("bytes")
+        return Image("file", "0", salt=sealed.salt, seal=sealed.digest())
 
     def _in_snapshot(self, volume: SnapshotVolume, node: int, size: int, ctime_ns: int) -> Image | None:
         newest = next((each for each in reversed(volume.snapshots()) if self._is_automatic(each.name)), None)
@@ -127,7 +129,7 @@ class Images:
         return None
 
     def _copied(self, volume: Volume, node: int, size: int) -> Image:
-        image = Image("file", str(next(self._numbers)))
+        image, sealed = Image("file", str(next(self._numbers))), Seal("bytes")
         path = self.path(image)
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         try:
@@ -139,6 +141,7 @@ class Images:
                     if piece:
                         os.pwrite(descriptor, piece, offset)
                         written = end
+                    sealed.add(offset, piece)
                     if end > MAX_FILE_BYTES:
                         raise OSError(errno.EFBIG, f"larger than {MAX_FILE_BYTES >> 20} MiB")
                     if time.monotonic() > give_up_at_s:
@@ -153,7 +156,7 @@ class Images:
             raise
         with self._guard:
             self.size_bytes += allocated
-        return image
+        return image._replace(salt=sealed.salt, seal=sealed.digest())
 
     def _why_no_room(self) -> str:
         limit_bytes = self.limit_bytes()

@@ -18,7 +18,10 @@ from fusebackend.volumes.placing import State
 
 __all__ = ["Call", "CallKind", "Image", "Record", "RecordKind", "Stamp", "State"]
 
-CallKind: TypeAlias = Literal["verb", "command", "tool", "session", "undo", "restore", "merge"]
+CallKind: TypeAlias = Literal[
+    "verb", "command", "tool", "session", "undo", "restore", "merge", "request", "approval", "denial"
+]
+"""The last three change no file; see `requests.py`."""
 
 RecordKind: TypeAlias = Literal["create", "remove", "rename", "exchange", "content", "attributes"]
 """What was done.
@@ -84,6 +87,9 @@ class Image(NamedTuple):
     the history has them. `lost`: nobody has; `name` says why (too large, an error)."""
     name: str
     node: int = 0
+    salt: bytes = b""
+    seal: bytes = b""
+    """The keyed hash of the bytes, and its key (`seals.py`): of a `file`, unless it was forgotten."""
 
 
 class Stamp(NamedTuple):

@@ -131,7 +131,7 @@ class Undo:
         found = []
         for number in sorted(set(calls)):
             call = self._history.call(number)
-            if call is None:
+            if call is None or not call.changes:
                 text = f"there is no call 'c{number}', or it has changed nothing; 'fusebackend log' lists them"
                 raise OSError(errno.ENOENT, text)
             if call.undone_by is not None:
@@ -164,7 +164,12 @@ class Undo:
         records = [record for number in numbers for record in self._history.records(number)]
         records.sort(key=lambda record: record.number)
         plan = UndoPlan(
-            self._volumes, self._recorder.images.path, self._history.later, merge=merge, earlier=self._history.earlier
+            self._volumes,
+            self._recorder.images.path,
+            self._history.later,
+            merge=merge,
+            earlier=self._history.earlier,
+            identity=self._history.identity,
         )
         plan.add(records, self._history.overlaps(numbers))
         for number, why in self._history.gaps(numbers).items():

@@ -1,6 +1,7 @@
 """Bridges to other packages, each an optional extra that is imported when it is used.
 
 anthropic_memory.py  Anthropic's memory tool over any backend
+approving.py         `approving`: approvals as interrupts of a LangGraph graph
 deepagents.py        `export` and `adopt`: backends for deepagents, and from there
 exported.py          `Exported`, the one module that imports deepagents
 mcp/                 a mount as an MCP server

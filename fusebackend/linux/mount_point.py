@@ -46,11 +46,12 @@ def check_system(*, allow_other: bool = False) -> None:
         raise MountError(errno.EACCES, "/dev/fuse is not open to you; as root: chmod a+rw /dev/fuse")
     if shutil.which("fusermount3") is None:
         raise MountError(errno.ENOENT, "fusermount3 is not installed: 'apt-get install fuse3', or mount as root")
-    if allow_other and not _user_allow_other():
+    if allow_other and not user_allow_other():
         raise MountError(errno.EPERM, "allow_other needs root, or the line 'user_allow_other' in /etc/fuse.conf")
 
 
-def _user_allow_other() -> bool:
+def user_allow_other() -> bool:
+    """Return True if /etc/fuse.conf lets users have `allow_other`."""
     try:
         with open("/etc/fuse.conf", encoding="utf-8", errors="replace") as file:
             return any(line.strip() == "user_allow_other" for line in file)

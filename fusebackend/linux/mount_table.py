@@ -57,6 +57,8 @@ class MountEntry:
     """The id of the mount that this one is on."""
     device: str = ""
     """`MAJOR:MINOR` of the file system, the same wherever it is mounted."""
+    is_shared: bool = False
+    """Mounts on it are seen in other mount namespaces, and those made there here (mount_namespaces(7))."""
 
     @property
     def owner(self) -> int | None:
@@ -82,7 +84,10 @@ def parse(text: str) -> list[MountEntry]:
             options, super_options = tuple(words[5].split(",")), tuple(",".join(kinds[2:]).split(","))
             place, source, root = (_unescape(word) for word in (words[4], kinds[1], words[3]))
             number, parent, device = int(words[0]), int(words[1]), words[2]
-            found.append(MountEntry(place, kinds[0], source, options, root, super_options, number, parent, device))
+            is_shared = any(word.startswith("shared:") for word in words[6:])
+            found.append(
+                MountEntry(place, kinds[0], source, options, root, super_options, number, parent, device, is_shared)
+            )
     return found
 
 

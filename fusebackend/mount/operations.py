@@ -108,7 +108,7 @@ def pack(entry: Entry) -> EntryAttributes:
 
 
 def _caller(context: RequestContext) -> Caller:
-    return Caller(context.uid, context.gid, context.pid)
+    return Caller(context.uid, context.gid, context.pid, context.umask)
 
 
 class Operations:

@@ -8,14 +8,17 @@ from typing import Any
 
 from fusebackend.linux.mount_table import SUBTYPE
 
+ACL = "acl"
+"""The word of `extra` that is not libfuse's."""
+
 
 @dataclass(frozen=True)
 class MountOptions:
     """How to mount.
 
     `allow_other` lets other users in (modes still apply); `may_keep_awake` lets processors idle without sleep during
-    bursts (`pyfuse3_patches/cpu_latency.py`); `extra` are libfuse's own `-o` words; `description` is added to `status`,
-    route URLs under `"urls"` by prefix.
+    bursts (`pyfuse3_patches/cpu_latency.py`); `extra` are libfuse's own `-o` words, and `acl`, with which the kernel
+    checks POSIX ACLs; `description` is added to `status`, route URLs under `"urls"` by prefix.
     """
 
     allow_other: bool = False
@@ -24,8 +27,14 @@ class MountOptions:
     extra: tuple[str, ...] = ()
     description: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def acls(self) -> bool:
+        """Whether the kernel is to check POSIX ACLs."""
+        return ACL in self.extra
+
     def words(self) -> set[str]:
-        words = {"fsname=fusebackend", f"subtype={SUBTYPE}", "default_permissions", *self.extra}
+        """What libfuse is told. It does not know of ACLs, on which FUSE_INIT agrees."""
+        words = {"fsname=fusebackend", f"subtype={SUBTYPE}", "default_permissions", *self.extra} - {ACL}
         if self.allow_other:
             words.add("allow_other")
         if self.read_only:

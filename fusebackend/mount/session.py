@@ -35,7 +35,7 @@ from fusebackend.mount.pyfuse3_patches import kernel_limits
 from fusebackend.mount.pyfuse3_patches.cached_opendir import CachedOpendir
 from fusebackend.mount.pyfuse3_patches.cpu_latency import CpuLatency
 from fusebackend.mount.pyfuse3_patches.eager_loop import EagerTrio
-from fusebackend.mount.pyfuse3_patches.init_flags import InitFlags
+from fusebackend.mount.pyfuse3_patches.init_flags import FUSE_POSIX_ACL, InitFlags
 from fusebackend.mount.pyfuse3_patches.prune_notice import PruneNotice
 from fusebackend.vfs.mounted_tree import FileSystem
 
@@ -164,8 +164,10 @@ class Session:
         self.filesystem.attach(notifier)
         if on.eager_loop:
             self.operations.cached_opendir = CachedOpendir(notifier) if on.cached_readdir else None
-            init_flags = InitFlags if on.init_flags else None
-            self._eager = EagerTrio(init_flags, self.operations.cached_opendir, self._cpu_latency, self._prune_notice)
+            init_flags = partial(InitFlags, acls=self.options.acls) if on.init_flags else None
+            eager = EagerTrio(init_flags, self.operations.cached_opendir, self._cpu_latency, self._prune_notice)
+            self.filesystem.xattrs.has_acls = lambda: bool(eager.agreed & FUSE_POSIX_ACL)
+            self._eager = eager
         if self.options.may_keep_awake:
             self._cpu_latency.open()
         try:

@@ -14,6 +14,7 @@ from fusebackend.protocol.actors import Actor
 
 __all__ = [
     "READ_LIMIT_LINES",
+    "ApprovalInfo",
     "BlameResult",
     "BlamedLine",
     "BranchInfo",
@@ -374,6 +375,7 @@ class BranchInfo:
         conflicts: changed files that the mount has changed as well; None where that is not known.
         unmerged: changes that a merge would make, without conflicts; None where that is not known.
         error: why it can't be used; None if it can.
+        directory: the plain directory that it was put into; None if it is in none.
     """
 
     name: str
@@ -384,15 +386,17 @@ class BranchInfo:
     conflicts: int | None = None
     unmerged: int | None = None
     error: str | None = None
+    directory: str | None = None
 
 
 @dataclass
 class CallInfo:
     """A call: what one actor did in one go.
 
-    `call` is its name, `c42`. `kind` is `verb`, `command`, `tool`, `session`, `undo`, `restore` or `merge`; `title` is
-    one line for people. Times are nanoseconds since 1970; `ended_ns` is None while it goes on. `changes` is the number
-    of its records. `undoes` are the calls that an undo took back; `undone_by` is the undo that took this one back.
+    `call` is its name, `c42`. `kind` is `verb`, `command`, `tool`, `session`, `undo`, `restore`, `merge`, or one of
+    `request`, `approval`, `denial`, which change no file. `title` is one line for people. Times are nanoseconds since
+    1970; `ended_ns` is None while it goes on. `changes` is the number of its records. `undoes` are the calls that an
+    undo took back; `undone_by` is the undo that took this one back.
     """
 
     call: str
@@ -436,6 +440,34 @@ class UndoneChange:
     change: str
     path: str
     old_path: str | None = None
+
+
+@dataclass
+class ApprovalInfo:
+    """A change that a verb has asked for in a view, and that needs an approval.
+
+    `state` is `pending`, `approved` (it is being made), `made`, `failed`, `denied`, `expired`, or `refused`: by the
+    kernel, which can't wait. `verb` and `paths` are what was asked, through `view`, by `actor`; `title` says it in a
+    line, a command without its secrets. `size` has the bytes that are kept of it. `decided_ns` and `decided_by` are
+    those of the decision, `reason` is that of a denial, or why the change could not be made. Times are nanoseconds
+    since 1970. `change` shows the change as text, a patch where it can be one; it is there in the answer about one
+    request.
+    """
+
+    number: int
+    state: str
+    verb: str
+    paths: list[str]
+    view: str
+    actor: Actor
+    time_ns: int
+    expires_ns: int
+    title: str = ""
+    size: int = 0
+    decided_ns: int | None = None
+    decided_by: Actor | None = None
+    reason: str | None = None
+    change: str | None = None
 
 
 @dataclass

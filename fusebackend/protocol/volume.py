@@ -10,11 +10,13 @@ import stat as stat_module
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import AgentPath
 from fusebackend.protocol.events import Change
+
+T = TypeVar("T")
 
 # --------------------------------------------------------------------------------------------------------------
 # Records of the kernel face
@@ -38,6 +40,7 @@ __all__ = [
     "Usage",
     "Volume",
     "Writable",
+    "WrongLinks",
     "unsupported",
 ]  # fmt: skip
 
@@ -125,11 +128,13 @@ class AttrChanges(NamedTuple):
 
 
 class Caller(NamedTuple):
-    """The process that makes a request: a new file gets its owner and group from it. `umask` is applied already."""
+    """The process that makes a request: a new file gets its owner and group from it."""
 
     uid: int
     gid: int
     pid: int = 0
+    umask: int = 0
+    """Permissions that a new file shall not have. A volume without ACLs gets modes that it is applied to already."""
 
 
 class Link(NamedTuple):
@@ -138,6 +143,23 @@ class Link(NamedTuple):
     parent: int
     name: bytes
     node: int
+
+
+class WrongLinks(OSError):
+    """ESTALE: these directory entries are not there."""
+
+    def __init__(self, links: Sequence[Link]) -> None:
+        super().__init__(errno.ESTALE, oserror(errno.ESTALE).strerror)
+        self.links = links
+
+
+class Usage(NamedTuple):
+    """What a volume with limits holds, and what it may; None for no limit."""
+
+    used_bytes: int
+    limit_bytes: int | None
+    used_files: int
+    limit_files: int | None
 
 
 class StatFs(NamedTuple):
@@ -150,14 +172,15 @@ class StatFs(NamedTuple):
     files_free: int
     name_max: int = NAME_MAX_BYTES
 
-
-class Usage(NamedTuple):
-    """What a volume with limits holds, and what it may; None for no limit."""
-
-    used_bytes: int
-    limit_bytes: int | None
-    used_files: int
-    limit_files: int | None
+    def within(self, usage: Usage) -> StatFs:
+        """The answer for a volume with limits: its size is the limit, and no more is free than there is."""
+        blocks, free, files, files_free = self.blocks, self.blocks_free, self.files, self.files_free
+        if usage.limit_bytes is not None:
+            left = max(usage.limit_bytes - usage.used_bytes, 0) // self.block_bytes
+            blocks, free = usage.limit_bytes // self.block_bytes, min(free, left)
+        if usage.limit_files is not None:
+            files, files_free = usage.limit_files, max(usage.limit_files - usage.used_files, 0)
+        return self._replace(blocks=blocks, blocks_free=free, files=files, files_free=files_free)
 
 
 @dataclass(frozen=True)
@@ -173,6 +196,8 @@ class Features:
     special_files: bool = True
     """FIFOs, sockets and device nodes."""
     xattrs: bool = True
+    acls: bool = False
+    """POSIX ACLs are kept, inherited, and agree with modes; where the mount is `-o acl`, the kernel checks them."""
     persistent_modes: bool = True
     """Modes, owners and times are kept."""
     change_feed: bool = True
@@ -337,6 +362,31 @@ class Volume(abc.ABC):
         """Those of these directory entries that are not there, asked of a shared volume at each open."""
         return [link for link in links if self._find(link) != link.node]
 
+    def through(self, links: Sequence[Link], call: Callable[[], T], *, absent: bool = False) -> T:
+        """The result of a call of this volume, for a caller that has come to its node through these directory entries.
+
+        A volume may compare them together with the first question of the call.
+
+        Args:
+            absent: the call looks a name up, and the entries matter only if it is absent.
+
+        Raises:
+            WrongLinks: some of them are not there. The call has changed nothing.
+        """
+        if not absent:
+            self._require_links(links)
+            return call()
+        try:
+            return call()
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR):
+                self._require_links(links)
+            raise
+
+    def _require_links(self, links: Sequence[Link]) -> None:
+        if links and (wrong := self.wrong_links(links)):
+            raise WrongLinks(wrong)
+
     def _find(self, link: Link) -> int | None:
         try:
             return self.lookup(link.parent, link.name).node
@@ -430,9 +480,14 @@ class Volume(abc.ABC):
         """The lookups of this thread in the block go down these names from the root: it may fetch them at once."""
         return contextlib.nullcontext()
 
+    def lasting(self, node: int) -> bytes | None:
+        """Return what names a file for as long as it lives, also after the volume was opened again; None if nothing
+        does. Volumes that keep snapshots need none: their nodes last."""
+        return None
+
     @abc.abstractmethod
     def statfs(self) -> StatFs:
-        """Size and free space."""
+        """Size and free space, whatever the volume's limits are."""
 
     def hold(self, node: int) -> None:
         """The kernel knows this node from now on: keep its number, and its data even without a name."""

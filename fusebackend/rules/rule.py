@@ -14,10 +14,13 @@ from typing import Any, Literal, get_args
 
 from fusebackend.base.paths import PathError, normalise
 
-Operation = Literal["read", "write"]
+Operation = Literal["read", "write", "execute"]
 Mode = Literal["allow", "deny", "interrupt", "hide", "append"]
 
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
+FILES: tuple[Operation, ...] = ("read", "write")
+"""Operations on files. `execute` is to start a command; its path is the directory that the command starts in."""
+
 MODES: tuple[Mode, ...] = get_args(Mode)
 
 _MAGIC = re.compile(r"[*?\[{\\]")
@@ -37,9 +40,9 @@ class Rule:
     """Operations, paths and what is done about them.
 
     Args:
-        operations: `read`, `write`, or both.
+        operations: `read`, `write`, `execute`, or several of them.
         paths: globs of absolute paths, without `.` and `..`.
-        mode: `hide` is of reading and writing at once; `append` is of writing.
+        mode: `hide` is of reading and writing at once; `append` is of writing; `execute` has neither.
         dots: `*` and `**` match names that begin with a dot.
 
     Raises:
@@ -64,6 +67,8 @@ class Rule:
             raise RuleError('a rule to hide is about reading: give operations = ["read", "write"]')
         if self.mode == "append" and "write" not in self.operations:
             raise RuleError('a rule to append is about writing: give operations = ["write"]')
+        if self.mode in ("hide", "append") and "execute" in self.operations:
+            raise RuleError(f"a rule to {self.mode} is about files: a command is allowed, denied or interrupted")
         from wcmatch import glob as wcglob  # commands that only ask a mount do without it
 
         flags = wcglob.BRACE | wcglob.GLOBSTAR | wcglob.FORCEUNIX | (wcglob.DOTGLOB if self.dots else 0)
@@ -173,7 +178,7 @@ def within(patterns: Iterable[str]) -> Rule:
         RuleError: one is no glob, or would hide the root.
     """
     paths = tuple(pattern if pattern.startswith("/") else f"/{pattern}" for pattern in patterns)
-    rule = Rule(OPERATIONS, paths, "hide")
+    rule = Rule(FILES, paths, "hide")
     if rule.matches("/"):
         raise RuleError(f"hide = {list(patterns)!r} hides the whole route; leave the route out instead")
     return rule

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fusebackend.base.paths import is_below, why_no_name
-from fusebackend.rules.rule import Mode, Operation, Rule, RuleError, literal, normal
+from fusebackend.base.paths import AgentPath, is_below, why_no_name
+from fusebackend.rules.rule import OPERATIONS, Mode, Operation, Rule, RuleError, literal, normal
 
 MAX_CACHED = 1 << 16
 """Decisions that are kept: about 20 MB. Then all are forgotten, which costs a few microseconds each."""
@@ -44,21 +44,28 @@ class View:
                 raise RuleError(f"rule {number}: {error}") from None
         self.rules: tuple[Rule, ...] = tuple(made)
         self._of = {
-            "read": [(number, rule) for number, rule in enumerate(self.rules, 1) if "read" in rule.operations],
-            "write": [(number, rule) for number, rule in enumerate(self.rules, 1) if "write" in rule.operations],
+            operation: [(number, rule) for number, rule in enumerate(self.rules, 1) if operation in rule.operations]
+            for operation in OPERATIONS
         }
+        self._granted: tuple[AgentPath, ...] = ()
         self._absent: str | None = None
         self._hidden: dict[str, bool] = {"/": False}
         self._by_top: dict[tuple[str, str], list[tuple[int, Rule]]] = {}
         self._decided: dict[str, tuple[Mode, Mode]] = {}
         self.hides = any(rule.mode == "hide" for rule in self.rules)
         """False if nothing is hidden anywhere."""
+        self.interrupts = any(rule.mode == "interrupt" for rule in self.rules)
+        """False if nothing needs an approval."""
+        self.has_commands = bool(self._of["execute"])
+        """False if no rule is about commands."""
         number, mode = self._first("read", "/")
         if mode == "hide":
             raise RuleError(f"rule {number}: it hides '/'; write '/*' for all that is in it")
 
     def decide(self, operation: Operation, path: str) -> Mode:
         """Return what is done about an operation on a path, which is normalised."""
+        if operation == "execute":
+            return self._decide(operation, path)
         return self.decide_both(path)[operation == "write"]
 
     def decide_both(self, path: str) -> tuple[Mode, Mode]:
@@ -81,6 +88,8 @@ class View:
         mode = self._first(operation, path)[1]
         if mode == "hide":
             return "deny"  # an earlier rule lets it be read
+        if mode == "interrupt" and self._is_granted(path):
+            return "allow"
         return "allow" if mode == "append" and operation == "read" else mode
 
     def is_hidden(self, path: str) -> bool:
@@ -111,6 +120,16 @@ class View:
         view._absent = path
         return view
 
+    def granting(self, granted: Iterable[AgentPath]) -> View:
+        """Return this view with an approval for these paths: at and below them nothing is interrupted. Nor is it on the
+        way to them, where a verb makes the directories that are missing."""
+        view = self.without(self._absent)
+        view._granted = tuple(granted)
+        return view
+
+    def _is_granted(self, path: str) -> bool:
+        return any(is_below(path, each) or is_below(each, path) for each in self._granted)
+
     def _first(self, operation: Operation, path: str) -> tuple[int, Mode]:
         for number, rule in self._candidates(operation, path[1:].partition("/")[0]):
             if rule.matches(path):
@@ -138,23 +157,26 @@ class View:
         Raises:
             RuleError: there is no such operation, or the path is malformed.
         """
-        if operation not in ("read", "write"):
-            raise RuleError(f"there is no operation '{operation}'; give read or write")
+        asked = next((each for each in OPERATIONS if each == operation), None)
+        if asked is None:
+            raise RuleError(f"there is no operation '{operation}'; give one of {', '.join(OPERATIONS)}")
         at = normal(path)
-        mode = self.decide("read" if operation == "read" else "write", at)
-        asked = operation
+        mode = self.decide(asked, at)
         if mode == "hide":
             asked = "read"
             ways = [at[:end] or "/" for end, char in enumerate(at) if char == "/"] + [at]
             at = next(way for way in ways if self.is_hidden(way))
-        number = self._first("read" if asked == "read" else "write", at)[0]
+        number = self._first(asked, at)[0]
         return mode, number or None, at
 
     def is_same_below(self, old: str, new: str) -> bool:
         """Return True if no rule can tell what lies at and below one path from what lies there at the other. A
         directory is renamed at once only then; its files would change what may be done with them."""
         return all(
-            _reach(rule, path, old) == _reach(rule, path, new) != "" for rule in self.rules for path in rule.paths
+            _reach(rule, path, old) == _reach(rule, path, new) != ""
+            for rule in self.rules
+            for path in rule.paths
+            if rule.operations != ("execute",)
         )
 
     def described(self) -> dict[str, Any]:

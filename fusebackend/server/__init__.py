@@ -11,6 +11,8 @@ log_files.py  the log as files of the trees directory
 forget.py     contents that leave everything kept of the past
 space.py      what it takes of the disk, and the deletion of its past
 metrics.py    what Prometheus can know of it
+approvals.py  changes that wait for an approval, and the decisions
+asking.py     what a verb asks for, and how it is made once it is approved
 rules.py      the rules of its routes, and its views
 view_mounts.py  mount points of views
 trees.py      the trees directory: its files, its name, its agent face

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fusebackend.composite.backend import CompositeBackend
     from fusebackend.config import HistoryWord, MetricsOptions, SnapshotsWord
     from fusebackend.history.masking import LogOptions
+    from fusebackend.history.requests import ApprovalOptions
     from fusebackend.rules.rule import RouteRules
     from fusebackend.rules.view import View
     from fusebackend.shell import ShellOptions
@@ -63,6 +64,7 @@ def mount(
     default_view: str | None = None,
     view_mounts: Mapping[str, str | os.PathLike[str]] | None = None,
     log: LogOptions | None = None,
+    approvals: ApprovalOptions | None = None,
     metrics: MetricsOptions | None = None,
 ) -> Mount:
     """Mount a backend of this process on an empty directory.
@@ -97,6 +99,7 @@ def mount(
         view_mounts: an empty directory for each view that is to have a mount point of its own, by name. Only root can
             make these.
         log: what it keeps of commands (`fusebackend.history.masking.LogOptions`).
+        approvals: how long is waited for them (`fusebackend.history.requests.ApprovalOptions`); docs/approvals.md.
         metrics: measure requests and verbs, and where Prometheus can ask (`fusebackend.config.MetricsOptions`).
 
     Raises:
@@ -134,6 +137,7 @@ def mount(
         default_view=default_view,
         view_mounts={name: os.path.abspath(place) for name, place in (view_mounts or {}).items()},
         log_options=log,
+        approval_options=approvals,
         metrics=metrics,
     )
 
@@ -196,6 +200,7 @@ class Mount(MountedBackend):
         default_view: str | None,
         view_mounts: Mapping[str, str],
         log_options: LogOptions | None,
+        approval_options: ApprovalOptions | None,
         metrics: MetricsOptions | None,
     ) -> None:
         self._claim()
@@ -222,6 +227,7 @@ class Mount(MountedBackend):
                 default_view=default_view,
                 view_mounts=view_mounts,
                 log_options=log_options,
+                approvals=approval_options,
                 metrics=metrics,
             )
             live = self._live
@@ -237,6 +243,7 @@ class Mount(MountedBackend):
                 live.recording,
                 live.views,
                 live.metrics,
+                live.approvals,
             )
             self._wakeup = threading.Event()
             self._ready = False

@@ -17,7 +17,7 @@ from fusebackend.base import paths
 from fusebackend.base.errors import oserror
 from fusebackend.base.git_patch import quoted
 from fusebackend.base.merge_lines import is_binary
-from fusebackend.base.paths import ROOT, AgentPath, to_name
+from fusebackend.base.paths import ROOT, AgentPath, to_name, to_text
 from fusebackend.control.verbs import DiffForm
 from fusebackend.history.anchors import Anchoring
 from fusebackend.history.blame import blame, lineage
@@ -25,7 +25,7 @@ from fusebackend.history.calls import OpenCall
 from fusebackend.history.chain import anchor_of, is_anchor
 from fusebackend.history.history_file import Filter
 from fusebackend.history.recorder import Recorder
-from fusebackend.history.records import Call, Record, call_number
+from fusebackend.history.records import Call, Image, Record, call_number
 from fusebackend.history.undo import Undo
 from fusebackend.history.undo_plan import image_source, mount_path, whole
 from fusebackend.protocol import (
@@ -42,6 +42,7 @@ from fusebackend.protocol import (
 from fusebackend.protocol.records import FILE_TYPES
 from fusebackend.trees import diff_output
 from fusebackend.trees.diff import Differences, differences
+from fusebackend.trees.earlier import EarlierVolume
 from fusebackend.trees.recorded import Past, sides
 from fusebackend.trees.refs import begin_ns
 from fusebackend.volumes.placing import NodeSource, Source
@@ -98,6 +99,7 @@ class MountHistory:
             paths=tuple(paths.normalise(path) for path in named),
             before=None if before is None else call_number(before),
             ended_after_ns=ended_after_ns,
+            with_requests=True,
         )
         return [call_info(each) for each in self._file.calls(_bounded(limit), wanted)]
 
@@ -136,7 +138,25 @@ class MountHistory:
         except FileNotFoundError as error:
             raise OSError(errno.ENOENT, f"{call} has not changed '/{error.filename}'") from None
         result.emptied.clear()  # the trees have only what the call changed
-        return _said(result, form, columns)
+        return said(result, form, columns)
+
+    def before(self, name: str, given: Sequence[bytes]) -> dict[AgentPath, EarlierVolume]:
+        """Return the routes as they were before a call, by prefix.
+
+        Args:
+            given: paths of the mount, without a slash at the begin: only there.
+
+        Raises:
+            ValueError, OSError: as `call`; ENODATA, the history lacks changes since it began.
+        """
+        call = self.call(name)
+        begin = self._file.begin(call)
+        found = {}
+        for prefix, volume in self._volumes.items():
+            prefixes = [prefix, *(each for each in self._volumes if each != prefix and self._volumes[each] is volume)]
+            inner = [path for each in given if (path := _inside(prefix, AgentPath("/" + to_text(each)))) is not None]
+            found[prefix] = EarlierVolume(self._file, call, begin, prefixes, volume, inner, self._source)
+        return found
 
     def blame(self, path: str) -> BlameResult:
         """Return which calls left a file as it is; the file itself, not the target of a link.
@@ -193,7 +213,8 @@ class MountHistory:
             link, head = anchor_of(text)
             if heads.setdefault(link, head) != head:
                 problems.append(f"the anchors of link {link} differ: the log was written anew between them")
-        found = self._file.verify(heads)
+        images = self._recorder.images
+        found = self._file.verify(heads, lambda name: images.path(Image("file", name)))
         return VerifyResult(
             f"{found.last.link}:{found.last.head.hex()}",
             found.first,
@@ -299,6 +320,15 @@ class MountHistory:
         self._recorder.images.clean(self._file.images("file"), below)
 
 
+def _inside(prefix: AgentPath, path: AgentPath) -> bytes | None:
+    """Return the path inside a route: `/` for a path above it, None for one that is elsewhere."""
+    if paths.is_below(prefix, path):
+        return b"/"
+    if not paths.is_below(path, prefix):
+        return None
+    return to_name(path if prefix == ROOT else path[len(prefix) :])
+
+
 def _bytes(source: Source) -> bytes | None:
     """Return the bytes of a file; None if they are too many for a comparison."""
     return None if source.state.size > BLAMED_BYTES else whole(source)
@@ -308,8 +338,8 @@ def _bounded(limit: int) -> int:
     return min(max(limit, 0), MAX_LISTED)
 
 
-def _said(result: Differences, form: DiffForm, columns: int) -> Iterator[bytes]:
-    """Return differences as text."""
+def said(result: Differences, form: DiffForm, columns: int) -> Iterator[bytes]:
+    """Return differences as text, in pieces of whole lines."""
     if form == "patch":
         yield from diff_output.patch(result)
         return

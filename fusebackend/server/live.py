@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from fusebackend.base import paths
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.config import branches_directory
 from fusebackend.control.server.control_server import ControlServer
@@ -19,6 +20,8 @@ from fusebackend.control.verbs import VERBS
 from fusebackend.dialects.agent_face import AgentFace
 from fusebackend.linux.mount_table import MountError
 from fusebackend.mount.options import MountOptions
+from fusebackend.protocol import Actor
+from fusebackend.server.approvals import Approvals
 from fusebackend.server.mounted import MountedBackend
 from fusebackend.server.recording import Recording
 from fusebackend.server.rules import Views, with_route_rules
@@ -36,18 +39,21 @@ from fusebackend.shell import Shell, ShellOptions
 from fusebackend.trees.automatic import AutomaticSnapshots
 from fusebackend.trees.branches import Branches
 from fusebackend.vfs import switches
+from fusebackend.vfs.calls import request
 from fusebackend.vfs.mounted_tree import FileSystem
 
 if TYPE_CHECKING:
     from fusebackend.composite.backend import CompositeBackend
     from fusebackend.config import MetricsOptions
     from fusebackend.history.masking import LogOptions
+    from fusebackend.history.requests import ApprovalOptions
     from fusebackend.mount.session import Session
     from fusebackend.rules.rule import RouteRules
     from fusebackend.rules.view import View
     from fusebackend.server.guest import Guest
     from fusebackend.server.metrics import Metrics
     from fusebackend.vfs.calls.route_limits import RouteLimits
+    from fusebackend.vfs.junctions import Route
     from fusebackend.vfs.trees_options import TreesOptions
 
 log = logging.getLogger(__name__)
@@ -77,6 +83,7 @@ class LiveMount:
         default_view: the view of commands and clients that name none.
         view_mounts: mount points of views, by name.
         log_options: what it keeps of calls.
+        approvals: how long is waited for them.
         metrics: what is measured; nothing when None.
         socket: the address of the control socket; one of its own in the runtime directory when None.
         is_mounted: False serves the verbs alone; `mountpoint` then only stands for what it keeps between runs.
@@ -111,6 +118,7 @@ class LiveMount:
         default_view: str | None = None,
         view_mounts: Mapping[str, str] | None = None,
         log_options: LogOptions | None = None,
+        approvals: ApprovalOptions | None = None,
         metrics: MetricsOptions | None = None,
         socket: str | None = None,
         is_mounted: bool = True,
@@ -161,6 +169,8 @@ class LiveMount:
             self.recording = Recording.opened(
                 history, mountpoint, self.filesystem, self.automatic, self.warnings, urls, log_options
             )
+        self.filesystem.tree.on_interrupt = self._interrupted
+        self.approvals = Approvals(None if self.recording is None else self.recording.history, approvals)
         self.log_files = attach_log(self.filesystem, self.recording)
         self.metrics: Metrics | None = None
         verbs = VERBS
@@ -171,7 +181,7 @@ class LiveMount:
             if not isinstance(self._session, Unmounted):
                 self.metrics.measure_kernel(self._session.operations)
             verbs = self.metrics.measured_verbs(VERBS)
-        mounted = MountedBackend(
+        self._face = mounted = MountedBackend(
             backend,
             self.filesystem,
             mountpoint,
@@ -183,6 +193,7 @@ class LiveMount:
             self.recording,
             self.views,
             self.metrics,
+            self.approvals,
             is_mounted=is_mounted,
         )
         self._control = ControlServer(mounted, read_only=options.read_only, verbs=verbs, address=socket)
@@ -233,6 +244,7 @@ class LiveMount:
         self._backend.guard(self._guards)
         if self.branches is not None:
             self.branches.open()
+            self._face.tidy()
         self._listen()
         try:
             if self.metrics is not None:
@@ -264,11 +276,24 @@ class LiveMount:
 
     def _end(self) -> None:
         """Commands first: they have files of the mount open, and no verb may start another one."""
+        self.approvals.close()
         self._control.close()
         self._view_mounts.close()
         self.shell.close()
         if self.automatic is not None:
             self.automatic.stop()
+
+    def _interrupted(self, route: Route, view: View, path: AgentPath | None, node: int) -> None:
+        """A system call was refused in a view where a verb could have asked for an approval."""
+        if path is None:
+            inner = self.filesystem.names.last(route, node)
+            if inner is None:
+                return
+            path = AgentPath(paths.join(route.prefix, inner.strip("/")))
+        actor = Actor(uid=request.current().uid)
+        if self.recording is not None and self.recording.is_open:
+            actor = self.recording.calls.current().actor
+        self.approvals.refused_by_kernel(view.name, path, actor)
 
     def _describe(self) -> dict[str, Any]:
         control = {"socket": self._control.address, **self._control.counts()}

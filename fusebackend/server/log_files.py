@@ -94,7 +94,7 @@ class _Lines:
             if self._history.forgotten_ns >= self._begin_ns:
                 self._reset()
         while True:
-            wanted = Filter(ended_after_ns=self.last_ns, ended_before_ns=self._end_ns)
+            wanted = Filter(ended_after_ns=self.last_ns, ended_before_ns=self._end_ns, with_requests=True)
             found = self._history.calls(FETCHED, wanted)
             for call in found:
                 assert call.ended_ns is not None, "it was asked for by its end"

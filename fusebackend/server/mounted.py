@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import stat as stat_module
 from collections.abc import Callable, Iterator, Sequence
@@ -16,15 +17,17 @@ from dataclasses import replace
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
+from fusebackend.backends.directory.backend import FilesystemBackend
 from fusebackend.base import budget, errors, paths
-from fusebackend.base.paths import ROOT, AgentPath, PathError, to_name
-from fusebackend.control.following import follow
+from fusebackend.base.paths import ROOT, AgentPath, PathError, normalise, to_name
+from fusebackend.control.following import follow, new_approvals
 from fusebackend.control.verbs import LISTED_CHANGES, LOGGED_CALLS, STAT_COLUMNS, DiffForm, ServedMount
 from fusebackend.linux.command import Command
 from fusebackend.linux.mount_table import mounts_below
 from fusebackend.protocol import (
     READ_LIMIT_LINES,
     Actor,
+    ApprovalInfo,
     Attr,
     BlameResult,
     BranchInfo,
@@ -54,26 +57,34 @@ from fusebackend.protocol import (
     ViewInfo,
     Volume,
     WriteResult,
+    acting,
+    current_actor,
     verbs,
 )
 from fusebackend.protocol.records import FILE_TYPES
+from fusebackend.rules import met
+from fusebackend.server.approvals import MAX_CHANGE_BYTES, Approvals, info_of
+from fusebackend.server.asking import KEPT_OUTPUT, Asking, Change
 from fusebackend.server.forget import Forgetting
-from fusebackend.server.history import MountHistory
+from fusebackend.server.history import MountHistory, said
 from fusebackend.server.rules import Views
 from fusebackend.server.space import prune, space
 from fusebackend.server.trees import TreesFace
 from fusebackend.trees.automatic import AutomaticSnapshots
 from fusebackend.trees.branches import Branches
+from fusebackend.trees.checkouts import Checkouts
 from fusebackend.trees.merge.merges import Merges
 from fusebackend.trees.refs import Refs, Taken
 from fusebackend.trees.restore import Restores
 from fusebackend.trees.snapshots import Snapshots
+from fusebackend.trees.states import States
 from fusebackend.vfs.watch.async_watch import AsyncWatch, ThreadedWatch
 from fusebackend.volumes.native import NativeVolume
 from fusebackend.volumes.walk import resolve
 
 if TYPE_CHECKING:
     from fusebackend.composite.backend import CompositeBackend
+    from fusebackend.history.requests import Request
     from fusebackend.history.steps import Verb as Kind
     from fusebackend.protocol import Verb
     from fusebackend.server.metrics import Metrics
@@ -81,6 +92,8 @@ if TYPE_CHECKING:
     from fusebackend.vfs.junctions import Route
     from fusebackend.vfs.mounted_tree import FileSystem
     from fusebackend.vfs.watch.queue import Watch
+
+log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
@@ -111,6 +124,7 @@ class MountedBackend(ServedMount):
         recording: keeps the history of calls; None if there is none.
         views: of the mount.
         metrics: what is measured of it; None if nothing is.
+        approvals: has the changes that wait for one.
         is_mounted: False where the verbs alone are served; `mountpoint` then stands for what is served.
     """
 
@@ -127,6 +141,7 @@ class MountedBackend(ServedMount):
         recording: Recording | None = None,
         views: Views | None = None,
         metrics: Metrics | None = None,
+        approvals: Approvals | None = None,
         *,
         is_mounted: bool = True,
     ) -> None:
@@ -143,28 +158,83 @@ class MountedBackend(ServedMount):
         self._branches = branches
         self._merges: Merges | None = None
         self._restores: Restores | None = None
-        if branches is not None:
-            volumes = {route.prefix: route.volume for route in filesystem.tree.routes}
-            recorder = None if recording is None else recording.recorder
-            self._merges = Merges(branches, volumes, filesystem.written, recorder, filesystem.tree.trees_path)
-            branches.compare = self._merges.compare
-            self._restores = Restores(branches, snapshots, volumes, filesystem.written, recorder, self._covered)
-        self._recording = recording
+        self._checkouts: Checkouts | None = None
         volumes = {route.prefix: route.volume for route in filesystem.tree.routes}
+        self._states = States(volumes, branches, snapshots, lambda call, paths: self._remembered().before(call, paths))
+        if branches is not None:
+            recorder = None if recording is None else recording.recorder
+            own = filesystem.tree.trees_path
+            self._merges = Merges(branches, volumes, filesystem.written, recorder, own, self._covered)
+            branches.compare = self._merges.compare
+            parts = backend.mounts().values()
+            directories = [str(each.cwd) for each in parts if isinstance(each, FilesystemBackend)]
+            self._checkouts = Checkouts(branches, [*([mountpoint] if is_mounted else []), *directories])
+            self._restores = Restores(branches, volumes, self._states, filesystem.written, recorder, self._covered)
+        self._recording = recording
         self._past = None if recording is None else MountHistory(recording.recorder, volumes, recording.anchoring)
         self._views = views or Views(filesystem, backend, {})
         self._for = TreesFace(backend, filesystem, self._views).of
+        self._asking = Asking(approvals or Approvals(), self._views, filesystem.tree)
+
+    def tidy(self) -> None:
+        """Remove what a killed server has left of merges and restores, before anybody sees the files."""
+        for each in (self._merges, self._restores):
+            if each is None:
+                continue
+            try:
+                each.tidy()
+            except OSError as error:
+                log.warning("names '.fusebackend-merge-…' of a merge or restore are left: %s", error.strerror or error)
 
     def _where(self) -> str:
         return f"{self.backend!r} on {self.mountpoint!r}"
 
     # -- the agent face ----------------------------------------------------------------------------------------
 
-    def _change(self, verb: Verb[Any], named: Sequence[str], work: Callable[[CompositeBackend], R], kind: Kind) -> R:
+    def _change(
+        self,
+        verb: Verb[R],
+        named: Sequence[str],
+        work: Callable[[CompositeBackend], R],
+        kind: Kind,
+        arguments: Callable[[], Change] = Change,
+    ) -> R:
+        """Make a call that may change what is at these paths. Where a view interrupts it, it waits for an approval.
+
+        Args:
+            arguments: the others of the verb, for the request.
+        """
+        where = self._asking.where(self._view_name, named)
+        if where is None:
+            return self._recorded(verb, named, work, kind)
+        made, why = self._asking.recall(*where, verb.name, arguments)
+        answer: R | None = None
+        if made is None and why is None:
+            with met.meeting() as found:
+                answer = self._recorded(verb, named, work, kind)
+            if not found.refused or _has_worked(answer):
+                return answer
+            made, why = self._asking.ask(where[0], verb.name, where[1], found, arguments())
+        if made is not None:
+            if made.error is None and self._view_name is None:  # the path of the view has a longer way
+                made = replace(made, path=paths.normalise(named[-1]))
+            return made  # type: ignore[no-any-return]
+        if answer is not None and why is None:
+            return answer
+        return verb.record(error=f"Error: {why}")  # type: ignore[call-arg]
+
+    def _recorded(
+        self,
+        verb: Verb[Any],
+        named: Sequence[str],
+        work: Callable[[CompositeBackend], R],
+        kind: Kind,
+        backend: CompositeBackend | None = None,
+    ) -> R:
         """Make a call that may change what is at these paths, and record what it does."""
         if self._automatic is not None:
             self._automatic.before_call()
-        backend = self._for(*named)
+        backend = backend or self._for(*named)
         if self._recording is None or not self._recording.is_open:
             return work(backend)
         if self._views.by_name:  # a change through a view is one of the live files
@@ -179,13 +249,19 @@ class MountedBackend(ServedMount):
         return self._for(file_path).read(file_path, offset, limit)
 
     def write(self, file_path: str, content: str) -> WriteResult:
-        return self._change(verbs.WRITE, [file_path], lambda backend: backend.write(file_path, content), "put")
+        def write(backend: CompositeBackend) -> WriteResult:
+            return backend.write(file_path, content)
+
+        return self._change(verbs.WRITE, [file_path], write, "put", lambda: Change(content=content))
 
     def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
         def edit(backend: CompositeBackend) -> EditResult:
             return backend.edit(file_path, old_string, new_string, replace_all)
 
-        return self._change(verbs.EDIT, [file_path], edit, "put")
+        def arguments() -> Change:
+            return Change(old_string=old_string, new_string=new_string, replace_all=replace_all)
+
+        return self._change(verbs.EDIT, [file_path], edit, "put", arguments)
 
     def grep(
         self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
@@ -204,14 +280,68 @@ class MountedBackend(ServedMount):
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
         named = [path for path, _ in files]
-        return self._change(verbs.UPLOAD_FILES, named, lambda backend: backend.upload_files(files), "put")
+        where = self._asking.where(self._view_name, named)
+        if where is None:
+            return self._recorded(verbs.UPLOAD_FILES, named, lambda backend: backend.upload_files(files), "put")
+        return self._uploaded(where, files)
+
+    def _uploaded(
+        self, where: tuple[str, list[AgentPath]], files: Sequence[tuple[str, bytes]]
+    ) -> list[FileUploadResponse]:
+        """`upload_files` in a view that interrupts: what is interrupted of it is one request."""
+        found: list[met.Met] = []
+
+        def one_by_one(backend: CompositeBackend) -> list[FileUploadResponse]:
+            answers: list[FileUploadResponse] = []
+            for item in files:
+                with met.meeting() as each:
+                    answers += backend.upload_files([item])
+                found.append(each)
+            return answers
+
+        answers: list[FileUploadResponse] = self._recorded(
+            verbs.UPLOAD_FILES, [path for path, _ in files], one_by_one, "put"
+        )
+        view, named = where
+        left = [
+            index
+            for index, each in enumerate(found)
+            if each.refused and answers[index].error is not None and self._asking.may_ask(view, named[index])
+        ]
+        if not left:
+            return answers
+        all_met = met.Met()
+        for index in left:
+            all_met.paths |= found[index].paths
+        change = Change(contents=[bytes(files[index][1]) for index in left])
+        made, why = self._asking.ask(view, "upload_files", [named[index] for index in left], all_met, change)
+        for place, index in enumerate(left):
+            error = why if made is None else made[place].error
+            if made is not None or why is not None:
+                answers[index] = FileUploadResponse(files[index][0], error)
+        return answers
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
         return self._for(*paths).download_files(paths)
 
     def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
         """`upload_files` of one file, from an open file; see `CompositeBackend.upload_from`."""
-        return self._change(verbs.UPLOAD_FILES, [path], lambda backend: backend.upload_from(path, file), "put")
+
+        def upload(backend: CompositeBackend) -> FileUploadResponse:
+            return backend.upload_from(path, file)
+
+        where = self._asking.where(self._view_name, [path])
+        if where is None or not file.seekable():
+            return self._recorded(verbs.UPLOAD_FILES, [path], upload, "put")
+        with met.meeting() as found:
+            answer = self._recorded(verbs.UPLOAD_FILES, [path], upload, "put")
+        if not found.refused or answer.error is None:
+            return answer
+        file.seek(0)
+        change = Change(contents=[file.read(MAX_CHANGE_BYTES + 1)])
+        made, why = self._asking.ask(where[0], "upload_files", where[1], found, change)
+        error = why if made is None else made[0].error
+        return answer if made is None and why is None else FileUploadResponse(path, error)
 
     def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
         """`download_files` of one file into another, see `CompositeBackend.download_to`."""
@@ -229,6 +359,16 @@ class MountedBackend(ServedMount):
         return self.run(command, timeout=timeout)
 
     def run_command(self, command: Command) -> ExecuteResponse:
+        name, cwd = self._views.split(command.cwd)
+        if name is None:
+            name = self._views.default
+        if name is None or not self._views.find(name).has_commands:
+            return self._started(command)
+        # A command that starts anywhere else than in its view is for the shell to refuse.
+        inside = replace(command, cwd=cwd)
+        return self._asking.before_command(name, inside, lambda: self._started(command))
+
+    def _started(self, command: Command) -> ExecuteResponse:
         if self._automatic is not None:
             self._automatic.before_call()
         if self._recording is None or not self._recording.is_open:
@@ -240,6 +380,69 @@ class MountedBackend(ServedMount):
                 ends.callback(calls.started(call, pid))
 
             return self.shell.execute(replace(command, on_start=started))
+
+    # -- approvals ---------------------------------------------------------------------------------------------
+
+    def approvals(self) -> list[ApprovalInfo]:
+        """Return the changes that wait for an approval, and those that were decided in the last day, by number."""
+        return self._asking.approvals.list()
+
+    def approval(self, number: int) -> ApprovalInfo:
+        """Return a request, with its change as text: a patch against the file as it is now, where it can be one.
+
+        Raises:
+            OSError: ENOENT, there is no request of that number.
+        """
+        request = self._asking.approvals.find(number)
+        return info_of(request, self._asking.shown(request))
+
+    def approve(self, number: int) -> ApprovalInfo:
+        """Approve a request, and have its change happen: once, as it was asked for. The caller that waits for it gets
+        its answer.
+
+        Returns:
+            The request: `made`; or `failed`, and `reason` says why it could not happen any more.
+
+        Raises:
+            OSError: ENOENT, there is no request of that number; EALREADY, it was decided before.
+        """
+        self._asking.approvals.approve(number, self._decider(), self._make)
+        return self.approval(number)
+
+    def deny(self, number: int, reason: str | None = None) -> ApprovalInfo:
+        """Deny a request: it will not happen.
+
+        Args:
+            reason: a line for the agent that asked.
+
+        Raises:
+            OSError: as `approve`.
+        """
+        self._asking.approvals.deny(number, self._decider(), reason or "")
+        return info_of(self._asking.approvals.find(number))
+
+    def follow_approvals(self) -> Iterator[ApprovalInfo]:
+        """Yield the requests that wait, and each new one, until the mount ends."""
+        return new_approvals(self.approvals, lambda: self._asking.approvals.is_closed)
+
+    def _decider(self) -> Actor:
+        return current_actor(Actor(uid=os.geteuid(), pid=os.getpid()))
+
+    def _make(self, request: Request, command: Command | None) -> tuple[Any, str | None]:
+        """Make what was approved, as its actor. CanNotBeMade."""
+        with acting(request.asked.actor):
+            asked = self._asking.arguments(request)
+            if request.asked.verb == "execute":
+                root = self._views.root(request.asked.view)
+                inside = request.asked.paths[0]
+                own = command or Command(asked.command or "", asked.timeout_s, asked.stdin)
+                ran = self._started(replace(own, cwd=root if inside == ROOT else root + inside))
+                return replace(ran, output=ran.output[:KEPT_OUTPUT]), None
+            verb, kind, work = _work(request, asked)
+            face = self._asking.face(request)
+            answer = self._recorded(verb, request.asked.paths, work, kind, face)
+            failed = [each.error for each in (answer if isinstance(answer, list) else [answer]) if each.error]
+            return answer, "; ".join(failed) or None
 
     # -- the mount ---------------------------------------------------------------------------------------------
 
@@ -425,22 +628,50 @@ class MountedBackend(ServedMount):
 
     def branches(self) -> list[BranchInfo]:
         """Return the branches of the mount, by name. Each is a tree in `/.fusebackend/branches`."""
-        return [] if self._branches is None else self._branches.all()
+        if self._branches is None or self._checkouts is None:
+            return []
+        return [replace(each, directory=self._checkouts.directory(each.name)) for each in self._branches.all()]
 
-    def create_branch(self, name: str, ref: str | None = None) -> BranchInfo:
-        """Make a branch: a tree of all files, in which changes stay until they are merged. No bytes are copied.
+    def create_branch(self, name: str, ref: str | None = None, directory: str | None = None) -> BranchInfo:
+        """Make a branch: a tree of all files, in which changes stay until they are merged. No bytes are copied, but
+        into `directory`.
 
         Args:
             name: of the branch, as that of a directory.
             ref: the state that it begins with: another branch as it is now; or, of the routes that keep snapshots, a
                 snapshot or a time such as `10m`. The present when None.
+            directory: the absolute path of a directory of the server's machine, that is put there: a plain copy, empty
+                or new before, or one that has held a branch, where only what differs is copied. What is changed there
+                is taken in by `take_in_branch`, and before a merge. A branch that there is is put there as it is.
 
         Raises:
             ValueError: the name can't be that of a branch, or nothing is meant by `ref`.
-            OSError: EEXIST, there is a branch or a snapshot of that name; ENOTSUP, the mount has no branches; or an
-                error of a volume, or of the branch's file.
+            OSError: EEXIST, there is a branch or a snapshot of that name; ENOTSUP, the mount has no branches;
+                ENOTEMPTY, the directory holds something else; or an error of a volume, or of the branch's file.
         """
-        return self._branching().create(name, ref)
+        branches, checkouts = self._branching(), self._checkouts
+        if directory is None or checkouts is None:
+            return branches.create(name, ref)
+        is_new = ref is not None or name not in branches.opened
+        made = branches.create(name, ref) if is_new else branches.find(name)
+        try:
+            checkouts.put(name, directory)
+        except BaseException:
+            if is_new:
+                branches.delete([name])
+            raise
+        return replace(made, directory=checkouts.directory(name))
+
+    def take_in_branch(self, name: str) -> None:
+        """Take what was changed in the plain directory of a branch into the branch; nothing for one that is in none.
+
+        Raises:
+            OSError: ENOENT, there is no such branch, or its directory is gone; ESTALE, a file was changed there and in
+                the branch's own tree; or an error of the file system.
+        """
+        self._branching().volume(name)
+        if self._checkouts is not None:
+            self._checkouts.take_in(name)
 
     def delete_branches(self, *names: str) -> None:
         """Delete branches, with all that is in them.
@@ -449,6 +680,8 @@ class MountedBackend(ServedMount):
             OSError: ENOENT, one of them is not there, and none was deleted; or an error of the branch's file.
         """
         self._branching().delete(names)
+        if self._checkouts is not None:
+            self._checkouts.forget(names)
 
     def merge_branch(
         self,
@@ -477,6 +710,8 @@ class MountedBackend(ServedMount):
         """
         self._branching()
         assert self._merges is not None, "a mount with branches merges them"
+        if self._checkouts is not None:
+            self._checkouts.take_in(name)
         if self._automatic is not None and not dry_run:
             self._automatic.before_call()
         return self._merges.merge(name, paths or (), keep=keep, lines=merge_lines, dry_run=dry_run)
@@ -580,7 +815,21 @@ class MountedBackend(ServedMount):
     def diff_pieces(
         self, call: str, *, paths: Sequence[str] = (), form: DiffForm = "patch", columns: int = STAT_COLUMNS
     ) -> Iterator[bytes]:
-        return self._remembered().diff(call, paths, form, columns)
+        past = self._remembered()
+        if ".." not in call:
+            return past.diff(call, paths, form, columns)
+        before, after = self._refs().pair(call)
+        if not (before.is_call or after.is_call):
+            raise ValueError(f"'{call}' names no call; 'fusebackend diff {call}' compares other states")
+        inner = [to_name(normalise(path)).strip(b"/") for path in paths] or [b""]
+        return said(self._states.differences(before, after, inner), form, columns)
+
+    def _refs(self) -> Refs:
+        """The states that there are now."""
+        branches = {} if self._branches is None else self._branches.opened
+        taken = [Taken(each.name, each.time_ns) for each in self.snapshots()]
+        opened = [Taken(name, branch.created_ns) for name, branch in branches.items()]
+        return Refs(taken, opened, began_ns=lambda call: self._remembered().call(call).began_ns)
 
     def undo(
         self,
@@ -667,22 +916,21 @@ class MountedBackend(ServedMount):
 
         Args:
             paths: what is restored.
-            ref: the state: the name of a snapshot or branch, a time such as `10m`, a call.
+            ref: the state: the name of a snapshot or branch, a time such as `10m`; a call for the state before it.
             to: another path for each of them, of which the directory must be there.
             dry_run: change nothing; the answer says what would be done.
             force: also files that are open for writing: who has them goes on with the old ones.
 
         Raises:
             ValueError: a path is malformed, or nothing is meant by `ref`; `to` has another number of paths.
-            OSError: ENOENT, a path is not in that state; ENOTSUP, the mount has no other states; or an error of a
+            OSError: ENOENT, a path is not in that state; ENOTSUP, the mount has no other states; ENODATA, bytes before
+                a call are not known, and nothing was changed; EBUSY, the files change all the time; or an error of a
                 volume: routes that keep snapshots have all of it then or nothing, and the same call does the rest.
         """
-        branches = self._branching()
+        self._branching()
         if to is not None and len(to) != len(paths):
             raise ValueError("'to' needs a path for each of 'paths'")
-        taken = [Taken(each.name, each.time_ns) for each in self.snapshots()]
-        opened = [Taken(name, branch.created_ns) for name, branch in branches.opened.items()]
-        state = Refs(taken, opened, began_ns=lambda call: self._remembered().call(call).began_ns).one(ref)
+        state = self._refs().one(ref)
         if self._automatic is not None and not dry_run:
             self._automatic.before_call()
         assert self._restores is not None, "a mount with branches restores"
@@ -715,6 +963,8 @@ class MountedBackend(ServedMount):
         tree = self.filesystem.tree
         volumes = {route.prefix: route.volume for route in tree.routes}
         recorder = None if self._recording is None else self._recording.recorder
+        if not dry_run:
+            self._asking.approvals.forget(map(normalise, paths), self._decider())
         found = Forgetting(volumes, recorder, self._branches).forget(paths, dry_run=dry_run)
         if not dry_run:
             for route in tree.attached[len(tree.routes) :]:
@@ -742,6 +992,22 @@ class MountedBackend(ServedMount):
             PathError: the path is malformed.
         """
         return AsyncWatch(ThreadedWatch(self, self.watch(path)))
+
+
+def _work(request: Request, change: Change) -> tuple[Verb[Any], Kind, Callable[[CompositeBackend], Any]]:
+    """Return the verb of a request, and what makes it."""
+    verb, named = request.asked.verb, request.asked.paths
+    if verb == "write":
+        return verbs.WRITE, "put", lambda backend: backend.write(named[0], change.content or "")
+    if verb == "edit":
+        old, new = change.old_string or "", change.new_string or ""
+        return verbs.EDIT, "put", lambda backend: backend.edit(named[0], old, new, change.replace_all)
+    if verb == "delete":
+        return verbs.DELETE, "remove", lambda backend: backend.delete(named[0])
+    if verb == "move":
+        return verbs.MOVE, "move", lambda backend: backend.move(named[0], named[1])
+    files = list(zip(named, change.contents, strict=True))
+    return verbs.UPLOAD_FILES, "put", lambda backend: backend.upload_files(files)
 
 
 def _has_worked(answer: Any) -> bool:

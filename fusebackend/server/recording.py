@@ -6,6 +6,7 @@ the last change.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -21,6 +22,7 @@ from fusebackend.history.images import Images
 from fusebackend.history.masking import LogOptions
 from fusebackend.history.recorder import Recorder
 from fusebackend.history.steps import Steps
+from fusebackend.history.unmade import drop_unmade
 from fusebackend.protocol import SnapshotVolume
 from fusebackend.trees.automatic import AutomaticSnapshots, is_automatic, name_at
 
@@ -122,6 +124,8 @@ class Recording:
         filesystem = self._filesystem
         routes = filesystem.tree.routes
         self.recorder.follow(routes)
+        with contextlib.suppress(OSError):  # a volume that does not answer: an undo names what it finds
+            drop_unmade(self.history, self.recorder.images, {route.prefix: route.volume for route in routes})
         self.recorder.stamp_interrupted()
         filesystem.record(partial(self.recorder.door, filesystem.names), self.calls.author)
         for route in routes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fusebackend.base import paths
@@ -93,13 +93,15 @@ class Views:
         self._routes = filesystem.tree.table
         self._faces: dict[str, CompositeBackend] = {}
         self._volumes: dict[str, dict[AgentPath, RuledVolume]] = {}
+        self._shown: dict[str, View] = {}
+        self._parts = backend.mounts()
+        self._guards = dict(guards or {})
         trees = filesystem.tree.trees_path
         if not self.by_name:
             return
         if trees is None:
             raise OSError(errno.ENOTSUP, "views need the mount's own directory: mount without '-o trees=off'")
         self.path = paths.join(trees, paths.to_text(VIEWS_NAME))
-        parts = backend.mounts()
         for view in self.by_name.values():
             filesystem.add_view(view)
             seen = [route for route in filesystem.tree.routes if not view.is_hidden(route.prefix)]
@@ -108,13 +110,30 @@ class Views:
             own = view.without(trees)
             volumes = {route.prefix: RuledVolume(route.volume, own, route.prefix) for route in seen}
             self._volumes[view.name] = volumes
-            faces: dict[str, Any] = {
-                str(prefix): VolumeBackend(volume, on_exists=getattr(parts[prefix], "on_exists", "error"))
-                for prefix, volume in volumes.items()
-            }
-            face = CompositeBackend(faces.pop(ROOT), faces)
-            face.guard({prefix: guard for prefix, guard in (guards or {}).items() if prefix == ROOT or prefix in faces})
-            self._faces[view.name] = face
+            self._shown[view.name] = own
+            self._faces[view.name] = self._face(volumes)
+
+    def _face(self, volumes: Mapping[AgentPath, RuledVolume]) -> CompositeBackend:
+        faces: dict[str, Any] = {
+            str(prefix): VolumeBackend(volume, on_exists=getattr(self._parts[prefix], "on_exists", "error"))
+            for prefix, volume in volumes.items()
+        }
+        face = CompositeBackend(faces.pop(ROOT), faces)
+        face.guard({prefix: guard for prefix, guard in self._guards.items() if prefix == ROOT or prefix in faces})
+        return face
+
+    def granting(self, name: str, granted: Sequence[AgentPath]) -> CompositeBackend:
+        """Return the agent face of a view with an approval for these paths. OSError: as `find`."""
+        self.find(name)
+        own = self._shown[name].granting(granted)
+        return self._face(
+            {prefix: RuledVolume(each.below, own, prefix) for prefix, each in self._volumes[name].items()}
+        )
+
+    def shown(self, name: str) -> View:
+        """Return a view as its verbs have it: without the mount's own directory. OSError: as `find`."""
+        self.find(name)
+        return self._shown[name]
 
     def find(self, name: str) -> View:
         """Return a view. OSError: ENOENT, there is none of that name."""

@@ -54,6 +54,7 @@ class ViewedMount(MountedBackend):
             automatic=mount._automatic,
             recording=mount._recording,
             views=views,
+            approvals=mount._asking.approvals,
             is_mounted=mount.is_mounted,
         )
         self._root = views.root(name)

@@ -5,6 +5,7 @@ automatic.py         `AutomaticSnapshots`: those that a mount takes by itself, a
 snapshot_trees.py    `SnapshotTrees`: the kernel face of `/.fusebackend/snapshots`
 composed.py          `ComposedTree`: volumes of several routes as one tree
 branches.py          `Branches`: the branches of a mount
+checkouts.py         `Checkouts`: branches in plain directories
 branch_volume.py     `BranchVolume`: a branch as a volume: its changes above a lower tree
 lower_tree.py        `LowerTree`: the tree below a branch
 refs.py              the states that a REF of the command line names: a snapshot, a time, `main`
@@ -12,6 +13,8 @@ tree.py              `Tree`: a directory tree as the kernel shows it, reached by
 diff.py              the differences of two trees
 diff_output.py       differences as a git patch, `--stat`, `--name-status`, JSON
 recorded.py          the two trees of a call, before it and after it, from its records
+earlier.py           `EarlierVolume`: a route as it was when a call began
+states.py            `States`: the trees of REFs in the server, and the differences of two
 restore.py           `Restores`: files of another state put back into the main tree
 merge/               the three-way merge of a branch into the main tree
 """

@@ -202,10 +202,11 @@ class BranchVolume(SqliteVolume):
         waits = any(view.features.blocking for view in lower.views.values())
         # Of a live route, long copies are made in threads, and everything else on the mount's loop.
         self.all_at_once = is_live and not waits
-        self.features = Features(change_feed=not is_live, blocking=is_live or waits)
+        self.features = Features(acls=True, change_feed=not is_live, blocking=is_live or waits)
         if not os.path.exists(path):
             _make(os.path.realpath(path), lower, self.routes, self.created_ns)
         super().__init__(path)
+        self.directory_moves = None  # the lower tree's directories move by themselves
         try:
             with self.lock:
                 self._load()

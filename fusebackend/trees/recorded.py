@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 from fusebackend.base.errors import VANISHED
 from fusebackend.base.paths import AgentPath
 from fusebackend.history.records import Record
+from fusebackend.history.undo_plan import node_of
 from fusebackend.protocol import Attr, Volume
 from fusebackend.trees.tree import join, split
 from fusebackend.volumes.placing import NodeSource, Source, State
@@ -38,11 +39,13 @@ class Version(NamedTuple):
         state: its attributes.
         source: its bytes, for regular files; None where they are lost.
         why_lost: the reason.
+        node: in the volume; 0 where that is not known, and for directories.
     """
 
     state: State
     source: Source | None
     why_lost: str = ""
+    node: int = 0
 
 
 class Past(NamedTuple):
@@ -52,11 +55,13 @@ class Past(NamedTuple):
         volumes: of the routes, by prefix.
         later: returns the records of other calls after a record that touch a path of its route, undone ones, too.
         source: returns the bytes of a record's image.
+        lasts: returns True if the nodes of a record are still those of the volume's files.
     """
 
     volumes: Mapping[AgentPath, Volume]
     later: Callable[[int, AgentPath, bytes], list[Record]]
     source: Callable[[Record], Source]
+    lasts: Callable[[Record], bool] = lambda record: False
 
 
 def sides(records: list[Record], past: Past) -> tuple[RecordedTree, RecordedTree]:
@@ -71,7 +76,7 @@ def sides(records: list[Record], past: Past) -> tuple[RecordedTree, RecordedTree
     for record in records:
         by_route[record.prefix].append(record)
     for prefix, found in by_route.items():
-        replay = _Replay(prefix, found, past)
+        replay = Replay(prefix, found, past)
         replay.run()
         head = os.fsencode(prefix).strip(b"/")
         for paths, side in ((replay.now, before), (replay.after, after)):
@@ -79,22 +84,24 @@ def sides(records: list[Record], past: Past) -> tuple[RecordedTree, RecordedTree
     return RecordedTree(before), RecordedTree(after)
 
 
-class _Replay:
-    """The records of a call in one route, from the last to the first.
+class Replay:
+    """Records of one route, taken back from the last to the first: those of a call, or of all calls.
 
     Attributes:
-        after: path → the file after the call, of every path that it changed.
+        after: path → the file after the records, of every path that they changed.
         now: path → the file before the records that were taken back so far.
+        linked: node → the same, of files with several names: they have changed under names that are not in `now`, too.
     """
 
     def __init__(self, prefix: AgentPath, records: list[Record], past: Past) -> None:
         self.after: dict[bytes, Version | None] = {}
         self.now: dict[bytes, Version | None] = {}
+        self.linked: dict[int, Version] = {}
         self._prefix = prefix
         self._records = records
         self._past = past
         self._volume = past.volumes.get(prefix)
-        self._last = records[-1].number
+        self._last = records[-1].number if records else 0
 
     def run(self) -> None:
         for record in reversed(self._records):
@@ -104,10 +111,27 @@ class _Replay:
                 self._exchange(record)
             else:
                 self._touch(record.path)
-                self.now[record.path] = None if record.kind == "create" else self._before(record)
+                self.now[record.path] = before = None if record.kind == "create" else self._before(record)
+                if before is None and not record.linked:
+                    self.linked.pop(record.node, None)  # the number may have been another file's before
+                elif before is not None and before.node and before.state.nlink > 1 and record.kind != "remove":
+                    self._change(before)
+
+    def _change(self, before: Version) -> None:
+        """Give a file with several names its earlier state under all of them."""
+        self.linked[before.node] = before
+        for path, each in self.now.items():
+            if each is not None and each.node == before.node:
+                self.now[path] = before
 
     def _before(self, record: Record) -> Version | None:
         """Return the file of a record before its change."""
+        found = self._version(record)
+        if found is None or stat.S_ISDIR(found.state.mode) or not self._past.lasts(record):
+            return found
+        return found._replace(node=node_of(record))
+
+    def _version(self, record: Record) -> Version | None:
         if record.before is None:
             return None
         state = record.before
@@ -155,8 +179,8 @@ class _Replay:
 
     def _touch(self, path: bytes) -> None:
         if path not in self.after:
-            self.after[path] = self._found(path)
-            self.now.setdefault(path, self.after[path])
+            self.after[path] = found = self._found(path)
+            self.now.setdefault(path, found if found is None else self.linked.get(found.node, found))
 
     def _touch_all(self, path: bytes) -> None:
         """Touch a path, and what is below it now."""
@@ -221,7 +245,7 @@ class _Replay:
             if error.errno in VANISHED:
                 return None
             raise
-        return Version(source.state, source)
+        return Version(source.state, source, node=0 if place.attr.is_dir else place.attr.node)
 
     def _resolved(self, path: bytes) -> Place | None:
         if self._volume is None:
@@ -258,8 +282,8 @@ class RecordedTree:
     def entry(self, path: bytes) -> os.stat_result | None:
         found = self._versions.get(path)
         if found is not None:
-            return _stat(found.state)
-        return _stat(_DIRECTORY) if path in self._names or path == b"" else None
+            return stat_of(found.state)
+        return stat_of(_DIRECTORY) if path in self._names or path == b"" else None
 
     def entries(self, path: bytes) -> dict[bytes, os.stat_result]:
         found = {}
@@ -275,11 +299,8 @@ class RecordedTree:
         version = self._versions[path]
         if version.source is None:
             raise OSError(errno.EIO, f"its bytes are lost: {version.why_lost}")
-        with tempfile.TemporaryFile(prefix="fusebackend-") as copy:
-            for offset, piece in version.source.pieces():
-                os.pwrite(copy.fileno(), piece, offset)
-            os.ftruncate(copy.fileno(), version.state.size)
-            yield copy.fileno()
+        with copied(version.source) as copy:
+            yield copy
 
     def is_followed(self, path: bytes) -> bool:
         return True
@@ -295,8 +316,24 @@ class RecordedTree:
 _DIRECTORY: Final = State(stat.S_IFDIR | 0o755, 0, 0, 0, 0, 2, 0, 0, {}, b"")
 
 
-def _stat(state: State) -> os.stat_result:
+@contextlib.contextmanager
+def copied(source: Source) -> Iterator[int]:
+    """Copy the bytes of a regular file to an unnamed one, and yield its descriptor."""
+    with tempfile.TemporaryFile(prefix="fusebackend-") as copy:
+        for offset, piece in source.pieces():
+            os.pwrite(copy.fileno(), piece, offset)
+        os.ftruncate(copy.fileno(), source.state.size)
+        yield copy.fileno()
+
+
+def stat_of(state: State, ctime_ns: int = 0) -> os.stat_result:
+    """Return a state as lstat(2) shows a file."""
     seconds = (state.atime_ns // 10**9, state.mtime_ns // 10**9, 0)
     head = (state.mode, 0, 0, state.nlink, state.uid, state.gid, state.size, *seconds)
-    rest = {"st_atime_ns": state.atime_ns, "st_mtime_ns": state.mtime_ns, "st_ctime_ns": 0, "st_rdev": state.rdev}
+    rest = {
+        "st_atime_ns": state.atime_ns,
+        "st_mtime_ns": state.mtime_ns,
+        "st_ctime_ns": ctime_ns,
+        "st_rdev": state.rdev,
+    }
     return os.stat_result(head, rest)

@@ -7,9 +7,8 @@ A time names the newest snapshot that was taken at it or before:
     yesterday  2026-11-22   the end of that day; `today` is the newest snapshot
     2026-11-22T14:05        that moment, in the local zone; also with a space, seconds, `Z` or an offset such as +02:00
 
-A call, `c42`, names the newest snapshot that was taken when it began or before: a mount takes one before a call, but at
-most one in 10 s. A snapshot's name is looked for first. `now` is `main`. `A..B` is a pair; a side that is left out is
-`main`.
+A call, `c42`, is the state before it: what was changed since it began is taken back, by the records of the history. A
+snapshot's name is looked for first. `now` is `main`. `A..B` is a pair; a side that is left out is `main`.
 """
 
 from __future__ import annotations
@@ -49,14 +48,16 @@ class Ref(NamedTuple):
     """A state of the mount.
 
     Attributes:
-        name: the snapshot's or the branch's, or `main`.
-        time_ns: when it was taken, or made; None for `main`.
+        name: the snapshot's, the branch's or the call's, or `main`.
+        time_ns: when it was taken, made or begun; None for `main`.
         is_branch: it is a branch.
+        is_call: it is the state before a call.
     """
 
     name: str
     time_ns: int | None
     is_branch: bool = False
+    is_call: bool = False
 
     @property
     def is_main(self) -> bool:
@@ -118,16 +119,20 @@ class Refs:
         if self.is_present(text):
             return MAIN_REF
         if is_call_name(text) and self._began_ns is not None:
-            limit_ns = self._began_ns(text)
-        else:
-            moment = self.moment(text)
-            if moment is None:
-                raise RefError(f"no snapshot '{text}'; {self._those()}")
-            limit_ns = nanoseconds(moment)
+            return Ref(text, self._began_ns(text), is_call=True)
+        moment = self.moment(text)
+        if moment is None:
+            raise RefError(f"no snapshot '{text}'; {self._those()}")
+        limit_ns = nanoseconds(moment)
         earlier = [each for each in self._snapshots if each.time_ns <= limit_ns]
         if not earlier:
             raise RefError(f"no snapshot is as old as '{text}'; {self._oldest()}")
         return Ref(*earlier[-1])
+
+    def has_call(self, text: str) -> bool:
+        """Return True for a REF, or a pair of them, of which one is the state before a call."""
+        sides = [text] if text in self._by_name else text.split("..", 1)
+        return any(is_call_name(each) and each not in self._by_name for each in sides)
 
     def pair(self, text: str) -> tuple[Ref, Ref]:
         """Return both states of `A..B`; of a REF alone, that state and `main`. Raises `RefError`."""

@@ -24,7 +24,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.base.paths import ROOT, AgentPath, normalise, to_name, to_text
 from fusebackend.history.calls import OpenCall
 from fusebackend.history.recorder import Recorder
@@ -33,10 +32,10 @@ from fusebackend.trees.branches import Branches
 from fusebackend.trees.diff import FOREIGN
 from fusebackend.trees.merge.plan import Plan, Stamp, Step, Uncarried, stamp_of
 from fusebackend.trees.merge.records import MergeRecords
-from fusebackend.trees.merge.run import STAGING, Merge
+from fusebackend.trees.merge.run import ATTEMPTS, STAGING, Merge
 from fusebackend.trees.merge.tree import Item, MergeTree, same_bytes
-from fusebackend.trees.refs import Ref
-from fusebackend.trees.snapshots import Snapshots
+from fusebackend.trees.refs import MAIN_REF, Ref
+from fusebackend.trees.states import States
 from fusebackend.trees.tree import is_below, join, split
 from fusebackend.volumes.placing import TEMPORARY, State
 
@@ -48,7 +47,7 @@ class Restores:
     """See the module's docstring.
 
     Args:
-        branches, snapshots, volumes: of the mount; `snapshots` is None if it keeps none.
+        branches, volumes, states: of the mount.
         written: returns the nodes that somebody has open for writing, each with the prefix of its route.
         recorder: of the history; None if there is none.
         covered: returns the paths of main at which other file systems are mounted, without a slash at the begin.
@@ -57,15 +56,15 @@ class Restores:
     def __init__(
         self,
         branches: Branches,
-        snapshots: Snapshots | None,
         volumes: Mapping[AgentPath, Volume],
+        states: States,
         written: Callable[[], Collection[tuple[AgentPath, int]]],
         recorder: Recorder | None,
         covered: Callable[[], Collection[bytes]] = tuple,
     ) -> None:
         self._covered = covered
         self._branches = branches
-        self._snapshots = snapshots
+        self._states = states
         self._volumes = dict(volumes)
         self._written = written
         self._recorder = recorder
@@ -92,9 +91,15 @@ class Restores:
         call: list[OpenCall] = []
 
         def plan() -> Plan:
-            source, kept = self._source(ref)
-            main = MergeTree(self._volumes, self._volumes)
-            return _Planner(source, main, ref.name, kept, pairs, to is None, self._covered()).plan
+            for _ in range(ATTEMPTS):
+                state, main = self._states.at(ref, [source for source, _ in pairs]), self._states.at(MAIN_REF)
+                found = _Planner(state.tree, main.tree, ref.name, state.kept, pairs, to is None, self._covered()).plan
+                for step in found.steps:
+                    if step.item is not None:
+                        state.require(step.item)
+                if not state.is_overtaken:
+                    return found
+            raise OSError(errno.EBUSY, "the files change again and again; try again, or restore fewer paths at a time")
 
         with self._guard:
             os.makedirs(os.path.dirname(self._branches.journal(JOURNAL)), 0o700, exist_ok=True)
@@ -114,6 +119,12 @@ class Restores:
             list(dict.fromkeys(outcome.partly)),
         )
 
+    def tidy(self) -> None:
+        """Remove what a killed restore has left in the routes, and give what it has parked its names again. The same
+        restore still does the rest."""
+        with self._guard:
+            Merge(JOURNAL, self._volumes, Plan, self._branches.journal(JOURNAL)).tidy()
+
     @contextlib.contextmanager
     def _recording(self, ref: Ref, calls: list[OpenCall]) -> Iterator[MergeRecords]:
         if self._recorder is None:
@@ -123,25 +134,41 @@ class Restores:
             calls[:] = [call]
             yield MergeRecords(self._recorder, call)
 
-    def _source(self, ref: Ref) -> tuple[MergeTree, Collection[AgentPath]]:
-        """Return the tree of a state, and the prefixes of the routes of which it holds something."""
-        if ref.is_main:
-            return MergeTree(self._volumes, self._volumes), self._volumes
-        if ref.is_branch:
-            return MergeTree({ROOT: self._branches.volume(ref.name)}, self._volumes), self._volumes
-        parts = None if self._snapshots is None else self._snapshots.find(ref.name)
-        if parts is None:
-            raise OSError(errno.ENOENT, f"there is no snapshot '{ref.name}'")
-        views: dict[AgentPath, Volume] = {}
-        for prefix in parts.parts:
-            volume = self._volumes[prefix]
-            assert isinstance(volume, SnapshotVolume), "it has a snapshot"
-            views[prefix] = volume.snapshot(ref.name)
-        indices = {prefix: index for index, prefix in enumerate(self._volumes)}
-        views.setdefault(ROOT, InMemoryVolume())  # the way to those that have one
-        time_ns = min(part.time_ns for part in parts.parts.values())
-        tree = MergeTree(views, self._volumes, lambda prefix, node: (indices[prefix], node), time_ns)
-        return tree, parts.parts
+
+def mirror(source: Volume, target: Volume, journal: str, *, changed_after_ns: int | None = None) -> AgentPath | None:
+    """Make a whole volume what another one is, with all attributes. What is the same in both is not written.
+
+    Args:
+        journal: the path of the journal: after a kill the same call does the rest.
+        changed_after_ns: do nothing if what would be replaced or removed has a later ctime.
+
+    Returns:
+        A path that has, when nothing was done; None when both are the same.
+
+    Raises:
+        OSError: of a volume; EIO, the target can't hold a file of the source.
+    """
+    volumes = {ROOT: target}
+    later: list[AgentPath] = []
+
+    def plan() -> Plan:
+        main = MergeTree(volumes, volumes)
+        found = _Planner(MergeTree({ROOT: source}, volumes), main, "the source", volumes, [(b"", b"")], True, ()).plan
+        if changed_after_ns is not None:
+            for step in found.steps:
+                item = main.find(step.path) if step.word in ("replace", "link", "remove") else None
+                if item is not None and not item.is_dir and item.ctime_ns > changed_after_ns:
+                    later.append(item.shown)
+        if later:
+            found.steps.clear()
+        return found
+
+    outcome = Merge(JOURNAL, volumes, plan, journal).run()
+    left = [(each.path, each.what) for each in outcome.plan.uncarried]
+    left += [(each.path, each.reason) for each in outcome.plan.conflicts]
+    if left:
+        raise OSError(errno.EIO, f"'{left[0][0]}': {left[0][1]}")
+    return later[0] if later else None
 
 
 def _above(path: bytes) -> Iterator[bytes]:

@@ -80,7 +80,9 @@ class SnapshotTrees(NativeVolume):
     def __init__(self, snapshots: Snapshots, prefixes: Iterable[AgentPath]) -> None:
         super().__init__()
         volumes = snapshots.volumes
-        self.features = Features(read_only=True, blocking=any(each.features.blocking for each in volumes.values()))
+        self.features = Features(
+            acls=True, read_only=True, blocking=any(each.features.blocking for each in volumes.values())
+        )
         self._snapshots = snapshots
         self.places = Places(prefixes)
         self._trees: dict[bytes, _Tree] = {}

@@ -252,7 +252,7 @@ SCHEMES: dict[str, Scheme] = {
         _open_sqlite,
         takes="path",
         parameters={**LIMITS, "on_exists": ON_EXISTS},
-        features=Features(),
+        features=Features(acls=True),
     ),
     "memory": Scheme(
         "memory:",
@@ -260,7 +260,7 @@ SCHEMES: dict[str, Scheme] = {
         _open_memory,
         takes="nothing",
         parameters={**LIMITS, "on_exists": ON_EXISTS},
-        features=Features(durable=False),
+        features=Features(acls=True, durable=False),
     ),
     "dir": Scheme(
         "dir:PATH",

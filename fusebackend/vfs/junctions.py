@@ -371,6 +371,8 @@ class MountTree:
         self._by_prefix = {route.prefix: route for route in self.routes}
         options = trees or TreesOptions()
         self.files = PseudoFiles()
+        self.on_interrupt: Callable[[Route, View, AgentPath | None, int], None] | None = None
+        """Told of a change in a view that is refused, and that an approval could allow a verb; see `RuledVolume`."""
         """The files of the trees directory."""
         self.trees_path: AgentPath | None = None if options.shown == "off" else join(ROOT, options.name)
         """Where the trees directory is for users and agents, if it is."""
@@ -499,11 +501,17 @@ class MountTree:
     def attach_twin(self, route: Route, view: View | None = None) -> Route:
         """A twin of a route, as it is or through a view, which is in no tree yet."""
         twin = route.twin(len(self.attached), view)
+        if view is not None and isinstance(twin.volume, RuledVolume):
+            twin.volume.on_interrupt = partial(self._interrupted, twin, view)
         self.attached = [*self.attached, twin]
         family = (route.files, *route.files.twins, twin)
         for member in family:
             member.twins = tuple(other for other in family if other is not member)
         return twin
+
+    def _interrupted(self, route: Route, view: View, path: AgentPath | None, node: int) -> None:
+        if self.on_interrupt is not None:
+            self.on_interrupt(route, view, path, node)
 
     def route_of(self, path: AgentPath) -> Route:
         """The route of the main tree that has a path, those of the trees directory included."""

@@ -203,13 +203,14 @@ class FileSystem:
     async def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Entry:
         await refuse_confined(mode)
         route, node = await self.resolver.place_for_name(parent, name)
+        mode = _masked(route, mode, caller)
         return await self.resolver.create_entry(
             route, node, parent, name, route.changing.mknod, node, name, mode, rdev, caller
         )
 
     async def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Entry:
         route, node = await self.resolver.place_for_name(parent, name)
-        make = route.changing.mkdir
+        make, mode = route.changing.mkdir, _masked(route, mode, caller)
         entry = await self.resolver.create_entry(route, node, parent, name, make, node, name, mode, caller)
         self.cached_readdir.listed(entry.inode, 0)
         return entry
@@ -318,7 +319,9 @@ class FileSystem:
     async def statfs(self) -> StatFs:
         """Of the default volume: FUSE's statfs does not say which inode it is asked for."""
         default = self.tree.routes[0]
-        return await default.ask(default.volume.statfs)
+        found = await default.ask(default.volume.statfs)
+        usage = default.volume.usage
+        return found if usage is None else found.within(usage)
 
     # -- files -------------------------------------------------------------------------------------------------
 
@@ -327,6 +330,7 @@ class FileSystem:
         await refuse_confined(mode)
         route, node = await self.resolver.place_for_name(parent, name)
         for_volume = flags & ~_NOT_FOR_VOLUMES
+        mode = _masked(route, mode, caller)
         generation = self.overtaken.generation
         try:
             attr = await route.call_and_hold(route.changing.create, node, name, mode, for_volume, caller)
@@ -665,6 +669,11 @@ class FileSystem:
                 first = first or error
         if first is not None:
             raise first
+
+
+def _masked(route: Route, mode: int, caller: Caller) -> int:
+    """The mode of a new file for a volume that knows no ACLs. With `-o acl` the kernel leaves the umask to us."""
+    return mode if route.volume.features.acls else mode & ~caller.umask
 
 
 class RoutesDirectory:

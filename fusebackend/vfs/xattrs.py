@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Sequence
 
+from fusebackend.base import acl
 from fusebackend.base.errors import oserror
 from fusebackend.vfs.calls.request import current
 from fusebackend.vfs.coherence.capabilities import CAPABILITY, Capabilities
 from fusebackend.vfs.inode_resolver import InodeResolver
 from fusebackend.vfs.inodes import route_index
 from fusebackend.vfs.junctions import Route
+from fusebackend.vfs.setid import clear_set_gid
 
 STATUS_XATTR = b"user.fusebackend.status"
 """Read from a tree's root, it is the JSON of `fusebackend status`. Never listed, so that `cp -a` leaves it alone. The
@@ -31,6 +33,7 @@ class ExtendedAttributes:
         self._twins = resolver.twins
         self.status: Callable[[], bytes] = lambda: b"{}"
         self.socket = b""  # the control socket's path, once it listens
+        self.has_acls: Callable[[], bool] = lambda: False  # whether the kernel checks them
 
     async def get(self, inode: int, name: bytes) -> bytes:
         if name == STATUS_XATTR and self._tree.is_root(inode):
@@ -43,16 +46,20 @@ class ExtendedAttributes:
             route, node = await self._resolver.place(inode)
         except FileNotFoundError:
             raise oserror(errno.ENODATA) from None  # a synthesised directory has none
-        _check(route, name)
+        if name in acl.NAMES and self.has_acls() and not route.volume.features.acls:
+            raise oserror(errno.ENODATA)  # ENOTSUP would fail the kernel's check of permissions
+        self._check(route, name)
         return await route.ask(route.volume.getxattr, node, name)
 
     async def set(self, inode: int, name: bytes, value: bytes) -> None:
         route, node = await self._resolver.place(inode, make=True)
         route.check_writable()
-        _check(route, name)
+        self._check(route, name)
         if name == CAPABILITY:
             self._capabilities.given(inode)
         await route.call(route.changing.setxattr, node, name, value)
+        if name == acl.ACCESS:
+            await route.call(clear_set_gid, route.volume, route.changing, node, current())
         self._changed(inode, route, node)
 
     async def list(self, inode: int) -> Sequence[bytes]:
@@ -64,7 +71,8 @@ class ExtendedAttributes:
             return []
         names = await route.ask(route.volume.listxattr, node)
         privileged = current().uid == 0
-        return [name for name in names if privileged or not name.startswith(_FOR_ROOT)]
+        shown = (name for name in names if not name.startswith(_ACLS) or self._are_kept(route, name))
+        return [name for name in shown if privileged or not name.startswith(_FOR_ROOT)]
 
     async def remove(self, inode: int, name: bytes) -> None:
         try:
@@ -72,9 +80,21 @@ class ExtendedAttributes:
         except FileNotFoundError:
             raise oserror(errno.ENODATA) from None  # a synthesised directory has none
         route.check_writable()
-        _check(route, name)
+        self._check(route, name)
         await route.call(route.changing.removexattr, node, name)
         self._changed(inode, route, node)
+
+    def _check(self, route: Route, name: bytes) -> None:
+        if self._are_kept(route, name):
+            return
+        if not route.volume.features.xattrs or not name.startswith(_NAMESPACES):
+            raise oserror(errno.ENOTSUP)
+        if name in _NAMESPACES:
+            raise oserror(errno.EINVAL)
+
+    def _are_kept(self, route: Route, name: bytes) -> bool:
+        """Whether this is the name of an ACL that the kernel will check."""
+        return name in acl.NAMES and route.volume.features.acls and self.has_acls()
 
     def _changed(self, inode: int, route: Route, node: int) -> None:
         known = self._inodes.get(inode)
@@ -88,12 +108,7 @@ _FOR_ROOT = b"trusted."
 _NAMESPACES = (b"user.", b"trusted.", b"security.")
 """What names may begin with (xattr(7)); who may use which is the kernel's to check.
 
-`system.` is ACLs: the kernel checks modes only (`default_permissions`) and would not apply them.
+`system.` is ACLs, which the kernel checks with `-o acl` alone. Otherwise it would not apply them.
 """
 
-
-def _check(route: Route, name: bytes) -> None:
-    if not route.volume.features.xattrs or not name.startswith(_NAMESPACES):
-        raise oserror(errno.ENOTSUP)
-    if name in _NAMESPACES:
-        raise oserror(errno.EINVAL)
+_ACLS = b"system.posix_acl_"

@@ -12,16 +12,19 @@ import contextlib
 import contextvars
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
-from fusebackend.protocol import Attr, Change, Changes, Guard, ObservableVolume, Observer
+from fusebackend.protocol import Attr, AttrChanges, Change, Changes, Guard, ObservableVolume, Observer
 
 log = logging.getLogger(__name__)
 
 Listener = TypeVar("Listener")
 T = TypeVar("T")
+
+Pieces: TypeAlias = Iterable[tuple[int, bytes]]
+"""Bytes of a file, each piece with its offset."""
 
 _silent = contextvars.ContextVar("silent", default=False)
 
@@ -37,7 +40,14 @@ def silently() -> Iterator[None]:
 
 
 class NativeVolume(ObservableVolume):
-    """A volume with a re-entrant `lock`, and lists of subscribers and observers."""
+    """A volume with a re-entrant `lock`, and lists of subscribers and observers.
+
+    Attributes:
+        directory_moves: how often a directory was moved or removed, under the lock. As long as the number is the same,
+            each directory is where it was found. None where others than this object move them.
+    """
+
+    directory_moves: int | None = None
 
     def __init__(self) -> None:
         self.lock = self._new_lock()
@@ -101,6 +111,21 @@ class NativeVolume(ObservableVolume):
         """
         with self.changing() as changes:
             return work(changes)
+
+    def place(
+        self, parent: int, name: bytes, state: AttrChanges, xattrs: Mapping[bytes, bytes], pieces: Pieces
+    ) -> Attr | None:
+        """Make a regular file with its bytes and attributes under a vacant name, as one change: no reader sees a part
+        of it, and neither does a crash. None if the volume can't, and has made nothing.
+
+        Args:
+            state: all of it but the change time, which is now.
+            pieces: offset and bytes of each, in their order. They may all be in memory at once.
+
+        Raises:
+            OSError: EEXIST; ENOSPC; from `pieces`. Nothing is made then.
+        """
+        return None
 
     def change_at_once(self, work: Callable[[Changes], T]) -> T:
         """Do what `change_as_one` does, for names and attributes: of any number of them, a crash leaves all or none."""

@@ -11,7 +11,7 @@ Each function appends the `Change`s it makes to a list, which `changing` reports
 A new file gets its name when it is complete, by a rename from a temporary name beside it, so that no reader and no
 crash sees half of it. `staged` writes a large one with the lock free; without it, `make` holds the lock for as long as
 the bytes take. A volume that stores whole files needs no temporary name, nor does a small file in one of ours
-(`TreeVolume.place`).
+(`NativeVolume.place`).
 
 A volume may keep less than the state has (an owner that this process may not give, extended attributes): `Placed.lost`
 names those attributes. A kind of file that it can't hold is ENOTSUP. One process places one name at
@@ -45,7 +45,7 @@ from fusebackend.protocol import (
 from fusebackend.volumes.chunks import CHUNK_BYTES
 from fusebackend.volumes.contents import PIECE_BYTES, data_pieces, opened
 from fusebackend.volumes.frozen import FrozenTree
-from fusebackend.volumes.posix import TreeVolume
+from fusebackend.volumes.native import NativeVolume
 
 TEMPORARY: Final = b".fusebackend-placing-"
 """Temporary names begin so; a part of the digest of the file's name follows."""
@@ -285,14 +285,15 @@ def _make_file(volume: Volume, parent: int, name: bytes, source: Source) -> Plac
 def _placed(volume: Volume, parent: int, name: bytes, kind: int, source: Source) -> Placed | None:
     """Make a small file in a volume that makes it as one change, and so needs no temporary name; None for others."""
     state = source.state
-    if not isinstance(volume, TreeVolume) or volume.features.shared:
+    if not isinstance(volume, NativeVolume) or volume.features.shared:
         return None
     if kind != stat.S_IFREG or state.size > STAGED_BYTES:
         return None
     wanted = AttrChanges(
         mode=state.mode, uid=state.uid, gid=state.gid, size=state.size, atime_ns=state.atime_ns, mtime_ns=state.mtime_ns
     )
-    return Placed(volume.place(parent, name, wanted, state.xattrs, _without_zeros(source.pieces())))
+    attr = volume.place(parent, name, wanted, state.xattrs, _without_zeros(source.pieces()))
+    return None if attr is None else Placed(attr)
 
 
 def _require_vacant(volume: Volume, parent: int, name: bytes) -> None:

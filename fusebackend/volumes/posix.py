@@ -14,12 +14,13 @@ import errno
 import os
 import stat
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias
 
+from fusebackend.base import acl
 from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import CLOCK, coarse_ns, now_ns
 from fusebackend.protocol import RENAME_EXCHANGE, RENAME_NOREPLACE, ROOT_NODE, Attr, AttrChanges, Caller
 from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT, allocated_blocks
+from fusebackend.volumes.native import Pieces
 from fusebackend.volumes.quota import bytes_of_blocks, bytes_of_xattrs
 from fusebackend.volumes.storage import MAX_FILE_BYTES, Inode, TreeStorage
 
@@ -32,9 +33,6 @@ TIME_MIN_NS, TIME_MAX_NS = -(1 << 63), (1 << 63) - 1
 """The times a volume can hold: the years 1678 to 2262. What is beyond becomes the nearest, as on other filesystems."""
 
 _DAY_NS = 86_400 * 10**9
-
-Pieces: TypeAlias = Iterable[tuple[int, bytes]]
-"""Bytes of a file, each piece with its offset."""
 
 
 def is_access_noted(attr: Attr) -> bool:
@@ -90,14 +88,18 @@ class TreeVolume(TreeStorage):
 
     def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
         with self.lock:
+            mode, acls = self._permissions(parent, mode, caller)
             inode = self._make(parent, name, mode, caller)
+            self._give(inode, acls)
             inode.rdev = rdev
             CLOCK.saw(inode.ctime_ns)
             return inode
 
     def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr:
         with self.lock:
-            inode = self._make(parent, name, stat.S_IFDIR | stat.S_IMODE(mode), caller)
+            mode, acls = self._permissions(parent, stat.S_IFDIR | stat.S_IMODE(mode), caller)
+            inode = self._make(parent, name, mode, caller)
+            self._give(inode, acls)
             inode.nlink = 2
             inode.size = DIRECTORY_BYTES
             self._allocate(inode, allocated_blocks(DIRECTORY_BYTES))
@@ -111,17 +113,7 @@ class TreeVolume(TreeStorage):
     def place(
         self, parent: int, name: bytes, state: AttrChanges, xattrs: Mapping[bytes, bytes], pieces: Pieces
     ) -> Attr:
-        """Make a regular file with its bytes and attributes under a vacant name, as one change: no reader sees a part
-        of it, and neither does a crash. The attributes returned are not for the kernel: files that are made in a row
-        may have one change time.
-
-        Args:
-            state: all of it but the change time, which is now.
-            pieces: offset and bytes of each, in their order. They are in memory at once.
-
-        Raises:
-            OSError: EEXIST; ENOSPC; from `pieces`. Nothing is made then.
-        """
+        """The attributes returned are not for the kernel: files that are made in a row may have one change time."""
         parts = list(pieces)
         assert state.mode is not None and state.uid is not None and state.gid is not None and state.size is not None
         assert state.atime_ns is not None and state.mtime_ns is not None
@@ -136,11 +128,7 @@ class TreeVolume(TreeStorage):
                     inode.size = offset + len(part)
             inode.size, inode.gid = state.size, state.gid
             inode.atime_ns, inode.mtime_ns = _within_range(state.atime_ns), _within_range(state.mtime_ns)
-            if xattrs:
-                self._xattrs(inode).update(xattrs)
-                self._xattrs_changed(inode)
-                if self._quota is not None:
-                    self._quota.add(bytes_of_xattrs(xattrs))
+            self._give(inode, xattrs)
             self._renewed(inode)
             self._changed(inode)
             CLOCK.passed(state.mtime_ns)
@@ -190,6 +178,7 @@ class TreeVolume(TreeStorage):
                 raise oserror(errno.ENOTDIR, name)
             self._empty(inode, name)
             now = now_ns()
+            self._directory_moves()
             self._set_child(parent, name, None)
             self._one_less_below(parent)
             self._entry_changed(parent, now)
@@ -214,6 +203,8 @@ class TreeVolume(TreeStorage):
             if target is inode:
                 return  # POSIX: two names of one file, nothing happens
             now = now_ns()
+            if stat.S_ISDIR(inode.mode) or (target is not None and stat.S_ISDIR(target.mode)):
+                self._directory_moves()
             if flags == RENAME_EXCHANGE:
                 assert target is not None
                 self._set_child(parent, name, target.node)
@@ -249,6 +240,9 @@ class TreeVolume(TreeStorage):
                 inode.mtime_ns = now
             if changes.mode is not None:
                 inode.mode = stat.S_IFMT(inode.mode) | stat.S_IMODE(changes.mode)
+                if self.features.acls and (access := self._xattrs(inode).get(acl.ACCESS)) is not None:
+                    self._xattrs(inode)[acl.ACCESS] = acl.with_mode(access, changes.mode)
+                    self._xattrs_changed(inode)
             if changes.uid is not None:
                 inode.uid = changes.uid
             if changes.gid is not None:
@@ -280,6 +274,9 @@ class TreeVolume(TreeStorage):
                 raise oserror(errno.ENODATA, name) from None
 
     def setxattr(self, node: int, name: bytes, value: bytes) -> None:
+        if name in acl.NAMES:
+            self._set_acl(node, name, value)
+            return
         with self.lock:
             self._admit(len(name) + len(value))
             inode = self._inode(node)
@@ -290,6 +287,34 @@ class TreeVolume(TreeStorage):
                 self._quota.add(more)
             xattrs[name] = value
             self._xattrs_changed(inode)
+            inode.ctime_ns = now_ns(finer=False)
+            self._changed(inode)
+
+    def _set_acl(self, node: int, name: bytes, value: bytes) -> None:
+        """Set an ACL, with the mode that an access ACL means. One that says no more than a mode is not kept."""
+        if not self.features.acls:
+            raise oserror(errno.ENOTSUP, name)
+        try:
+            permissions, is_minimal = acl.mode_of(value)
+        except ValueError:
+            raise oserror(errno.EINVAL, name) from None
+        with self.lock:
+            inode = self._inode(node)
+            xattrs = self._xattrs(inode)
+            keeps = name == acl.DEFAULT or not is_minimal
+            old = len(name) + len(xattrs[name]) if name in xattrs else 0
+            more = (len(name) + len(value) if keeps else 0) - old
+            self._admit(max(more, 0))
+            if self._quota is not None:
+                self._quota.require(more)
+                self._quota.add(more)
+            if keeps:
+                xattrs[name] = value
+            else:
+                xattrs.pop(name, None)
+            self._xattrs_changed(inode)
+            if name == acl.ACCESS:
+                inode.mode = inode.mode & ~0o777 | permissions
             inode.ctime_ns = now_ns(finer=False)
             self._changed(inode)
 
@@ -414,6 +439,28 @@ class TreeVolume(TreeStorage):
         self._date(directory, now)
         return inode
 
+    def _permissions(self, parent: int, mode: int, caller: Caller) -> tuple[int, dict[bytes, bytes]]:
+        """The mode of a new file in a directory, and the ACLs that it inherits. Where there are any, the umask does not
+        count (acl(5), "Object creation and default ACLs")."""
+        default = self._xattrs(self._inode(parent)).get(acl.DEFAULT) if self.features.acls else None
+        if default is None:
+            return mode & ~caller.umask, {}
+        access, permissions = acl.inherited(default, mode & 0o777)
+        acls = {} if access is None else {acl.ACCESS: access}
+        if stat.S_ISDIR(mode):
+            acls[acl.DEFAULT] = default
+        if self._quota is not None:
+            self._quota.require(bytes_of_xattrs(acls))
+        return mode & ~0o777 | permissions, acls
+
+    def _give(self, inode: Inode, xattrs: Mapping[bytes, bytes]) -> None:
+        """Give a new inode its extended attributes."""
+        if xattrs:
+            self._xattrs(inode).update(xattrs)
+            self._xattrs_changed(inode)
+            if self._quota is not None:
+                self._quota.add(bytes_of_xattrs(xattrs))
+
     def access_due(self, attr: Attr) -> bool:
         return is_access_noted(attr)
 
@@ -431,6 +478,10 @@ class TreeVolume(TreeStorage):
         self._renewed(directory)
         directory.mtime_ns = directory.ctime_ns = now
         self._changed(directory)
+
+    def _directory_moves(self) -> None:
+        if self.directory_moves is not None:
+            self.directory_moves += 1
 
     def _empty(self, inode: Inode, name: bytes) -> None:
         if self._children(inode.node, b"", 1):

@@ -11,11 +11,11 @@ that is left. A volume without limits has no `Quota`, and counts nothing.
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from fusebackend.base.errors import oserror
-from fusebackend.protocol import BLOCK_BYTES, StatFs, Usage
+from fusebackend.protocol import BLOCK_BYTES, Usage
 
 
 class Limits(NamedTuple):
@@ -56,18 +56,22 @@ class Quota:
 
     def admits(self, more_bytes: int) -> bool:
         """Return True if there is room for so many bytes. A volume that is over its limit may still shrink."""
-        return self._fits(more_bytes, 0)
+        return not self._passed(more_bytes, 0)
 
     def require(self, more_bytes: int, more_files: int = 0) -> None:
         """Raise EDQUOT where there is no room for so much more."""
-        if not self._fits(more_bytes, more_files):
-            raise oserror(errno.EDQUOT)
+        passed = self._passed(more_bytes, more_files)
+        if passed:
+            raise OSError(errno.EDQUOT, f"{os.strerror(errno.EDQUOT)}: {passed}")
 
-    def _fits(self, more_bytes: int, more_files: int) -> bool:
+    def _passed(self, more_bytes: int, more_files: int) -> str:
+        """Say which limit so much more would pass; empty for none."""
         used_bytes, limit_bytes, used_files, limit_files = self.usage
         if more_bytes > 0 and limit_bytes is not None and used_bytes + more_bytes > limit_bytes:
-            return False
-        return more_files <= 0 or limit_files is None or used_files + more_files <= limit_files
+            return f"{used_bytes:,} of {limit_bytes:,} bytes are used, and {more_bytes:,} more are needed"
+        if more_files > 0 and limit_files is not None and used_files + more_files > limit_files:
+            return f"there are {used_files:,} of {limit_files:,} files and directories"
+        return ""
 
     def add(self, more_bytes: int, more_files: int = 0) -> None:
         """Count what has been added, or taken away."""
@@ -87,15 +91,3 @@ def bytes_of_blocks(blocks: int) -> int:
 def bytes_of_xattrs(xattrs: Mapping[bytes, bytes]) -> int:
     """What extended attributes count."""
     return sum(len(name) + len(value) for name, value in xattrs.items())
-
-
-def within(disk: StatFs, usage: Usage) -> StatFs:
-    """The answer of `statvfs` for a volume with limits: its size is the limit, and what is free is no more than the
-    disk has."""
-    blocks, free, files, files_free = disk.blocks, disk.blocks_free, disk.files, disk.files_free
-    if usage.limit_bytes is not None:
-        left = max(usage.limit_bytes - usage.used_bytes, 0) // disk.block_bytes
-        blocks, free = usage.limit_bytes // disk.block_bytes, min(free, left)
-    if usage.limit_files is not None:
-        files, files_free = usage.limit_files, max(usage.limit_files - usage.used_files, 0)
-    return disk._replace(blocks=blocks, blocks_free=free, files=files, files_free=files_free)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from mounts import Mounted, Serve
+from programs import sh
 
 import fusebackend
 from fusebackend.backends import CompositeBackend, FilesystemBackend, InMemoryBackend
@@ -170,3 +172,42 @@ def test_a_merge_by_the_api(tmp_path: Path) -> None:
             assert client.merge_branch("work").changes == []
             with pytest.raises(FileNotFoundError, match="no branch 'none'"):
                 client.merge_branch("none")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+def test_other_file_systems_in_the_mount_are_left_alone(mounted: Mounted) -> None:
+    """The kernel unmounts what is on a name that goes."""
+    sh("mkdir -p d/there e; echo old > d/there/f; echo old > e/f", mounted.path)
+    top = branch_of(mounted)
+    sh("echo new > d/there/f; echo new > e/f; mv d moved", top)
+    sh("mount -t tmpfs none d/there; echo mine > d/there/mine", mounted.path)
+    try:
+        said = command(mounted, "branch", "merge", "work", "--keep-branch", code=1)
+        assert "another file system is mounted" in said
+        assert (mounted.path / "d/there/mine").read_text() == "mine\n"
+        assert (mounted.path / "e/f").read_text() == "old\n"
+        command(mounted, "branch", "merge", "work", "--", "e")
+        assert (mounted.path / "e/f").read_text() == "new\n"
+    finally:
+        sh("umount d/there", mounted.path)
+    command(mounted, "branch", "merge", "work")
+    assert (mounted.path / "moved/there/f").read_text() == "new\n"
+
+
+def test_the_next_mount_removes_what_a_killed_restore_has_left(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    (tmp_path / "live").mkdir()
+    server = serve(f"dir:{tmp_path}/live", at="mnt")
+    branch_of(server)
+    server.kill()
+    for name in ("@restore", "work"):  # as `Merge` has begun them
+        (tmp_path / f"live/.fusebackend-merge-{name}").mkdir()
+        (tmp_path / f"live/.fusebackend-merge-{name}/1").write_text("half")
+        (directory,) = (tmp_path / "data/fusebackend").glob("*.branches")
+        line = {"format": 1, "branch": name, "id": 1, "routes": ["/"], "steps": 1}
+        (directory / f"{name}.merge").write_text(json.dumps(line) + "\n")
+    again = serve(f"dir:{tmp_path}/live", at="mnt")
+    assert os.listdir(again.path) == []
+    assert not list(directory.glob("*.merge"))

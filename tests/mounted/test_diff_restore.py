@@ -289,3 +289,76 @@ def test_any_tree_comes_back(mounted: Mounted, before: random_trees.Tree, after:
         finally:
             files.delete_snapshots("before")
             shutil.rmtree(inner)
+
+
+STEPS = [
+    "echo two > src/text; rm -rf src/deep; mv docs/here docs/there; chmod 700 docs",
+    "setfattr -x user.tag src/sparse; printf more >> src/sparse; mkdir -p src/deep new; echo o > src/deep/other",
+    "mv new old; printf n > old/n; echo three > src/linked; rm docs/link docs/pipe; mkdir docs/pipe",
+    "rm src/text; mv src sources; ln sources/linked again; mv docs/there sources/deep/other; touch -d 2001-01-01 again",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["memory:", "dir:{tmp}/default"])
+def test_the_state_before_a_call_is_exact(serve: Serve, tmp_path: Path, kind: str) -> None:
+    """Also on a route without snapshots, and after other restores and undos."""
+    (tmp_path / "default").mkdir()
+    mounted = serve(kind.format(tmp=tmp_path), options=["history=on", "snapshots=manual"])
+    path = mounted.path
+    (path / "notes").mkdir()
+
+    def shown() -> dict[bytes, object]:
+        """All but the times of directories, which no record has."""
+        found = attributes_of(path)
+        return {name: each._replace(mtime_ns=0) if each.kind == "d" else each for name, each in found.items()}
+
+    with fusebackend.connect(str(path)) as files:
+        states = {}
+        for number, work in enumerate([SCENE, *STEPS]):
+            was = shown()
+            name = files.begin_call("work", id=f"t{number}")
+            sh(work, path)
+            call = files.end_call(name)
+            assert call is not None
+            states[call] = was
+        _, first, second, third, last = states
+        assert ok("diff", f"{first}..{second}", "--name-status", cwd=path).splitlines() == [
+            "M\tdocs/",
+            "R100\tdocs/here\tdocs/there",
+            "D\tsrc/deep/bytes",
+            "M\tsrc/linked",
+            "M\tsrc/text",
+        ]
+        assert ok("diff", f"{last}..", "--name-status", "--", "docs", cwd=path) == "D\tdocs/there\n"
+        assert ok("diff", f"main..{last}", "--name-status", "--", "again", cwd=path) == "D\tagain\n"
+        assert "link       /src/text\n" in ok("restore", ".", "--from", third, "-n", cwd=path)
+        for call in (third, first, last, second):
+            if call == last:
+                files.undo(files.log(limit=1)[0].call)
+            done = ok("restore", ".", "--from", call, cwd=path)
+            assert "'fusebackend undo c" in done
+            assert shown() == states[call], call
+        assert ok("diff", f"{second}..", cwd=path) == ""
+
+
+def test_bytes_before_a_call_that_are_not_kept(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "default").mkdir()
+    path = serve(f"dir:{tmp_path}/default", options=["history=on"]).path
+    with fusebackend.connect(str(path)) as files:
+        files.write("/small", "before\n")
+        (tmp_path / "default/large").write_bytes(b"x")
+        os.truncate(tmp_path / "default/large", 65 << 20)
+        name = files.begin_call("work", id="t")
+        sh("echo after > small; rm large", path)
+        call = files.end_call(name)
+        error = refused("restore", ".", "--from", str(call), cwd=path)
+        assert error == f"Error: the bytes of '/large' before {call} are not known: larger than 64 MiB\n"
+        assert (path / "small").read_text() == "after\n"
+        shown = ok("diff", f"{call}..", "--stat", cwd=path)
+        assert "small" in shown
+        ok("restore", "small", "--from", str(call), cwd=path)
+        assert (path / "small").read_text() == "before\n"
+        assert refused("restore", "small", "--from", "c999", cwd=path).startswith("Error: there is no call 'c999'")
+        assert refused("diff", f"{call}..", "--", "gone", cwd=path) == (
+            f"Error: '/gone' is neither in '{call}' nor in 'main'\n"
+        )

@@ -377,7 +377,7 @@ def test_hard_links_symbolic_links_special_files_modes_owners_and_times_are_kept
         assert (native / "group" / "inner").stat().st_mode & stat.S_ISGID
 
 
-def test_extended_attributes_are_kept_acls_are_refused(native: Path) -> None:
+def test_extended_attributes_are_kept_acls_where_the_kernel_checks_them(native: Path) -> None:
     file = native / "file"
     file.touch()
     os.setxattr(file, "user.name", b"\x00value")
@@ -923,6 +923,41 @@ def test_what_is_changed_in_a_branch_is_changed_nowhere_else(kind: str, tmp_path
         os.close(directory)
 
 
+def test_a_branch_can_be_in_a_plain_directory(tmp_path: Path, serve: Serve) -> None:
+    mounted = serve(f"sqlite:{tmp_path}/volume.db").path
+    (mounted / "kept").write_text("kept")
+    (mounted / "changed").write_text("one")
+    plain = tmp_path / "plain"
+    with fusebackend.connect(mounted) as client:
+        client.create_branch("b", directory=plain)
+        (plain / "changed").write_text("two")
+        (plain / "run").symlink_to("changed")
+        assert (mounted / "changed").read_text() == "one"
+        assert [each.path for each in client.merge_branch("b").changes] == ["/changed", "/run"]
+        assert (mounted / "run").read_text() == "two"
+        (mounted / ".fusebackend/branches/b/changed").write_text("three")
+        with pytest.raises(OSError, match="'/changed' was changed in the branch's own tree"):
+            client.take_in_branch("b")
+        assert (plain / "changed").read_text() == "two"
+        client.create_branch("b", directory=plain)
+        assert (plain / "changed").read_text() == "three"
+        client.delete_branches("b")
+        (mounted / "new").write_text("new")
+        before = (plain / "kept").stat()
+        client.create_branch("c", directory=plain)
+        after = (plain / "kept").stat()
+        assert (after.st_ino, after.st_ctime_ns) == (before.st_ino, before.st_ctime_ns)
+        assert (plain / "new").read_text() == "new" and (plain / "changed").read_text() == "two"
+        for directory, says in (
+            (Path("/etc"), "is not empty"),
+            (mounted / "x", "lie in each other"),
+            (plain, "holds branch"),
+        ):
+            with pytest.raises(OSError, match=says):
+                client.create_branch("d", directory=directory)
+        assert [each.name for each in client.branches()] == ["c"]
+
+
 def test_a_merge_takes_what_one_side_has_changed(tmp_path: Path, serve: Serve) -> None:
     (tmp_path / "files").mkdir()
     mounted = serve(f"sqlite:{tmp_path}/volume.db", routes={"/live": f"dir:{tmp_path}/files"}).path
@@ -1011,6 +1046,41 @@ def test_a_view_shows_what_its_rules_allow(tmp_path: Path, serve: Serve) -> None
         assert "Permission denied" in client.execute("cat /secrets/key").output
 
 
+def test_what_is_interrupted_waits_for_an_approval(tmp_path: Path, serve: Serve) -> None:
+    config = tmp_path / "approvals.toml"
+    rule = '{ operations = ["write"], paths = ["/prod/**"], mode = "interrupt" }'
+    start = '{ operations = ["execute"], paths = ["/prod"], mode = "interrupt" }'
+    config.write_text(f"[views.v]\nrules = [{rule}, {start}]\n[approvals]\nwait = '1 ms'\n")
+    mounted = serve("memory:", config=config).path
+    with fusebackend.connect(mounted, view="v") as agent, fusebackend.connect(mounted) as owner:
+        (mounted / "prod").mkdir()
+        assert "it is request 1;" in str(agent.write("/prod/a", "one").error)
+        assert agent.write("/prod/a", "one").error == agent.write("/prod/a", "one").error
+        with pytest.raises(PermissionError):
+            agent.approve(1)
+        assert not (mounted / "prod/a").exists()
+        assert owner.approve(1).state == "made"
+        assert (mounted / "prod/a").read_text() == "one"
+        assert "it is request 2;" in str(agent.edit("/prod/a", "one", "two").error)
+        (mounted / "prod/a").write_text("one more")
+        assert owner.approve(2).reason == "'/prod/a' was changed since it was asked for; have it asked for again"
+        with pytest.raises(OSError, match="decided already"):
+            owner.approve(2)
+        assert (mounted / "prod/a").read_text() == "one more"
+        with pytest.raises(PermissionError):
+            (mounted / ".fusebackend/views/v/prod/a").write_text("x")
+        assert [each.state for each in owner.approvals()] == ["made", "failed", "refused"]
+        ran = agent.run("touch /ran", cwd="/prod")
+        assert (ran.exit_code, "it is request 4;" in ran.output) == (126, True)
+        assert owner.approve(4).state == "made"
+        assert (mounted / "ran").exists()
+        large = agent.upload_files([("/prod/large", bytes(2 << 20))])
+        assert "a request keeps at most 1024 KiB" in str(large[0].error)
+        titles = [each.title for each in owner.log(limit=100) if each.kind in ("request", "approval")]
+        assert "approve 1: write /prod/a" in titles
+        assert "request 3: change /prod/a" in titles
+
+
 @pytest.mark.parametrize("kind", ["sqlite:{tmp}/volume.db", "memory:"])
 def test_what_was_there_for_ten_seconds_can_be_had_back(kind: str, tmp_path: Path, serve: Serve) -> None:
     mounted = serve(kind.format(tmp=tmp_path)).path
@@ -1066,6 +1136,12 @@ def test_a_restore_puts_back_what_was_there(tmp_path: Path, serve: Serve) -> Non
         assert done.call is not None
         client.undo(done.call)
         assert (mounted / "d/one").read_text() == "1\n2\n" and (mounted / "d/extra").is_dir()
+        client.write("/live/d/exact", "before\n")
+        client.edit("/live/d/exact", "before", "after")
+        call = client.log(limit=1)[0].call
+        client.delete("/live/d/exact")
+        client.restore(["/live"], call)
+        assert (mounted / "live/d/exact").read_text() == "before\n"
 
 
 def history_of(mounted: mounts.Mounted, wanted: str) -> list[tuple[str, str, list[tuple[str, str]]]]:

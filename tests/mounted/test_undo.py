@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import stat
 import threading
 import time
@@ -179,3 +180,28 @@ def test_a_killed_server_finishes_the_undo_with_the_same_command(
         if files.log(calls=(call,))[0].undone_by is None:
             assert files.undo(call).conflicts == []
     assert tree(again.path) == before
+
+
+def test_changes_that_a_kill_has_prevented_stand_in_no_way(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    mounted = serve(f"sqlite:{tmp_path}/volume.db", at="mnt")
+    session("echo 1 > file; mkdir d; sync -f .", mounted.path)
+    for each in tmp_path.glob("volume.db*"):
+        shutil.copy(each, tmp_path / f"kept-{each.name}")
+    with fusebackend.connect(mounted.path) as files:
+        files.write("/d/new", "one\n")
+        files.edit("/d/new", "one", "two")
+        calls = [each.call for each in files.log(limit=2)]
+    mounted.kill()
+    for each in tmp_path.glob("volume.db*"):  # as if nothing of it had been stored yet
+        each.unlink()
+    for each in tmp_path.glob("kept-*"):
+        each.rename(tmp_path / each.name.removeprefix("kept-"))
+    again = serve(f"sqlite:{tmp_path}/volume.db", at="mnt")
+    with fusebackend.connect(again.path) as files:
+        assert not {each.call for each in files.log()} & set(calls)
+        assert files.undo().conflicts == []
+        assert files.verify_log().problems == []
+    assert tree(again.path) == {}

@@ -90,7 +90,7 @@ class TestVersions:
     def test_every_dependency_is_pinned_by_name_alone(self) -> None:
         project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
         wanted = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
-        wanted.remove("fusebackend[langgraph,postgres,s3,docker,deepagents,metrics]")  # dev is all of them
+        wanted = [each for each in wanted if not each.startswith("fusebackend[")]  # dev is all of them
         assert {re.split(r"[^A-Za-z0-9_-]", each)[0].lower() for each in wanted} <= set(self.pinned())
 
     def test_so_is_what_the_dependencies_depend_on(self) -> None:

@@ -65,6 +65,9 @@ DEMO = f"{sys.executable} {ROOT}/examples/demo.py /mnt/agent demo"
 VIEWS = r"""printf 'default = "memory:"\n[views.reviewer]\nrules = []\n' > views.toml
 fusebackend mount /mnt/agent --config views.toml"""
 
+APPROVALS = r"""printf '[views.agent]\nrules = [{operations=["write"], paths=["/prod/**"], mode="interrupt"}]\n' >a.toml
+fusebackend mount /mnt/agent --config a.toml"""
+
 BEFORE = {
     "cd /mnt/agent\n": [PROJECT, f"ln -s {ROOT} fusebackend", AGENT, MEMORIES],
     "import fusebackend\n": [AGENT],
@@ -78,7 +81,10 @@ BEFORE = {
     "fusebackend metrics": [AGENT],
     "fusebackend snapshot create": [AGENT, MEMORIES, "echo plan > /mnt/agent/plan.md"],
     "from fusebackend import connect": [AGENT],
+    "# The state before a call": [AGENT],
     "fusebackend view list": [VIEWS],
+    "printf 'debug = true": [APPROVALS],
+    "from deepagents import create_deep_agent\nfrom langgraph": [APPROVALS],
     "fusebackend mcp": [VIEWS],
     "date |": [PROJECT, AGENT, MEMORIES],
 }
@@ -97,6 +103,7 @@ SAYS = {
     "from deepagents": [],
     "import anthropic": [],
     "import os\nimport fusebackend\n\n\nclass Notes": ["['copy.md'] monday: done"],
+    "# The state before a call": ["diff --git a/week.md b/week.md", "deleted file mode 100644"],
     "from fusebackend import connect": ["File '/.fusebackend/snapshots/before/report.txt' not found"],
     "import pytest": [],
     "import errno": ["world", " [{'path': '/hello', 'line': 1, 'text': 'world'}]"],

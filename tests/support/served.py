@@ -19,12 +19,13 @@ LIMIT_S = 60.0
 
 NO_FUSE = """
 set -e
-new=$(mktemp -d)
+new=/mnt
 mount -t tmpfs none "$new"
 for name in null zero full random urandom tty; do : > "$new/$name"; mount --bind "/dev/$name" "$new/$name"; done
 mkdir "$new/shm"
 ln -s /proc/self/fd "$new/fd"
 mount --rbind "$new" /dev
+umount -l "$new"
 exec "$@"
 """
 """A /dev without fuse, for the commands below it."""

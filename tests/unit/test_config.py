@@ -28,6 +28,7 @@ from fusebackend.config import (
     size_bytes,
     url_of,
 )
+from fusebackend.mount.options import MountOptions
 from fusebackend.shell import ShellOptions
 from fusebackend.vfs.calls.route_limits import RouteLimits
 from fusebackend.vfs.trees_options import TreesOptions
@@ -203,6 +204,10 @@ class TestWords:
         assert parse_words(["ro", "rw"]).read_only is False
         assert parse_words(["rw,ro"]).read_only is True
 
+    def test_acls_are_nothing_for_libfuse(self) -> None:
+        options = MountOptions(extra=parse_words(["acl,noexec"]).libfuse)
+        assert options.acls and "noexec" in options.words() and "acl" not in options.words()
+
     def test_the_trees_directory(self) -> None:
         found = parse_words(["trees=off,trees=visible", "trees_name=.agent"])
         assert found == Words(trees="visible", trees_name=".agent")
@@ -343,3 +348,20 @@ class TestMetrics:
         with pytest.raises(ConfigError, match=re.escape(message)) as raised:
             metrics_options(MetricsTable(listen=listen))
         assert str(raised.value).startswith(f"metrics.listen = '{listen}': ")
+
+
+def test_how_long_is_waited_for_approvals(tmp_path):
+    path = tmp_path / "mount.toml"
+    path.write_text('[approvals]\nwait = "30s"\nexpire = "1 h"\n')
+    assert config.approval_options(config.read_file(str(path)).approvals) == (30.0, 3600.0)
+    path.write_text("")
+    assert config.approval_options(config.read_file(str(path)).approvals) == (0.0, 24 * 3600.0)
+    for text, message in (
+        ("wait = '2 h'", "approvals.wait = 7200 s: a caller waits for an hour at most"),
+        ("wait = 'soon'", "'approvals.wait': 'soon' is no length of time"),
+        ("expire = 0", "approvals.expire = 0 s: give more than 0"),
+        ("wat = 1", "unknown key 'approvals.wat'; known: wait, expire"),
+    ):
+        path.write_text(f"[approvals]\n{text}\n")
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            config.approval_options(config.read_file(str(path)).approvals)

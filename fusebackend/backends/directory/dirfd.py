@@ -105,6 +105,14 @@ def rename(source: Descriptor, name: bytes, target: Descriptor, new_name: bytes,
     _check(_libc().renameat2(source.fd, name, target.fd, new_name, flags))
 
 
+def write_all(file: Descriptor, data: bytes, offset: int) -> int:
+    """`pwrite(2)`. A short write is tried again, which tells why it was short."""
+    written = os.pwrite(file.fd, data, offset)
+    while written < len(data):
+        written += os.pwrite(file.fd, memoryview(data)[written:], offset + written)
+    return written
+
+
 def sync_filesystem(directory: Descriptor) -> None:
     """`syncfs(2)` of the file system that holds the directory."""
     opened = open_names(directory)
@@ -236,12 +244,7 @@ class OpenFile:
         return os.pread(self.descriptor.fd, size, offset)
 
     def write(self, offset: int, data: bytes) -> int:
-        """All of it; a short write is tried again, which tells why it was short."""
-        fd = self.writing.fd
-        written = os.pwrite(fd, data, offset)
-        while written < len(data):
-            written += os.pwrite(fd, memoryview(data)[written:], offset + written)
-        return written
+        return write_all(self.writing, data, offset)
 
 
 def _open_for_writing(flags: int, open_file: Open) -> Descriptor:

@@ -16,20 +16,26 @@ import errno
 import os
 import stat
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from fusebackend.backends.directory import dirfd
-from fusebackend.backends.directory.dirfd import FILE_FLAGS, PATH_FLAGS, Descriptor, OpenFile
+from fusebackend.backends.directory.dirfd import FILE_FLAGS, PATH_FLAGS, Descriptor, OpenFile, born_ns
 from fusebackend.backends.directory.nodes import Node, Places, attr_of, check_name, group_of_new
 from fusebackend.base.errors import oserror
 from fusebackend.protocol import RENAME_EXCHANGE, Attr, AttrChanges, Caller, Features, StatFs
-from fusebackend.volumes.native import NativeVolume
+from fusebackend.volumes.native import NativeVolume, Pieces
 
 PAGE_ENTRIES = 1000
 """The most entries of one answer of `readdir`: far fewer than the idle nodes that are kept."""
 
 LISTINGS = 8
 """Directories with a cached list of sorted names, while they are read page by page."""
+
+
+_NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT})
+"""Of O_TMPFILE: the file system has none, or the kernel does not know it."""
+_NOT_GIVEN = frozenset({errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENOTSUP})
+"""Of owner, extended attributes, mode and times."""
 
 
 class DirectoryVolume(NativeVolume):
@@ -218,6 +224,14 @@ class DirectoryVolume(NativeVolume):
             found = self._nodes.get(node)
             return attr_of(found, self._places.status(found))
 
+    def lasting(self, node: int) -> bytes | None:
+        """The inode number with the birth time: the system uses a number again."""
+        with self.lock:
+            found = self._nodes.get(node)
+            number = self._places.status(found).st_ino
+            made_ns = None if found.parent is None else born_ns(self._places.of(found.parent), found.name)
+            return None if made_ns is None else b"%d:%d" % (number, made_ns)
+
     def setattr(self, node: int, changes: AttrChanges) -> Attr:
         with self.lock:
             found = self._nodes.get(node)
@@ -293,6 +307,30 @@ class DirectoryVolume(NativeVolume):
             node.opened = OpenFile.created(new, flags)
             self._nodes.settle(node)
             return attr
+
+    def place(
+        self, parent: int, name: bytes, state: AttrChanges, xattrs: Mapping[bytes, bytes], pieces: Pieces
+    ) -> Attr | None:
+        """The file gets its name when it is complete. None where the file system has no files without a name
+        (O_TMPFILE, open(2)), and where this process may not give the file all of its attributes."""
+        check_name(name)
+        with self.lock:
+            directory, at = self._places.directory(parent)
+            try:
+                new = Descriptor(os.open(b".", os.O_WRONLY | os.O_TMPFILE | FILE_FLAGS, 0o600, dir_fd=at.fd))
+            except OSError as error:
+                if error.errno not in _NO_TMPFILE:
+                    raise
+                return None
+            size = 0
+            for offset, piece in pieces:
+                size = offset + dirfd.write_all(new, piece, offset)
+            if size != state.size:
+                os.ftruncate(new.fd, state.size or 0)
+            if not _became(new, state, xattrs):
+                return None
+            os.link(new.path, name, dst_dir_fd=at.fd, follow_symlinks=True)
+            return self._made(directory, name, os.fstat(new.fd))
 
     def open(self, node: int, flags: int) -> None:
         with self.lock:
@@ -391,3 +429,25 @@ class DirectoryVolume(NativeVolume):
         """The number here of the file that is `node` in another volume, None if one of them does not know it."""
         with self.lock:
             return self._nodes.twin(other._nodes, node)
+
+
+def _became(new: Descriptor, state: AttrChanges, xattrs: Mapping[bytes, bytes]) -> bool:
+    """Give a new file all attributes; False if this process may not. A change of owner clears set-ID bits, so the mode
+    comes after it."""
+    assert state.mode is not None and state.uid is not None and state.gid is not None
+    assert state.atime_ns is not None and state.mtime_ns is not None
+    try:
+        status = os.fstat(new.fd)
+        if (status.st_uid, status.st_gid) != (state.uid, state.gid):
+            os.fchown(new.fd, state.uid, state.gid)
+        for key, value in xattrs.items():
+            os.setxattr(new.fd, key, value)
+        if {os.fsencode(key) for key in os.listxattr(new.fd)} != xattrs.keys():  # such as a default ACL's
+            return False
+        os.fchmod(new.fd, stat.S_IMODE(state.mode))
+        os.utime(new.fd, ns=(state.atime_ns, state.mtime_ns))
+    except OSError as error:
+        if error.errno not in _NOT_GIVEN:
+            raise
+        return False
+    return True

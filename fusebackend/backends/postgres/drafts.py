@@ -66,7 +66,7 @@ class Draft:
         self.lock = threading.Lock()
         self.shown = copy.copy(inode)
         self.shown.xattrs = {}
-        self.created = inode.version, inode.atime_ns
+        self.created = copy.copy(inode)
         self.name = name
         self.version = version
         self.chunks: dict[tuple[int, int], Chunk] = {}

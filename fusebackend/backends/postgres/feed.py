@@ -48,6 +48,7 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from fusebackend.backends.postgres.pg_snapshot import PgSnapshot
 from fusebackend.backends.postgres.schema import keep_changes
+from fusebackend.backends.postgres.statements import ALWAYS
 from fusebackend.databases.listener import Ask
 from fusebackend.databases.pipeline import BEGIN, COMMIT, Statement, rollback, send
 from fusebackend.protocol import Change
@@ -195,9 +196,10 @@ def row(volume_id: int, session: int, payloads: Sequence[str]) -> list[Statement
     if not payloads:
         return []
     if len(payloads) == 1:
-        query = "INSERT INTO fusebackend.change (volume, session, payload) VALUES (%s::int, %s::int, %s)"
+        query = f"INSERT INTO fusebackend.change (volume, session, payload) SELECT %s::int, %s::int, %s::text {ALWAYS}"
         return [(query + _NUMBER, (volume_id, session, payloads[0]))]
-    query = "INSERT INTO fusebackend.change (volume, session, payload) SELECT %s::int, %s::int, unnest(%s::text[])"
+    columns = "%s::int, %s::int, unnest(%s::text[])"
+    query = f"INSERT INTO fusebackend.change (volume, session, payload) SELECT {columns} {ALWAYS}"
     return [(query + _NUMBER, (volume_id, session, list(payloads)))]
 
 

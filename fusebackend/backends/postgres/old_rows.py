@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fusebackend.backends.postgres.schema import PRUNE_LOCK
-from fusebackend.backends.postgres.statements import COLUMNS, columns_of
+from fusebackend.backends.postgres.statements import ALWAYS, COLUMNS, columns_of
 from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, send
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def keep_inodes(volume: int, nodes: Sequence[int], until: int) -> Statement:
     """The inodes' rows, as they are in the table."""
     return (
         f"INSERT INTO fusebackend.old_inode (volume, {COLUMNS}, until) SELECT i.volume, {columns_of('i')}, %s::int"
-        f" FROM {_each_node('inode')} i ON CONFLICT DO NOTHING",
+        f" FROM {_each_node('inode')} i {ALWAYS} ON CONFLICT DO NOTHING",
         (until, list(nodes), volume, until),
     )
 
@@ -107,7 +107,8 @@ def keep_names(volume: int, keys: Sequence[tuple[int, bytes]], until: int) -> St
         "INSERT INTO fusebackend.old_dentry (volume, parent, name, node, made, until)"
         " SELECT d.volume, d.parent, d.name, d.node, d.made, %s::int"
         " FROM unnest(%s::int8[], %s::bytea[]) AS k (parent, name) CROSS JOIN LATERAL (SELECT * FROM fusebackend.dentry"
-        " WHERE volume = %s AND parent = k.parent AND name = k.name AND made < %s OFFSET 0) d ON CONFLICT DO NOTHING",
+        " WHERE volume = %s AND parent = k.parent AND name = k.name AND made < %s OFFSET 0) d"
+        f" {ALWAYS} ON CONFLICT DO NOTHING",
         (until, [parent for parent, _ in keys], [name for _, name in keys], volume, until),
     )
 
@@ -123,7 +124,8 @@ _NOTE: Final = (
 def keep_chunks(volume: int, node: int, indices: Sequence[int], until: int) -> Statement:
     """Chunks of a file. They are none of it any more."""
     return (
-        f"WITH moved AS ({_MOVE} WHERE volume = %s AND node = %s AND idx = ANY(%s::int8[]) AND made < %s {_NOTE}",
+        f"WITH moved AS ({_MOVE} {ALWAYS} AND volume = %s AND node = %s AND idx = ANY(%s::int8[]) AND made < %s"
+        f" {_NOTE}",
         (volume, node, list(indices), until, volume, node, until),
     )
 
@@ -131,7 +133,7 @@ def keep_chunks(volume: int, node: int, indices: Sequence[int], until: int) -> S
 def keep_cut(volume: int, node: int, first: int, until: int) -> Statement:
     """The same for the chunks from an index on."""
     return (
-        f"WITH moved AS ({_MOVE} WHERE volume = %s AND node = %s AND idx >= %s AND made < %s {_NOTE}",
+        f"WITH moved AS ({_MOVE} {ALWAYS} AND volume = %s AND node = %s AND idx >= %s AND made < %s {_NOTE}",
         (volume, node, first, until, volume, node, until),
     )
 
@@ -141,7 +143,7 @@ def keep_xattrs(volume: int, nodes: Sequence[int], until: int) -> Statement:
     return (
         "INSERT INTO fusebackend.old_xattr (volume, node, name, value, made, until)"
         f" SELECT x.volume, x.node, x.name, x.value, x.made, %s::int FROM {_each_node('xattr')} x"
-        " ON CONFLICT DO NOTHING",
+        f" {ALWAYS} ON CONFLICT DO NOTHING",
         (until, list(nodes), volume, until),
     )
 

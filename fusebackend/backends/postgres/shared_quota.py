@@ -67,6 +67,11 @@ class SharedQuota(Quota):
         """The sums may be others than the last count and this host's changes tell. Does not wait."""
         self._is_doubtful = True
 
+    def freed(self) -> None:
+        """This host has freed what it can't tell the size of. No count from before refuses a change."""
+        self._is_doubtful = True
+        self._counted_at = 0.0
+
     def refresh(self) -> None:
         """Count again if it is due."""
         if time.monotonic() - self._counted_at > max(FRESH_S, SHARE * self._took_s):
@@ -98,7 +103,7 @@ class SharedQuota(Quota):
             return
         self.refresh()
         is_old = time.monotonic() - self._counted_at > RECOUNT_SHARE * self._took_s
-        if is_old and not self._fits(more_bytes, more_files):
+        if is_old and self._passed(more_bytes, more_files):
             self._recount()
         super().require(more_bytes, more_files)
 

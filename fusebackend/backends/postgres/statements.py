@@ -9,7 +9,7 @@ its plan: a path of two names in a volume of 1,200 took 12 ms.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from fusebackend.backends.postgres.schema import CHANGE_LOCK, RENAME_LOCK, TURN_LOCK
 from fusebackend.databases.pipeline import Statement
@@ -143,14 +143,71 @@ def lock_changes(volume: int, exclusive: bool, turns: Sequence[int] = ()) -> Sta
     )
 
 
-def require_changes(volume: int, count: int | None) -> Statement:
-    """The shared lock of changes, and an error where the count of `old_rows.Newest` is another one.
+class Guess(NamedTuple):
+    """What a change takes the tables to have, without a question before it."""
 
-    A statement that must end its transaction divides by zero: the statements after it in the batch are not run.
+    rows: Mapping[int, StoredInode]
+    """Inodes by their numbers, with their versions and access times."""
+    names: Mapping[tuple[int, bytes], int | None]
+    """Names in some of these directories, with the nodes under them; None for a name that is not there."""
+    empty: int = 0
+    """A directory of `rows` that has no names; 0 for none."""
+
+
+def lock_guessed(volume: int, guess: Guess, count: int | None) -> Statement:
+    """The shared lock of changes, and the guessed rows locked in the order of their numbers.
+
+    Returns whether all is as it was guessed, and the count of `old_rows.Newest` as it was then (`count`). If not, the
+    statements of `if_guessed` that follow in the transaction do nothing. No error tells that: it would be a line in the
+    server's log.
+
+    Names are compared as of the beginning of the statement, which may be long before the locks. They are those of the
+    directory's row: a change of names gives it another version, which the lock compares as of its end.
     """
+    keys: list[object] = []
+    for node, inode in sorted(guess.rows.items()):
+        keys += [node, inode.version, inode.atime_ns]
+    rows = ", ".join(["(%s::int8, %s::int8, %s::int8)"] * len(guess.rows))
+    conditions, names = "", []
+    for (parent, name), child in guess.names.items():
+        found = "SELECT FROM fusebackend.dentry WHERE volume = %s AND parent = %s AND name = %s"
+        names += [volume, parent, name]
+        if child is None:
+            conditions += f" AND NOT EXISTS ({found})"
+        else:
+            conditions += f" AND EXISTS ({found} AND node = %s)"
+            names.append(child)
+    if guess.empty:
+        conditions += " AND NOT EXISTS (SELECT FROM fusebackend.dentry WHERE volume = %s AND parent = %s)"
+        names += [volume, guess.empty]
     return (
-        f"SELECT pg_advisory_xact_lock_shared(%s::int, %s::int), 1 / ({_COUNT} IS NOT DISTINCT FROM %s::int8)::int",
-        (CHANGE_LOCK, volume, count),
+        f"WITH lock AS MATERIALIZED (SELECT pg_advisory_xact_lock_shared(%s::int, %s::int), {_COUNT} AS count),"
+        " locked AS MATERIALIZED (SELECT i.node FROM lock CROSS JOIN"
+        f" (SELECT * FROM (VALUES {rows}) rows (node, version, atime_ns) ORDER BY node) k CROSS JOIN LATERAL"
+        " (SELECT node FROM fusebackend.inode WHERE volume = %s AND node = k.node AND version = k.version"
+        " AND atime_ns = k.atime_ns AND lock.count IS NOT DISTINCT FROM %s::int8 FOR UPDATE) i)"
+        " SELECT set_config('fusebackend.guessed',"
+        f" ((SELECT count(*) FROM locked) = {len(guess.rows)}{conditions})::text, true) = 'true'",
+        (CHANGE_LOCK, volume, *keys, volume, count, *names),
+    )
+
+
+ALWAYS: Final = "WHERE true"
+"""In each statement that writes, for `if_guessed`."""
+
+
+def if_guessed(statement: Statement) -> Statement:
+    """A statement that does nothing where the guess of its transaction was wrong (`lock_guessed`)."""
+    query, parameters = statement
+    assert query.count(ALWAYS) == 1, query
+    return query.replace(ALWAYS, "WHERE current_setting('fusebackend.guessed', true) = 'true'"), parameters
+
+
+def take_turns(volume: int, turns: Sequence[int]) -> Statement:
+    """`TURN_LOCK` of nodes whose rows are about to be locked, as of `lock_changes`."""
+    return (
+        f"SELECT turn FROM {_in_order('SELECT unnest(%s::int8[])')} {_turn(True)}",
+        (list(turns), volume),
     )
 
 
@@ -240,7 +297,9 @@ def lock_walks(volume: int, top: int, ways: Sequence[tuple[Sequence[bytes], int]
         parameters += [top, volume, list(names)]
     turns = len(ways) <= FEW
     return (
-        f"WITH RECURSIVE {walks} SELECT i.node FROM {_in_order(ends)} {_turn(turns)} CROSS JOIN LATERAL"
+        # All turns before the first row, as everywhere: an aggregate reads to the end.
+        f"WITH RECURSIVE {walks} SELECT i.node FROM (SELECT unnest(array_agg(k.node)) AS node"
+        f" FROM {_in_order(ends)} {_turn(turns)}) k CROSS JOIN LATERAL"
         " (SELECT node FROM fusebackend.inode WHERE volume = %s AND node = k.node FOR UPDATE) i",
         (*parameters, *(len(names) + 1 - count for names, count in ways), *[volume] * turns, volume),
     )
@@ -347,9 +406,12 @@ def _locking(lock: bool, table: str = "inode") -> str:
 
 def delete_names(volume: int, keys: Sequence[tuple[int, bytes]]) -> Statement:
     if len(keys) == 1:
-        return "DELETE FROM fusebackend.dentry WHERE volume = %s AND parent = %s AND name = %s", (volume, *keys[0])
+        return f"DELETE FROM fusebackend.dentry {ALWAYS} AND volume = %s AND parent = %s AND name = %s", (
+            volume,
+            *keys[0],
+        )
     return (
-        "DELETE FROM fusebackend.dentry WHERE ctid = ANY(ARRAY("
+        f"DELETE FROM fusebackend.dentry {ALWAYS} AND ctid = ANY(ARRAY("
         "SELECT d.ctid FROM unnest(%s::int8[], %s::bytea[]) AS k (parent, name) CROSS JOIN LATERAL"
         " (SELECT ctid FROM fusebackend.dentry WHERE volume = %s AND parent = k.parent AND name = k.name OFFSET 0) d))",
         ([parent for parent, _ in keys], [name for _, name in keys], volume),
@@ -359,16 +421,15 @@ def delete_names(volume: int, keys: Sequence[tuple[int, bytes]]) -> Statement:
 _REPLACES = "ON CONFLICT (volume, parent, name) DO UPDATE SET node = EXCLUDED.node, made = EXCLUDED.made"
 
 
-def put_names(volume: int, rows: Sequence[tuple[int, bytes, int]], made: int, *, replace: bool = True) -> Statement:
-    """Put nodes under names; an error where one is there and is not to be replaced."""
+def put_names(volume: int, rows: Sequence[tuple[int, bytes, int]], made: int) -> Statement:
+    """Put nodes under names."""
     if len(rows) == 1:
-        end = _REPLACES if replace else ""
-        return f"INSERT INTO fusebackend.dentry VALUES (%s, %s, %s, %s, %s) {end}", (volume, *rows[0], made)
-    assert replace
+        query = f"INSERT INTO fusebackend.dentry SELECT %s, %s, %s, %s, %s {ALWAYS} {_REPLACES}"
+        return query, (volume, *rows[0], made)
     parents, names, nodes = (list(column) for column in zip(*rows, strict=True))
     return (
         "INSERT INTO fusebackend.dentry (volume, parent, name, node, made)"
-        f" SELECT %s, *, %s FROM unnest(%s::int8[], %s::bytea[], %s::int8[]) {_REPLACES}",
+        f" SELECT %s, *, %s FROM unnest(%s::int8[], %s::bytea[], %s::int8[]) {ALWAYS} {_REPLACES}",
         (volume, made, parents, names, nodes),
     )
 
@@ -377,10 +438,11 @@ _ARRAYS = ", ".join("%s::int8[]" for _ in FIELDS)
 _ASSIGNMENTS = ", ".join(f"{field} = k.{field}" for field in FIELDS if field not in ("node", "rdev"))
 
 
-_ADD_ONE = f"INSERT INTO fusebackend.inode (volume, {COLUMNS}) VALUES (%s, {', '.join('%s' for _ in FIELDS)})"
+_ADD_ONE = f"INSERT INTO fusebackend.inode (volume, {COLUMNS}) SELECT %s, {', '.join('%s' for _ in FIELDS)} {ALWAYS}"
 _UPDATED = tuple(field for field in FIELDS if field not in ("node", "rdev"))
 _UPDATE_ONE = (
-    f"UPDATE fusebackend.inode SET {', '.join(f'{field} = %s' for field in _UPDATED)} WHERE volume = %s AND node = %s"
+    f"UPDATE fusebackend.inode SET {', '.join(f'{field} = %s' for field in _UPDATED)} {ALWAYS}"
+    " AND volume = %s AND node = %s"
 )
 
 
@@ -390,7 +452,7 @@ def add_inodes(volume: int, inodes: Sequence[StoredInode]) -> list[Statement]:
         return [(_ADD_ONE, (volume, *inode.row)) for inode in inodes]
     return [
         (
-            f"INSERT INTO fusebackend.inode (volume, {COLUMNS}) SELECT %s, * FROM unnest({_ARRAYS})",
+            f"INSERT INTO fusebackend.inode (volume, {COLUMNS}) SELECT %s, * FROM unnest({_ARRAYS}) {ALWAYS}",
             (volume, *_columns(inodes)),
         )
     ]
@@ -402,22 +464,10 @@ def update_inodes(volume: int, inodes: Sequence[StoredInode]) -> list[Statement]
     return [
         (
             f"UPDATE fusebackend.inode i SET {_ASSIGNMENTS} FROM unnest({_ARRAYS}) AS k ({COLUMNS})"
-            " WHERE i.volume = %s AND i.node = k.node",
+            f" {ALWAYS} AND i.volume = %s AND i.node = k.node",
             (*_columns(inodes), volume),
         )
     ]
-
-
-GUESSED: Final = " AND version = %s AND atime_ns = %s"
-"""The end of a condition, and of the parameters: the row is as it was guessed to be."""
-
-
-def update_guessed(volume: int, inode: StoredInode, version: int, atime_ns: int) -> Statement:
-    """Update a row that has this version and access time, and fail where it has not, as `require_changes` does."""
-    return (
-        f"WITH updated AS ({_UPDATE_ONE}{GUESSED} RETURNING 1) SELECT 1 / count(*) FROM updated",
-        (*(getattr(inode, field) for field in _UPDATED), volume, inode.node, version, atime_ns),
-    )
 
 
 def _columns(inodes: Iterable[StoredInode]) -> list[list[int]]:
@@ -425,14 +475,14 @@ def _columns(inodes: Iterable[StoredInode]) -> list[list[int]]:
 
 
 def cut(volume: int, node: int, first: int) -> Statement:
-    return "DELETE FROM fusebackend.chunk WHERE volume = %s AND node = %s AND idx >= %s", (volume, node, first)
+    return f"DELETE FROM fusebackend.chunk {ALWAYS} AND volume = %s AND node = %s AND idx >= %s", (volume, node, first)
 
 
 def put_chunks(volume: int, chunks: Mapping[tuple[int, int], Chunk], made: int) -> list[Statement]:
     put = "INSERT INTO fusebackend.chunk (volume, made, node, idx, data)"
     replaces = "ON CONFLICT (volume, node, idx) DO UPDATE SET data = EXCLUDED.data, made = EXCLUDED.made"
     if len(chunks) <= FEW:
-        query = f"{put} VALUES (%s, %s, %s, %s, %s) {replaces}"
+        query = f"{put} SELECT %s, %s, %s, %s, %s {ALWAYS} {replaces}"
         return [(query, (volume, made, *place, bytes(chunk.data))) for place, chunk in chunks.items()]
     values = (
         volume,
@@ -441,15 +491,15 @@ def put_chunks(volume: int, chunks: Mapping[tuple[int, int], Chunk], made: int) 
         [index for _, index in chunks],
         [bytes(chunk.data) for chunk in chunks.values()],
     )
-    return [(f"{put} SELECT %s, %s, * FROM unnest(%s::int8[], %s::int8[], %s::bytea[]) {replaces}", values)]
+    return [(f"{put} SELECT %s, %s, * FROM unnest(%s::int8[], %s::int8[], %s::bytea[]) {ALWAYS} {replaces}", values)]
 
 
 def put_xattrs(volume: int, node: int, values: Mapping[bytes, bytes], made: int) -> list[Statement]:
     return [
-        ("DELETE FROM fusebackend.xattr WHERE volume = %s AND node = %s", (volume, node)),
+        (f"DELETE FROM fusebackend.xattr {ALWAYS} AND volume = %s AND node = %s", (volume, node)),
         (
             "INSERT INTO fusebackend.xattr (volume, made, node, name, value)"
-            " SELECT %s, %s, %s, * FROM unnest(%s::bytea[], %s::bytea[])",
+            f" SELECT %s, %s, %s, * FROM unnest(%s::bytea[], %s::bytea[]) {ALWAYS}",
             (volume, made, node, list(values), list(values.values())),
         ),
     ]
@@ -458,7 +508,7 @@ def put_xattrs(volume: int, node: int, values: Mapping[bytes, bytes], made: int)
 def put_nameless(volume: int, sessions: Mapping[int, int]) -> Statement:
     return (
         "INSERT INTO fusebackend.nameless (volume, node, session) SELECT %s, * FROM unnest(%s::int8[], %s::int8[])"
-        " ON CONFLICT DO NOTHING",
+        f" {ALWAYS} ON CONFLICT DO NOTHING",
         (volume, list(sessions), list(sessions.values())),
     )
 
@@ -466,6 +516,7 @@ def put_nameless(volume: int, sessions: Mapping[int, int]) -> Statement:
 # -- reading -------------------------------------------------------------------------------------------------------
 
 _C = columns_of("c")
+_P = columns_of("p")
 
 
 def inode(volume: int, node: int) -> Statement:
@@ -473,9 +524,9 @@ def inode(volume: int, node: int) -> Statement:
 
 
 def found(volume: int, parent: int, name: bytes) -> Statement:
-    """The mode and link count of a directory, and the inode under a name in it, or nulls."""
+    """The inode of a directory, and the inode under a name in it, or nulls."""
     return (
-        f"SELECT p.mode, p.nlink, {_C} FROM fusebackend.inode p LEFT JOIN fusebackend.dentry d ON d.volume = p.volume"
+        f"SELECT {_P}, {_C} FROM fusebackend.inode p LEFT JOIN fusebackend.dentry d ON d.volume = p.volume"
         " AND d.parent = p.node AND d.name = %s"
         " LEFT JOIN fusebackend.inode c ON c.volume = d.volume AND c.node = d.node WHERE p.volume = %s AND p.node = %s",
         (name, volume, parent),

@@ -7,14 +7,15 @@ chunks and extended attributes, from memory first, and then from the tables.
 Locks. A change takes `CHANGE_LOCK` shared, and locks the rows of the inodes it decides on: that of a directory stands
 for its names, that of a file for its chunks and attributes. `RENAME_LOCK` stands for the names of directories: the
 rename of one takes it alone, so that two of them on two hosts can't make a ring, and a change that walks paths takes it
-shared, so that they stay what they are. Rows are locked in the order of their numbers, so single operations never
-deadlock; those that wait for one stand in line (`TURN_LOCK`). An `exclusive` change has `CHANGE_LOCK` for itself and
+shared, so that they stay what they are. The locks are taken in this order: `CHANGE_LOCK`, `RENAME_LOCK`, the turns of
+nodes in the order of their numbers (`TURN_LOCK`: those that wait for a row stand in line), then rows in the same order.
+So single operations never deadlock. An `exclusive` change has `CHANGE_LOCK` for itself and
 locks no rows: no other change is under way. So is a snapshot taken: a change knows from its lock which one is the
 newest (`newest`), and keeps for it what it replaces (`old_rows.py`).
 
-Where this host has changed a file or directory last, it takes the rows to be as it has left them, and sends all in one
-round trip. Statements in it compare the rows (`statements.update_guessed`); if others have changed them, the change is
-repeated with locks.
+Where this host has lately read or changed all rows of a change, it takes them to be still the same, and sends all in
+one round trip (`guess`). A statement in it locks and compares them (`statements.lock_guessed`); if others have changed
+one, nothing is done, and the change is repeated with its questions.
 
 What a change of several operations has read without a lock, on its way down a path, is compared when its row is locked.
 If it has changed meanwhile, the whole change is repeated (`overtaken`), as after a deadlock.
@@ -23,14 +24,14 @@ If it has changed meanwhile, the whole change is repeated (`overtaken`), as afte
 from __future__ import annotations
 
 import errno
-import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from fusebackend.backends.postgres import old_rows, statements
 from fusebackend.backends.postgres.old_rows import Newest
-from fusebackend.backends.postgres.statements import StoredInode
+from fusebackend.backends.postgres.statements import Guess, StoredInode
 from fusebackend.backends.postgres.unsynced import WAIT_FOR_DISK
 from fusebackend.base.errors import oserror
 from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, require_quiet, rollback, send
@@ -54,6 +55,10 @@ WALKED_CHUNKS = 4
 def _first_cut(size: int) -> int:
     """The first chunk that a file loses when it gets this size."""
     return (size >> CHUNK_SHIFT) + bool(size & (CHUNK_BYTES - 1))
+
+
+def _replace(rows: Rows, found: Rows) -> None:
+    rows[:] = found
 
 
 def gone() -> OSError:
@@ -170,9 +175,7 @@ class Transaction:
         self._begun = begun
         self._failure: BaseException | None = None  # the server would answer a commit with a rollback
         self._is_draft = False
-        # What is sent with the commit, where all that it needs is known (`adopt`, `guess`):
-        self._ahead: list[Statement] = []
-        self._guessed: dict[int, tuple[int, int]] = {}  # versions and access times of rows, else nothing is committed
+        self._guess: list[Statement] = []  # sent with the commit, of which the last one compares what was guessed
         # Changes that are not in the tables yet:
         self._changed: dict[int, StoredInode] = {}
         self._set_names: dict[tuple[int, bytes], int | None] = {}
@@ -199,10 +202,13 @@ class Transaction:
         self._send([(statement, found.extend)])
         return found
 
-    def directories(self) -> list[StoredInode]:
-        """The directories that it has changed."""
-        changed = (self._inodes.get(node) for node in self.before)
-        return [inode for inode in changed if inode is not None and inode.is_dir]
+    def inodes(self) -> list[StoredInode]:
+        """The inodes that it has changed, as it has left them."""
+        return [self._inodes[node] for node in self.before if node in self._inodes]
+
+    def names(self) -> Mapping[tuple[int, bytes], int | None]:
+        """The last of the names that it has changed, with the nodes that they have been given."""
+        return self._set_names
 
     def announce(self, change: Change) -> None:
         """Have other hosts told of it with the commit."""
@@ -220,6 +226,7 @@ class Transaction:
         batch = self._beginning(wanted.walks, sorted(turns))
         if wanted.rename and lock and not self._several:
             batch.append((statements.lock_renames(volume, wanted.entries), self._take_renames))
+            batch.append((statements.take_turns(volume, sorted({parent for parent, _ in wanted.entries})), None))
         self._names.update({entry: None for entry in wanted.entries if entry[0] in self._empty})
         entries = [entry for entry in wanted.entries if entry not in self._names or (lock and entry in self._unsure)]
         nodes = {*wanted.nodes, *(parent for parent, _ in wanted.entries)}
@@ -235,9 +242,9 @@ class Transaction:
             batch.append((statements.inodes(volume, sorted(nodes), lock), take))
         if entries:
             self._names.update(dict.fromkeys(entries))
-            batch.append(
-                (statements.entries(volume, entries, taken), self._take_taken if taken else self._take_entries)
-            )
+            locks = taken and not nodes  # directories are locked already, so their names stay what they are
+            take = self._take_taken if locks else self._take_entries
+            batch.append((statements.entries(volume, entries, locks), take))
         if wanted.empty and not self._set_names and (entries or self._is_directory(wanted.entries[-1])):
             batch.append((statements.is_empty(volume, wanted.entries[-1]), self._take_empty))
         if entries or not wanted.rename or self._moves_directory(wanted.entries):
@@ -257,6 +264,8 @@ class Transaction:
             self._fail(overtaken())
         if lock and any(node in self._inodes for node in nodes - self._locked):
             self._fail(overtaken())  # the row is gone
+        if taken and not all(map(self._is_locked, wanted.entries)):
+            self._fail(overtaken())  # a name led elsewhere when its directory was locked; to lock that now may deadlock
         if wanted.rename and lock and not self._renames and self._moves_directory(wanted.entries):
             self.wants_renames = True
             self._fail(overtaken())
@@ -283,7 +292,7 @@ class Transaction:
             ways = [(walk.names, 2 if walk.removes else 1) for walk in walks]
             batch.append((statements.lock_walks(volume, ROOT_NODE, ways), self._take_walked))
         for walk in walks:
-            take = functools.partial(self._take_walk, walk)
+            take = partial(self._take_walk, walk)
             batch.append((statements.walk(volume, ROOT_NODE, walk.names), take))
             if walk.reads:
                 chunks = statements.walked_chunks(volume, ROOT_NODE, walk.names, WALKED_CHUNKS)
@@ -303,6 +312,11 @@ class Transaction:
     def _is_directory(self, entry: tuple[int, bytes]) -> bool:
         node = self._names[entry]
         return node is not None and self._inodes[node].is_dir
+
+    def _is_locked(self, entry: tuple[int, bytes]) -> bool:
+        """Whether the inode under a name is locked, or there is none."""
+        node = self._names[entry]
+        return node is None or node in self._locked
 
     def _fail(self, error: BaseException) -> NoReturn:
         self._failure = error
@@ -356,9 +370,12 @@ class Transaction:
         chunks = [self._chunks[node, index] for index in indices]
         return sum(allocated_blocks(len(chunk.data)) for chunk in chunks if chunk is not None)
 
-    def _send(self, batch: Sequence[tuple[Statement, Callable[[Rows], None] | None]]) -> None:
+    def _send(self, batch: Sequence[tuple[Statement, Callable[[Rows], None] | None]], *, ends: bool = False) -> None:
+        """Send statements in one round trip. `ends`: a commit is among them."""
         if not batch:
             return
+        if self._guess and not ends:
+            self._fail(overtaken())
         try:
             answers = send(self.connection, [statement for statement, _ in batch])
         except BaseException as error:
@@ -469,38 +486,32 @@ class Transaction:
         self._is_draft = True
         self.grown_bytes, draft.grown_bytes = draft.grown_bytes, 0
         inode = draft.shown
+        self._inodes[inode.node] = inode
+        if not self.guess(Guess({inode.node: draft.created}, {})):
+            self.fetch(Wanted(nodes=(inode.node,)))
         self._inodes[inode.node] = self._changed[inode.node] = inode
         self._set_chunks.update(draft.chunks)
         if draft.has_xattrs:
             self._set_xattrs[inode.node] = inode
-        if not self._begin_with_commit(inode.node, draft.created):
-            self.fetch(Wanted(nodes=(inode.node,)))
 
-    def guess(self, directory: StoredInode, name: bytes) -> bool:
-        """Take a directory's row to be this one, with nothing under a name; True if all that follows is known.
+    def guess(self, guess: Guess) -> bool:
+        """Take the tables to have these rows and names; locks are left to the commit, which compares them.
 
-        `commit` is an error of `REPEATABLE` if it is otherwise.
-        """
-        node = directory.node
-        if not self._begin_with_commit(node, (directory.version, directory.atime_ns)):
-            return False
-        self._inodes[node] = directory
-        self._locked.add(node)
-        self._names[node, name] = None
-        return True
+        `commit` is an error of `REPEATABLE` if something is otherwise, and so is the wish for more rows.
 
-    def _begin_with_commit(self, node: int, guessed: tuple[int, int]) -> bool:
-        """Leave locks to the commit, which compares the version and access time of this node's row.
-
-        False if the newest snapshot is not known.
+        Returns:
+            False if the newest snapshot is not known.
         """
         newest = self._snapshots.likely(self.connection)
         if newest is None:
             return False
         count, self._newest = newest
         self._begun = True
-        self._guessed[node] = guessed
-        self._ahead = [*self._opening, statements.require_changes(self._volume, count)]
+        self._guess = [*self._opening, statements.lock_guessed(self._volume, guess, count)]
+        self._inodes.update(guess.rows)
+        self._locked.update(guess.rows)
+        self._names.update(guess.names)
+        self._empty.update({guess.empty} - {0})
         return True
 
     # -- storage -----------------------------------------------------------------------------------------------
@@ -645,29 +656,25 @@ class Transaction:
             if getattr(self._failure, "sqlstate", None) in REPEATABLE:
                 raise self._failure
             raise oserror(errno.EIO)
-        writing = self._writing()
-        notifying = notify(self._changes)
+        batch: list[tuple[Statement, Callable[[Rows], None] | None]] = [(each, None) for each in self._writing()]
         answers: Rows = []
-        if self._ahead:
+        batch += [(statement, answers.extend) for statement in notify(self._changes)]
+        guessed: Rows = [(True,)]
+        if self._guess:
             require_quiet(self.connection)
+            *begin, compare = self._guess
+            batch = [(statements.if_guessed(statement), take) for statement, take in batch]
+            batch = [*((statement, None) for statement in begin), (compare, partial(_replace, guessed)), *batch]
+        ends = [COMMIT, WAIT_FOR_DISK] if self.durable else [COMMIT]
         try:
-            ends = [COMMIT, WAIT_FOR_DISK] if self.durable else [COMMIT]
-            self._send(
-                [
-                    *((statement, None) for statement in (*self._ahead, *writing)),
-                    *((statement, answers.extend) for statement in notifying),
-                    *((statement, None) for statement in ends),
-                ]
-            )
-        except (psycopg.errors.DivisionByZero, psycopg.errors.UniqueViolation):
-            if self._ahead:
-                raise overtaken() from None
-            raise
+            self._send([*batch, *((statement, None) for statement in ends)], ends=True)
         except psycopg.OperationalError as error:
             if self.connection.closed and not self._is_draft:
                 words = "PostgreSQL: the connection was lost while a change was being committed"
                 raise OSError(errno_of(error), words) from error
             raise
+        if guessed != [(True,)]:
+            raise overtaken()
         return answers
 
     def rollback(self) -> None:
@@ -688,18 +695,16 @@ class Transaction:
             inode.made = max(inode.made, self._newest)
         added = [inode for inode in self._changed.values() if inode.is_new]
         updated = [inode for inode in self._changed.values() if not inode.is_new]
-        if self._ahead:  # before the names, as everything else that changes them has the directory locked first
-            batch += [statements.update_guessed(volume, inode, *self._guessed[inode.node]) for inode in updated]
         gone = [key for key, node in self._set_names.items() if node is None]
         here = [(*key, node) for key, node in self._set_names.items() if node is not None]
         if gone:
             batch.append(statements.delete_names(volume, gone))
         if here:
-            batch.append(statements.put_names(volume, here, self._newest, replace=not self._ahead))
+            batch.append(statements.put_names(volume, here, self._newest))
         batch += [statements.cut(volume, node, first) for node, first in self._cuts.items()]
         if added:
             batch += statements.add_inodes(volume, added)
-        if updated and not self._ahead:
+        if updated:
             batch += statements.update_inodes(volume, updated)
         if self._set_chunks:
             batch += statements.put_chunks(volume, self._set_chunks, self._newest)

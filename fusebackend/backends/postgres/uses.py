@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import os
 import threading
-import time
 from collections.abc import Iterable, Sequence
 
 from fusebackend.backends.postgres.statements import StoredInode
@@ -23,9 +22,6 @@ MAX_NODES = 50_000
 """With so many, all are forgotten."""
 
 MAX_DIRECTORIES = 1_000
-
-CONTESTED_S = 1.0
-"""So long a directory that another host has changed is taken to be changed by others: a wrong guess is a round trip."""
 
 MAX_PAGES = 64
 """Of listings. The oldest is forgotten first."""
@@ -85,15 +81,12 @@ class BareNodes:
 class OwnDirectories:
     """The rows of directories that this host has changed, until another host is known to have changed them.
 
-    The kernel asks for a directory's attributes after each name that is made in it, and a name is made in one round
-    trip where the row is known: whether it is still the same shows with the change (`Transaction.guess`). Any thread
-    may call any method.
+    The kernel asks for a directory's attributes after each name that is made in it. Any thread may call any method.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._rows: dict[int, StoredInode] = {}
-        self._contested: dict[int, float] = {}  # directories that other hosts change, too; until when
         self._changes = 0
 
     @property
@@ -101,8 +94,9 @@ class OwnDirectories:
         """To be read before a commit, and passed to `note` after it."""
         return self._changes
 
-    def note(self, moment: int, directories: Iterable[StoredInode]) -> None:
+    def note(self, moment: int, inodes: Iterable[StoredInode]) -> None:
         """This host has committed these rows. Another host's change may have come since `moment`: then they are old."""
+        directories = [inode for inode in inodes if inode.is_dir]
         with self._lock:
             for inode in directories:
                 self._rows.pop(inode.node, None)
@@ -116,10 +110,6 @@ class OwnDirectories:
         row = self._rows.get(node)
         return None if row is None else copy.copy(row)
 
-    def likely(self, node: int) -> StoredInode | None:
-        """The same, None as well if other hosts change the directory all the time."""
-        return None if self._contested.get(node, 0.0) > time.monotonic() else self.get(node)
-
     def changed(self, node: int | None) -> None:
         """The row has changed; None stands for any."""
         with self._lock:
@@ -128,14 +118,6 @@ class OwnDirectories:
                 self._rows.clear()
             else:
                 self._rows.pop(node, None)
-
-    def contested(self, node: int) -> None:
-        """Another host has changed it between two changes by this one."""
-        with self._lock:
-            self._rows.pop(node, None)
-            if len(self._contested) > MAX_DIRECTORIES:
-                self._contested.clear()
-            self._contested[node] = time.monotonic() + CONTESTED_S
 
 
 class Opened:

@@ -34,7 +34,7 @@ from fusebackend.backends.postgres.feed import VolumeFeed
 from fusebackend.backends.postgres.host_session import Session, configure, configure_shared
 from fusebackend.backends.postgres.snapshots import Snapshots
 from fusebackend.backends.postgres.statements import StoredInode
-from fusebackend.backends.postgres.stored_tree import StoredTree, cut_out
+from fusebackend.backends.postgres.stored_tree import StoredTree, cut_out, missing
 from fusebackend.backends.postgres.transaction import Wanted, gone
 from fusebackend.backends.postgres.uses import BareNodes, Uses
 from fusebackend.base.errors import oserror
@@ -52,11 +52,12 @@ from fusebackend.protocol import (
     SnapshotVolume,
     StatFs,
     Volume,
+    WrongLinks,
 )
 from fusebackend.volumes import posix as tree
 from fusebackend.volumes.chunks import CHUNK_SHIFT
 from fusebackend.volumes.damage import is_in_range
-from fusebackend.volumes.quota import Limits, within
+from fusebackend.volumes.quota import Limits
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,8 @@ CONNECTIONS = 16
 
 SNAPSHOTS = Change(parent=0)
 """In the change feed: snapshots have been taken or deleted. No directory has the node 0."""
+
+FIELD_COUNT = len(statements.FIELDS)
 
 FREE_BLOCKS = 1 << 38
 """Of 4 KiB: a server does not tell how much room it has, so `df` shows 1 PiB."""
@@ -166,14 +169,25 @@ class PostgresVolume(StoredTree, SnapshotVolume):
             self._damage.require_entry(parent, name, inode)
             return inode
         pending = self._drafts.pending()
-        rows = self._query(statements.found(self.id, parent, name))
-        if pending and rows and rows[0][2] in pending:
-            self._drafts.settle(rows[0][2])
-            rows = self._query(statements.found(self.id, parent, name))
-        self._require_directory(rows, parent)
-        if rows[0][2] is None:
+        question = statements.found(self.id, parent, name)
+        wrong: Sequence[Link] = ()
+        if self._scope.links_above and not self._guesses.is_there((parent, name)):
+            rows, wrong = self._query_with(self._scope.links_above, question)
+            self._scope.links_above = ()
+        else:
+            rows = self._query(question)
+        if pending and rows and rows[0][FIELD_COUNT] in pending:
+            self._drafts.settle(rows[0][FIELD_COUNT])
+            rows = self._query(question)
+        directory, found = (rows[0][:FIELD_COUNT], rows[0][FIELD_COUNT:]) if rows else ((), ())
+        if wrong and (not rows or found[0] is None):
+            raise WrongLinks(wrong)
+        self._require_directory(directory[1:3], parent)
+        if found[0] is None:
+            self._guesses.note([directory], {(parent, name): None})
             raise oserror(errno.ENOENT, name)
-        inode = self._inode_of(rows[0][2:])
+        inode = self._inode_of(found)
+        self._guesses.note([directory, found], {(parent, name): inode.node})
         self._damage.require_entry(parent, name, inode)
         return inode
 
@@ -186,23 +200,25 @@ class PostgresVolume(StoredTree, SnapshotVolume):
             for file in changed:
                 self._drafts.settle(file)
             rows = self._query(statements.listed(self.id, node, after, limit))
-        self._require_directory(rows, node)
+        self._require_directory(rows[0][:2] if rows else (), node)
         if not after:
             mode, _, atime_ns, mtime_ns, ctime_ns = rows[0][:5]
             self._note_access(Attr(node, mode, atime_ns=atime_ns, mtime_ns=mtime_ns, ctime_ns=ctime_ns))
-        named = [row for row in rows if row[5] is not None]
-        listed = [(row[5], StoredInode.of(row[6:])) for row in named if self._is_entry(node, row)]
+        named = [(row[5], row[6:]) for row in rows if row[5] is not None]
+        sound = [(name, row) for name, row in named if self._is_entry(node, name, row)]
+        self._guesses.note((row for _, row in sound), {(node, name): row[0] for name, row in sound})
+        listed = [(name, StoredInode.of(row)) for name, row in sound]
         self._bare.listed(inode.node for _, inode in listed)
         shown = self._damage.shown(node, listed)
         if named and not shown:  # none of them can be shown: go on after them
-            return self.readdir(node, named[-1][5], limit)
+            return self.readdir(node, named[-1][0], limit)
         return shown
 
-    def _is_entry(self, directory: int, row: Sequence[Any]) -> bool:
-        """Whether a row of a listing has a sound inode."""
-        if row[6] is not None and is_in_range(row[6:18]):
+    def _is_entry(self, directory: int, name: bytes, row: Sequence[Any]) -> bool:
+        """Whether a row of a listing is a sound inode."""
+        if row[0] is not None and is_in_range(row[:12]):
             return True
-        self._damage.tell(f"name {row[5]!r} in inode {directory} leads to an inode that is missing or damaged")
+        self._damage.tell(f"name {name!r} in inode {directory} leads to an inode that is missing or damaged")
         return False
 
     def _inode_of(self, row: Sequence[Any]) -> StoredInode:
@@ -214,13 +230,13 @@ class PostgresVolume(StoredTree, SnapshotVolume):
     def wrong_links(self, links: Sequence[Link]) -> Sequence[Link]:
         if not links:
             return []
-        found = {Link(*row) for row in self._query(statements.links(self.id, links))}
-        return [link for link in links if link not in found]
+        return missing(links, self._query(statements.links(self.id, links)))
 
-    def _require_directory(self, rows: Sequence[Any], node: int) -> None:
-        if not rows:
+    def _require_directory(self, row: Sequence[Any], node: int) -> None:
+        """Check the mode and link count of a directory; it is missing if there are none."""
+        if not row:
             raise gone()
-        mode, nlink = rows[0][:2]
+        mode, nlink = row
         if not stat.S_ISDIR(mode):
             raise oserror(errno.ENOTDIR)
         if nlink == 0:
@@ -384,7 +400,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         if not self._uses.is_open(node):
             self._drafts.forget(node)
             if self._shared_quota is not None and is_nameless:
-                self._shared_quota.doubt()  # it has no name, and counts no more
+                self._shared_quota.freed()  # it has no name, and counts no more
         self._unsynced.released(node)
         self._session.wake()
 
@@ -402,6 +418,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
     def _note_access(self, attr: Attr) -> None:
         if tree.is_access_noted(attr) and self._scope.view is None:
             self._directories.changed(attr.node)
+            self._guesses.changed(attr.node)
             self._query(statements.accessed(self.id, attr.node, now_ns()))
 
     def _read_contents(self, node: int, first: int, last: int) -> tuple[StoredInode, dict[int, bytes]]:
@@ -500,11 +517,9 @@ class PostgresVolume(StoredTree, SnapshotVolume):
 
     def statfs(self) -> StatFs:
         (used_bytes,) = self._query(("SELECT pg_database_size(current_database())", ()))[0]
-        found = StatFs(4096, used_bytes // 4096 + FREE_BLOCKS, FREE_BLOCKS, 1 << 40, 1 << 39)
-        if self._shared_quota is None:
-            return found
-        self._shared_quota.refresh()
-        return within(found, self._shared_quota.usage)
+        if self._shared_quota is not None:
+            self._shared_quota.refresh()  # `df` may ask where nothing is written
+        return StatFs(4096, used_bytes // 4096 + FREE_BLOCKS, FREE_BLOCKS, 1 << 40, 1 << 39)
 
     def hold(self, node: int) -> None:
         self._uses.hold(node)
@@ -543,6 +558,8 @@ class PostgresVolume(StoredTree, SnapshotVolume):
                 self._bare.changed(change.node)
                 self._drafts.doubt(change.node)
                 self._directories.changed(change.node)
+            entry = None if change.parent is None or change.name is None else (change.parent, change.name)
+            self._guesses.changed(change.node, entry)
             nodes = [change.node] if change != Change() else self._uses.opened()
             for node in nodes:
                 if node is not None and self._uses.is_open(node):
@@ -552,6 +569,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
     def _feed_became(self, live: bool) -> None:
         self.features = replace(self.features, change_feed=live)
         self._directories.changed(None)
+        self._guesses.changed(None)
         self.expire()
         if live and self._unsynced.is_pending:
             try:  # before other hosts change what the server has recovered

@@ -46,7 +46,7 @@ from fusebackend.protocol import (
     Volume,
 )
 from fusebackend.volumes.agent_face import VolumeBackend
-from fusebackend.volumes.quota import Limits, Quota, bytes_of_blocks, within
+from fusebackend.volumes.quota import Limits, Quota, bytes_of_blocks
 from fusebackend.volumes.search import grep_files
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ SYNCS_BEFORE_LOG = 2
 class SqliteVolume(StoredTree, SnapshotVolume):
     """The kernel face of `SqliteBackend`."""
 
-    features = Features()
+    features = Features(acls=True)
 
     identity = schema.APPLICATION_ID
     """The application id of its file."""
@@ -107,6 +107,7 @@ class SqliteVolume(StoredTree, SnapshotVolume):
         """Whether the file has changes since the newest snapshot; not known when it is opened."""
         try:
             super().__init__(db, name)
+            self.directory_moves = 0
             self._snapshots = Snapshots(db, name)
             self._log = self._redo()
             self._flusher = Flusher(name, self.lock, self._flush_behind, self._wal_bytes, self._workers())
@@ -364,8 +365,7 @@ class SqliteVolume(StoredTree, SnapshotVolume):
             used_bytes = self._scalar("PRAGMA page_count") * schema.PAGE_BYTES - free_bytes + self._dirty.bytes
         used, free = used_bytes // disk.f_frsize, (self._spare(disk) + free_bytes) // disk.f_frsize
         # Counting the inodes would read the whole table; no volume has more than the numbers it gave out.
-        found = StatFs(disk.f_frsize, used + free, free, self._next_node + 2**31, 2**31)
-        return found if self.usage is None else within(found, self.usage)
+        return StatFs(disk.f_frsize, used + free, free, self._next_node + 2**31, 2**31)
 
     def _counted(self, limits: Limits) -> Quota:
         """Count what is there. A million inodes take 0.2 to 0.6 s."""

@@ -58,6 +58,11 @@ class IndexCache:
         except (OSError, sqlite3.Error) as error:
             self._fail(error)
 
+    @property
+    def is_open(self) -> bool:
+        """False after an error."""
+        return self._connection is not None
+
     def get(self, place: Place, part: str, kind: type[T]) -> T | None:
         """A part of a line's index; None where there is none, or another version of it, or something else."""
         if self._connection is None:
@@ -74,11 +79,12 @@ class IndexCache:
     def put(self, place: Place, part: str, record: NamedTuple) -> None:
         if self._connection is None:
             return
-        data = zlib.compress(json.dumps(record, ensure_ascii=True, separators=(",", ":")).encode("ascii"), 1)
+        data = zlib.compress(_encoded(record), 1)
         try:
             self._connection.execute("INSERT OR REPLACE INTO parts VALUES (?, ?, ?, ?)", (*_key(place, part), data))
         except sqlite3.Error as error:
-            self._fail(error)
+            if primary(error) != sqlite3.SQLITE_BUSY:  # another process writes: the line is read again
+                self._fail(error)
 
     def close(self) -> None:
         if self._connection is not None:
@@ -104,6 +110,15 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     import msgspec
 
     return msgspec.json.Decoder(kind)
+
+
+def _encoded(record: NamedTuple) -> bytes:
+    import msgspec
+
+    try:
+        return msgspec.json.encode(record)
+    except UnicodeEncodeError:  # half of a surrogate pair in a name
+        return json.dumps(record, ensure_ascii=True, separators=(",", ":")).encode("ascii")
 
 
 def _decoded(data: bytes, kind: type[T]) -> T | None:

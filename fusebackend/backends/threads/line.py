@@ -44,6 +44,7 @@ from fusebackend.backends.threads.computed import (
 from fusebackend.backends.threads.conversation import files_of
 from fusebackend.backends.threads.database.rows import Damaged, old_names, time_ns_of
 from fusebackend.backends.threads.index import LineIndex, Step
+from fusebackend.backends.threads.index_ahead import IndexAhead
 from fusebackend.backends.threads.index_cache import IndexCache
 from fusebackend.backends.threads.lineage import Lineage
 from fusebackend.backends.threads.message_index import MessageIndex, RecentFiles, Said
@@ -130,6 +131,7 @@ class Shared(NamedTuple):
     nodes: Nodes
     found: Difference
     cache: IndexCache | None
+    ahead: IndexAhead | None
     conversations: Conversations
     files: RecentFiles
 
@@ -211,6 +213,8 @@ class Line:
         self.fresh()
         talk = self._some_talk()
         if self._talked != self.version:
+            if not talk.said and self.shared.ahead is not None:
+                self.shared.ahead.missed(self.lineage.place, "messages")
             talk.refresh()
             self._talked = self.version
         return talk
@@ -221,6 +225,8 @@ class Line:
         if self._index is None:
             self._index, self._indexed = LineIndex(self.lineage, self._some_talk(), self.shared.cache), -1
         if self._indexed != self.version:
+            if not self._index.steps and self.shared.ahead is not None:
+                self.shared.ahead.missed(self.lineage.place, "all")
             self._index.refresh()
             self._indexed = self._talked = self.version
         return self._index

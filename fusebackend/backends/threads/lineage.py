@@ -135,7 +135,11 @@ class ChannelHistory:
 
     def at(self, checkpoint: str) -> Mapping[str, Any]:
         """The value of LangGraph's `get_state` for this checkpoint. Of the writes to it only those of no task count."""
-        own = self._written([checkpoint]).get(checkpoint, [])
+        own = self._writes.get(checkpoint)
+        if own is None:
+            own = self._written([checkpoint]).get(checkpoint)
+        if not own:
+            return self.before(checkpoint)
         return update(self.channel, self.before(checkpoint), self.values(own, {NULL_TASK}))
 
     def now(self, newest: Newest) -> Mapping[str, Any]:
@@ -157,6 +161,12 @@ class ChannelHistory:
     def before(self, checkpoint: str) -> Mapping[str, Any]:
         """The value at a checkpoint, without the writes to it."""
         known = self._before
+        at_hand = self._links.get(checkpoint)
+        if at_hand is not None and (following := self._following(at_hand)) is not None:
+            known[checkpoint] = following
+            if len(known) > REMEMBERED:
+                known.popitem(last=False)
+            return following
         value: Mapping[str, Any] = {}
         start: str | None = None  # the checkpoint with this value
         missing: str | None = None
@@ -191,6 +201,17 @@ class ChannelHistory:
         while len(known) > REMEMBERED:
             known.popitem(last=False)
         return value
+
+    def _following(self, link: Link) -> Mapping[str, Any] | None:
+        """The value at a checkpoint, where its row and what its parent has left are at hand, as in reading in order."""
+        if link.stored is not NOTHING:
+            return self.channel.whole(link.stored)
+        if not link.versioned or link.parent is None or link.parent in self._missing:
+            return None
+        value, writes = self._before.get(link.parent), self._writes.get(link.parent)
+        if value is None or writes is None:
+            return None
+        return replay(self.channel, value, self.values(writes)) if writes else value
 
     def _ancestry(self, checkpoint: str) -> Generator[Link, None, None]:
         """As `Database.ancestry`."""
@@ -378,7 +399,11 @@ class Lineage:
 
     def messages_at(self, checkpoint: str) -> list[Message]:
         """The conversation of `get_state` for this checkpoint, as plain messages. Raises as `files_at`."""
-        return list(self._messages.at(checkpoint).values())
+        return list(self.conversation_at(checkpoint).values())
+
+    def conversation_at(self, checkpoint: str) -> Mapping[str, Message]:
+        """As `messages_at`, by id. One object for checkpoints that are read in order and have equal values."""
+        return self._messages.at(checkpoint)
 
     def messages_now(self) -> list[Message]:
         """The conversation of `get_state` without a checkpoint, as plain messages."""

@@ -106,13 +106,22 @@ class IndexedMessage(NamedTuple):
     """The names and sizes of its files in `messages/`."""
 
 
+class _Read(NamedTuple):
+    """A message of the conversation that was added last."""
+
+    message: Message
+    number: int
+    end: int
+    """The size of `messages.jsonl` up to here."""
+
+
 class MessageIndex:
     """See the module's docstring.
 
     Attributes:
         said: the checkpoints, oldest first.
         messages: every message; its number is its place, counted from 1.
-        last: for each message the place of the newest checkpoint with it, and its position there.
+        last: for each message the place of the newest checkpoint with it, and its position there. Worked out by `end`.
         title: the first line that a human wrote, or nothing.
         model: the newest model that gave its name, or nothing.
         messages_bytes: of `messages.jsonl`.
@@ -135,7 +144,11 @@ class MessageIndex:
         self._by_digest: dict[str, list[int]] = {}
         self._titles: dict[int, str] = {}
         self._models: dict[int, str] = {}  # by the message that has it
-        self._read: list[tuple[Message, int]] = []  # the conversation that was added last, and the numbers
+        self._unread()
+
+    def _unread(self) -> None:
+        self._conversation: Mapping[str, Message] | None = None  # that was added last …
+        self._read: list[_Read] = []  # … and its messages
 
     @property
     def title(self) -> str:
@@ -183,7 +196,7 @@ class MessageIndex:
 
     def cut(self, kept: int) -> None:
         """Drop the checkpoints from this place on, and the messages that they brought."""
-        self._read = []
+        self._unread()
         del self.said[kept:]
         left = sum(message.step < kept for message in self.messages)
         del self.messages[left:], self.last[left:], self._ids[left:]
@@ -204,55 +217,59 @@ class MessageIndex:
     def add(self, checkpoint: str, mark: Mark, time_ns: int, *, sections: bool) -> None:
         """Add the conversation at the checkpoint that follows; with `sections`, measure those of `transcript.md`."""
         known = len(self.messages)
-        place = len(self.said)
         error: str | None = None
-        tools: dict[str, None] = {}
-        size = 0
+        tools: list[str] = []
         try:
-            conversation = self._lineage.messages_at(checkpoint)
+            conversation = self._lineage.conversation_at(checkpoint)
         except Damaged as found:
-            conversation, error, size = [], str(found), len(documents.error_line(found))
-        read = self._same(conversation)
-        for position, (message, number) in enumerate(read):
-            size += message.line_bytes
-            self.last[number] = (place, position)
-        used = {number for _, number in read}
-        for position in range(len(read), len(conversation)):
-            message = conversation[position]
+            conversation, error = {}, str(found)
+            size = len(documents.error_line(found))
+            self._follow({}, time_ns, sections=sections)
+        else:
+            if conversation is not self._conversation:
+                tools = self._follow(conversation, time_ns, sections=sections)
+            size = self._read[-1].end if self._read else 0
+        self._conversation = conversation
+        count, added = len(conversation), len(self.messages) - known
+        self.said.append(Said(checkpoint, plain_mark(mark), time_ns, count, added, size, tools, error))
+
+    def _follow(self, conversation: Mapping[str, Message], time_ns: int, *, sections: bool) -> list[str]:
+        """Go on from the conversation added last to that of the next checkpoint. Returns the tools with new results."""
+        place, messages = len(self.said), list(conversation.values())
+        same = self._same(messages)
+        self._date(place - 1, same)
+        read = self._read = self._read[:same]
+        used = {one.number for one in read}
+        size = read[-1].end if read else 0
+        tools: dict[str, None] = {}
+        for position in range(same, len(messages)):
+            message = messages[position]
             digest, line_bytes = _digest(message)
             size += line_bytes
-            found_number = self._find(digest, message.get("id"), used)
-            number = len(self.messages) if found_number is None else found_number
-            if found_number is None:
+            number = self._find(digest, message.get("id"), used)
+            if number is None:
+                number = len(self.messages)
                 size_there = len(section_bytes(number + 1, message, time_ns)) if sections else UNMEASURED
                 self._describe(number, digest, message, place, position, size_there)
                 if message.get("type") == "tool" and message.get("name"):
                     tools[str(message["name"])] = None
             used.add(number)
-            self.last[number] = (place, position)
-            read.append((message, number))
-        self._read = read
-        self.said.append(
-            Said(
-                checkpoint,
-                plain_mark(mark),
-                time_ns,
-                len(conversation),
-                len(self.messages) - known,
-                size,
-                list(tools),
-                error,
-            )
-        )
+            read.append(_Read(message, number, size))
+        return list(tools)
 
-    def _same(self, conversation: Sequence[Message]) -> list[tuple[Message, int]]:
-        """The messages at the beginning that are those of the conversation added last, with their numbers."""
+    def _same(self, messages: Sequence[Message]) -> int:
+        """How many messages at the beginning are those of the conversation added last."""
         same = 0
-        for (message, _), now in zip(self._read, conversation, strict=False):
-            if message is not now:
+        for one, now in zip(self._read, messages, strict=False):
+            if one.message is not now:
                 break
             same += 1
-        return self._read[:same]
+        return same
+
+    def _date(self, place: int, start: int) -> None:
+        """This place is the newest with the messages of the conversation added last, from position `start` on."""
+        for position in range(start, len(self._read)):
+            self.last[self._read[position].number] = (place, position)
 
     def _find(self, digest: str, id_: Any, used: set[int]) -> int | None:
         """The number of a message. A message without an id, from a pending write, is the same with an id."""
@@ -297,7 +314,8 @@ class MessageIndex:
 
     def end(self) -> None:
         """All checkpoints are known. Called while what the newest one needs is at hand."""
-        self._read = []
+        self._date(len(self.said) - 1, 0)
+        self._unread()
         unwritten = self._lineage.unwritten()
         if self.said and self.said[-1].id == unwritten:
             self.messages_bytes = self.said[-1].messages_bytes
@@ -375,7 +393,10 @@ def _digest(message: Message) -> tuple[str, int]:
         content = {key: value for key, value in message.items() if key != "id" and value not in (None, {}, [])}
         data = encoded(compact(content))
         message.digest = hashlib.blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
-        message.line_bytes = len(documents.message_line(message))
+        left_out = {key: message[key] for key in ("id", "content") if key in message and key not in content}
+        rest = documents.message_line(left_out)
+        # The line is both in one object: a comma and a space take the place of two braces.
+        message.line_bytes = len(data) + len(rest) - (2 if data == b"{}" or rest == b"{}\n" else 0)
     return message.digest, message.line_bytes
 
 

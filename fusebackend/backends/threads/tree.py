@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import os
 import time
 import weakref
 from collections import OrderedDict
@@ -20,6 +21,7 @@ from typing import Final
 from fusebackend.backends.threads.computed import ComputedDirectory, Link, Names
 from fusebackend.backends.threads.conversation import slug, title
 from fusebackend.backends.threads.database.rows import Damaged, Database, Place, time_ns_of
+from fusebackend.backends.threads.index_ahead import IndexAhead
 from fusebackend.backends.threads.index_cache import IndexCache
 from fusebackend.backends.threads.line import Conversations, Entries, Line, Shared
 from fusebackend.backends.threads.lineage import Lineage
@@ -54,7 +56,9 @@ class Tree:
         self.found = Difference()
         self.used_at = 0.0  # by a call of the volume; in the seconds of `time.monotonic`
         self.cache = IndexCache(database.identity) if cache and database.identity is not None else None
-        self._shared = Shared(self.nodes, self.found, self.cache, Conversations(), RecentFiles())
+        file = database.file if self.cache is not None and len(os.sched_getaffinity(0)) > 1 else None
+        self.ahead = IndexAhead(file) if file is not None else None
+        self._shared = Shared(self.nodes, self.found, self.cache, self.ahead, Conversations(), RecentFiles())
         self._lines: weakref.WeakValueDictionary[Place, Line] = weakref.WeakValueDictionary()
         self._recent: OrderedDict[Place, Line] = OrderedDict()
         self.root = Root(self)

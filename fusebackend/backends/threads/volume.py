@@ -188,12 +188,19 @@ class ThreadsVolume(NativeVolume):
             self._tree.shrink()
         heap.give_back()
 
+    def index_ahead(self) -> None:
+        """Start another process if a walk needs one, see `IndexAhead`."""
+        if self._tree.ahead is not None:
+            self._tree.ahead.tend()
+
     @property
     def has_listeners(self) -> bool:
         return bool(self._subscribers or self._observers)
 
     def close(self) -> None:
         self._feed.stop()
+        if self._tree.ahead is not None:
+            self._tree.ahead.close()
         with self.lock:
             self._database.close()
             if self._tree.cache is not None:
@@ -288,6 +295,7 @@ class Feed:
             try:
                 if self._volume.has_listeners:
                     self._volume.follow()
+                    self._volume.index_ahead()
                 self._volume.tidy()
                 failed = False
             except OSError as error:

@@ -37,7 +37,7 @@ from fusebackend.control.client.client_connection import Connection, Refused, Se
 from fusebackend.control.client.pool import Pool, Take
 from fusebackend.control.client.remote_watch import RemoteWatch
 from fusebackend.control.client.waits import AWAITING, BLOCKING, Waits, finished
-from fusebackend.control.following import follow
+from fusebackend.control.following import follow, new_approvals
 from fusebackend.control.verbs import LISTED_CHANGES, LOGGED_CALLS, PIECE_BYTES, STAT_COLUMNS, DiffForm
 from fusebackend.linux import mount_table
 from fusebackend.linux.mount_table import MountError
@@ -46,6 +46,7 @@ from fusebackend.protocol import (
     READ_LIMIT_LINES,
     VERBS,
     Actor,
+    ApprovalInfo,
     BlameResult,
     BranchInfo,
     CallInfo,
@@ -422,20 +423,35 @@ class Client(SandboxBackendProtocol):
         """Return the branches of the mount, by name. Each is a tree in `/.fusebackend/branches`."""
         return self._done(list[BranchInfo], "branches", {})
 
-    def create_branch(self, name: str, ref: str | None = None) -> BranchInfo:
-        """Make a branch: a tree of all files, in which changes stay until they are merged. No bytes are copied.
+    def create_branch(
+        self, name: str, ref: str | None = None, directory: str | os.PathLike[str] | None = None
+    ) -> BranchInfo:
+        """Make a branch: a tree of all files, in which changes stay until they are merged. No bytes are copied, but
+        into `directory`.
 
         Args:
             name: of the branch, as that of a directory.
             ref: the state that it begins with: another branch as it is now; or, of the routes that keep snapshots, a
                 snapshot or a time such as `10m`. The present when None.
+            directory: a plain directory of the server's machine that gets a copy; see `MountedBackend.create_branch`.
 
         Raises:
             ValueError: the name can't be that of a branch, or nothing is meant by `ref`.
             OSError: EEXIST, there is a branch or a snapshot of that name; ENOTSUP, the mount has no branches; EROFS, it
-                is read-only; or an error of a volume, or of the branch's file.
+                is read-only; ENOTEMPTY, the directory holds something else; or an error of a volume, or of the branch's
+                file.
         """
-        return self._done(BranchInfo, "create_branch", {"name": name, "ref": ref})
+        place = None if directory is None else os.path.abspath(os.fspath(directory))
+        return self._done(BranchInfo, "create_branch", {"name": name, "ref": ref, "directory": place})
+
+    def take_in_branch(self, name: str) -> None:
+        """Take what was changed in the plain directory of a branch into the branch; nothing for one that is in none.
+
+        Raises:
+            OSError: ENOENT, there is no such branch, or its directory is gone; ESTALE, a file was changed there and in
+                the branch's own tree; or an error of the file system.
+        """
+        self._done(type(None), "take_in_branch", {"name": name})
 
     def delete_branches(self, *names: str) -> None:
         """Delete branches, with all that is in them.
@@ -605,6 +621,31 @@ class Client(SandboxBackendProtocol):
             ValueError, OSError: as there; EROFS, the mount is read-only.
         """
         return self._done(ForgetResult, "forget", {"paths": list(paths), "dry_run": dry_run})
+
+    def approvals(self) -> list[ApprovalInfo]:
+        """Return the changes that wait for an approval, and those decided lately; see `MountedBackend.approvals`."""
+        return self._done(list[ApprovalInfo], "approvals", {})
+
+    def approval(self, number: int) -> ApprovalInfo:
+        """Return a request, with its change as text; see `MountedBackend.approval`."""
+        return self._done(ApprovalInfo, "approval", {"number": number})
+
+    def approve(self, number: int) -> ApprovalInfo:
+        """Approve a request, and have its change happen; see `MountedBackend.approve`.
+
+        Raises:
+            OSError: as there; EPERM, this client has a view; EROFS, the mount is read-only.
+            ServerLost: the server was gone before it answered. What it did is in the log.
+        """
+        return self._done(ApprovalInfo, "approve", {"number": number})
+
+    def deny(self, number: int, reason: str | None = None) -> ApprovalInfo:
+        """Deny a request; see `MountedBackend.deny`."""
+        return self._done(ApprovalInfo, "deny", {"number": number, "reason": reason})
+
+    def follow_approvals(self) -> Iterator[ApprovalInfo]:
+        """Yield the requests that wait, and each new one, until the mount ends."""
+        return new_approvals(self.approvals, self.has_ended)
 
     def watch(self, path: str = "/") -> RemoteWatch:
         """The changes at and below a path, from now on, whichever face makes them. Close it when done.

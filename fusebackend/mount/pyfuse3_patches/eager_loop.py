@@ -74,7 +74,7 @@ class _Lowlevel:
 
     def __init__(
         self,
-        init_flags: type[InitFlags] | None,
+        init_flags: Callable[[int], InitFlags] | None,
         cached_opendir: CachedOpendir | None,
         cpu_latency: CpuLatency | None,
         prune_notice: PruneNotice | None,
@@ -155,7 +155,7 @@ class EagerTrio:
 
     def __init__(
         self,
-        init_flags: type[InitFlags] | None = None,
+        init_flags: Callable[[int], InitFlags] | None = None,
         cached_opendir: CachedOpendir | None = None,
         cpu_latency: CpuLatency | None = None,
         prune_notice: PruneNotice | None = None,
@@ -180,6 +180,11 @@ class EagerTrio:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(trio, name)
+
+    @property
+    def agreed(self) -> int:
+        """The flags that FUSE_INIT has agreed on beyond libfuse's; 0 before."""
+        return 0 if self.lowlevel.init_flags is None else self.lowlevel.init_flags.agreed
 
     def close(self) -> None:
         """The mount has ended, perhaps before it has begun."""

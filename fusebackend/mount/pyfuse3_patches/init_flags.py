@@ -5,7 +5,8 @@ a file of a FUSE mount may have got one behind its back: two requests for each w
 page: 2,206 requests with this, 4,206 without; 200 commits of SQLite: 5,027 and 6,635). A server that says
 FUSE_HANDLE_KILLPRIV_V2 (Linux 5.12) takes over clearing the set-user-ID bits (`vfs/setid.py`), and is asked once for
 each file. FUSE_PARALLEL_DIROPS lets several look into one directory at a time, as routes that wait for a network need.
-libfuse offers neither to pyfuse3, and pyfuse3 neither to us.
+libfuse offers neither to pyfuse3, and pyfuse3 neither to us. For `-o acl` there are two more (`WANTED_FOR_ACLS`):
+pyfuse3 can set the one for ACLs, but not the one for the umask, without which a default ACL would come too late.
 
 So the descriptor that libfuse reads from is, until it has answered FUSE_INIT, one end of a socket pair. The kernel's
 question goes through it as it is; in libfuse's answer the two flags are set if the kernel has offered them; then the
@@ -27,9 +28,14 @@ import trio
 
 log = logging.getLogger(__name__)
 
+FUSE_DONT_MASK = 1 << 6
 FUSE_PARALLEL_DIROPS = 1 << 18
+FUSE_POSIX_ACL = 1 << 20
 FUSE_HANDLE_KILLPRIV_V2 = 1 << 28
 WANTED = FUSE_PARALLEL_DIROPS | FUSE_HANDLE_KILLPRIV_V2
+WANTED_FOR_ACLS = FUSE_POSIX_ACL | FUSE_DONT_MASK
+"""Only with `-o acl`: the kernel then asks for the ACL of each file of which somebody else than its owner wants
+something, and leaves the umask to us, since a default ACL takes its place."""
 
 _INIT = 26
 _QUESTION = struct.Struct("=II 32x 3I I")  # len, opcode, …; major, minor, max_readahead, flags
@@ -43,9 +49,11 @@ class InitFlags:
 
     Args:
         descriptor: libfuse's, of `/dev/fuse`, from which nothing has been read yet.
+        acls: the kernel is to check POSIX ACLs.
     """
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, *, acls: bool = False) -> None:
+        self._wanted = WANTED | (WANTED_FOR_ACLS if acls else 0)
         self.is_over = False
         self.agreed = 0
         """The flags that were added to libfuse's answer."""
@@ -70,7 +78,7 @@ class InitFlags:
                 return
             await trio.lowlevel.wait_readable(self._ours)
             answer = bytearray(self._ours.recv(_MESSAGE_BYTES))
-            self.agreed = _agree(answer, self._offered)
+            self.agreed = _agree(answer, self._offered & self._wanted)
             os.write(self._kernel, answer)
         except OSError:
             log.debug("FUSE_INIT failed", exc_info=True)  # unmounted already: libfuse will find out as well
@@ -94,12 +102,12 @@ def _offered_by(question: bytes) -> tuple[int, int]:
     return (int(minor), int(flags)) if opcode == _INIT else (0, 0)
 
 
-def _agree(answer: bytearray, offered: int) -> int:
-    """Set what is wanted and was offered in libfuse's answer; gives what was set."""
-    if len(answer) < _ANSWER.size or not offered & WANTED:
+def _agree(answer: bytearray, wanted: int) -> int:
+    """Set flags in libfuse's answer; gives what was set."""
+    if len(answer) < _ANSWER.size or not wanted:
         return 0
     *head, flags = _ANSWER.unpack_from(answer)
     if head[0] != len(answer) or head[1] != 0:  # an error, which has nothing to add to
         return 0
-    _ANSWER.pack_into(answer, 0, *head, flags | offered & WANTED)
-    return offered & WANTED
+    _ANSWER.pack_into(answer, 0, *head, flags | wanted)
+    return wanted

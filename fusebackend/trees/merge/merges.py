@@ -34,6 +34,7 @@ class Merges:
         written: returns the nodes that somebody has open for writing, each with the prefix of its route.
         recorder: of the history; None if there is none.
         trees: the mount's own directory, which no branch may put another one on: the next mount would be refused.
+        covered: returns the paths of main at which other file systems are mounted, without a slash at the begin.
     """
 
     def __init__(
@@ -43,7 +44,9 @@ class Merges:
         written: Callable[[], Collection[tuple[AgentPath, int]]],
         recorder: Recorder | None = None,
         trees: AgentPath | None = None,
+        covered: Callable[[], Collection[bytes]] = tuple,
     ) -> None:
+        self._covered = covered
         self._branches = branches
         self._volumes = dict(volumes)
         self._written = written
@@ -79,18 +82,22 @@ class Merges:
             chosen = [to_name(normalise(path)).strip(b"/") for path in paths] or [b""]
             branch.sync()
             call: list[OpenCall] = []
-            merge = Merge(
-                name,
-                self._volumes,
-                lambda: self._plan(branch, keep, lines, chosen),
-                self._branches.journal(name),
-                self._written,
-                lambda: self._recording(name, call),
-                branch.follow,
-            )
+            merge = self._merge(branch, name, lambda: self._plan(branch, keep, lines, chosen), call)
             outcome = merge.dry_run() if dry_run else merge.run()
         number = call[0].number if call else 0
         return _result(name, outcome, dry_run, f"c{number}" if number else None)
+
+    def _merge(self, branch: BranchVolume, name: str, plan: Callable[[], Plan], call: list[OpenCall]) -> Merge:
+        journal = self._branches.journal(name)
+        recording = lambda: self._recording(name, call)  # noqa: E731
+        return Merge(name, self._volumes, plan, journal, self._written, recording, branch.follow)
+
+    def tidy(self) -> None:
+        """Remove what killed merges have left in the routes, and give what they have parked its names again. The same
+        merge still does the rest."""
+        for name, branch in self._branches.opened.items():
+            with self._guard:
+                self._merge(branch, name, Plan, []).tidy()
 
     def _plan(self, branch: BranchVolume, keep: Side | None, lines: bool, paths: Collection[bytes]) -> Plan:
         base, theirs, main, may_differ = trees_of(branch, self._volumes)
@@ -98,6 +105,12 @@ class Merges:
         if self._trees is not None and any(_is_there(step, to_name(self._trees).strip(b"/")) for step in found.steps):
             reason = "is the mount's own directory; give what the branch has there another name"
             found.conflicts.append(Conflict(self._trees, reason))
+        covered = self._covered()
+        for step in found.steps if covered else ():
+            path = _in_the_way(step, covered)
+            if path is not None:
+                where = "there" if path == step.path else f"at '/{to_text(path)}'"
+                found.conflicts.append(Conflict(_shown(step), f"another file system is mounted {where}"))
         return found
 
     @contextlib.contextmanager
@@ -118,6 +131,24 @@ class Merges:
         with self._guard:
             found = self._plan(self._branches.volume(name), None, False, [b""])
             return len(found.conflicts), len(found.steps)
+
+
+def _shown(step: Step) -> AgentPath:
+    return AgentPath("/" + to_text(step.path))
+
+
+def _in_the_way(step: Step, covered: Collection[bytes]) -> bytes | None:
+    """Return the path of a mounted file system that a step would hide a change below, or that it would unmount: the
+    kernel does that when the name goes (d_invalidate in fs/dcache.c)."""
+    if step.path.startswith(PARKED):
+        return None
+    paths = (step.path, step.to_path) if step.word == "move" else (step.path,)
+    for path in paths:
+        for each in covered:
+            is_gone = step.word in ("remove", "move", "park", "replace") and is_below(each, path)
+            if path == each or is_below(path, each) or is_gone:
+                return each
+    return None
 
 
 def _is_there(step: Step, path: bytes) -> bool:

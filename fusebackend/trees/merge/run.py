@@ -187,7 +187,7 @@ class Merge:
             OSError: of a volume, or of the journal. In a route that changes in one go nothing is done then; in another
                 one a part may be. The same merge does the rest.
         """
-        self._tidy()
+        self.tidy()
         done: list[Step] = []
         partly: list[str] = []
         for attempt in range(ATTEMPTS):
@@ -202,17 +202,17 @@ class Merge:
                     self._make(plan, done, partly, records)
                 break
             except MainChangedError as error:
-                self._tidy()
+                self.tidy()
                 if attempt == ATTEMPTS - 1:
                     plan.conflicts.append(Conflict(error.path, "main changes it again and again"))
                     return outcome
             except Exception:
-                self._tidy()
+                self.tidy()
                 raise
         for volume in {id(volume): volume for volume in self._volumes.values()}.values():
             if not volume.features.read_only:
                 volume.sync()
-        self._tidy()
+        self.tidy()
         return outcome
 
     def _written(self, plan: Plan) -> list[AgentPath]:
@@ -251,7 +251,7 @@ class Merge:
                 partly += _OneByOne(route, steps, records, self._journal, done).run()
             self._journal.note({"merged": prefix})
 
-    def _tidy(self) -> None:
+    def tidy(self) -> None:
         """End a merge that is under way, whole or not: bring back what it has parked, tell the branch of renames, and
         remove what was staged, and the journal."""
         lines = self._journal.read()

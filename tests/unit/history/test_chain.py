@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sqlite3
 from collections.abc import Iterator
@@ -10,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from fusebackend.backends.memory import InMemoryBackend
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.history.chain import anchor_of
 from fusebackend.history.history_file import HistoryFile
+from fusebackend.history.images import Images
 from fusebackend.history.records import Image, Stamp, State
-from fusebackend.protocol import Actor
+from fusebackend.protocol import ROOT_NODE, Actor, Volume
 
 BEFORE = State(0o100644, 1, 2, 0, 5, 1, 10, -20, {b"user.a\xff": b"\0\1"}, b"")
 
@@ -36,7 +39,7 @@ def made(history: HistoryFile, records: int = 3, title: str = "write \udcff") ->
     for number in range(records):
         history.add(
             call, AgentPath("/memories"), "rename", b"/a\xff", to_path=b"/b", node=number, linked=True, before=BEFORE,
-            image=Image("file", "1"), after=Stamp(1, 2, 3, 4, 5),
+            image=Image("file", "1"),
         )  # fmt: skip
     history.end_call(call)
     return call
@@ -205,3 +208,141 @@ def other(value: Any) -> Any:
     if isinstance(value, str):
         return value + "x"
     return bytes([value[0] ^ 1]) + value[1:] if value else b"x"
+
+
+# -- what is kept beside the chain -----------------------------------------------------------------------------
+
+
+def kept(history: HistoryFile, images: Images, volume: Volume) -> list[int]:
+    """Add a record for each file of the volume, with its bytes and extended attributes; returns their numbers."""
+    call = history.open_call("verb", "write", Actor())
+    numbers = []
+    for name, attr in volume.readdir(ROOT_NODE, b"", 100):
+        before = BEFORE._replace(size=attr.size)
+        image = images.keep(volume, attr)
+        numbers.append(history.add(call, ROOT, "content", b"/" + name, before=before, image=image))
+    history.end_call(call)
+    return numbers
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Images:
+    return Images(str(tmp_path / "of.history"))
+
+
+@pytest.fixture
+def volume() -> Iterator[Volume]:
+    with InMemoryBackend() as backend:
+        fill(backend)
+        yield backend.volume
+
+
+def fill(backend: InMemoryBackend) -> None:
+    files = [("/1-empty", b""), ("/2-text", b"text"), ("/3-large", b"x" * (3 << 20))]
+    assert {answer.error for answer in backend.upload_files(files)} == {None}
+    volume = backend.volume
+    node = volume.lookup(ROOT_NODE, b"3-large").node
+    volume.open(node, os.O_RDWR)
+    volume.write(node, 5 << 20, b"after a hole")
+    volume.release(node, os.O_RDWR)
+
+
+def verified(history: HistoryFile, images: Images) -> list[str]:
+    return history.verify({}, lambda name: images.path(Image("file", name))).problems
+
+
+def test_a_flipped_byte_of_what_is_kept_is_found(history: HistoryFile, images: Images, volume: Volume) -> None:
+    numbers = kept(history, images, volume)
+    assert verified(history, images) == []
+    for number in numbers:
+        image = history.record(number).image  # type: ignore[union-attr]
+        assert image is not None and image.place == "file"
+        path = Path(images.path(image))
+        whole = path.read_bytes()
+        says = f"change {number} of call c1"
+        for at in {0, len(whole) // 2, len(whole) - 1} if whole else {0}:
+            other = bytearray(whole or b"!")
+            other[at] ^= 1
+            path.write_bytes(other)
+            assert verified(history, images) == [f"there are other bytes for {says}"], at
+        path.write_bytes(whole + b"\0")
+        assert verified(history, images) == [f"there are other bytes for {says}"]
+        path.unlink()
+        assert verified(history, images) == [f"the kept bytes can't be read (No such file or directory) of {says}"]
+        path.write_bytes(whole)
+        assert verified(history, images) == []
+
+
+@pytest.mark.parametrize(
+    ("statement", "problem"),
+    [
+        ("UPDATE records SET xattrs = '{}' WHERE number = 2", "there are other extended attributes for change 2 of"),
+        ("UPDATE records SET xattrs = NULL WHERE number = 2", "there are other extended attributes for change 2 of"),
+        ("UPDATE records SET salt = zeroblob(16) WHERE number = 2", "there are other extended attributes for change 2"),
+        ("UPDATE records SET image_seal = zeroblob(16) WHERE number = 2", "change 2 of call c1 was changed"),
+        ("UPDATE records SET image_seal = NULL WHERE number = 2", "change 2 of call c1 was changed"),
+        (
+            "UPDATE records SET salt = NULL, xattrs_seal = NULL, image_seal = NULL WHERE number = 2",
+            "change 2 of call c1",
+        ),
+        ("UPDATE records SET name = '0' WHERE number = 2", "there are other bytes for change 2 of call c1"),
+        ("UPDATE records SET place = 'lost' WHERE number = 2", "there are no bytes any more for change 2 of call c1"),
+        (
+            "UPDATE records SET salt = NULL, xattrs = NULL, place = 'lost' WHERE number = 2",
+            "what is kept for change 2 of call c1 was deleted past the server",
+        ),
+        ("UPDATE records SET after_mode = 1 WHERE number = 2", "what change 2 of call c1 has left was changed"),
+        ("UPDATE records SET after_size = 8 WHERE number = 3", "what change 3 of call c1 has left was changed"),
+        ("UPDATE records SET after_mode = NULL WHERE number = 3", "what change 3 of call c1 has left was changed"),
+    ],
+)
+def test_what_is_kept_of_a_record_is_not_changed(
+    history: HistoryFile, images: Images, volume: Volume, statement: str, problem: str
+) -> None:
+    kept(history, images, volume)
+    history.set_after({3: Stamp(1, 2, 3, 4, 5)})
+    assert verified(history, images) == []
+    tampered(history, statement)
+    found = verified(history, images)
+    assert found and found[0].startswith(problem), found
+    assert all("change 2 of call c1" in each or "change 3 of call c1" in each for each in found), found
+
+
+def test_what_is_forgotten_is_no_change_and_can_not_be_guessed(
+    history: HistoryFile, images: Images, volume: Volume
+) -> None:
+    kept(history, images, volume)
+    history.forget_contents([AgentPath("/2-text")], {})
+    assert verified(history, images) == []
+    connection = sqlite3.connect(history.path)
+    rows = connection.execute("SELECT salt, xattrs, place FROM records ORDER BY number").fetchall()
+    connection.close()
+    assert [row[0] is None for row in rows] == [False, True, False]
+    assert rows[1] == (None, None, "lost")
+    assert history.record(2).image == Image("lost", "they were forgotten ('fusebackend forget')")  # type: ignore[union-attr]
+
+
+def test_stamps_that_come_with_records_and_later(history: HistoryFile, images: Images) -> None:
+    call = history.open_call("undo", "undo", Actor())
+    stamp = Stamp(1, 2, 3, 4, 5)
+    first = history.add(call, ROOT, "create", b"/a", after=stamp)
+    second = history.add(call, ROOT, "create", b"/b", before=BEFORE, after=stamp)
+    third = history.add(call, ROOT, "create", b"/c", before=BEFORE, image=Image("lost", "x"), after=stamp)
+    assert verified(history, images) == []
+    history.set_after({first: None, second: Stamp(9, 9, 9, 9, 9)})
+    history.end_call(call)
+    assert verified(history, images) == []
+    assert tampered(history, "UPDATE records SET after_uid = 3 WHERE number = ?", third) == [
+        f"what change {third} of call c1 has left was changed"
+    ]
+
+
+def test_a_call_that_goes_while_its_bytes_are_compared(history: HistoryFile, images: Images, volume: Volume) -> None:
+    kept(history, images, volume)
+
+    def path(name: str) -> str:
+        history.forget([1])
+        images.clean(set())
+        return images.path(Image("file", name))
+
+    assert history.verify({}, path).problems == []

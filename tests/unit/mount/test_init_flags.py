@@ -13,6 +13,7 @@ from fusebackend.mount.pyfuse3_patches.init_flags import (
     FUSE_HANDLE_KILLPRIV_V2,
     FUSE_PARALLEL_DIROPS,
     WANTED,
+    WANTED_FOR_ACLS,
     InitFlags,
 )
 
@@ -41,12 +42,12 @@ def kernel():
             os.close(descriptor)
 
 
-def meet(kernel, asked: bytes, answered: bytes) -> tuple[InitFlags, bytes]:
+def meet(kernel, asked: bytes, answered: bytes, *, acls: bool = False) -> tuple[InitFlags, bytes]:
     """Both messages, with libfuse in its place; gives what the kernel hears."""
     ours, descriptor = kernel
 
     async def talk() -> InitFlags:
-        init_flags = InitFlags(descriptor)
+        init_flags = InitFlags(descriptor, acls=acls)
         with trio.fail_after(10):
             await init_flags.go_on()
             assert os.read(descriptor, 1 << 20) == asked, "libfuse is asked what the kernel asks"
@@ -60,11 +61,16 @@ def meet(kernel, asked: bytes, answered: bytes) -> tuple[InitFlags, bytes]:
 
 
 def test_what_the_kernel_offers_is_added_and_nothing_else_touched(kernel):
-    init_flags, heard = meet(kernel, question(WANTED | 0xF0), answer(0x70))
+    init_flags, heard = meet(kernel, question(WANTED | WANTED_FOR_ACLS | 0xF0), answer(0x70))
     assert heard == answer(0x70 | WANTED)
     assert init_flags.is_over
     assert init_flags.agreed == WANTED
     assert init_flags.minor == 45
+
+
+def test_acls_are_agreed_on_where_they_are_asked_for(kernel):
+    asked = WANTED | WANTED_FOR_ACLS
+    assert meet(kernel, question(asked), answer(0x30), acls=True)[1] == answer(0x30 | asked)
 
 
 def test_an_older_kernel_is_not_told_what_it_does_not_know(kernel):

@@ -29,6 +29,7 @@ from fusebackend.trees.merge.run import STAGING, Journal
 from fusebackend.trees.refs import MAIN_REF, Ref
 from fusebackend.trees.restore import JOURNAL, Restores
 from fusebackend.trees.snapshots import Snapshots
+from fusebackend.trees.states import States
 from fusebackend.volumes import placing
 from fusebackend.volumes.contents import opened
 
@@ -66,7 +67,8 @@ class Scene:
         self.open: list[tuple[AgentPath, int]] = []
         self._snapshots = Snapshots(self.volumes)
         source = Source(directory, before)
-        self._restores = Restores(source, self._snapshots, self.volumes, lambda: self.open, None, lambda: covered)
+        states = States(self.volumes, source, self._snapshots)
+        self._restores = Restores(source, self.volumes, states, lambda: self.open, None, lambda: covered)
 
     def take(self) -> None:
         self._snapshots.create("before")

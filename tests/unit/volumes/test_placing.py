@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from agentface import ME, attr_at, get, heard, node_at, put
@@ -191,6 +193,79 @@ def test_a_small_file_is_made_as_one_change(tmp_path: Path, size: int) -> None:
     with SqliteBackend(tmp_path / "files.db") as backend:
         assert state_of(backend.volume, backend.volume.lookup(ROOT_NODE, b"file")) == wanted
         assert get(Held(backend), "/file") == bytes(size)
+
+
+@pytest.fixture
+def on_disk(tmp_path: Path) -> Held:
+    (tmp_path / "files").mkdir()
+    return Held(FilesystemBackend(tmp_path / "files", virtual_mode=True))
+
+
+def make(held: Held, state: State, data: bytes) -> placing.Placed:
+    with placing.changing(held.volume) as told:
+        return placing.make(held.volume, ROOT_NODE, b"file", BytesSource(state, data), told, "/file")
+
+
+def test_a_small_file_on_disk_gets_its_name_when_it_is_complete(on_disk: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No temporary name is seen, or left by a crash."""
+    wanted = STATE._replace(xattrs={b"user.colour": b"red"}, size=70_000)
+    seen: list[tuple[list[bytes], int]] = []
+    link = os.link
+
+    def linked(source: str, name: bytes, **where: Any) -> None:
+        seen.append((names(on_disk), os.stat(source).st_size))
+        if len(seen) == 1:
+            raise OSError(errno.EIO, "the disk has failed")
+        link(source, name, **where)
+
+    monkeypatch.setattr(os, "link", linked)
+    with pytest.raises(OSError, match="the disk has failed"):
+        make(on_disk, wanted, b"x" * 70_000)
+    assert names(on_disk) == []
+    make(on_disk, wanted, b"x" * 70_000)
+    assert seen == [([], 70_000)] * 2 and names(on_disk) == [b"file"]
+    assert state_of(on_disk.volume, attr_at(on_disk, "/file")) == wanted
+    assert get(on_disk, "/file") == b"x" * 70_000
+
+
+def test_where_no_file_can_be_nameless(on_disk: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on NFS (O_TMPFILE, open(2)): a temporary name does instead."""
+    wanted = STATE._replace(xattrs={b"user.colour": b"red"})
+    open_it = os.open
+
+    def opened_as_on_nfs(path: Any, flags: int, *mode: int, **where: Any) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        return open_it(path, flags, *mode, **where)
+
+    monkeypatch.setattr(os, "open", opened_as_on_nfs)
+    make(on_disk, wanted, b"hello")
+    assert state_of(on_disk.volume, attr_at(on_disk, "/file")) == wanted
+    assert get(on_disk, "/file") == b"hello" and names(on_disk) == [b"file"]
+
+
+def test_a_file_on_disk_tells_what_it_could_not_be_given(on_disk: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*args: object, **kwargs: object) -> None:
+        raise PermissionError(errno.EPERM, "not root")
+
+    monkeypatch.setattr(os, "setxattr", refused)
+    assert make(on_disk, STATE._replace(xattrs={b"user.colour": b"red"}), b"hello").lost == ("extended attributes",)
+    assert get(on_disk, "/file") == b"hello" and names(on_disk) == [b"file"]
+
+
+def test_a_file_on_disk_takes_nothing_from_its_directory(on_disk: Held, tmp_path: Path) -> None:
+    """Neither the default ACL (acl(5)) of the directory, nor its group."""
+    entries = [(1, 7, -1), (4, 5, -1), (0x10, 7, -1), (0x20, 0, -1), (2, 7, 12345)]
+    acl = struct.pack("<I", 2) + b"".join(
+        struct.pack("<HHI", tag, bits, owner & 0xFFFFFFFF) for tag, bits, owner in sorted(entries)
+    )
+    try:
+        os.setxattr(tmp_path / "files", "system.posix_acl_default", acl)
+    except OSError as error:
+        pytest.skip(f"the file system of the tests has no ACLs: {error}")
+    os.chmod(tmp_path / "files", 0o2755)
+    make(on_disk, STATE, b"hello")
+    assert state_of(on_disk.volume, attr_at(on_disk, "/file")) == STATE
 
 
 def test_a_kept_file_keeps_its_holes(native: Held, tmp_path: Path) -> None:

@@ -140,10 +140,12 @@ def test_files_are_counted_apart_from_bytes(make: Any) -> None:
 def test_statfs_is_the_limit(make: Any) -> None:
     backend = make(limit_bytes=1 << 20, limit_files=10)
     file(backend, data=b"x" * 8192)
-    found = backend.volume.statfs()
+    found = backend.volume.statfs().within(usage(backend))
     assert found.blocks * found.block_bytes == 1 << 20
     assert found.blocks_free * found.block_bytes == (1 << 20) - 8192
     assert (found.files, found.files_free) == (10, 9)
+    disk = backend.volume.statfs()
+    assert disk.blocks_free * disk.block_bytes > 1 << 20, "the disk is not full where the limit is: snapshots stay"
 
 
 def test_agents_are_told_in_words_and_lose_nothing(make: Any) -> None:
@@ -158,6 +160,15 @@ def test_agents_are_told_in_words_and_lose_nothing(make: Any) -> None:
     assert [info["path"] for info in backend.ls("/").entries or []] == ["/file"]
     (answer,) = backend.upload_files([("/file", b"c" * 60 * KIB)])
     assert answer.error is None and usage(backend).used_bytes == 60 * KIB
+
+
+def test_the_error_says_which_limit(make: Any) -> None:
+    backend = make(limit_bytes=8192, limit_files=1)
+    node = file(backend, data=bytes(4096))
+    with pytest.raises(OSError, match="Disk quota exceeded: 4,096 of 8,192 bytes are used, and 8,192 more are needed"):
+        backend.volume.write(node, 4096, bytes(8192))
+    with pytest.raises(OSError, match="Disk quota exceeded: there are 1 of 1 files and directories"):
+        file(backend, b"other")
 
 
 def test_a_limit_must_be_above_0(make: Any) -> None:

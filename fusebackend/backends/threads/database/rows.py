@@ -128,6 +128,9 @@ class Database(abc.ABC):
     """Tells it from all other databases, without secrets: the indexes of its lines are cached under it. None where its
     marks can't be stored."""
 
+    file: str | None = None
+    """The path of a database that another process can open by it (`SqliteDatabase`)."""
+
     @abc.abstractmethod
     def news(self, *, now: bool = False) -> News | None:
         """The changes since the last call, None for none. The database may be queried less often, except with `now`."""

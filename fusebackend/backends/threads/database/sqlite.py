@@ -110,7 +110,8 @@ class SqliteDatabase(SqlDatabase):
         self._translated = translate_errors(f"'{path}' can't be read", lambda _: errno.EIO)
         if os.path.isfile(path) and os.path.getsize(path) == 0:
             raise OSError(errno.EINVAL, f"'{path}' is an empty file, no checkpoint database of LangGraph")
-        self.identity = f"sqlite:{os.path.realpath(path)}"
+        self.file = os.path.realpath(path)
+        self.identity = f"sqlite:{self.file}"
         self._connection, self._immutable = open_read_only(path)
         self._writer: sqlite3.Connection | None = None
         try:

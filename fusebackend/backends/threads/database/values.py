@@ -19,7 +19,7 @@ import base64
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
@@ -287,12 +287,14 @@ class Files:
 
 
 class Message(dict[str, Any]):
-    """A message as a dict with a `type` (human, ai, tool, system …). The other attributes are for `LineIndex`."""
+    """A message as a dict with a `type` (human, ai, tool, system …). `stored` is what it was made of, if that is one
+    object's bytes. The other attributes are for `MessageIndex`."""
 
-    __slots__ = ("digest", "line_bytes")
+    __slots__ = ("digest", "line_bytes", "stored")
 
-    def __init__(self, fields: Mapping[str, Any]) -> None:
+    def __init__(self, fields: Mapping[str, Any], stored: bytes | None = None) -> None:
         super().__init__(fields)
+        self.stored = stored
         self.digest: str | None = None
         self.line_bytes = 0
 
@@ -301,29 +303,45 @@ class Messages:
     """The channel `messages`: a list of plain messages; one with a known id replaces that, and some remove others.
 
     The same stored bytes give the same object, so reading a conversation at each of its checkpoints decodes a message
-    once.
+    once; and stored values that are equal give one mapping, so that an index passes over most checkpoints.
     """
 
     name: Final = "messages"
 
     def __init__(self) -> None:
         self._decoded: dict[bytes, Message] = {}
+        self._latest: Mapping[str, Message] = {}  # the value that was read last
 
     def forget(self) -> None:
         """Drop the decoded messages."""
         self._decoded.clear()
+        self._latest = {}
 
-    def whole(self, stored: Any) -> dict[str, Any]:
+    def whole(self, stored: Any) -> Mapping[str, Any]:
         """A stored value. Every message in it counts, also a second one with the same id: a reducer made it so."""
         value = snapshot(stored)
-        messages: dict[str, Any] = {}
         if value is None or value is NOTHING:
-            return messages
-        for item in value if isinstance(value, (list, tuple)) else [value]:
+            return {}
+        items = value if isinstance(value, (list, tuple)) else [value]
+        same = self._same(items)
+        if same == len(items) == len(self._latest):
+            return self._latest
+        messages = dict(itertools.islice(self._latest.items(), same))
+        for item in items[same:]:
             message = self._plain(item)
             key = message.get("id")
             messages[_key(None if key is None or str(key) in messages else key)] = message
+        self._latest = messages
         return messages
+
+    def _same(self, items: Sequence[Any]) -> int:
+        """How many items at the beginning are those of the value that was read last."""
+        same = 0
+        for message, item in zip(self._latest.values(), items, strict=False):
+            if not isinstance(item, Ext) or item.data != message.stored:
+                break
+            same += 1
+        return same
 
     def merge(self, messages: dict[str, Any], written: Any) -> dict[str, Any]:
         """One write on top, in place. The keys are ids, or generated ones where a message has none."""
@@ -344,7 +362,7 @@ class Messages:
             return Message(plain_message(item))
         message = self._decoded.get(item.data)
         if message is None:
-            message = self._decoded[item.data] = Message(plain_message(item))
+            message = self._decoded[item.data] = Message(plain_message(item), item.data)
         return message
 
 
@@ -361,7 +379,7 @@ def replay(channel: Channel, value: Mapping[str, Any], written: Iterable[Any]) -
     for item in written:
         new = overwriting(item)
         if new is not NOTHING:
-            result = channel.whole(new)
+            result = dict(channel.whole(new))
         else:
             result = channel.merge(dict(value) if result is None else result, item)
     return value if result is None else result

@@ -13,7 +13,7 @@ from eventually import eventually
 from services.postgres import Postgres
 
 from fusebackend.backends import PostgresBackend
-from fusebackend.backends.postgres import drafts, uses
+from fusebackend.backends.postgres import drafts
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.databases import pipeline
 from fusebackend.protocol import RENAME_NOREPLACE, ROOT_NODE, Attr, AttrChanges, Caller
@@ -106,48 +106,6 @@ def test_what_a_program_does_with_a_new_file_is_two_transactions(
     assert attr.mtime_ns == LONG_AGO_NS
     assert two.read(node, 0, 4000) == b"a" * 512 + b"b" * 2488
     assert two.getxattr(node, b"user.a") == b"b"
-
-
-def test_a_name_is_made_in_one_round_trip_unless_others_change_the_directory(
-    one: PostgresVolume, two: PostgresVolume, batches: list[list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(uses.OwnDirectories, "changed", lambda self, node: None)  # no news from the other host
-
-    def trips(volume: PostgresVolume, name: bytes) -> int:
-        batches.clear()
-        volume.mkdir(ROOT_NODE, name, 0o755, ME)
-        return len(batches)
-
-    assert [trips(one, b"%d" % number) for number in range(3)][1:] == [1, 1]
-    one.symlink(ROOT_NODE, b"link", b"0", ME)
-    assert [trips(two, b"b%d" % number) for number in range(3)][1:] == [1, 1]
-    assert trips(one, b"c") == 3
-    assert trips(one, b"d") == 2, "for a while it takes no guess"
-    assert one.getattr(ROOT_NODE).nlink == two._read_inode(ROOT_NODE).nlink == 2 + 8
-    assert [name for name, _ in two.readdir(ROOT_NODE, b"", 9)] == [
-        b"0",
-        b"1",
-        b"2",
-        b"b0",
-        b"b1",
-        b"b2",
-        b"c",
-        b"d",
-        b"link",
-    ]
-
-
-def test_a_name_that_is_there_is_found_by_a_guess(one: PostgresVolume) -> None:
-    one.mkdir(ROOT_NODE, b"a", 0o755, ME)
-    for make in (
-        lambda: one.mkdir(ROOT_NODE, b"a", 0o755, ME),
-        lambda: one.create(ROOT_NODE, b"a", 0o644, os.O_RDWR, ME),
-        lambda: one.symlink(ROOT_NODE, b"a", b"x", ME),
-    ):
-        one._directories._contested.clear()
-        with pytest.raises(FileExistsError):
-            make()
-    assert one.getattr(ROOT_NODE).nlink == 3
 
 
 def test_a_directorys_times_are_those_that_a_reader_left(one: PostgresVolume, two: PostgresVolume) -> None:

@@ -483,6 +483,44 @@ def test_operations_of_rows_in_any_order_do_not_deadlock(hosts: Hosts, postgres:
     assert postgres.log_text.count("deadlock detected") == before
 
 
+def test_a_name_that_led_elsewhere_when_its_directory_was_free_is_no_deadlock(
+    hosts: Hosts, database: str, postgres: Postgres
+) -> None:
+    """Each of two hosts has locked the file that the other one finds under its name after the wait for the directory.
+
+    Files are older than their directory: their rows are locked first.
+    """
+    before = postgres.log_text.count("deadlock detected")
+    volume = hosts[0].volume
+    one, other = (volume.mknod(ROOT_NODE, name, 0o100644, 0, ME).node for name in (b"x", b"y"))
+    here, there = (volume.mkdir(ROOT_NODE, name, 0o755, ME).node for name in (b"here", b"there"))
+    for name in (b"x", b"y"):
+        volume.rename(ROOT_NODE, name, here, name)
+    threads = [
+        threading.Thread(target=hosts[number].volume.rename, args=(here, name, there, name), daemon=True)
+        for number, name in ((1, b"x"), (2, b"y"))
+    ]
+    key = (volume.id, here)
+    with psycopg.connect(database) as swapper, psycopg.connect(database, autocommit=True) as connection:
+        swapper.execute("SELECT FROM fusebackend.inode WHERE volume = %s AND node = %s FOR UPDATE", key)
+        for thread in threads:
+            thread.start()
+        waiting = (
+            "SELECT count(*) FROM pg_locks WHERE NOT granted"
+            " AND pid IN (SELECT pid FROM pg_stat_activity WHERE datname = current_database())"
+        )
+        eventually(lambda: connection.execute(waiting).fetchall() == [(len(threads),)], LIMIT_S)
+        swap = "UPDATE fusebackend.dentry SET node = %s - node WHERE volume = %s AND parent = %s"
+        swapper.execute(swap, (one + other, *key))
+        swapper.execute("UPDATE fusebackend.inode SET version = version + 1 WHERE volume = %s AND node = %s", key)
+        swapper.commit()
+        for thread in threads:
+            thread.join(LIMIT_S)
+    assert [volume.lookup(there, name).node for name in (b"x", b"y")] == [other, one]
+    assert check_of(hosts[0]) == []
+    assert postgres.log_text.count("deadlock detected") == before
+
+
 def test_trees_are_deleted_while_files_are_made_in_them(hosts: Hosts) -> None:
     one, two = hosts[:2]
     for round_ in range(rounds(6)):

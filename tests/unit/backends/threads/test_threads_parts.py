@@ -39,15 +39,19 @@ from fusebackend.backends.threads.database.rows import (
 from fusebackend.backends.threads.database.values import (
     Ext,
     Files,
+    Message,
     Messages,
     loads,
     overwriting,
     pack,
     plain_message,
     replay,
+    unpack,
     update,
 )
+from fusebackend.backends.threads.documents import message_line
 from fusebackend.backends.threads.json_text import MAX_LEVELS, compact, pretty
+from fusebackend.backends.threads.message_index import _digest
 
 SERIALISER = JsonPlusSerializer()
 
@@ -476,3 +480,53 @@ def test_a_thread_at_rest_or_waiting_is_never_active() -> None:
     for values, writes in (({}, []), (ONE, [wrote("t1", "__interrupt__")])):
         made = saved(values)
         assert not clocks.watch().is_active(made, writes, standing(made, writes))
+
+
+# -- conversations that are read in order ----------------------------------------------------------------------------
+
+
+def stored_messages(*texts: str) -> list[Ext]:
+    messages = [HumanMessage(text, id=f"id-{text[:1]}") for text in texts]
+    return list(unpack(JsonPlusSerializer().dumps_typed(messages)[1]))
+
+
+def test_equal_stored_conversations_are_one_object() -> None:
+    channel = Messages()
+    first = channel.whole(stored_messages("a", "b"))
+    assert channel.whole(stored_messages("a", "b")) is first
+    longer = channel.whole(stored_messages("a", "b", "c"))
+    assert [message["content"] for message in longer.values()] == ["a", "b", "c"]
+    assert all(one is other for one, other in zip(first.values(), longer.values(), strict=False))
+    assert len(first) == 2
+    for texts in (("a", "b2", "c"), ("b2",), (), ("a", "a", "b"), ("a", "a")):
+        assert [message["content"] for message in channel.whole(stored_messages(*texts)).values()] == list(texts)
+
+
+def test_a_write_after_an_overwrite_leaves_the_overwriting_value_alone() -> None:
+    channel = Messages()
+    whole = channel.whole(stored_messages("a", "b"))
+    overwrite = {"__overwrite__": stored_messages("a", "b")}
+    found = replay(channel, {}, [overwrite, stored_messages("c")])
+    assert [message["content"] for message in found.values()] == ["a", "b", "c"]
+    assert len(whole) == 2
+    assert channel.whole(stored_messages("a", "b")) is whole
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"type": "human", "content": "a\nü\ud800\x7f", "id": 'é"\\', "name": None},
+        {"type": "human", "content": "a"},
+        {"type": "human", "content": "", "id": ""},
+        {"type": "ai", "content": [], "id": None, "tool_calls": []},
+        {"type": "ai", "content": None, "id": 7},
+        {"content": [], "id": {}},
+        {"content": [], "id": "x"},
+        {"id": "x"},
+        {"id": None},
+        {},
+    ],
+)
+def test_the_size_of_a_line_follows_from_its_parts(fields: dict[str, Any]) -> None:
+    message = Message(fields)
+    assert _digest(message)[1] == len(message_line(message))

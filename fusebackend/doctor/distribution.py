@@ -1,0 +1,48 @@
+"""How a distribution installs the programs and libraries that pip can't."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+
+OS_RELEASE = ("/etc/os-release", "/usr/lib/os-release")
+
+_INSTALL = {
+    "debian": "apt-get install",
+    "fedora": "dnf install",
+    "alpine": "apk add",
+    "arch": "pacman -S",
+}
+"""By ID, or ID_LIKE, of os-release(5)."""
+
+_ALSO = {"ubuntu": "debian", "rhel": "fedora", "centos": "fedora", "archlinux": "arch"}
+
+_PACKAGES = {
+    "fusermount3": {"debian": "fuse3", "fedora": "fuse3", "alpine": "fuse3", "arch": "fuse3"},
+    "libfuse3": {"debian": "libfuse3-3 || apt-get install libfuse3-4", "fedora": "fuse3-libs", "alpine": "fuse3-libs",
+                 "arch": "fuse3"},
+    "ripgrep": {},
+    "bubblewrap": {},
+    "git": {},
+}  # fmt: skip
+"""Names of packages, where they differ from that of the program."""
+
+
+def distribution() -> str | None:
+    """Return the family of this distribution, a key of the table; None for one that is not in it."""
+    for path in OS_RELEASE:
+        with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
+            lines = [line.partition("=") for line in file]
+            said = {key: " ".join(shlex.split(value)) for key, _, value in lines}
+            names = [said.get("ID", ""), *said.get("ID_LIKE", "").split()]
+            return next((known for name in names if (known := _ALSO.get(name, name)) in _INSTALL), None)
+    return None
+
+
+def install(package: str) -> str:
+    """Return the command that installs a package here; on an unknown distribution those of all known ones."""
+    here = distribution()
+    if here is not None:
+        return f"{_INSTALL[here]} {_PACKAGES[package].get(here, package)}"
+    known = (f"{command} {_PACKAGES[package].get(name, package)} ({name})" for name, command in _INSTALL.items())
+    return "install it: " + ", ".join(known)

@@ -1,0 +1,183 @@
+"""POSIX ACLs with `-o acl`: as on a plain directory, checked by the kernel, in snapshots and branches, and undone."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import mounts
+import pytest
+from eventually import eventually
+from mounts import Serve
+
+import fusebackend
+from fusebackend.base import acl
+
+pytestmark = [
+    pytest.mark.mounted,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user for a moment"),
+    pytest.mark.skipif(not shutil.which("setfacl"), reason="the package acl is not installed"),
+]
+
+OTHER, GROUP = 65533, 65532
+
+SCRIPT = """
+umask 027
+mkdir plain given; echo 1 > plain/file; chmod 640 plain/file
+setfacl -m u:65533:rw,g:65532:r plain/file
+setfacl -d -m u:65533:rwx,g:65532:rx,o:- given
+setfacl -m u:65533:rx given
+echo 2 > given/file; mkdir -m 750 given/sub; echo 3 > given/sub/deep; mkfifo given/fifo; ln -s file given/link
+install -m 600 /dev/null given/private
+chmod 700 given/sub
+cp -a given copied; cp given/file plain/unlike; mv plain/unlike plain/moved
+rsync -rlptgoDA given/ synced
+setfacl -m m::r given/file
+echo 4 > minimal; setfacl -m u:65533:r minimal; setfacl -b minimal
+mkdir bare; setfacl -d -m u:65533:r bare; setfacl -k bare; echo 5 > bare/file
+mkdir setgid; chgrp 65532 setgid; chmod 2770 setgid; setfacl -m u:65533:rwx setgid; echo 6 > setgid/file
+"""
+
+
+def shown(directory: Path) -> str:
+    """What getfacl and ls say of everything in a directory."""
+    acls, modes = "find . ! -type l | sort | xargs getfacl -np", "find . -printf '%p %M %U %G\\n' | sort"
+    command = f"{acls} ; {modes} ; ls -lR | grep '^[-dlp]' | cut -c 1-11"
+    found = subprocess.run(["sh", "-c", command], cwd=directory, capture_output=True, text=True, check=True)
+    return found.stdout
+
+
+def run(directory: Path) -> str:
+    subprocess.run(["sh", "-euc", SCRIPT], cwd=directory, check=True)
+    return shown(directory)
+
+
+def may(path: Path, flags: int, user: int = OTHER, group: int = OTHER) -> bool:
+    """Whether a process of that user and group can open it. In a process of its own: the kernel asks as that one."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setgid(group)
+            os.setuid(user)
+            os.close(os.open(path, flags))
+            os._exit(0)
+        except PermissionError:
+            os._exit(1)
+        finally:
+            os._exit(2)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status in (0, 1)
+    return status == 0
+
+
+def allow(path: Path, *entries: str) -> None:
+    subprocess.run(["setfacl", *entries, path], check=True)
+
+
+@pytest.fixture(params=["sqlite:{tmp}/volume.db", "memory:"], ids=["sqlite", "memory"])
+def server(request: pytest.FixtureRequest, tmp_path: Path, serve: Serve) -> Iterator[mounts.Mounted]:
+    tmp_path.chmod(0o755)
+    for above in tmp_path.parents:
+        if not above.stat().st_mode & 0o001 and os.access(above, os.W_OK):
+            above.chmod(above.stat().st_mode | 0o011)
+    (tmp_path / "disk").mkdir()
+    yield serve(
+        request.param.format(tmp=tmp_path), routes={"/other": f"dir:{tmp_path}/disk"}, options=["acl,allow_other"]
+    )
+
+
+def test_acls_are_as_on_a_plain_directory(server: mounts.Mounted, tmp_path: Path) -> None:
+    plain, here = tmp_path / "plain", server.path / "here"
+    plain.mkdir()
+    here.mkdir()
+    assert run(here) == run(plain)
+    mounts.drop_caches(2)
+    assert shown(here) == shown(plain), "what the kernel asks for again"
+
+
+def test_the_kernel_checks_them(server: mounts.Mounted) -> None:
+    file = server.path / "file"
+    file.write_text("x")
+    file.chmod(0o600)
+    assert not may(file, os.O_RDONLY)
+    allow(file, "-m", f"u:{OTHER}:r")
+    assert may(file, os.O_RDONLY) and not may(file, os.O_RDWR) and not may(file, os.O_RDONLY, user=OTHER + 5)
+    assert not may(file, os.O_RDONLY, user=OTHER + 5, group=GROUP)
+    allow(file, "-m", f"g:{GROUP}:rw")
+    assert may(file, os.O_RDWR, user=OTHER + 5, group=GROUP)
+    file.chmod(0o600)  # the mask
+    assert not may(file, os.O_RDONLY)
+    file.chmod(0o660)
+    assert may(file, os.O_RDONLY)
+    allow(file, "-b")
+    file.chmod(0o644)
+    allow(file, "-m", f"u:{OTHER}:-")
+    assert not may(file, os.O_RDONLY) and may(file, os.O_RDONLY, user=OTHER + 5)
+
+
+def test_other_routes_refuse_them_and_work(server: mounts.Mounted) -> None:
+    file = server.path / "other" / "file"
+    file.write_text("x")
+    file.chmod(0o640)
+    assert not may(file, os.O_RDONLY) and may(file, os.O_RDONLY, group=0)
+    with pytest.raises(OSError) as failure:
+        os.setxattr(file, os.fsdecode(acl.ACCESS), acl.inherited(_default(), 0o660)[0] or b"")
+    assert failure.value.errno == errno.ENOTSUP
+    mask = os.umask(0o027)
+    try:
+        (server.path / "other" / "new").touch(mode=0o666)
+        (server.path / "other" / "directory").mkdir()
+        (server.path / "new").touch(mode=0o666)
+    finally:
+        os.umask(mask)
+    assert (server.path / "other" / "new").stat().st_mode & 0o777 == 0o640
+    assert (server.path / "other" / "directory").stat().st_mode & 0o777 == 0o750
+    assert (server.path / "new").stat().st_mode & 0o777 == 0o640
+
+
+def _default() -> bytes:
+    """`user::rwx,user:65533:rwx,group::r-x,mask::rwx,other::---`"""
+    entries = [(1, 7, 0xFFFFFFFF), (2, 7, OTHER), (4, 5, 0xFFFFFFFF), (16, 7, 0xFFFFFFFF), (32, 0, 0xFFFFFFFF)]
+    return acl._packed(entries)
+
+
+def test_snapshots_and_branches_have_them_and_undo_brings_them_back(tmp_path: Path) -> None:
+    path = tmp_path / "mnt"
+    path.mkdir()
+    with fusebackend.mount(
+        fusebackend.CompositeBackend(fusebackend.backends.SqliteBackend(tmp_path / "v.db")),
+        path,
+        options=["acl"],
+        history="on",
+    ) as mount:
+
+        def ended() -> list[str]:
+            return [call.call for call in mount.log() if call.ended_ns is not None]
+
+        directory = path / "given"
+        directory.mkdir()
+        allow(directory, "-d", "-m", f"u:{OTHER}:rwx")
+        (directory / "file").write_text("x")
+        before = shown(directory)
+        assert f"user:{OTHER}:rwx" in before
+        mount.create_snapshot("s")
+        mount.create_branch("b")
+        eventually(lambda: len(ended()) == 1, 20)
+        allow(directory / "file", "-b")
+        allow(directory, "-k")
+        assert shown(directory) != before
+        assert shown(path / ".fusebackend/snapshots/s/given") == before
+        branch = path / ".fusebackend/branches/b/given"
+        assert shown(branch) == before
+        (branch / "file").write_text("copied up")
+        (branch / "new").write_text("inherits")
+        assert f"user:{OTHER}:rwx" in shown(branch)
+
+        eventually(lambda: len(ended()) == 2, 20)
+        mount.undo(ended()[0])
+        assert shown(directory) == before

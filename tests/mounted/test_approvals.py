@@ -1,0 +1,437 @@
+"""Approvals on real mounts: what a view interrupts waits for a decision, happens once, or says why it can't."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import mounts
+import pytest
+from mounts import Mounted, Serve
+
+import fusebackend
+from fusebackend import Actor
+from fusebackend.control.client.client import Client
+from fusebackend.protocol import ApprovalInfo
+
+pytestmark = [pytest.mark.mounted, pytest.mark.timeout(120)]
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 60
+
+VIEW = """
+[views.agent]
+rules = [
+    { operations = ["read", "write"], paths = ["/prod/**/.env"], mode = "hide" },
+    { operations = ["write"], paths = ["/prod/locked/**"], mode = "deny" },
+    { operations = ["write"], paths = ["/prod/**"], mode = "interrupt" },
+    { operations = ["execute"], paths = ["/work"], mode = "interrupt" },
+    { operations = ["execute"], paths = ["/never"], mode = "deny" },
+]
+"""
+
+
+def configured(tmp_path: Path, more: str = "") -> Path:
+    path = tmp_path / "approvals.toml"
+    path.write_text(more + VIEW)
+    return path
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
+    tmp = tmp_path_factory.mktemp("approvals")
+    before = os.environ.get("XDG_STATE_HOME")
+    os.environ["XDG_STATE_HOME"] = str(tmp / "state")
+    try:
+        with mounts.mounted(tmp / "mnt", f"sqlite:{tmp}/volume.db", config=configured(tmp)) as server:
+            yield server
+    finally:
+        os.environ.pop("XDG_STATE_HOME")
+        if before is not None:
+            os.environ["XDG_STATE_HOME"] = before
+
+
+@pytest.fixture
+def free(shared: Mounted) -> Iterator[Client]:
+    """A client without a view, and the files as each test has them."""
+    with fusebackend.connect(shared.path, view="") as files:
+        for path in ("/prod", "/work", "/never", "/draft", "/plain"):
+            files.delete(path)
+        texts = {"/prod/a": "one\n", "/prod/dir/b": "b\n", "/draft": "draft\n", "/work/x": "", "/never/x": ""}
+        assert all(each.error is None for each in files.upload_files([(p, t.encode()) for p, t in texts.items()]))
+        yield files
+        for each in waiting(files):
+            files.deny(each.number)
+
+
+@pytest.fixture
+def agent(shared: Mounted, free: Client) -> Iterator[Client]:
+    with fusebackend.connect(shared.path, view="agent") as files:
+        yield files
+
+
+def waiting(files: Client) -> list[ApprovalInfo]:
+    return [each for each in files.approvals() if each.state == "pending"]
+
+
+def asked(error: str | None, files: Client) -> int:
+    """Return the number of the only request that waits, which an error names."""
+    (found,) = waiting(files)
+    assert error is not None and f"it is request {found.number};" in error and "\n" not in error, error
+    return found.number
+
+
+def one(files: Client) -> ApprovalInfo:
+    """Wait for the only request that waits, and return it."""
+    until_s = time.monotonic() + LIMIT_S
+    while not (found := waiting(files)):
+        assert time.monotonic() < until_s, "nothing was asked for"
+        time.sleep(0.01)
+    (only,) = found
+    return only
+
+
+def text_of(files: Client, path: str) -> str | None:
+    (answer,) = files.download_files([path])
+    return None if answer.content is None else answer.content.decode()
+
+
+def run(*words: object, mount: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "fusebackend.cli.main", *map(str, words), "--mount", str(mount)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=LIMIT_S,
+    )  # fmt: skip
+
+
+VERBS: dict[str, tuple[Callable[[Client], Any], dict[str, str | None]]] = {
+    "write": (lambda files: files.write("/prod/new/deep", "new\n"), {"/prod/new/deep": "new\n"}),
+    "edit": (lambda files: files.edit("/prod/a", "one", "two"), {"/prod/a": "two\n"}),
+    "delete": (lambda files: files.delete("/prod/a"), {"/prod/a": None}),
+    "delete of a directory": (lambda files: files.delete("/prod/dir"), {"/prod/dir/b": None}),
+    "move into": (lambda files: files.move("/draft", "/prod/draft"), {"/draft": None, "/prod/draft": "draft\n"}),
+    "move out of": (lambda files: files.move("/prod/a", "/plain"), {"/prod/a": None, "/plain": "one\n"}),
+    "upload": (lambda files: files.upload_files([("/prod/a", b"up")])[0], {"/prod/a": "up"}),
+    "large upload": (
+        lambda files: files.upload_files([("/prod/a", b"x" * 700_000)])[0],
+        {"/prod/a": "x" * 700_000},
+    ),
+}
+
+
+class TestAVerb:
+    @pytest.mark.parametrize("name", VERBS)
+    def test_is_refused_with_a_number_and_happens_when_it_is_approved(
+        self, name: str, agent: Client, free: Client
+    ) -> None:
+        verb, after = VERBS[name]
+        before = {path: text_of(free, path) for path in after}
+        number = asked(verb(agent).error, free)
+        assert {path: text_of(free, path) for path in after} == before
+        done = free.approve(number)
+        assert (done.state, done.reason) == ("made", None)
+        assert {path: text_of(free, path) for path in after} == after
+        with pytest.raises(OSError, match="decided already") as again:
+            free.approve(number)
+        assert again.value.errno == errno.EALREADY
+        assert waiting(free) == []
+
+    def test_that_is_denied_does_not_happen(self, agent: Client, free: Client) -> None:
+        number = asked(agent.write("/prod/x", "x").error, free)
+        found = free.deny(number, "not on\na friday")
+        assert (found.state, found.reason) == ("denied", "not on a friday")
+        assert text_of(free, "/prod/x") is None
+        with pytest.raises(OSError, match="it was denied: not on a friday"):
+            free.approve(number)
+
+    def test_that_fails_by_itself_asks_nobody(self, agent: Client, free: Client) -> None:
+        assert "String not found" in str(agent.edit("/prod/a", "nope", "x").error)
+        assert "already exists" in str(agent.write("/prod/a", "x").error)
+        assert "not found" in str(agent.delete("/prod/none").error)
+        assert waiting(free) == []
+
+    def test_that_another_rule_denies_asks_nobody(self, agent: Client, free: Client) -> None:
+        free.upload_files([("/prod/locked/l", b"l"), ("/prod/.env", b"E")])
+        assert "Permission denied" in str(agent.move("/prod/a", "/prod/locked/a").error)
+        assert "Permission denied" in str(agent.write("/prod/.env", "x").error)
+        assert "Permission denied" in str(agent.delete("/prod/locked").error)
+        assert waiting(free) == []
+        # What is hidden in a directory stays: an approval is for what was interrupted, and for nothing else.
+        number = asked(agent.delete("/prod").error, free)
+        assert free.approve(number).state == "failed"
+        assert text_of(free, "/prod/.env") == "E"
+
+    @pytest.mark.parametrize("name", [name for name in VERBS if name != "write"])
+    def test_can_not_happen_once_its_files_have_changed(self, name: str, agent: Client, free: Client) -> None:
+        number = asked(VERBS[name][0](agent).error, free)
+        for path in ("/prod/a", "/prod/dir/b", "/draft"):
+            assert free.upload_files([(path, b"changed one")])[0].error is None
+        done = free.approve(number)
+        assert done.state == "failed"
+        assert "was changed since it was asked for" in str(done.reason)
+        for path in ("/prod/a", "/prod/dir/b", "/draft"):
+            assert text_of(free, path) == "changed one"
+
+    def test_can_not_happen_where_others_have_made_the_file(self, agent: Client, free: Client) -> None:
+        number = asked(agent.write("/prod/x", "mine").error, free)
+        free.write("/prod/x", "theirs")
+        assert "was made since" in str(free.approve(number).reason)
+        assert text_of(free, "/prod/x") == "theirs"
+
+    def test_by_a_link_that_leads_elsewhere_by_then_changes_nothing(
+        self, shared: Mounted, agent: Client, free: Client
+    ) -> None:
+        (shared.path / "plain").mkdir()
+        link = shared.path / "plain/link"
+        link.symlink_to("../prod/a")
+        free.upload_files([("/prod/other", b"one\n")])  # the same bytes: the stamp alone would not tell
+        number = asked(agent.upload_files([("/plain/link", b"by link")])[0].error, free)
+        link.unlink()
+        link.symlink_to("../prod/other")
+        done = free.approve(number)
+        assert done.state == "failed", done
+        assert [text_of(free, path) for path in ("/prod/a", "/prod/other")] == ["one\n", "one\n"]
+
+    def test_of_several_files_makes_what_is_allowed_and_asks_for_the_rest(self, agent: Client, free: Client) -> None:
+        answers = agent.upload_files(
+            [("/plain/1", b"1"), ("/prod/2", b"2"), ("/prod/locked/3", b"3"), ("/prod/4", b"4")]
+        )
+        assert answers[0].error is None
+        assert answers[2].error == "permission_denied"
+        assert answers[1].error is not None and "request" in answers[1].error
+        number = waiting(free)[-1].number
+        assert waiting(free)[-1].paths == ["/prod/2", "/prod/4"]
+        assert free.approve(number).state == "made"
+        assert (text_of(free, "/prod/2"), text_of(free, "/prod/4")) == ("2", "4")
+
+    def test_with_too_many_bytes_is_refused_with_the_reason(self, agent: Client, free: Client) -> None:
+        (answer,) = agent.upload_files([("/prod/big", bytes(2 << 20))])
+        assert answer.error is not None and "at most 1024 KiB" in answer.error
+        assert "at most 1024 KiB" in str(agent.write("/prod/big", "x" * (2 << 20)).error)
+        assert waiting(free) == []
+
+    def test_asked_again_is_the_same_request(self, agent: Client, free: Client) -> None:
+        first, again = agent.write("/prod/x", "x"), agent.write("/prod/x", "x")
+        assert first.error == again.error
+        number = asked(again.error, free)
+        assert free.approve(number).state == "made"
+        assert "already exists" in str(agent.write("/prod/x", "x").error)
+
+    def test_of_a_named_tool_call_gets_its_answer_when_it_comes_again(
+        self, shared: Mounted, agent: Client, free: Client
+    ) -> None:
+        with fusebackend.connect(shared.path, view="agent", actor=Actor("planner", call="toolu_1")) as named:
+            number = asked(named.edit("/prod/a", "one", "two").error, free)
+            free.approve(number)
+            again = named.edit("/prod/a", "one", "two")
+            assert (again.error, again.occurrences) == (None, 1)
+            free.deny(asked(named.delete("/prod/a").error, free), "no")
+            assert "denied: no" in str(named.delete("/prod/a").error)
+        (made,) = [each for each in free.log(by="planner") if each.kind in ("verb", "tool")]
+        assert made.changes == 1
+
+    def test_by_a_path_of_the_view_is_one_in_the_view(self, free: Client) -> None:
+        path = "/.fusebackend/views/agent/prod/x"
+        number = asked(free.write(path, "x").error, free)
+        assert free.approve(number).state == "made"
+        assert text_of(free, "/prod/x") == "x"
+
+    def test_is_not_for_the_view_to_decide(self, agent: Client, free: Client) -> None:
+        number = asked(agent.write("/prod/x", "x").error, free)
+        for work in (agent.approvals, lambda: agent.approval(number), lambda: agent.approve(number),
+                     lambda: agent.deny(number)):  # fmt: skip
+            with pytest.raises(OSError, match="a view has no") as refused:
+                work()  # type: ignore[operator]
+            assert refused.value.errno == errno.EPERM
+        with fusebackend.connect(free.view_socket("agent")) as outside, pytest.raises(OSError, match="a view has no"):
+            outside.approve(number)
+        assert [each.number for each in waiting(free)] == [number]
+
+
+class TestACommand:
+    def test_starts_when_it_is_approved(self, agent: Client, free: Client) -> None:
+        answer = agent.run("echo there; cat > out", cwd="/work", stdin=b"in")
+        assert answer.exit_code == 126
+        number = asked(answer.output, free)
+        assert "echo there" in str(free.approval(number).change)
+        assert free.approve(number).state == "made"
+        assert text_of(free, "/work/out") == "in"
+
+    def test_of_another_directory_is_not_asked_for(self, agent: Client, free: Client) -> None:
+        assert agent.run("echo there").output == "there\n"
+        denied = agent.run("echo there", cwd="/never")
+        assert (denied.exit_code, denied.output) == (126, "Error: view 'agent' denies commands that start in '/never'")
+        assert waiting(free) == []
+
+
+class TestTheKernel:
+    def test_refuses_at_once_and_the_log_has_a_number(self, shared: Mounted, free: Client) -> None:
+        view = shared.path / ".fusebackend/views/agent"
+        before = len(free.approvals())
+        for path, work in (
+            ("/prod/a", lambda: (view / "prod/a").write_text("x")),
+            ("/prod/a", lambda: (view / "prod/a").write_text("x")),
+            ("/prod/new", lambda: (view / "prod/new").mkdir()),
+            ("/prod/dir/b", lambda: (view / "prod/dir/b").unlink()),
+            ("/prod/draft", lambda: (view / "draft").rename(view / "prod/draft")),
+            ("/prod/locked", lambda: (view / "prod/locked/x").write_text("x")),
+        ):
+            with pytest.raises(OSError) as refused:
+                work()
+            assert refused.value.errno == (errno.ENOENT if path == "/prod/locked" else errno.EACCES)
+        assert os.access(view / "prod/a", os.W_OK)  # else the kernel would refuse, and nobody would hear of it
+        found = free.approvals()[before:]
+        assert [(each.state, each.paths) for each in found] == [
+            ("refused", [path]) for path in ("/prod/a", "/prod/new", "/prod/dir/b", "/prod/draft")
+        ]
+        assert found[0].actor.pid == os.getpid()
+        with pytest.raises(OSError, match="a system call can't wait"):
+            free.approve(found[0].number)
+        titles = [each.title for each in free.log(limit=10) if each.kind == "request"]
+        assert f"request {found[0].number}: change /prod/a" in titles
+
+    def test_of_a_command_refuses_it_too(self, agent: Client, free: Client) -> None:
+        before = len(free.approvals())
+        assert "Permission denied" in agent.run("echo x > /prod/a; echo x > /prod/b").output
+        assert [each.paths for each in free.approvals()[before:]] == [["/prod/a"], ["/prod/b"]]
+
+
+class TestTheCommandLine:
+    def test_lists_shows_approves_and_denies(self, shared: Mounted, agent: Client, free: Client) -> None:
+        agent.edit("/prod/a", "one", "two")
+        agent.delete("/prod/dir")
+        one, other = waiting(free)
+        listed = run("approval", "list", mount=shared.path)
+        assert [line.split()[0] for line in listed.stdout.splitlines()] == [str(one.number), str(other.number)]
+        assert "edit /prod/a" in listed.stdout
+        assert [each["number"] for each in json.loads(run("approval", "list", "--json", mount=shared.path).stdout)] == [
+            one.number, other.number,
+        ]  # fmt: skip
+        shown = run("approval", "show", one.number, mount=shared.path).stdout
+        assert "-one\n+two\n" in shown and "edit /prod/a  (view agent)" in shown
+        assert "delete /prod/dir/b" in run("approval", "show", other.number, mount=shared.path).stdout
+        done = run("approval", "approve", one.number, mount=shared.path)
+        assert (done.returncode, done.stdout) == (0, f"request {one.number} has happened: edit /prod/a\n")
+        again = run("approval", "approve", one.number, mount=shared.path)
+        assert again.returncode == 1 and again.stderr.count("\n") == 1 and "decided already" in again.stderr
+        denied = run("approval", "deny", other.number, "--reason", "no", mount=shared.path)
+        assert denied.returncode == 0, denied.stderr
+        free.upload_files([("/prod/gone", b"1")])
+        agent.delete("/prod/gone")
+        (late,) = waiting(free)
+        free.delete("/prod/gone")
+        stale = run("approval", "approve", late.number, mount=shared.path)
+        assert stale.returncode == 1
+        assert "could not happen: '/prod/gone' has gone since it was asked for" in stale.stderr
+        everything = run("approval", "list", "--all", mount=shared.path).stdout
+        assert "(made)" in everything and "(denied)" in everything and "(failed)" in everything
+        assert run("approval", "show", 999, mount=shared.path).stderr.startswith("Error: there is no request 999")
+
+    def test_follows_new_ones_until_the_mount_ends(self, serve: Serve, tmp_path: Path) -> None:
+        server = serve("memory:", config=configured(tmp_path))
+        following = subprocess.Popen(
+            [sys.executable, "-m", "fusebackend.cli.main", "approval", "list", "-f", "--mount", str(server.path)],
+            env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        with fusebackend.connect(server.path, view="agent") as files:
+            files.write("/prod/x", "x")
+        assert following.stdout is not None
+        assert "write /prod/x" in following.stdout.readline()
+        server.stop()
+        assert following.wait(LIMIT_S) == 0
+        following.stdout.close()
+
+
+def test_a_write_waits_until_it_is_approved_and_happens_once(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    server = serve(f"sqlite:{tmp_path}/volume.db", config=configured(tmp_path, "[approvals]\nwait = '50s'\n"))
+    with (
+        fusebackend.connect(server.path, view="agent", actor=Actor("planner")) as agent,
+        fusebackend.connect(server.path, view="") as free,
+    ):
+        answers: list[Any] = []
+        writer = threading.Thread(target=lambda: answers.append(agent.write("/prod/app.conf", "debug = false\n")))
+        writer.start()
+        found = one(free)
+        assert text_of(free, "/prod/app.conf") is None and writer.is_alive()
+        done = run("approval", "approve", found.number, mount=server.path)
+        assert done.returncode == 0, done.stderr
+        writer.join(LIMIT_S)
+        assert [(each.error, each.path) for each in answers] == [(None, "/prod/app.conf")]
+        assert text_of(free, "/prod/app.conf") == "debug = false\n"
+        (written,) = [each for each in free.log() if each.title == "write /prod/app.conf"]
+        assert (written.kind, written.actor.agent) == ("verb", "planner")
+        said = [(each.kind, each.title) for each in free.log() if each.kind in ("request", "approval")]
+        assert said == [
+            ("approval", f"approve {found.number}: write /prod/app.conf"),
+            ("request", f"request {found.number}: write /prod/app.conf"),
+        ]
+        assert free.verify_log().problems == []
+        # An undo without a name is of what was changed, not of the decision.
+        assert free.undo().calls == [written.call]
+
+        command: list[Any] = []
+        pieces: list[bytes] = []
+        free.upload_files([("/work/x", b"")])
+        runner = threading.Thread(
+            target=lambda: command.append(
+                agent.run("echo started", cwd="/work", on_output=lambda _, data: pieces.append(data))
+            )
+        )
+        runner.start()
+        found = one(free)
+        free.approve(found.number)
+        runner.join(LIMIT_S)
+        assert b"".join(pieces) == b"started\n" and command[0].exit_code == 0
+
+        writer = threading.Thread(target=lambda: answers.append(agent.write("/prod/late", "x")))
+        writer.start()
+        found = one(free)
+        free.deny(found.number, "no")
+        writer.join(LIMIT_S)
+        # `diff` is of what was changed last, not of the requests since.
+        assert "diff --git a/work/x b/work/x" in run("diff", mount=server.path).stdout
+        assert answers[-1].error == f"Error: '/prod/late' needs an approval: request {found.number}: it was denied: no"
+
+        writer = threading.Thread(target=lambda: answers.append(agent.write("/prod/end", "x")))
+        writer.start()
+        found = one(free)
+        server.stop()  # a caller who waits holds nothing up
+        writer.join(LIMIT_S)
+        assert f"it is request {found.number};" in answers[-1].error
+
+
+def test_a_request_outlives_its_server(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    url, config = f"sqlite:{tmp_path}/volume.db", configured(tmp_path)
+    for end in (Mounted.stop, Mounted.kill):
+        server = serve(url, config=config, at="mnt")
+        with fusebackend.connect(server.path, view="agent") as agent:
+            agent.write(f"/prod/{end.__name__}", "x\n")
+        end(server)
+    server = serve(url, config=config, at="mnt")
+    with fusebackend.connect(server.path, view="") as free:
+        found = waiting(free)
+        assert [each.title for each in found] == ["write /prod/stop", "write /prod/kill"]
+        assert "+x\n" in str(free.approval(found[0].number).change)
+        assert [free.approve(each.number).state for each in found] == ["made", "made"]
+        assert text_of(free, "/prod/kill") == "x\n"
+        # What is forgotten is kept in no request either.
+        with fusebackend.connect(server.path, view="agent") as agent:
+            agent.write("/prod/secret", "a secret that nobody should keep")
+        number = waiting(free)[0].number
+        free.forget("/prod/secret")
+        assert (free.approval(number).state, free.approval(number).change) == ("denied", "")
+        assert free.verify_log().problems == []
+    server.stop()
+    kept = b"".join(path.read_bytes() for path in (tmp_path / "state").rglob("history.db*"))
+    assert b"c3RhdGU" not in kept and b"a secret that nobody" not in kept

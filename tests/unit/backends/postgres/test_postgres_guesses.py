@@ -1,0 +1,420 @@
+"""Changes that guess the rows they need: one round trip, and nothing lost or logged where the guess is wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import psycopg
+import pytest
+from eventually import eventually
+from postgres_check import check
+from services.postgres import Postgres, running
+from together import together
+
+from fusebackend.backends import PostgresBackend
+from fusebackend.backends.postgres.guesses import CONTESTED_S, Guesses
+from fusebackend.backends.postgres.volume import PostgresVolume
+from fusebackend.databases import pipeline
+from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Caller, Link, WrongLinks
+
+pytestmark = pytest.mark.services
+
+ME = Caller(1000, 1000)
+LIMIT_S = 30.0
+
+Hosts = tuple[PostgresVolume, PostgresVolume]
+Trips = Callable[[Callable[[], object]], int]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    """One of these tests alone, for its log."""
+    with running() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def pair(server: Postgres) -> Iterator[Hosts]:
+    with contextlib.ExitStack() as stack:
+        first, second = (stack.enter_context(PostgresBackend(server.dsn(), "v")).volume for _ in range(2))
+        yield first, second
+
+
+@pytest.fixture
+def hosts(pair: Hosts, server: Postgres) -> Iterator[Hosts]:
+    """Two hosts. The server logs no error in the test, and the volume is sound at the end."""
+    before = len(server.log_text)
+    yield pair
+    assert check(server.dsn(), pair[0].id) == []
+    assert [line for line in server.log_text[before:].splitlines() if "ERROR" in line] == []
+
+
+@pytest.fixture
+def top(pair: Hosts, request: pytest.FixtureRequest) -> int:
+    """The directory of a test."""
+    node = pair[0].mkdir(ROOT_NODE, request.node.name.encode(), 0o755, ME).node
+    make(pair[1], node, b"x")  # a connection reads the number of the newest snapshot first
+    return node
+
+
+@pytest.fixture(autouse=True)
+def unheard(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """A host's guesses are not told of other hosts' changes, but in a test of that."""
+    if "heard" not in request.node.name:
+        monkeypatch.setattr(Guesses, "changed", lambda self, node, name=None: None)
+
+
+@pytest.fixture
+def trips(monkeypatch: pytest.MonkeyPatch) -> Trips:
+    """A function that counts the round trips of transactions in a call."""
+    sent: list[int] = []
+
+    def send(connection: psycopg.Connection[Any], statements: list[pipeline.Statement]) -> list[pipeline.Rows]:
+        sent.append(len(statements))
+        return pipeline.send(connection, statements)
+
+    monkeypatch.setattr("fusebackend.backends.postgres.transaction.send", send)
+
+    def count(call: Callable[[], object]) -> int:
+        sent.clear()
+        call()
+        return len(sent)
+
+    return count
+
+
+def make(volume: PostgresVolume, parent: int, name: bytes) -> int:
+    return volume.mknod(parent, name, 0o100644, 0, ME).node
+
+
+def names(volume: PostgresVolume, parent: int) -> set[bytes]:
+    return {name for name, _ in volume.readdir(parent, b"", 100)}
+
+
+def absent(volume: PostgresVolume, parent: int, name: bytes) -> None:
+    with pytest.raises(FileNotFoundError):
+        volume.lookup(parent, name)
+
+
+def tree(volume: PostgresVolume, top: int) -> tuple[int, int]:
+    """Two directories, the first with a file, a second one, and an empty directory."""
+    here, there = (volume.mkdir(top, name, 0o755, ME).node for name in (b"here", b"there"))
+    for name in (b"file", b"other"):
+        make(volume, here, name)
+    volume.mkdir(here, b"empty", 0o755, ME)
+    return here, there
+
+
+Change = Callable[[PostgresVolume, int, int], object]
+
+CHANGES: dict[str, Change] = {
+    "mknod": lambda volume, here, there: make(volume, here, b"new"),
+    "mkdir": lambda volume, here, there: volume.mkdir(here, b"new", 0o755, ME),
+    "symlink": lambda volume, here, there: volume.symlink(here, b"new", b"target", ME),
+    "link": lambda volume, here, there: volume.link(volume.lookup(here, b"file").node, there, b"link"),
+    "unlink": lambda volume, here, there: volume.unlink(here, b"file"),
+    "rmdir": lambda volume, here, there: volume.rmdir(here, b"empty"),
+    "rename": lambda volume, here, there: volume.rename(here, b"file", here, b"new"),
+    "rename over": lambda volume, here, there: volume.rename(here, b"file", here, b"other"),
+    "rename elsewhere": lambda volume, here, there: volume.rename(here, b"file", there, b"new"),
+    "exchange": lambda volume, here, there: volume.rename(here, b"file", here, b"other", RENAME_EXCHANGE),
+    "setattr": lambda volume, here, there: volume.setattr(
+        volume.lookup(here, b"file").node, AttrChanges(mode=0o600, mtime_ns=7)
+    ),
+}
+
+
+def looked_up(volume: PostgresVolume, here: int, there: int) -> None:
+    """What the kernel asks for before a change."""
+    for parent in (here, there):
+        for name in (b"new", b"link"):
+            absent(volume, parent, name)
+    for name in (b"file", b"other", b"empty"):
+        volume.lookup(here, name)
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_change_of_what_was_looked_up_is_one_round_trip(hosts: Hosts, top: int, what: str, trips: Trips) -> None:
+    one, two = hosts
+    here, there = tree(one, top)
+    looked_up(two, here, there)
+    assert trips(lambda: CHANGES[what](two, here, there)) == 1
+    before = names(one, here) | names(one, there)
+    assert (b"new" in before) == (what in ("mknod", "mkdir", "symlink", "rename", "rename elsewhere"))
+    assert (b"file" in before) == (what not in ("unlink", "rename", "rename over", "rename elsewhere"))
+    assert (b"empty" in before) == (what != "rmdir")
+    assert (b"link" in before) == (what == "link")
+    if what == "setattr":
+        attr = one.lookup(here, b"file")
+        assert (attr.mode, attr.mtime_ns) == (0o100600, 7)
+
+
+OVERTAKES: dict[str, tuple[Change, dict[str, int]]] = {
+    "a new name": (lambda volume, here, there: make(volume, here, b"new"), dict.fromkeys(
+        ("mknod", "mkdir", "symlink"), errno.EEXIST)),
+    "no file": (lambda volume, here, there: volume.unlink(here, b"file"), dict.fromkeys(
+        ("unlink", "rename", "rename over", "rename elsewhere", "exchange"), errno.ENOENT)),
+    "another file": (lambda volume, here, there: volume.rename(here, b"other", here, b"file"), {
+        "exchange": errno.ENOENT}),
+    "other attributes": (lambda volume, here, there: volume.setattr(
+        volume.lookup(here, b"file").node, AttrChanges(mode=0o640)), {}),
+    "a directory that is full": (lambda volume, here, there: make(
+        volume, volume.lookup(here, b"empty").node, b"x"), {"rmdir": errno.ENOTEMPTY}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", OVERTAKES)
+@pytest.mark.parametrize("what", [what for what in CHANGES if what not in ("link", "setattr")])
+def test_a_wrong_guess_ends_as_a_question_would(hosts: Hosts, top: int, what: str, how: str) -> None:
+    """Beside the volume itself, `hosts` looks at the server's log: a wrong guess is no line there."""
+    one, two = hosts
+    here, there = tree(one, top)
+    looked_up(two, here, there)
+    overtake, refused = OVERTAKES[how]
+    overtake(one, here, there)
+    number: int | None = None
+    try:
+        CHANGES[what](two, here, there)
+    except OSError as error:
+        number = error.errno
+    assert number == refused.get(what)
+    if how == "other attributes" and what in ("rename", "rename elsewhere"):
+        assert one.lookup(there if what == "rename elsewhere" else here, b"new").mode == 0o100640
+
+
+def test_a_guess_waits_for_a_change_and_is_compared_then(
+    hosts: Hosts, top: int, server: Postgres, request: pytest.FixtureRequest
+) -> None:
+    """The statement that compares has begun before the other change is committed."""
+    one, two = hosts
+    here, there = tree(one, top)
+    looked_up(two, here, there)
+    failed: list[int | None] = []
+
+    def remove() -> None:
+        try:
+            two.rmdir(here, b"empty")
+        except OSError as error:
+            failed.append(error.errno)
+
+    inside = one.lookup(here, b"empty").node
+    reached, go_on = threading.Event(), threading.Event()
+
+    def fill(_: object) -> None:
+        make(one, inside, b"x")
+        one._scope.transaction.flush()  # type: ignore[union-attr]
+        reached.set()
+        assert go_on.wait(LIMIT_S)
+
+    filler = threading.Thread(target=one.change_as_one, args=(fill, f"/{request.node.name}/here/empty/x"))
+    remover = threading.Thread(target=remove)
+    filler.start()
+    assert reached.wait(LIMIT_S)
+    remover.start()
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        waiting = "SELECT query FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        eventually(lambda: "WITH lock AS" in str(connection.execute(waiting).fetchall()), LIMIT_S)
+    go_on.set()
+    for thread in (filler, remover):
+        thread.join(LIMIT_S)
+    assert failed == [errno.ENOTEMPTY]
+    assert names(two, inside) == {b"x"}
+
+
+def test_a_contested_directory_is_asked_for_a_while(
+    hosts: Hosts,
+    top: int,
+    trips: Trips,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one, two = hosts
+    now = [time.monotonic() + CONTESTED_S]
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr("fusebackend.backends.postgres.guesses.time", clock)
+
+    def mkdir(volume: PostgresVolume, name: bytes) -> int:
+        return trips(lambda: volume.mkdir(top, name, 0o755, ME))
+
+    absent(one, top, b"a0")
+    assert [mkdir(one, b"a%d" % number) for number in range(3)] == [1, 1, 1]
+    one.symlink(top, b"link", b"0", ME)
+    absent(two, top, b"b0")
+    assert [mkdir(two, b"b%d" % number) for number in range(3)] == [1, 1, 1]
+    assert mkdir(one, b"c") == 3
+    assert mkdir(one, b"d") == 2, "for a while it takes no guess"
+    now[0] += CONTESTED_S
+    assert mkdir(one, b"e") == 1
+    assert one.getattr(top).nlink == two._read_inode(top).nlink == 2 + 9
+    assert names(one, top) - {b"x"} == {b"a0", b"a1", b"a2", b"b0", b"b1", b"b2", b"c", b"d", b"e", b"link"}
+
+
+def test_a_name_that_is_there_is_no_guess(hosts: Hosts, top: int) -> None:
+    one, _ = hosts
+    one.mkdir(top, b"a", 0o755, ME)
+    for forgets in (False, True):
+        for call in (
+            lambda: one.mkdir(top, b"a", 0o755, ME),
+            lambda: one.create(top, b"a", 0o644, os.O_RDWR, ME),
+            lambda: one.symlink(top, b"a", b"x", ME),
+        ):
+            if forgets:
+                one._guesses._contested.clear()
+                one._guesses._names.clear()
+            with pytest.raises(FileExistsError):
+                call()
+    assert one.getattr(top).nlink == 3
+
+
+def test_what_a_snapshot_has_is_kept_by_guesses(
+    hosts: Hosts, top: int, trips: Trips, request: pytest.FixtureRequest
+) -> None:
+    one, two = hosts
+    here, there = tree(one, top)
+    one.take_snapshot(request.node.name)
+    make(two, top, b"y")  # this connection reads the number of the newest snapshot
+    looked_up(two, here, there)
+    assert trips(lambda: two.rename(here, b"file", there, b"new")) == 1
+    assert trips(lambda: two.unlink(here, b"other")) == 1
+    assert trips(lambda: two.rmdir(here, b"empty")) == 1
+    assert (names(one, here), names(one, there)) == (set(), {b"new"})
+    snapshot = one.snapshot(request.node.name)
+    assert {name for name, _ in snapshot.readdir(here, b"", 9)} == {b"file", b"other", b"empty"}
+
+
+def test_a_guess_from_before_a_snapshot_is_wrong(
+    hosts: Hosts, top: int, trips: Trips, request: pytest.FixtureRequest
+) -> None:
+    one, two = hosts
+    here, there = tree(one, top)
+    looked_up(two, here, there)
+    one.take_snapshot(request.node.name)
+    assert trips(lambda: two.unlink(here, b"file")) == 4  # wrong; asked, with the number of the snapshot; done
+    snapshot = one.snapshot(request.node.name)
+    assert {name for name, _ in snapshot.readdir(here, b"", 9)} == {b"file", b"other", b"empty"}
+    assert names(one, here) == {b"other", b"empty"}
+
+
+def test_hosts_that_change_one_directory_lose_nothing_and_log_nothing(hosts: Hosts, top: int) -> None:
+    def work(volume: PostgresVolume, tag: bytes) -> None:
+        for number in range(30):
+            name = tag + b"%d" % number
+            make(volume, top, name)
+            volume.lookup(top, name)
+            match number % 3:
+                case 0:
+                    volume.unlink(top, name)
+                case 1:
+                    volume.rename(top, name, top, name + b"r")
+
+    together(*(lambda host=host, tag=tag: work(host, tag) for host, tag in zip(hosts, (b"a", b"b"), strict=True)))
+    wanted = {tag + b"%d" % number + (b"r" if number % 3 == 1 else b"") for tag in (b"a", b"b")
+              for number in range(30) if number % 3}  # fmt: skip
+    assert names(hosts[0], top) - {b"x"} == names(hosts[1], top) - {b"x"} == wanted
+
+
+# -- the way to a node -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def questions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The statements of each round trip outside of a transaction."""
+    sent: list[int] = []
+
+    def send(connection: psycopg.Connection[Any], statements: list[pipeline.Statement]) -> list[pipeline.Rows]:
+        sent.append(len(statements))
+        return pipeline.send(connection, statements)
+
+    monkeypatch.setattr("fusebackend.databases.postgres.send", send)
+    monkeypatch.setattr("fusebackend.backends.postgres.stored_tree.send", send)
+    return sent
+
+
+def test_a_read_compares_the_way_in_its_round_trip(hosts: Hosts, top: int, questions: list[int]) -> None:
+    one, _ = hosts
+    here, _ = tree(one, top)
+    right, wrong = Link(top, b"here", here), Link(top, b"there", here)
+    node = one.lookup(here, b"file").node
+    for read in (
+        lambda: one.open(node, os.O_RDONLY).node == node,
+        lambda: one.read(node, 0, 10) == b"",
+        lambda: one._read_inode(node).node == node,
+    ):
+        questions.clear()
+        assert one.through([right], read)
+        assert questions[0] == 2
+        assert questions[1:] in ([], [1]), "the access time alone"
+        with pytest.raises(WrongLinks) as raised:
+            one.through([right, wrong], read)
+        assert (raised.value.errno, raised.value.links) == (errno.ESTALE, [wrong])
+    one.release(node, os.O_RDONLY)
+    assert not one._uses.is_open(node)
+
+
+def test_a_change_on_a_wrong_way_is_not_made(hosts: Hosts, top: int) -> None:
+    one, two = hosts
+    here, _ = tree(one, top)
+    right, wrong = Link(top, b"here", here), Link(top, b"there", here)
+    node = one.lookup(here, b"file").node
+    with pytest.raises(WrongLinks):
+        one.through([wrong], lambda: one.setattr(node, AttrChanges(mode=0o600)))
+    assert two.lookup(here, b"file").mode == 0o100644
+    one.through([right], lambda: one.setattr(node, AttrChanges(mode=0o600)))
+    assert two.lookup(here, b"file").mode == 0o100600
+    with pytest.raises(WrongLinks):
+        one.through([wrong], lambda: None)
+
+    def read_first() -> None:
+        with contextlib.suppress(OSError):
+            one.read(node, 0, 10)
+        one.setattr(node, AttrChanges(size=5))
+
+    with pytest.raises(WrongLinks):
+        one.through([wrong], read_first)
+    assert two.lookup(here, b"file").size == 0
+    one.through([right], lambda: None)
+    assert one._scope.links == one._scope.links_above == ()
+
+
+def test_the_way_to_an_absent_name_is_compared_in_the_same_round_trip(
+    hosts: Hosts, top: int, questions: list[int]
+) -> None:
+    one, two = hosts
+    here, _ = tree(one, top)
+    right, wrong = Link(top, b"here", here), Link(top, b"there", here)
+
+    def look(volume: PostgresVolume, name: bytes, *links: Link) -> int:
+        return volume.through(links, lambda: volume.lookup(here, name).node, absent=True)
+
+    questions.clear()
+    with pytest.raises(FileNotFoundError):
+        look(one, b"new", right)
+    assert questions == [2]
+    with pytest.raises(WrongLinks):
+        look(one, b"new", wrong)
+    node = one.lookup(here, b"file").node
+    questions.clear()
+    assert look(one, b"file", wrong) == node, "the way to a name that is there does not matter"
+    assert questions == [1]
+    two.unlink(here, b"file")
+    with pytest.raises(FileNotFoundError):
+        look(one, b"file", right)
+    one._guesses.note((), {(here, b"file"): node})
+    with pytest.raises(WrongLinks):
+        look(one, b"file", wrong)
+
+
+def test_news_that_are_heard_spare_a_guess(hosts: Hosts, top: int, trips: Trips) -> None:
+    one, two = hosts
+    two.mkdir(top, b"a", 0o755, ME)
+    assert top in two._guesses._rows
+    one.mkdir(top, b"b", 0o755, ME)
+    eventually(lambda: top not in two._guesses._rows, LIMIT_S)
+    assert trips(lambda: two.mkdir(top, b"c", 0o755, ME)) == 2
+    assert trips(lambda: two.mkdir(top, b"d", 0o755, ME)) == 1

@@ -1,0 +1,152 @@
+"""`drop_unmade`: a volume file as a kill leaves it, with a history that knows of more."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from profiles import examples
+from recorded_place import ME, STEPS, Place, make
+from replayed import Replay, shown, tree_of
+
+from fusebackend.backends import SqliteBackend
+from fusebackend.base.paths import ROOT
+from fusebackend.history.undo import Undo
+from fusebackend.history.unmade import drop_unmade
+
+
+class Scene:
+    """A place over a file, of which `keep` is the last state that is durable."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = Path(directory)
+        self._file = self._directory / "volume.db"
+        self._kept = self._directory / "kept"
+        self._open()
+
+    def _open(self) -> None:
+        self.backend: Any = SqliteBackend(str(self._file))
+        self.place = Place(self.backend.volume, str(self._directory))
+
+    def keep(self) -> None:
+        self.place.volume.sync()
+        shutil.rmtree(self._kept, ignore_errors=True)
+        self._kept.mkdir()
+        for each in self._directory.glob("volume.db*"):
+            shutil.copy(each, self._kept)
+
+    def kill(self) -> int:
+        """Go on with the kept file, as the server that comes after a kill; returns what `drop_unmade` does."""
+        self.close()
+        for each in self._directory.glob("volume.db*"):
+            each.unlink()
+        for each in self._kept.iterdir():
+            shutil.copy(each, self._directory)
+        self._open()
+        self.place.history.was_killed = True
+        return drop_unmade(self.place.history, self.place.images, {ROOT: self.place.volume})
+
+    def close(self) -> None:
+        self.place.close()
+        self.backend.close()
+
+    def kinds(self) -> list[tuple[str, bytes]]:
+        return [(each.kind, each.path) for each in sorted(self.place.records())]
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Any:
+    made = Scene(str(tmp_path))
+    yield made
+    made.close()
+
+
+def test_changes_that_were_not_made_are_no_changes(scene: Scene) -> None:
+    place = scene.place
+    with place.by("one"):
+        place.make(1, b"file", b"first")
+        place.make(1, b"other", b"other")
+    place.recorder.calls.close()
+    scene.keep()
+    with place.by("two"):
+        place.write("/file", 0, b"second")
+        place.door.mkdir(1, b"d", 0o755, ME)
+        place.make(place.node("/d"), b"new", b"new")
+        place.door.rename(1, b"other", place.node("/d"), b"moved")
+    place.recorder.calls.close()
+    with place.by("three"):
+        place.write("/d/new", 0, b"more")
+        place.write("/d/moved", 0, b"more")
+        place.door.unlink(1, b"file")
+    place.recorder.calls.close()
+    assert scene.kill() == 7
+    assert scene.kinds() == [("create", b"/file"), ("create", b"/other")]
+    assert [call.title for call in scene.place.history.calls()] == ["one"]
+    assert Undo(scene.place.recorder, {ROOT: scene.place.volume}).undo([1]).conflicts == []
+    assert os.fsdecode(b"/file") not in tree_of(scene.place.volume)[0]
+    assert scene.place.history.verify().problems == []
+
+
+def test_what_was_made_stays(scene: Scene) -> None:
+    place = scene.place
+    with place.by("one"):
+        place.make(1, b"file", b"first")
+    place.recorder.calls.close()
+    with place.by("two"):
+        place.write("/file", 0, b"again")
+        place.door.rename(1, b"file", 1, b"there")
+        place.make(1, b"short", b"lived")
+        place.door.unlink(1, b"short")
+    scene.keep()
+    assert scene.kill() == 0
+    assert len(scene.kinds()) == 5
+
+
+def test_a_clean_end_is_not_looked_at(tmp_path: Path) -> None:
+    scene = Scene(str(tmp_path))
+    with scene.place.by("one"):
+        scene.place.make(1, b"file", b"first")
+    scene.close()
+    scene._open()
+    assert not scene.place.history.was_killed
+    scene.place.door.unlink(1, b"file")
+    scene.place.history.flush()
+    scene.place.recorder.calls.close()
+    scene.close()
+
+
+@settings(max_examples=examples(20))
+@given(before=STEPS, steps=STEPS, at=st.integers(0, 40))
+def test_records_that_are_left_lead_back(before: Any, steps: Any, at: int) -> None:
+    """Of a volume that has the first changes, the records that are left lead back to where it began."""
+    with tempfile.TemporaryDirectory() as directory:
+        scene = Scene(directory)
+        try:
+            make(scene.place, before)
+            scene.place.recorder.calls.close()
+            first = max((each.number for each in scene.place.records()), default=0)
+            earlier = shown(tree_of(scene.place.volume)[0])
+            made = list(steps)
+            make(scene.place, made[:at])
+            number = max((each.number for each in scene.place.records()), default=0)
+            scene.keep()
+            there = shown(tree_of(scene.place.volume)[0])
+            make(scene.place, made[at:])
+            scene.place.recorder.calls.close()
+            known = {each.number for each in scene.place.records() if each.number <= number}
+            changes = {each.number for each in scene.place.records() if each.kind in ("content", "attributes")}
+            scene.kill()
+            assert shown(tree_of(scene.place.volume)[0]) == there
+            left = scene.place.records()
+            assert known - {each.number for each in left} <= changes
+            replay = Replay(scene.place.volume, scene.place.images.path)
+            replay.back(each for each in left if first < each.number <= number)
+            assert shown(replay.tree) == earlier
+        finally:
+            scene.close()

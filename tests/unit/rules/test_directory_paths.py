@@ -1,0 +1,120 @@
+"""`RuledVolume` keeps the paths of directories as long as the volume says that none has moved."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fusebackend.backends import InMemoryBackend, SqliteBackend
+from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, Caller, Volume
+from fusebackend.rules.ruled_volume import RuledVolume
+from fusebackend.rules.view import View
+
+ME = Caller(uid=0, gid=0)
+RULES = [{"operations": ["read", "write"], "paths": ["/secrets/**"], "mode": "deny"}]
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def volume(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Volume]:
+    with InMemoryBackend() if request.param == "memory" else SqliteBackend(tmp_path / "volume.db") as backend:
+        volume = backend.volume
+        for path in ("secrets/deep", "work/a/b", "other"):
+            node = ROOT_NODE
+            for name in path.split("/"):
+                node = volume.mkdir(node, name.encode(), 0o755, ME).node
+            volume.create(node, b"file", 0o644, 0, ME)
+        yield volume
+
+
+@pytest.fixture
+def ruled(volume: Volume) -> RuledVolume:
+    return RuledVolume(volume, View("v", RULES))
+
+
+def at(volume: Volume, path: str) -> int:
+    node = ROOT_NODE
+    for name in path.split("/"):
+        node = volume.lookup(node, name.encode()).node
+    return node
+
+
+def error(work: Callable[[], object]) -> int | None:
+    with pytest.raises(OSError) as caught:
+        work()
+    return caught.value.errno
+
+
+def test_a_path_is_looked_up_once(volume: Volume, ruled: RuledVolume, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = at(ruled, "work/a/b")
+    ruled.lookup(deep, b"file")
+    asked: list[bytes] = []
+    lookup = volume.lookup
+    monkeypatch.setattr(volume, "lookup", lambda parent, name: asked.append(name) or lookup(parent, name))
+    for _ in range(3):
+        ruled.lookup(deep, b"file")
+    assert asked == [b"file"] * 3
+    volume.directory_moves = None  # type: ignore[attr-defined]
+    asked.clear()
+    ruled.lookup(deep, b"file")
+    assert asked == [b"b", b"a", b"work", b"file"], "a volume that can't tell is asked for each name"
+
+
+def moved(volume: Volume) -> None:
+    volume.rename(at(volume, "work"), b"a", at(volume, "secrets"), b"a")
+
+
+def exchanged(volume: Volume) -> None:
+    volume.rename(at(volume, "work"), b"a", at(volume, "secrets"), b"deep", RENAME_EXCHANGE)
+
+
+def exchanged_with_a_file(volume: Volume) -> None:
+    volume.create(at(volume, "secrets"), b"file", 0o644, 0, ME)
+    volume.rename(at(volume, "secrets"), b"file", at(volume, "work"), b"a", RENAME_EXCHANGE)
+
+
+def above_moved(volume: Volume) -> None:
+    volume.rename(ROOT_NODE, b"work", at(volume, "secrets"), b"work")
+
+
+@pytest.mark.parametrize("change", [moved, exchanged, exchanged_with_a_file, above_moved])
+def test_a_directory_that_others_move_is_stale(
+    change: Callable[[Volume], None], volume: Volume, ruled: RuledVolume
+) -> None:
+    deep = at(ruled, "work/a/b")
+    assert ruled.readdir(deep, b"", 10)[0][0] == b"file"
+    change(volume)
+    assert error(lambda: ruled.lookup(deep, b"file")) == errno.ESTALE
+    assert error(lambda: ruled.readdir(deep, b"", 10)) == errno.ESTALE
+    assert error(lambda: ruled.create(deep, b"new", 0o644, 0, ME)) == errno.ESTALE
+
+
+def test_a_directory_is_decided_by_its_new_place_when_it_is_found_there(volume: Volume, ruled: RuledVolume) -> None:
+    deep = at(ruled, "work/a/b")
+    ruled.lookup(deep, b"file")
+    moved(volume)
+    assert at(ruled, "secrets/a/b") == deep
+    assert error(lambda: ruled.readdir(deep, b"", 10)) == errno.EACCES
+    volume.rename(at(volume, "secrets"), b"a", at(volume, "work"), b"a")
+    assert at(ruled, "work/a/b") == deep
+    assert ruled.readdir(deep, b"", 10)[0][0] == b"file"
+
+
+def test_a_directory_that_is_removed_and_made_again(volume: Volume, ruled: RuledVolume) -> None:
+    other = at(ruled, "other")
+    ruled.lookup(other, b"file")
+    volume.unlink(other, b"file")
+    volume.rmdir(ROOT_NODE, b"other")
+    volume.mkdir(ROOT_NODE, b"other", 0o755, ME)
+    assert error(lambda: ruled.lookup(other, b"file")) in (errno.ESTALE, errno.ENOENT)
+
+
+def test_its_own_rename_moves_the_paths_below(ruled: RuledVolume) -> None:
+    deep = at(ruled, "work/a/b")
+    ruled.lookup(deep, b"file")
+    ruled.rename(at(ruled, "work"), b"a", at(ruled, "other"), b"a")
+    assert ruled.lookup(deep, b"file").size == 0
+    ruled.mkdir(deep, b"new", 0o755, ME)
+    assert at(ruled, "other/a/b/new")

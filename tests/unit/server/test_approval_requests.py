@@ -1,0 +1,269 @@
+"""`Approvals`: the states of requests, their bounds, and what of them outlives the server."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fusebackend.base import budget
+from fusebackend.base.paths import AgentPath
+from fusebackend.history.history_file import HistoryFile
+from fusebackend.history.requests import ApprovalOptions, Asked, Request
+from fusebackend.protocol import Actor
+from fusebackend.server import approvals
+from fusebackend.server.approvals import Approvals, CanNotAsk, CanNotBeMade
+
+BY = Actor(uid=0, pid=1)
+DAY_NS = 24 * 3600 * 10**9
+
+
+def asking(path: str = "/prod/a", actor: Actor = BY, expires_ns: int = 1 << 62) -> Asked:
+    return Asked(5, expires_ns, actor, "agent", "write", [path], [path], f"write {path}", ["absent"])
+
+
+def made(request: Request, command: Any) -> tuple[Any, None]:
+    return {"path": request.asked.paths[0]}, None
+
+
+def states(found: Approvals) -> list[str]:
+    return [each.state for each in found.list()]
+
+
+def tampered(history: HistoryFile, statement: str, *values: Any) -> list[str]:
+    history.flush()
+    with sqlite3.connect(history.path) as connection:
+        assert connection.execute(statement, values).rowcount > 0
+    connection.close()
+    return history.verify().problems
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_ns = 10
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> Any:
+    history = HistoryFile(str(tmp_path / "of.history/history.db"))
+    yield history
+    history.close()
+
+
+def test_of_two_decisions_at_once_one_is_made() -> None:
+    found = Approvals()
+    number = found.ask(asking(), {"content": "x"}).number
+    begun = threading.Barrier(8)
+    calls: list[int] = []
+    refused: list[int] = []
+
+    def make(request: Request, command: Any) -> tuple[Any, None]:
+        calls.append(request.number)
+        return made(request, command)
+
+    def decide(each: int) -> None:
+        begun.wait()
+        try:
+            if each % 2:
+                found.approve(number, BY, make)
+            else:
+                found.deny(number, BY)
+        except OSError as error:
+            refused.append(error.errno or 0)
+
+    threads = [threading.Thread(target=decide, args=(each,)) for each in range(8)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert len(refused) == 7
+    assert (states(found), len(calls)) in ((["made"], 1), (["denied"], 0))
+
+
+def test_who_waits_gets_the_answer_and_who_is_cancelled_does_not_wait() -> None:
+    found = Approvals(options=ApprovalOptions(wait_s=50))
+    answers: list[Request] = []
+    waiter = threading.Thread(target=lambda: answers.append(found.ask(asking(), {"content": "x"})))
+    waiter.start()
+    while not found.list():
+        waiter.join(0.001)
+    found.approve(1, BY, made)
+    waiter.join()
+    assert answers[0].state == "made"
+    cancelled = budget.Cancellation()
+    cancelled.set()
+    with budget.limited(None, cancelled=cancelled):
+        assert found.ask(asking("/prod/b"), {"content": "x"}).state == "pending"
+    found.close()
+    assert found.ask(asking("/prod/c"), {"content": "x"}).state == "pending"
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda *_: (None, "No space left"), "No space left"),
+        (lambda *_: (_ for _ in ()).throw(CanNotBeMade("it has changed")), "it has changed"),
+    ],
+)
+def test_what_can_not_be_made_says_why(make: Callable[..., Any], reason: str) -> None:
+    found = Approvals()
+    found.ask(asking(), {})
+    found.approve(1, BY, make)
+    assert [(each.state, each.reason) for each in found.list()] == [("failed", reason)]
+
+
+def test_an_error_of_the_server_leaves_no_request_half_made() -> None:
+    found = Approvals()
+    found.ask(asking(), {})
+    with pytest.raises(ZeroDivisionError):
+        found.approve(1, BY, lambda *_: 1 // 0)  # type: ignore[arg-type]
+    assert states(found) == ["failed"]
+
+
+def test_the_same_change_is_the_same_request_and_stays_it_for_a_named_call() -> None:
+    found = Approvals()
+    named = Actor("planner", call="toolu_1")
+    assert found.ask(asking(), {"content": "x"}).number == found.ask(asking(), {"content": "x"}).number == 1
+    assert found.ask(asking(), {"content": "y"}).number == 2
+    assert found.ask(asking(actor=named), {"content": "x"}).number == 3
+    for number in (1, 3):
+        found.approve(number, BY, made)
+    assert found.ask(asking(), {"content": "x"}).number == 4
+    again = found.ask(asking(actor=named), {"content": "x"})
+    assert (again.number, again.state) == (3, "made")
+    known = found.decided(asking(actor=named), {"content": "x"})
+    assert known is not None and known.number == 3
+    assert found.decided(asking(actor=named), {"content": "z"}) is None
+
+
+def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Approvals()
+    with pytest.raises(CanNotAsk, match="at most 1024 KiB"):
+        found.ask(asking(), {"content": "x" * (1 << 20)})
+    monkeypatch.setattr(approvals, "MAX_PENDING", 2)
+    for number in range(2):
+        found.ask(asking(f"/prod/{number}"), {})
+    with pytest.raises(CanNotAsk, match="2 requests wait already"):
+        found.ask(asking("/prod/more"), {})
+    found.deny(1, BY)
+    assert found.ask(asking("/prod/more"), {}).number == 3
+    monkeypatch.setattr(approvals, "MAX_BYTES", 10)
+    found.deny(2, BY)
+    with pytest.raises(CanNotAsk):
+        found.ask(asking("/prod/bytes"), {"content": "x" * 10})
+
+
+def test_requests_expire_and_are_deleted_a_day_after_the_decision(history: HistoryFile) -> None:
+    clock = Clock()
+    found = Approvals(history, time_ns=clock)
+    for path in ("/prod/a", "/prod/b", "/prod/c"):
+        found.ask(asking(path, expires_ns=100), {})
+    found.deny(1, BY)
+    clock.now_ns = 100
+    assert states(found) == ["denied", "expired", "expired"]
+    with pytest.raises(OSError, match="has expired"):
+        found.approve(2, BY, made)
+    clock.now_ns += DAY_NS + 1
+    assert [each.number for each in found.list()] == [3]  # the newest stays, for its number
+    assert [each.number for each in history.requests()] == [3]
+    assert found.ask(asking("/prod/d"), {}).number == 4
+    assert history.verify().problems == []
+
+
+def test_the_kernel_is_noted_once_a_minute_and_can_not_be_approved(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Approvals()
+    for _ in range(3):
+        found.refused_by_kernel("agent", AgentPath("/prod/a"), BY)
+    found.refused_by_kernel("agent", AgentPath("/prod/b"), BY)
+    assert states(found) == ["refused", "refused"]
+    with pytest.raises(OSError, match="a system call can't wait"):
+        found.approve(1, BY, made)
+    monkeypatch.setattr(approvals, "MAX_NOTED", 2)
+    found.refused_by_kernel("agent", AgentPath("/prod/c"), BY)
+    assert len(found.list()) == 2
+
+
+def test_the_oldest_that_were_decided_make_room(history: HistoryFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(approvals, "MAX_KEPT", 3)
+    found = Approvals(history)
+    found.ask(asking(), {})
+    for number in range(6):
+        found.refused_by_kernel("agent", AgentPath(f"/prod/{number}"), BY)
+    assert [each.number for each in found.list()] == [1, 6, 7]
+    assert [each.number for each in history.requests()] == [1, 6, 7]
+    assert history.verify().problems == []
+
+
+def test_requests_outlive_the_server_and_what_was_being_made_is_not_made_again(tmp_path: Path) -> None:
+    path = str(tmp_path / "of.history/history.db")
+    history = HistoryFile(path)
+    found = Approvals(history)
+    odd = "/prod/\udcff"
+    for each in ("/prod/a", odd, "/prod/c"):
+        found.ask(asking(each), {"content": each})
+
+    def killed(request: Request, command: Any) -> tuple[Any, None]:
+        history.flush()
+        raise KeyboardInterrupt
+
+    monkey = found._become
+    with pytest.raises(KeyboardInterrupt):
+        found._become = lambda request, state, *rest: (  # type: ignore[method-assign]
+            request if state == "failed" else monkey(request, state, *rest)
+        )
+        found.approve(1, BY, killed)
+    history.close()
+    history = HistoryFile(path)
+    later = Approvals(history)
+    assert states(later) == ["failed", "pending", "pending"]
+    assert "look whether it happened" in str(later.list()[0].reason)
+    assert later.find(2).asked.paths == [odd]
+    assert later.ask(asking(odd), {"content": odd}).number == 2
+    later.approve(2, BY, made)
+    assert later.ask(asking("/prod/d"), {}).number == 4
+    assert history.verify().problems == []
+    history.close()
+
+
+class TestTheChain:
+    @pytest.fixture
+    def asked(self, history: HistoryFile) -> HistoryFile:
+        found = Approvals(history)
+        for path in ("/prod/a", "/prod/b"):
+            found.ask(asking(path), {"content": path})
+        found.approve(1, BY, made)
+        assert history.verify().problems == []
+        return history
+
+    @pytest.mark.parametrize(
+        ("statement", "problem"),
+        [
+            ("UPDATE requests SET state = 'made' WHERE number = 2", "request 2 was changed"),
+            ("UPDATE requests SET change = x'7b7d' WHERE number = 2", "request 2 was changed"),
+            ("UPDATE requests SET asked = replace(asked, 'prod', 'work') WHERE number = 1", "request 1 was changed"),
+            ("DELETE FROM requests WHERE number = 2", "request 2: it was deleted past the server"),
+            (
+                "INSERT INTO requests SELECT 7, asked, key, change, state, became, link FROM requests WHERE number = 2",
+                "request 7 was added past the server",
+            ),
+        ],
+    )
+    def test_finds_what_was_changed(self, asked: HistoryFile, statement: str, problem: str) -> None:
+        assert tampered(asked, statement) == [problem]
+
+    def test_keeps_the_events_of_a_request_after_older_calls_are_deleted(self, asked: HistoryFile) -> None:
+        asked.forget(asked.oldest(-1))
+        assert asked.verify().problems == []
+        assert tampered(asked, "DELETE FROM requests WHERE number = 2") == ["request 2: it was deleted past the server"]
+
+    def test_forgets_contents(self, asked: HistoryFile) -> None:
+        asked.forget_contents([AgentPath("/prod/b")], {})
+        assert [each.change is None for each in asked.requests()] == [False, True]
+        assert asked.verify().problems == []

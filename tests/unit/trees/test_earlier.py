@@ -1,0 +1,178 @@
+"""`EarlierVolume`: the state before a call, from random records, compared with what was there."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from profiles import examples
+from recorded_place import ME, STEPS, Place, make
+from replayed import shown, tree_of
+
+from fusebackend.backends import FilesystemBackend, InMemoryBackend
+from fusebackend.base.paths import ROOT
+from fusebackend.history.records import Record
+from fusebackend.history.undo_plan import image_source
+from fusebackend.trees.earlier import EarlierVolume
+from fusebackend.volumes.placing import Source
+from fusebackend.volumes.walk import resolve
+
+
+@contextmanager
+def place_of(kind: str) -> Iterator[Place]:
+    with tempfile.TemporaryDirectory() as directory:
+        if kind == "memory":
+            backend: Any = InMemoryBackend()
+        else:
+            os.mkdir(os.path.join(directory, "files"))
+            backend = FilesystemBackend(os.path.join(directory, "files"), virtual_mode=True)
+        place = Place(backend.volume, directory)
+        try:
+            yield place
+        finally:
+            place.close()
+            backend.close()
+
+
+def before(place: Place, number: int, path: bytes = b"/") -> EarlierVolume:
+    def source(record: Record) -> Source:
+        assert record.before is not None
+        assert record.image is not None
+        found = image_source(place.volume, place.images.path, record.before, record.image)
+        assert found is not None
+        return found
+
+    call = place.history.call(number)
+    assert call is not None
+    return EarlierVolume(place.history, call, place.history.begin(call), [ROOT], place.volume, [path], source)
+
+
+def states(place: Place, steps: Any, *, apart: bool) -> dict[int, Any]:
+    """Make steps; returns the tree before each call, by its number."""
+    found: dict[int, Any] = {}
+    for each in steps:
+        was = shown(tree_of(place.volume)[0])
+        make(place, [each])
+        for call in place.recorder.calls.open():
+            found.setdefault(call.number, was)
+            if apart:
+                place.recorder.calls.end(call)
+    found.pop(0, None)
+    return found
+
+
+def files_of(volume: EarlierVolume) -> dict[bytes, Any]:
+    """The tree of a volume, as `shown`; the bytes of a file are None if they are not known."""
+    unknown: set[int] = set()
+    plain = volume.open
+
+    def opened(node: int, flags: int) -> Any:
+        try:
+            return plain(node, flags)
+        except OSError as error:
+            assert error.errno == errno.ENODATA
+            unknown.add(node)
+            volume._open[node] = None  # type: ignore[assignment]
+            return None
+
+    def read(node: int, offset: int, size: int) -> bytes:
+        return b"" if node in unknown else plain_read(node, offset, size)
+
+    def release(node: int, flags: int) -> None:
+        if node not in unknown:
+            plain_release(node, flags)
+
+    plain_read, plain_release = volume.read, volume.release
+    volume.open, volume.read, volume.release = opened, read, release  # type: ignore[method-assign]
+    tree, nodes = tree_of(volume)
+    lost = {id(nodes[node]) for node in unknown}
+    return {
+        path: (file.mode, None if id(file) in lost else file.data, file.target, file.xattrs)
+        for path, file in tree.items()
+    }
+
+
+@pytest.mark.parametrize("kind", ["memory", "dir"])
+@settings(max_examples=examples(40))
+@given(first=STEPS, steps=STEPS)
+def test_the_state_before_each_call_is_exact(kind: str, first: Any, steps: Any) -> None:
+    with place_of(kind) as place:
+        make(place, first)
+        place.recorder.calls.close()
+        for number, was in states(place, steps, apart=True).items():
+            if place.history.call(number) is not None:
+                assert files_of(before(place, number)) == was
+
+
+@pytest.mark.parametrize("kind", ["memory", "dir"])
+@settings(max_examples=examples(40))
+@given(steps=STEPS)
+def test_calls_that_overlap_give_the_right_bytes_or_none(kind: str, steps: Any) -> None:
+    with place_of(kind) as place:
+        for number, was in states(place, steps, apart=False).items():
+            if place.history.call(number) is None:
+                continue
+            found = files_of(before(place, number))
+            assert found.keys() == was.keys()
+            for path, (mode, data, target, _) in found.items():
+                assert (stat.S_IFMT(mode), target) == (stat.S_IFMT(was[path][0]), was[path][2])
+                assert data in (None, was[path][1])
+
+
+def test_a_path_alone(tmp_path: Path) -> None:
+    """Only the records of what it was are read: renames of a directory above it are followed, and links."""
+    with place_of("memory") as place:
+        with place.by("one"):
+            place.door.mkdir(1, b"old", 0o755, ME)
+            place.make(place.node("/old"), b"file", b"before")
+            place.make(1, b"other", b"other")
+        place.recorder.calls.close()
+        with place.by("two"):
+            place.write("/old/file", 0, b"after!")
+            place.door.rename(1, b"old", 1, b"new")
+            place.door.unlink(1, b"other")
+        volume = before(place, 2, b"/old/file")
+        node = resolve(volume, "/old/file").found.node
+        volume.open(node, os.O_RDONLY)
+        assert volume.read(node, 0, 100) == b"before"
+        volume.release(node, os.O_RDONLY)
+        assert not volume.is_overtaken
+        with place.by("three"):
+            place.write("/new/file", 0, b"again!")
+        assert volume.is_overtaken
+
+
+def test_bytes_that_are_not_known_are_named() -> None:
+    with place_of("dir") as place:
+        with place.by("one"):
+            place.make(1, b"shared", b"first")
+        with place.by("two"):
+            place.make(1, b"other")
+        with place.by("one"):  # it has not ended
+            place.write("/shared", 0, b"later")
+        volume = before(place, 2)
+        with pytest.raises(OSError, match=r"the bytes of '/shared' before c2 are not known: a call that had begun"):
+            volume.open(resolve(volume, "/shared").found.node, os.O_RDONLY)
+
+
+def test_calls_that_were_forgotten_since() -> None:
+    with place_of("memory") as place:
+        for who in ("one", "two", "three"):
+            with place.by(who):
+                place.make(1, who.encode())
+            place.recorder.calls.close()
+        place.history.forget([2])
+        with pytest.raises(OSError, match="calls that have changed something since c1 began were forgotten"):
+            before(place, 1)
+        assert set(tree_of(before(place, 3))[0]) == {b"/", b"/one", b"/two"}
+        place.history.note_gap(3, "the disk was full")
+        with pytest.raises(OSError, match="a change of c3 was not recorded: the disk was full"):
+            before(place, 3)
