@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from fusebackend.protocol import DEFAULT_TTL_S
 from fusebackend.protocol.scheme import Url, UrlError, mask
 
 READ_ONLY = frozenset({"http", "https", "zip", "tar", "github", "git", "libarchive", "reference", "data", "jupyter"})
@@ -31,8 +32,8 @@ def open_fsspec(url: Url) -> Any:
     try:
         fs, root = fsspec.core.url_to_fs(url.rest, skip_instance_cache=True, **options)
         read_only = own.pop("read_only", "") == "1" or not READ_ONLY.isdisjoint(protocols(fs))
-        ttl = {"ttl": float(own.pop("ttl"))} if "ttl" in own else {}
-        backend = FsspecBackend(fs, root, read_only=read_only, **ttl, **own)
+        given: dict[str, Any] = {**own, "ttl": float(own.get("ttl", DEFAULT_TTL_S))}
+        backend = FsspecBackend(fs, root, read_only=read_only, **given)
         backend.volume.remote.contents("")
     except ImportError as error:
         raise UrlError(f"'{url.masked}': {error}") from None

@@ -329,7 +329,7 @@ def _time_ns(info: dict[str, Any]) -> int | None:
         if isinstance(value, (int, float)):
             return int(value * 1_000_000_000)
         if isinstance(value, tuple) and len(value) >= 6:  # of a zip file
-            value = datetime(*value[:6], tzinfo=UTC)
+            value = datetime(*value[:6]).replace(tzinfo=UTC)
         if isinstance(value, str):
             value = _read_time(value)
         if isinstance(value, datetime):
