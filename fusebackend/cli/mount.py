@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -75,7 +74,6 @@ def mount(
     path = table.resolve(mountpoint)
     plan = plan_of(path, file, config_path, default, routes, read_only, options)
     _keep_apart(plan)
-    _require_unserved(path)
     try:
         point.check_system(allow_other=plan.allow_other)
     except MountError as error:
@@ -101,18 +99,6 @@ def make_data_directory(default: str | None, file: ConfigFile, path: str) -> Non
     """Make the directory of the embedded default of a mount point, if it is what is mounted."""
     if default is None and file.default is None:
         os.makedirs(os.path.dirname(config.data_file(path)), mode=0o700, exist_ok=True)
-
-
-def _require_unserved(path: str) -> None:
-    """Raises `MountError` if a server has the branches and the history of this mount point, without a mount."""
-    from fusebackend.control import rendezvous
-
-    found = rendezvous.server_of(path)
-    if found is not None:
-        raise MountError(
-            errno.EBUSY,
-            f"'{path}' is served already, without a mount, by process {found.pid}; end that with 'kill {found.pid}'",
-        )
 
 
 def _base(config_path: str | None) -> str | None:

@@ -49,7 +49,9 @@ def serve(plan: MountPlan, on_ready: Callable[[Sequence[str]], None], *, log_fil
 
     with contextlib.ExitStack() as opened:
         socket = plan.socket
-        if not plan.is_mounted:
+        if plan.is_mounted:
+            rendezvous.require_unserved(plan.mountpoint)
+        else:
             socket = opened.enter_context(rendezvous.claimed(plan.mountpoint, socket))
         backends = {}
         for prefix, url in plan.urls().items():

@@ -163,6 +163,15 @@ def server_of(place: str) -> Served | None:
     return None
 
 
+def require_unserved(mountpoint: str) -> None:
+    """Raise `MountError` if a server has the branches and the history of a mount point, without a mount."""
+    found = server_of(mountpoint)
+    if found is not None:
+        end = f"end that with 'kill {found.pid}'"
+        why = f"'{mountpoint}' is served already, without a mount, by process {found.pid}; {end}"
+        raise MountError(errno.EBUSY, why)
+
+
 def find_served(path: str) -> Served | None:
     """Return the server that a path means, which is its socket, its configuration, or its place; None without one."""
     text = os.path.abspath(path)

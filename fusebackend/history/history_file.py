@@ -89,6 +89,7 @@ CREATE TABLE IF NOT EXISTS records (
     link INTEGER NOT NULL, digest BLOB NOT NULL,
     salt BLOB, xattrs_seal BLOB, image_seal BLOB);
 CREATE TABLE IF NOT EXISTS closed (one INTEGER PRIMARY KEY CHECK (one = 1), record INTEGER);
+CREATE TABLE IF NOT EXISTS identities (record INTEGER PRIMARY KEY, identity BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS gaps (call INTEGER PRIMARY KEY, why TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS routes (prefix BLOB PRIMARY KEY, backend TEXT) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS calls_by_end ON calls (ended_ns);
@@ -128,6 +129,7 @@ _END: Final = "UPDATE calls SET ended_ns = ? WHERE number = ?"
 _UNDONE: Final = "UPDATE calls SET undone_by = ? WHERE number = ?"
 _EVENTS: Final = {_END: "end", _UNDONE: "undone"}
 _DROP: Final = "DELETE FROM records WHERE number = ?"
+_IDENTITY: Final = "INSERT OR REPLACE INTO identities VALUES (?, ?)"
 _FORGET: Final = "DELETE FROM calls WHERE number = ?"
 _GAP: Final = "INSERT OR IGNORE INTO gaps VALUES (?, ?)"
 _AFTER: Final = (
@@ -365,8 +367,13 @@ class HistoryFile:
         before: State | None = None,
         image: Image | None = None,
         after: Stamp | None = None,
+        identity: bytes | None = None,
     ) -> int:
-        """Add a record to a call that is open; returns its number. The arguments are fields of `Record`."""
+        """Add a record to a call that is open; returns its number. The arguments are fields of `Record`.
+
+        Args:
+            identity: of the file, where it has one (`Volume.lasting`).
+        """
         time_ns = self._time_ns()
         with self._guard:
             self._record += 1
@@ -387,6 +394,8 @@ class HistoryFile:
                 row += after
             sealed = _seals(before, image)
             self._put(_RECORD[before is not None, image is not None, after is not None, bool(sealed)], row + sealed)
+            if identity is not None:
+                self._put(_IDENTITY, (number, identity))
             is_full = len(self._waiting) > MOST_WAITING
         if is_full:
             self.flush()
@@ -638,6 +647,11 @@ class HistoryFile:
     def record(self, number: int) -> Record | None:
         """Return a record."""
         return next(iter(self._records("WHERE number = ?", (number,))), None)
+
+    def identity(self, number: int) -> bytes | None:
+        """Return the identity of the file of a record, see `add`."""
+        rows = self._read("SELECT identity FROM identities WHERE record = ?", (number,))
+        return rows[0][0] if rows else None
 
     def later(self, number: int, prefix: AgentPath, path: bytes, *, with_undone: bool = False) -> list[Record]:
         """Return the records of other calls after a record that touch a path of its route, in their order: at it, below
@@ -986,6 +1000,8 @@ def _write(writer: sqlite3.Connection, links: Chain, rows: Iterable[_Row]) -> No
         elif statement == _FORGET:
             numbers = [number for (number,) in found]
             chain.leave_stubs(writer, numbers)
+            of_call = "SELECT number FROM records WHERE call = ?"
+            writer.executemany(f"DELETE FROM identities WHERE record IN ({of_call})", found)
             writer.executemany("DELETE FROM records WHERE call = ?", found)
             writer.executemany("DELETE FROM undoes WHERE undo = ?", found)
             writer.executemany("DELETE FROM gaps WHERE call = ?", found)

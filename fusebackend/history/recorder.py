@@ -54,6 +54,8 @@ class Kept(NamedTuple):
     image: Image | None
     """None for what has no bytes, and for bytes that an earlier record of the same call leads to."""
     ctime_ns: int
+    identity: bytes | None = None
+    """Of a file with several names, see `Volume.lasting`."""
 
 
 class VolumeRecords:
@@ -169,7 +171,11 @@ class Recorder:
         if is_file and (attr.nlink > 1 or not records.has_bytes(call, node)):
             # Its node says which file a name led to that comes back as a link.
             image = self.images.keep(volume, attr)._replace(node=node)
-        return Kept(node, before, image, ctime_ns)
+        identity = None
+        if attr.nlink > 1 and not attr.is_dir:
+            with contextlib.suppress(OSError):
+                identity = volume.lasting(node)
+        return Kept(node, before, image, ctime_ns, identity)
 
     def drop(self, kept: Kept | None) -> None:
         """Forget what was kept for a change that was not made."""
@@ -183,7 +189,7 @@ class Recorder:
         number = self.calls.number(call)
         if kept is None:
             return self.history.add(number, prefix, kind, path, **fields)
-        given = {"node": kept.node, **fields}
+        given = {"node": kept.node, "identity": kept.identity, **fields}
         return self.history.add(number, prefix, kind, path, before=kept.before, image=kept.image, **given)
 
     def failed(self, error: BaseException, what: str, call: OpenCall | None = None) -> None:

@@ -164,7 +164,12 @@ class Undo:
         records = [record for number in numbers for record in self._history.records(number)]
         records.sort(key=lambda record: record.number)
         plan = UndoPlan(
-            self._volumes, self._recorder.images.path, self._history.later, merge=merge, earlier=self._history.earlier
+            self._volumes,
+            self._recorder.images.path,
+            self._history.later,
+            merge=merge,
+            earlier=self._history.earlier,
+            identity=self._history.identity,
         )
         plan.add(records, self._history.overlaps(numbers))
         for number, why in self._history.gaps(numbers).items():

@@ -99,6 +99,7 @@ class UndoPlan:
         merge: merge files by lines that a later call has changed as well.
         earlier: the last record of an earlier server. Volumes without snapshots may number their files anew when they
             are opened, so the nodes in these records are taken for no file that is there.
+        identity: as `HistoryFile.identity`: it names a file with several names for longer than its node.
 
     Attributes:
         steps: in their order. With conflicts, they take back the rest.
@@ -113,6 +114,7 @@ class UndoPlan:
         *,
         merge: bool = False,
         earlier: int = 0,
+        identity: Callable[[int], bytes | None] = lambda number: None,
     ) -> None:
         self.steps: list[Step] = []
         self.conflicts: list[UndoConflict] = []
@@ -121,6 +123,7 @@ class UndoPlan:
         self._later = later
         self._merge = merge
         self._earlier = earlier
+        self._identity = identity
         self._views: dict[AgentPath, _View] = {}
         self._made: dict[tuple[AgentPath, int], _File] = {}  # by the node that the file had
         self._closing: list[tuple[AgentPath, _File]] = []
@@ -292,7 +295,7 @@ class UndoPlan:
             if place is not None and place.file is made:
                 return _Twin(place.path, made, None)
         if not lasts:
-            return None
+            return self._survivor(view, record)
         try:
             attr = view.volume.getattr(node)
         except OSError as error:
@@ -304,6 +307,15 @@ class UndoPlan:
             return None
         file = view.file(attr)
         return _Twin(b"", file, file.seen)
+
+    def _survivor(self, view: _View, record: Record) -> _Twin | None:
+        """Return the file of a name by another name that it still has, where an earlier server has removed this one."""
+        identity = self._identity(record.number)
+        path = None if identity is None else view.path_of(identity)
+        place = None if path is None else view.at(path)
+        if place is None or place.file is None or place.is_moved or place.file.is_dir:
+            return None
+        return _Twin(place.path, place.file, None)
 
     def _lasts(self, view: _View, record: Record) -> bool:
         """Return True if the nodes of a record are still those of the volume's files."""
@@ -595,6 +607,7 @@ class _View:
         self.prefix = prefix
         self.volume = volume
         self._files: dict[int, _File] = {}  # by node
+        self._paths: dict[bytes, bytes] | None = None  # by identity
         self._root = _Place(None, b"", self.file(volume.getattr(ROOT_NODE)))
 
     def at(self, path: bytes) -> _Place | None:
@@ -621,6 +634,23 @@ class _View:
             if error.errno not in VANISHED:
                 raise
             return None
+
+    def path_of(self, identity: bytes) -> bytes | None:
+        """Return a path of a file by its identity, as the volume is now. The first call reads the whole tree."""
+        if self._paths is None:
+            self._paths = {}
+            left = [(b"", ROOT_NODE)]
+            while left:
+                above, directory = left.pop()
+                for name, attr in entries(self.volume, directory):
+                    if attr.is_dir:
+                        left.append((above + b"/" + name, attr.node))
+                        continue
+                    with contextlib.suppress(OSError):  # removed since
+                        found = self.volume.lasting(attr.node)
+                        if found is not None:
+                            self._paths[found] = above + b"/" + name
+        return self._paths.get(identity)
 
     def file(self, attr: Attr) -> _File:
         """Return a file of the volume; the same one for each of its names."""

@@ -10,11 +10,13 @@ import stat as stat_module
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import AgentPath
 from fusebackend.protocol.events import Change
+
+T = TypeVar("T")
 
 # --------------------------------------------------------------------------------------------------------------
 # Records of the kernel face
@@ -38,6 +40,7 @@ __all__ = [
     "Usage",
     "Volume",
     "Writable",
+    "WrongLinks",
     "unsupported",
 ]  # fmt: skip
 
@@ -140,6 +143,14 @@ class Link(NamedTuple):
     parent: int
     name: bytes
     node: int
+
+
+class WrongLinks(OSError):
+    """ESTALE: these directory entries are not there."""
+
+    def __init__(self, links: Sequence[Link]) -> None:
+        super().__init__(errno.ESTALE, oserror(errno.ESTALE).strerror)
+        self.links = links
 
 
 class Usage(NamedTuple):
@@ -351,6 +362,31 @@ class Volume(abc.ABC):
         """Those of these directory entries that are not there, asked of a shared volume at each open."""
         return [link for link in links if self._find(link) != link.node]
 
+    def through(self, links: Sequence[Link], call: Callable[[], T], *, absent: bool = False) -> T:
+        """The result of a call of this volume, for a caller that has come to its node through these directory entries.
+
+        A volume may compare them together with the first question of the call.
+
+        Args:
+            absent: the call looks a name up, and the entries matter only if it is absent.
+
+        Raises:
+            WrongLinks: some of them are not there. The call has changed nothing.
+        """
+        if not absent:
+            self._require_links(links)
+            return call()
+        try:
+            return call()
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR):
+                self._require_links(links)
+            raise
+
+    def _require_links(self, links: Sequence[Link]) -> None:
+        if links and (wrong := self.wrong_links(links)):
+            raise WrongLinks(wrong)
+
     def _find(self, link: Link) -> int | None:
         try:
             return self.lookup(link.parent, link.name).node
@@ -443,6 +479,11 @@ class Volume(abc.ABC):
     def walking(self, names: Sequence[bytes]) -> AbstractContextManager[object]:
         """The lookups of this thread in the block go down these names from the root: it may fetch them at once."""
         return contextlib.nullcontext()
+
+    def lasting(self, node: int) -> bytes | None:
+        """Return what names a file for as long as it lives, also after the volume was opened again; None if nothing
+        does. Volumes that keep snapshots need none: their nodes last."""
+        return None
 
     @abc.abstractmethod
     def statfs(self) -> StatFs:

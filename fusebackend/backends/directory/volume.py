@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from fusebackend.backends.directory import dirfd
-from fusebackend.backends.directory.dirfd import FILE_FLAGS, PATH_FLAGS, Descriptor, OpenFile
+from fusebackend.backends.directory.dirfd import FILE_FLAGS, PATH_FLAGS, Descriptor, OpenFile, born_ns
 from fusebackend.backends.directory.nodes import Node, Places, attr_of, check_name, group_of_new
 from fusebackend.base.errors import oserror
 from fusebackend.protocol import RENAME_EXCHANGE, Attr, AttrChanges, Caller, Features, StatFs
@@ -223,6 +223,14 @@ class DirectoryVolume(NativeVolume):
         with self.lock:
             found = self._nodes.get(node)
             return attr_of(found, self._places.status(found))
+
+    def lasting(self, node: int) -> bytes | None:
+        """The inode number with the birth time: the system uses a number again."""
+        with self.lock:
+            found = self._nodes.get(node)
+            number = self._places.status(found).st_ino
+            made_ns = None if found.parent is None else born_ns(self._places.of(found.parent), found.name)
+            return None if made_ns is None else b"%d:%d" % (number, made_ns)
 
     def setattr(self, node: int, changes: AttrChanges) -> Attr:
         with self.lock:

@@ -62,6 +62,10 @@ class Guesses:
             if name is not None:
                 self._names.pop(name, None)
 
+    def is_there(self, name: Name) -> bool:
+        """Whether a name leads somewhere, most likely."""
+        return self._names.get(name) is not None
+
     def wrong(self, guess: Guess) -> None:
         """Something of it was otherwise."""
         until = time.monotonic() + CONTESTED_S

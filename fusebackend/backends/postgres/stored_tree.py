@@ -7,6 +7,7 @@ It owns the transactions: which calls make one, when it is committed, and which 
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import stat
 import threading
@@ -27,7 +28,7 @@ from fusebackend.base.paths import PathError
 from fusebackend.base.stamps import CLOCK
 from fusebackend.databases.pipeline import COMMIT, Rows, Statement, send
 from fusebackend.databases.postgres import REPEATABLE, Connections, translate_errors
-from fusebackend.protocol import ROOT_NODE, Change, Changes
+from fusebackend.protocol import ROOT_NODE, Change, Changes, Link, WrongLinks
 from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT, Chunk
 from fusebackend.volumes.damage import Damage
 from fusebackend.volumes.posix import TreeVolume
@@ -53,6 +54,8 @@ class _Scope(threading.local):
         self.view: Any = None  # a connection in the middle of a transaction that only reads
         self.newest = 0  # snapshot, where the thread has the lock of changes alone
         self.is_repeating = False  # what is stored has been accepted before
+        self.links: Sequence[Link] = ()  # to be compared together with the next question
+        self.links_above: Sequence[Link] = ()  # the same, if a name that is looked up is absent
         self.way: dict[tuple[int, bytes], Sequence[Any]] = {}  # names that are about to be looked up
         self.nested: list[Changes] = []
         self.lost_names: list[int] = []
@@ -114,6 +117,7 @@ class StoredTree(TreeVolume):
                     transaction.flush()
                 transaction.fetch(wanted)
                 return rule(*arguments)
+        self._compare_links()
         version = self._session.new_version()
         guess = self._guesses.of(wanted)
 
@@ -138,6 +142,7 @@ class StoredTree(TreeVolume):
     def _change_file(self, wanted: Wanted, size: int, rule: Callable[..., T], node: int, *arguments: Any) -> T:
         """Run a rule that writes so many bytes of a file, or sets attributes: on its draft, if there is one."""
         if self._scope.transaction is None:
+            self._compare_links()
 
             def make(draft: Draft) -> T:
                 CLOCK.saw_all()
@@ -386,10 +391,50 @@ class StoredTree(TreeVolume):
             scope.way = {}
 
     def _query(self, statement: Statement) -> Rows:
-        if self._scope.view is not None:
+        scope = self._scope
+        if scope.view is not None:
             with translate_errors():
-                return send(self._scope.view, [statement])[0]
-        return self._connections.query(*statement)
+                return send(scope.view, [statement])[0]
+        if not scope.links:
+            return self._connections.query(*statement)
+        rows, wrong = self._query_with(scope.links, statement)
+        self._compared(wrong)
+        return rows
+
+    def _query_with(self, links: Sequence[Link], statement: Statement) -> tuple[Rows, Sequence[Link]]:
+        """The rows of a statement, and those of these links that are not there, in one round trip."""
+        both = [statement, statements.links(self.id, links)]
+        rows, there = self._connections.run(lambda connection: send(connection, both))
+        return rows, missing(links, there)
+
+    def through(self, links: Sequence[Link], call: Callable[[], T], *, absent: bool = False) -> T:
+        """As in `Volume`: reads ask for the links in the same round trip, changes before they begin."""
+        scope = self._scope
+        if not links or scope.transaction is not None or scope.view is not None:
+            return super().through(links, call, absent=absent)
+        scope.links, scope.links_above = ((), links) if absent else (links, ())
+        try:
+            result = call()
+            self._compare_links()  # it was answered from memory
+            return result
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR):
+                self._require_links(scope.links_above)
+            raise
+        finally:
+            scope.links = scope.links_above = ()
+
+    def _compare_links(self) -> None:
+        """Compare what `through` has been given, if no question has."""
+        if self._scope.links:
+            (there,) = self._connections.run(lambda at: send(at, [statements.links(self.id, self._scope.links)]))
+            self._compared(missing(self._scope.links, there))
+
+    def _compared(self, wrong: Sequence[Link]) -> None:
+        """Whatever follows a wrong link fails, too: the first question may be one whose errors do not matter."""
+        if wrong:
+            raise WrongLinks(wrong)
+        self._scope.links = ()
 
     # -- limits ------------------------------------------------------------------------------------------------
 
@@ -538,6 +583,12 @@ def _as_guessed(rule: Callable[..., T], *arguments: Any) -> T:
         return rule(*arguments)
     except OSError:
         raise overtaken() from None
+
+
+def missing(links: Sequence[Link], there: Rows) -> Sequence[Link]:
+    """Those links that are not in the answer to `statements.links`."""
+    found = {Link(*row) for row in there}
+    return [link for link in links if link not in found]
 
 
 def _begin_view(connection: Connection[Any]) -> None:

@@ -34,7 +34,7 @@ from fusebackend.backends.postgres.feed import VolumeFeed
 from fusebackend.backends.postgres.host_session import Session, configure, configure_shared
 from fusebackend.backends.postgres.snapshots import Snapshots
 from fusebackend.backends.postgres.statements import StoredInode
-from fusebackend.backends.postgres.stored_tree import StoredTree, cut_out
+from fusebackend.backends.postgres.stored_tree import StoredTree, cut_out, missing
 from fusebackend.backends.postgres.transaction import Wanted, gone
 from fusebackend.backends.postgres.uses import BareNodes, Uses
 from fusebackend.base.errors import oserror
@@ -52,6 +52,7 @@ from fusebackend.protocol import (
     SnapshotVolume,
     StatFs,
     Volume,
+    WrongLinks,
 )
 from fusebackend.volumes import posix as tree
 from fusebackend.volumes.chunks import CHUNK_SHIFT
@@ -168,11 +169,19 @@ class PostgresVolume(StoredTree, SnapshotVolume):
             self._damage.require_entry(parent, name, inode)
             return inode
         pending = self._drafts.pending()
-        rows = self._query(statements.found(self.id, parent, name))
+        question = statements.found(self.id, parent, name)
+        wrong: Sequence[Link] = ()
+        if self._scope.links_above and not self._guesses.is_there((parent, name)):
+            rows, wrong = self._query_with(self._scope.links_above, question)
+            self._scope.links_above = ()
+        else:
+            rows = self._query(question)
         if pending and rows and rows[0][FIELD_COUNT] in pending:
             self._drafts.settle(rows[0][FIELD_COUNT])
-            rows = self._query(statements.found(self.id, parent, name))
+            rows = self._query(question)
         directory, found = (rows[0][:FIELD_COUNT], rows[0][FIELD_COUNT:]) if rows else ((), ())
+        if wrong and (not rows or found[0] is None):
+            raise WrongLinks(wrong)
         self._require_directory(directory[1:3], parent)
         if found[0] is None:
             self._guesses.note([directory], {(parent, name): None})
@@ -221,8 +230,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
     def wrong_links(self, links: Sequence[Link]) -> Sequence[Link]:
         if not links:
             return []
-        found = {Link(*row) for row in self._query(statements.links(self.id, links))}
-        return [link for link in links if link not in found]
+        return missing(links, self._query(statements.links(self.id, links)))
 
     def _require_directory(self, row: Sequence[Any], node: int) -> None:
         """Check the mode and link count of a directory; it is missing if there are none."""

@@ -10,21 +10,20 @@ The next request of that thread ends the second walk, or is for a file without a
 trusted. A second walk looks up each name, so the inode found last is the one of the path, whatever its other names.
 Names that proved wrong are dropped from the kernel's cache in the background, and count as known until then.
 
-Cost: on shared volumes alone, one question more in the same step for each open. Switch: `revalidation`.
+Cost: on shared volumes alone, one question more in the same step for each open (`Volume.through`: a volume may ask both
+in one round trip). Switch: `revalidation`.
 """
 
 from __future__ import annotations
 
-import errno
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import ParamSpec, TypeVar
 
 import trio
 
-from fusebackend.base.errors import oserror
-from fusebackend.protocol import Attr, Link, Volume
+from fusebackend.protocol import Attr, Link, WrongLinks
 from fusebackend.vfs.calls import request
 from fusebackend.vfs.coherence.dentries import Dentries, Dentry, Name, links_of
 from fusebackend.vfs.coherence.kernel_cache import KernelCache
@@ -38,14 +37,6 @@ MAX_WALKS = 1_000
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class StaleDentry(OSError):
-    """ESTALE: these links, by which the kernel may have come, do not exist."""
-
-    def __init__(self, links: Sequence[Link]) -> None:
-        super().__init__(errno.ESTALE, oserror(errno.ESTALE).strerror)
-        self.links = links
 
 
 class Revalidation:
@@ -70,7 +61,7 @@ class Revalidation:
         """
         trusted = self._is_second_walk(inode)
         self.arrived()
-        return await self._call(_checked, route, inode, trusted, partial(function, *args, **kwargs))
+        return await self._call(route, inode, trusted, partial(function, *args, **kwargs))
 
     def arrived(self) -> None:
         """This thread's walk has ended with something else."""
@@ -79,7 +70,7 @@ class Revalidation:
     async def readlink(self, route: Route, inode: int, node: int) -> bytes:
         """`call` in the middle of a walk."""
         volume = route.volume
-        return await self._call(_checked, route, inode, self._is_second_walk(inode), partial(volume.readlink, node))
+        return await self._call(route, inode, self._is_second_walk(inode), partial(volume.readlink, node))
 
     async def check(self, route: Route, inode: int) -> None:
         """`call` of nothing."""
@@ -92,8 +83,8 @@ class Revalidation:
         look = partial(call_and_hold, route.volume, route.volume.lookup, node, name)
         thread, trusted = request.current().thread, self._is_second_walk(parent)
         try:
-            attr = await self._call(_found, route, parent, trusted, look)
-        except StaleDentry:
+            attr = await self._call(route, parent, trusted, look, absent=True)
+        except WrongLinks:
             raise
         except OSError:
             self._walks.pop(thread, None)
@@ -103,18 +94,13 @@ class Revalidation:
         return attr
 
     async def _call(
-        self,
-        check: Callable[[Volume, Sequence[Link], Callable[[], T]], T],
-        route: Route,
-        inode: int,
-        trusted: bool,
-        function: Callable[[], T],
+        self, route: Route, inode: int, trusted: bool, function: Callable[[], T], *, absent: bool = False
     ) -> T:
         names = {} if trusted or not self._on else self._names(route, inode)
-        way = route.ask if check is _found else route.call
+        way = route.ask if absent else route.call
         try:
-            return await way(check, route.volume, list(names), function)
-        except StaleDentry as error:
+            return await way(partial(route.volume.through, list(names), function, absent=absent))
+        except WrongLinks as error:
             if len(self._walks) >= MAX_WALKS:
                 self._walks.pop(next(iter(self._walks)))
             self._walks[request.current().thread] = (inode, time.monotonic())
@@ -156,22 +142,3 @@ class Revalidation:
         if kernel is not None and self._dentries.get(name) is dentry:  # it has not been found again since
             await trio.to_thread.run_sync(kernel.invalidate_entry, *name)
             self._dentries.dropped(name, dentry)
-
-
-def _checked(volume: Volume, links: Sequence[Link], function: Callable[[], T]) -> T:
-    """Compare links, then call the function; in the volume's thread."""
-    if links and (wrong := volume.wrong_links(links)):
-        raise StaleDentry(wrong)
-    return function()
-
-
-def _found(volume: Volume, links: Sequence[Link], function: Callable[[], T]) -> T:
-    """Call a function that looks for a name, and compare links only if it finds none."""
-    try:
-        return function()
-    except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ENOTDIR):
-            raise
-        if links and (wrong := volume.wrong_links(links)):
-            raise StaleDentry(wrong) from None
-        raise

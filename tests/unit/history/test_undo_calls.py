@@ -427,6 +427,28 @@ def test_a_link_of_an_earlier_server_is_made_to_no_other_file(recorded: Recorded
     assert [files.read(f"/{name}") for name in ("one", "two", "three", "same")] == [b"one", b"two", b"three", b"one"]
 
 
+def test_a_link_that_an_earlier_server_has_removed_is_one_again(recorded: Recorded, files: Files) -> None:
+    with recorded.call():
+        files.mkdir("/d")
+        files.write("/d/one", b"one")
+        files.link("/d/one", "/same")
+    before = files.dump()
+    with recorded.call():
+        files.remove("/same")
+    restart(recorded)
+    removed = recorded.files.dump()
+    undone = check(recorded)
+    files = recorded.files
+    assert files.dump() == before
+    assert files.attr("/d/one").node == files.attr("/same").node
+    restart(recorded)
+    recorded.undoing.undo([int(undone.undo[1:])])
+    assert recorded.files.dump() == removed
+    restart(recorded)
+    recorded.undoing.undo([recorded.last()])
+    assert recorded.files.attr("/d/one").node == recorded.files.attr("/same").node
+
+
 class Killed(BaseException):
     """The end of the server."""
 

@@ -22,7 +22,7 @@ from fusebackend.backends import PostgresBackend
 from fusebackend.backends.postgres.guesses import CONTESTED_S, Guesses
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.databases import pipeline
-from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Caller
+from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Caller, Link, WrongLinks
 
 pytestmark = pytest.mark.services
 
@@ -317,6 +317,97 @@ def test_hosts_that_change_one_directory_lose_nothing_and_log_nothing(hosts: Hos
     wanted = {tag + b"%d" % number + (b"r" if number % 3 == 1 else b"") for tag in (b"a", b"b")
               for number in range(30) if number % 3}  # fmt: skip
     assert names(hosts[0], top) - {b"x"} == names(hosts[1], top) - {b"x"} == wanted
+
+
+# -- the way to a node -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def questions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The statements of each round trip outside of a transaction."""
+    sent: list[int] = []
+
+    def send(connection: psycopg.Connection[Any], statements: list[pipeline.Statement]) -> list[pipeline.Rows]:
+        sent.append(len(statements))
+        return pipeline.send(connection, statements)
+
+    monkeypatch.setattr("fusebackend.databases.postgres.send", send)
+    monkeypatch.setattr("fusebackend.backends.postgres.stored_tree.send", send)
+    return sent
+
+
+def test_a_read_compares_the_way_in_its_round_trip(hosts: Hosts, top: int, questions: list[int]) -> None:
+    one, _ = hosts
+    here, _ = tree(one, top)
+    right, wrong = Link(top, b"here", here), Link(top, b"there", here)
+    node = one.lookup(here, b"file").node
+    for read in (
+        lambda: one.open(node, os.O_RDONLY).node == node,
+        lambda: one.read(node, 0, 10) == b"",
+        lambda: one._read_inode(node).node == node,
+    ):
+        questions.clear()
+        assert one.through([right], read)
+        assert questions[0] == 2
+        assert questions[1:] in ([], [1]), "the access time alone"
+        with pytest.raises(WrongLinks) as raised:
+            one.through([right, wrong], read)
+        assert (raised.value.errno, raised.value.links) == (errno.ESTALE, [wrong])
+    one.release(node, os.O_RDONLY)
+    assert not one._uses.is_open(node)
+
+
+def test_a_change_on_a_wrong_way_is_not_made(hosts: Hosts, top: int) -> None:
+    one, two = hosts
+    here, _ = tree(one, top)
+    right, wrong = Link(top, b"here", here), Link(top, b"there", here)
+    node = one.lookup(here, b"file").node
+    with pytest.raises(WrongLinks):
+        one.through([wrong], lambda: one.setattr(node, AttrChanges(mode=0o600)))
+    assert two.lookup(here, b"file").mode == 0o100644
+    one.through([right], lambda: one.setattr(node, AttrChanges(mode=0o600)))
+    assert two.lookup(here, b"file").mode == 0o100600
+    with pytest.raises(WrongLinks):
+        one.through([wrong], lambda: None)
+
+    def read_first() -> None:
+        with contextlib.suppress(OSError):
+            one.read(node, 0, 10)
+        one.setattr(node, AttrChanges(size=5))
+
+    with pytest.raises(WrongLinks):
+        one.through([wrong], read_first)
+    assert two.lookup(here, b"file").size == 0
+    one.through([right], lambda: None)
+    assert one._scope.links == one._scope.links_above == ()
+
+
+def test_the_way_to_an_absent_name_is_compared_in_the_same_round_trip(
+    hosts: Hosts, top: int, questions: list[int]
+) -> None:
+    one, two = hosts
+    here, _ = tree(one, top)
+    right, wrong = Link(top, b"here", here), Link(top, b"there", here)
+
+    def look(volume: PostgresVolume, name: bytes, *links: Link) -> int:
+        return volume.through(links, lambda: volume.lookup(here, name).node, absent=True)
+
+    questions.clear()
+    with pytest.raises(FileNotFoundError):
+        look(one, b"new", right)
+    assert questions == [2]
+    with pytest.raises(WrongLinks):
+        look(one, b"new", wrong)
+    node = one.lookup(here, b"file").node
+    questions.clear()
+    assert look(one, b"file", wrong) == node, "the way to a name that is there does not matter"
+    assert questions == [1]
+    two.unlink(here, b"file")
+    with pytest.raises(FileNotFoundError):
+        look(one, b"file", right)
+    one._guesses.note((), {(here, b"file"): node})
+    with pytest.raises(WrongLinks):
+        look(one, b"file", wrong)
 
 
 def test_news_that_are_heard_spare_a_guess(hosts: Hosts, top: int, trips: Trips) -> None:
