@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from fusebackend.backends.postgres.host_session import SETTINGS
-from fusebackend.backends.postgres.statements import GUESSED
+from fusebackend.backends.postgres.statements import ALWAYS, AS_GUESSED, IF_GUESSED
 from fusebackend.databases import pipeline
 
 FIRST_NODE = 1 << 40
@@ -68,8 +68,8 @@ def recording() -> Iterator[list[Batch]]:
         if threading.get_ident() == mine:
             batch = []
             for query, parameters in statements:
-                if GUESSED in query:  # a replay changes the row each time
-                    query, parameters = query.replace(GUESSED, ""), parameters[: -GUESSED.count("%s")]
+                # A replay changes the row each time.
+                query = query.replace(IF_GUESSED, ALWAYS).replace(AS_GUESSED, "")
                 transformer = Transformer(connection)
                 transformer.dump_sequence(parameters, [PyFormat.BINARY] * len(parameters))
                 batch.append(Sent(query, parameters, transformer.types or ()))

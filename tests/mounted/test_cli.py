@@ -353,7 +353,7 @@ class TestRefusals:
         [
             (["--default", "nope:x"], "'nope:x': unknown scheme 'nope:'; known: sqlite:, memory:"),
             (["--default", "overlay:x"], "'overlay:' is not available in this version"),
-            (["--default", "sqlite:x.db?colour=red"], "'sqlite:' knows no parameter 'colour'; known: on_exists"),
+            (["--default", "sqlite:x.db?colour=red"], "'sqlite:' knows no parameter 'colour'; known: limit_bytes"),
             (["--default", "sqlite:/no/such/x.db"], "'sqlite:/no/such/x.db': there is no directory '/no/such'"),
             (["--default", "dir:missing"], "there is no directory"),
             (["--default", "python:no_such_module:make"], "No module named 'no_such_module'"),

@@ -184,8 +184,8 @@ def lock_guessed(volume: int, guess: Guess, count: int | None) -> Statement:
         f"WITH lock AS MATERIALIZED (SELECT pg_advisory_xact_lock_shared(%s::int, %s::int), {_COUNT} AS count),"
         " locked AS MATERIALIZED (SELECT i.node FROM lock CROSS JOIN"
         f" (SELECT * FROM (VALUES {rows}) rows (node, version, atime_ns) ORDER BY node) k CROSS JOIN LATERAL"
-        " (SELECT node FROM fusebackend.inode WHERE volume = %s AND node = k.node AND version = k.version"
-        " AND atime_ns = k.atime_ns AND lock.count IS NOT DISTINCT FROM %s::int8 FOR UPDATE) i)"
+        f" (SELECT node FROM fusebackend.inode WHERE volume = %s AND node = k.node{AS_GUESSED}"
+        " AND lock.count IS NOT DISTINCT FROM %s::int8 FOR UPDATE) i)"
         " SELECT set_config('fusebackend.guessed',"
         f" ((SELECT count(*) FROM locked) = {len(guess.rows)}{conditions})::text, true) = 'true'",
         (CHANGE_LOCK, volume, *keys, volume, count, *names),
@@ -195,12 +195,17 @@ def lock_guessed(volume: int, guess: Guess, count: int | None) -> Statement:
 ALWAYS: Final = "WHERE true"
 """In each statement that writes, for `if_guessed`."""
 
+IF_GUESSED: Final = "WHERE current_setting('fusebackend.guessed', true) = 'true'"
+
+AS_GUESSED: Final = " AND version = k.version AND atime_ns = k.atime_ns"
+"""In `lock_guessed`. Without these two a statement can be made again (`scripts/recorded_sql.py`)."""
+
 
 def if_guessed(statement: Statement) -> Statement:
     """A statement that does nothing where the guess of its transaction was wrong (`lock_guessed`)."""
     query, parameters = statement
     assert query.count(ALWAYS) == 1, query
-    return query.replace(ALWAYS, "WHERE current_setting('fusebackend.guessed', true) = 'true'"), parameters
+    return query.replace(ALWAYS, IF_GUESSED), parameters
 
 
 def take_turns(volume: int, turns: Sequence[int]) -> Statement:
