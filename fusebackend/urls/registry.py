@@ -180,7 +180,8 @@ def _endpoint(value: str) -> str:
 
 MEANINGS = {
     "access_key_id": "with secret_access_key: credentials; by default those of the environment",
-    "cache": "auto (default): sizes of computed files are kept in the server's cache directory; off: they are not",
+    "cache": "auto (default): sizes of computed files are kept in the server's cache directory, for SQLite also by a"
+    " second process ahead of a walk through many threads; off: neither",
     "cache_mb": "how many MiB of objects that were read stay in memory; 64 by default",
     "conflict": "replacing a file that another host has changed since it was opened: error (default) or last-writer",
     "connections": "how many connections to the server, and so operations at once",
