@@ -6,6 +6,7 @@ code written for it runs when `deepagents.backends` is replaced by `fusebackend.
 memory.py                       `memory:`, the reference for every other volume
 sqlite/ directory/ postgres/    native volumes
 object_store/                   plain objects: S3, Google Cloud Storage, Azure
+fsspec/                         any file system of fsspec
 state/ store/ threads/          files of LangGraph agents: state, stores, checkpoints
 sandbox/                        files reached by running commands: Docker, E2B, Modal
 composite.py protocol.py        names that `deepagents.backends` has in submodules
@@ -21,6 +22,7 @@ from fusebackend.protocol import agent, records
 if TYPE_CHECKING:
     from fusebackend.backends.directory.backend import FilesystemBackend as FilesystemBackend
     from fusebackend.backends.directory.backend import LocalShellBackend as LocalShellBackend
+    from fusebackend.backends.fsspec.backend import FsspecBackend as FsspecBackend
     from fusebackend.backends.memory import InMemoryBackend as InMemoryBackend
     from fusebackend.backends.object_store.backend import ObjectStoreBackend as ObjectStoreBackend
     from fusebackend.backends.object_store.backend import S3Backend as S3Backend
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "backends.directory.backend": "FilesystemBackend LocalShellBackend",
+    "backends.fsspec.backend": "FsspecBackend",
     "backends.memory": "InMemoryBackend",
     "backends.object_store.backend": "ObjectStoreBackend S3Backend",
     "backends.postgres": "PostgresBackend",

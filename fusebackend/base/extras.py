@@ -10,6 +10,7 @@ EXTRA_OF = {
     "deepagents": "deepagents",
     "docker": "docker",
     "e2b": "e2b",
+    "fsspec": "fsspec",
     "langgraph": "langgraph",
     "mcp": "mcp",
     "modal": "modal",

@@ -1,5 +1,6 @@
 """Files behind an API: one volume over `protocol.remote.Remote`, with buckets and agent backends as two remotes.
 
+backend.py       `RemoteBackend`, the agent face of such a volume
 volume.py        `RemoteVolume`, the kernel face; `ForeignVolume`, that of any agent backend
 tree.py          names and nodes, over cached listings
 entry.py         a file or directory, its states; a listing

@@ -180,7 +180,8 @@ def _endpoint(value: str) -> str:
 
 MEANINGS = {
     "access_key_id": "with secret_access_key: credentials; by default those of the environment",
-    "cache": "auto (default): sizes of computed files are kept in the server's cache directory; off: they are not",
+    "cache": "auto (default): sizes of computed files are kept in the server's cache directory, for SQLite also by a"
+    " second process ahead of a walk through many threads; off: neither",
     "cache_mb": "how many MiB of objects that were read stay in memory; 64 by default",
     "conflict": "replacing a file that another host has changed since it was opened: error (default) or last-writer",
     "connections": "how many connections to the server, and so operations at once",
@@ -388,6 +389,13 @@ SCHEMES: dict[str, Scheme] = {
             "timeout": _positive,
         },
         execute=True,
+    ),
+    "fsspec": Scheme(
+        "fsspec:PROTOCOL://PLACE",
+        "any file system of fsspec: file, sftp, ftp, webdav, smb, http, zip, hf …",
+        _opener("fusebackend.backends.fsspec.opening:open_fsspec"),
+        parameters=None,
+        features=replace(_OBJECTS, symlinks=False, persistent_modes=False),
     ),
     "python": Scheme(
         "python:package.module:callable",

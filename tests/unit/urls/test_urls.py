@@ -157,6 +157,8 @@ def url_for(name: str, directory: Path) -> str:
     """A URL of that scheme which opens."""
     if name == "sqlite":
         return f"sqlite:{directory}/x.db"
+    if name == "fsspec":
+        return f"fsspec:file://{directory}"
     if name == "store+sqlite":
         return f"store+sqlite:{directory}/x.db?ns=files"
     if name == "threads+sqlite":

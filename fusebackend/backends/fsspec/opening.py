@@ -1,0 +1,51 @@
+"""`fsspec:PROTOCOL://…`: the file system that a URL names, and its backend."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import msgspec
+
+from fusebackend.protocol import DEFAULT_TTL_S
+from fusebackend.protocol.scheme import Url, UrlError, mask
+
+READ_ONLY = frozenset({"http", "https", "zip", "tar", "github", "git", "libarchive", "reference", "data", "jupyter"})
+"""Protocols that can't be written, or only as a whole archive."""
+
+OWN = ("read_only", "ttl", "on_exists")
+"""Parameters that are ours and not the file system's."""
+
+
+def open_fsspec(url: Url) -> Any:
+    """The backend of `fsspec:PROTOCOL://…?…`. Raises `UrlError`."""
+    if find_spec("fsspec") is None:
+        raise UrlError(f"'{url.masked}' needs fsspec: pip install 'fusebackend[fsspec]'")
+    import fsspec.core
+
+    from fusebackend.backends.fsspec.backend import FsspecBackend
+    from fusebackend.backends.fsspec.remote import protocols
+
+    words = dict(url.parameters)
+    own = {name: words.pop(name) for name in OWN if name in words}
+    options = {name: _value(text) for name, text in words.items()}
+    try:
+        fs, root = fsspec.core.url_to_fs(url.rest, skip_instance_cache=True, **options)
+        read_only = own.pop("read_only", "") == "1" or not READ_ONLY.isdisjoint(protocols(fs))
+        given: dict[str, Any] = {**own, "ttl": float(own.get("ttl", DEFAULT_TTL_S))}
+        backend = FsspecBackend(fs, root, read_only=read_only, **given)
+        backend.volume.remote.contents("")
+    except ImportError as error:
+        raise UrlError(f"'{url.masked}': {error}") from None
+    except Exception as error:  # of any library behind fsspec: whatever it says is what is wrong with the URL
+        words_of = " ".join(str(error).split()) or type(error).__name__
+        raise UrlError(f"'{url.masked}' can't be opened: {mask(words_of)}") from error
+    return backend
+
+
+def _value(text: str) -> Any:
+    """A parameter as JSON has it: `true`, `22`; anything else is a text."""
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text

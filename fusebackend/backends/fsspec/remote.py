@@ -1,0 +1,348 @@
+"""`FsspecRemote`: a directory of an fsspec file system as a `Remote`.
+
+A version is made of what `info` has: an ETag or a checksum, the time of the last change, the size, the number of the
+file. Before a file is stored or moved its version is compared; fsspec has no conditional request, so what somebody else
+stores between the comparison and the request is overwritten. Where a rename replaces a file, one is stored under a
+temporary name first, so that no reader sees a part of it. (`autocommit=False` would use `/tmp` of the server.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import secrets
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from fsspec import AbstractFileSystem
+from fsspec.dircache import DirCache
+
+from fusebackend.backends.fsspec.told import told
+from fusebackend.base import paths
+from fusebackend.base.errors import oserror
+from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Reader, Stamp
+
+PIECE_BYTES = 1 << 20
+
+BLOCK_BYTES = 4 << 20
+"""What is read ahead of a reader, where the file system buffers at all."""
+
+TEMPORARY = ".fusebackend-"
+"""How the names of files begin that are being stored. No listing shows them."""
+
+TIMES = ("mtime", "last_modified", "LastModified", "modified", "updated", "date_time", "modify")
+"""Names that file systems give to the time of the last change."""
+
+VERSIONS = (
+    "ETag",
+    "etag",
+    "e_tag",
+    "md5",
+    "content_md5",
+    "checksum",
+    "sha",
+    "oid",
+    "CRC",
+    "ino",
+    "unique",
+    "generation",
+)
+"""Names of what is another one when the bytes are others; `ino` and `unique` (FTP), when another file took the
+place."""
+
+
+class FsspecRemote:
+    """See the module's docstring.
+
+    Args:
+        fs: an `fsspec.AbstractFileSystem`. Its cache of listings is turned off.
+        root: the directory in it that is the root, as the file system names it.
+        read_only: nothing can be changed.
+    """
+
+    hopeless = frozenset({errno.EROFS, errno.ENOTSUP})
+
+    def __init__(self, fs: Any, root: str, *, read_only: bool = False) -> None:
+        self.fs = fs
+        fs.dircache = DirCache(use_listings_cache=False)  # as an option, some hand it to the library behind them
+        self._root = root.rstrip("/")
+        self._renames = not _RENAMED.isdisjoint(protocols(fs))
+        protocol = protocols(fs)[0]
+        self.name = f"fsspec {protocol}"
+        self.abilities = Abilities(
+            ranges=True,
+            exact_sizes=True,
+            keeps_directories=_overrides(fs, "mkdir") and protocol not in _BUCKETS,
+            durable=protocol != "memory",
+            read_only=read_only,
+            conditional=False,
+        )
+
+    # -- names -------------------------------------------------------------------------------------------------
+
+    def contents(self, directory: str) -> Contents:
+        path = self._path(directory)
+        with told(path):
+            self.fs.invalidate_cache(path)
+            listed = self.fs.ls(path, detail=True)
+        infos = {}
+        for info in listed:
+            name = info["name"].rstrip("/").rpartition("/")[2]
+            if info["name"].strip("/") == path.strip("/"):
+                if info["type"] != "directory":
+                    raise oserror(errno.ENOTDIR, path)
+                continue  # some list the directory itself
+            if info["type"] in ("file", "directory") and not name.startswith(TEMPORARY):
+                infos[paths.to_name(name)] = self._listed(name, info)
+        if not infos and directory and not self.has(directory):
+            raise oserror(errno.ENOENT, path)
+        return Contents(infos)
+
+    def _listed(self, name: str, info: dict[str, Any]) -> Info:
+        is_dir = info["type"] == "directory"
+        size = info.get("size")
+        if size is None and not is_dir:  # a server that does not say
+            head = self.head(self._key(info["name"]))
+            size = head.size if head is not None else 0
+        version = _version(info)
+        return Info(name, is_dir, None if is_dir else size, _time_ns(info), version, None if is_dir else version)
+
+    def find(self, directory: str, segment: str) -> tuple[Info, Head | None] | None:
+        raise NotImplementedError("no listing is large")
+
+    def has(self, key: str) -> bool:
+        info = self._info(key)
+        return info is not None and (info["type"] == "directory") == key.endswith("/") if key else True
+
+    def holds_only(self, directory: str) -> bool:
+        try:
+            return not self.contents(directory).infos
+        except FileNotFoundError:
+            return True
+
+    def admit(self, name: bytes, directory: str, *, is_dir: bool) -> str:
+        try:
+            return name.decode()
+        except UnicodeDecodeError:
+            raise oserror(errno.EILSEQ, name) from None
+
+    def segment(self, name: bytes) -> str | None:
+        return paths.to_text(name)
+
+    def make_directory(self, directory: str, stamp: Stamp, *, replace: bool) -> Etag | None:
+        path = self._path(directory)
+        if self._info(directory) is not None:
+            if replace:
+                return None
+            raise oserror(errno.EEXIST, path)
+        with told(path):
+            self.fs.mkdir(path, create_parents=False)
+        return None
+
+    def delete(self, key: str) -> None:
+        path = self._path(key)
+        with contextlib.suppress(FileNotFoundError), told(path):
+            if key.endswith("/"):
+                self.fs.rmdir(path)
+            else:
+                self.fs.rm_file(path)
+
+    def rename(
+        self, old: str, new: str, etag: Etag | None, replaced: tuple[Etag | None] | None, copied: Callable[[], None]
+    ) -> Sequence[str]:
+        source, target = self._path(old), self._path(new)
+        if not old.endswith("/"):
+            self._require(old, etag)
+        if replaced is None and self._info(new) is not None:
+            raise oserror(errno.EEXIST, target)
+        if replaced is not None:
+            self._require(new, replaced[0])
+        with told(source):
+            # Those that rename take no `recursive`; the others copy file by file, and ask for it.
+            self.fs.mv(source, target, **({} if self._renames else {"recursive": old.endswith("/")}))
+        copied()
+        return ()
+
+    # -- files -------------------------------------------------------------------------------------------------
+
+    def head(self, key: str, known: Etag | None = None, fetch_bytes: int = 0) -> Head | None:
+        info = self._info(key)
+        if info is None or info["type"] == "directory":
+            return None
+        version = _version(info)
+        size = info.get("size")
+        if size is None:
+            size = sum(map(len, self.load(key, None)))
+        return Head(size, version, version, _time_ns(info))
+
+    def heads(self, wanted: Iterable[tuple[str, int]]) -> Sequence[Head | OSError | None]:
+        found: list[Head | OSError | None] = []
+        for key, _ in wanted:
+            try:
+                found.append(self.head(key))
+            except OSError as error:
+                found.append(error)
+        return found
+
+    def reader(self, key: str, etag: Etag | None, size: int) -> Reader:
+        self._require(key, etag)
+        path = self._path(key)
+        with told(path):
+            return _Reader(path, self.fs.open(path, "rb", block_size=BLOCK_BYTES))
+
+    def load(self, key: str, etag: Etag | None) -> Iterable[bytes]:
+        self._require(key, etag)
+        return self._pieces(self._path(key))
+
+    def _pieces(self, path: str) -> Iterator[bytes]:
+        with told(path), self.fs.open(path, "rb", block_size=BLOCK_BYTES) as file:
+            while piece := file.read(PIECE_BYTES):
+                yield piece
+
+    def put(self, key: str, data: Bytes, stamp: Stamp, *, over: Etag | None, create: bool) -> Etag | None:
+        path = self._path(key)
+        if create and self._info(key) is not None:
+            raise oserror(errno.ESTALE, path)
+        if not create and over is not None:
+            self._require(key, over)
+        with told(path):
+            self._store(path, data)
+        head = self.head(key)
+        return None if head is None else head.etag
+
+    def _store(self, path: str, data: Bytes) -> None:
+        aside = f"{path.rpartition('/')[0]}/{TEMPORARY}{secrets.token_hex(8)}" if self._renames else path
+        with self.fs.open(aside, "wb") as file:
+            if hasattr(file, "set_pipelined"):  # paramiko waits for each 32 KiB else
+                file.set_pipelined(True)
+            for piece in data.pieces():
+                file.write(piece)
+        if self._renames:
+            self.fs.mv(aside, path)
+
+    def same(self, key: str, data: Bytes, stamp: Stamp) -> Etag | None:
+        head = self.head(key)
+        if head is None or head.size != data.size:
+            return None
+        offset = 0
+        for piece in self._pieces(self._path(key)):
+            if data.read(offset, len(piece)) != piece:
+                return None
+            offset += len(piece)
+        return head.etag
+
+    def restamp(self, key: str, etag: Etag | None, size: int, stamp: Stamp) -> Etag | None:
+        raise NotImplementedError("fsspec stores no attributes")
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    @property
+    def unfinished(self) -> bool:
+        return False
+
+    def token(self) -> Hashable:
+        return None
+
+    def finish(self) -> None:
+        """Nothing is left half-way."""
+
+    def expire(self) -> None:
+        self.fs.invalidate_cache()
+
+    def close(self) -> None:
+        """The connections are fsspec's."""
+
+    # -- of all ------------------------------------------------------------------------------------------------
+
+    def _path(self, key: str) -> str:
+        path = f"{self._root}/{key}".rstrip("/") or self.fs.root_marker
+        return path if self._root or self.fs.root_marker else path.lstrip("/")  # an archive's names have no slash
+
+    def _key(self, path: str) -> str:
+        return path.removeprefix(self._root).strip("/")
+
+    def _info(self, key: str) -> dict[str, Any] | None:
+        """What the file system says of a file or directory now; None where nothing is."""
+        path = self._path(key)
+        try:
+            with told(path):
+                self.fs.invalidate_cache(path)
+                info: dict[str, Any] = self.fs.info(path)
+                return info
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def _require(self, key: str, etag: Etag | None) -> None:
+        """ENOENT if a file is not there, ESTALE if it is another version."""
+        head = self.head(key)
+        if head is None:
+            raise oserror(errno.ENOENT, self._path(key))
+        if etag is not None and head.etag != etag:
+            raise oserror(errno.ESTALE, self._path(key))
+
+
+class _Reader:
+    """Reads parts of an open file."""
+
+    def __init__(self, path: str, file: Any) -> None:
+        self._path = path
+        self._file = file
+
+    def read(self, offset: int, size: int) -> bytes:
+        with told(self._path):
+            self._file.seek(offset)
+            data: bytes = self._file.read(size)
+            return data
+
+    def close(self) -> None:
+        with told(self._path):
+            self._file.close()
+
+
+_RENAMED = frozenset({"file", "local", "ftp", "sftp", "ssh"})
+"""Protocols whose rename replaces a file at once."""
+
+_BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "hf"})
+"""Protocols whose `mkdir` makes a bucket, or nothing."""
+
+
+def protocols(fs: Any) -> tuple[str, ...]:
+    """The names of a file system's protocol."""
+    return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
+
+
+def _overrides(fs: Any, method: str) -> bool:
+    return getattr(type(fs), method) is not getattr(AbstractFileSystem, method)
+
+
+def _version(info: dict[str, Any]) -> str:
+    found = [str(info[name]) for name in (*VERSIONS, *TIMES, "size") if info.get(name) is not None]
+    return hashlib.blake2b("\0".join(found).encode(), digest_size=12).hexdigest()
+
+
+def _time_ns(info: dict[str, Any]) -> int | None:
+    """The time of the last change, in nanoseconds since 1970."""
+    for name in TIMES:
+        value = info.get(name)
+        if isinstance(value, (int, float)):
+            return int(value * 1_000_000_000)
+        if isinstance(value, tuple) and len(value) >= 6:  # of a zip file
+            value = datetime(*value[:6]).replace(tzinfo=UTC)
+        if isinstance(value, str):
+            value = _read_time(value)
+        if isinstance(value, datetime):
+            return int(value.timestamp() * 1_000_000) * 1000
+    return None
+
+
+def _read_time(text: str) -> datetime | None:
+    """ISO 8601, or the digits that FTP servers send (RFC 3659, 2.3)."""
+    for read in (datetime.fromisoformat, lambda digits: datetime.strptime(digits[:14], "%Y%m%d%H%M%S")):
+        try:
+            found = read(text)
+        except ValueError:
+            continue
+        return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    return None

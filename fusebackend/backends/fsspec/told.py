@@ -1,0 +1,47 @@
+"""What file systems of fsspec raise, as an `OSError` with a number.
+
+fsspec asks for `FileNotFoundError` and its like, and many file systems raise them without a number; the libraries
+behind them have classes of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+from collections.abc import Iterator
+
+log = logging.getLogger(__name__)
+
+NUMBERS: tuple[tuple[type[BaseException], int], ...] = (
+    (FileNotFoundError, errno.ENOENT),
+    (FileExistsError, errno.EEXIST),
+    (IsADirectoryError, errno.EISDIR),
+    (NotADirectoryError, errno.ENOTDIR),
+    (PermissionError, errno.EACCES),
+    (TimeoutError, errno.ETIMEDOUT),
+    (NotImplementedError, errno.EROFS),
+)
+
+REPLIES = {"550": errno.ENOENT, "530": errno.EACCES, "553": errno.EACCES, "552": errno.ENOSPC}
+"""Of FTP servers (RFC 959, 4.2): `ftplib` raises them as text. 550 is no such file, or no right to it."""
+
+
+@contextlib.contextmanager
+def told(path: str) -> Iterator[None]:
+    """Raise what is raised inside as an `OSError` about `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        number = next((number for kind, number in NUMBERS if isinstance(error, kind)), errno.EIO)
+        raise OSError(number, os.strerror(number), path) from error
+    except NotImplementedError as error:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path) from error
+    except Exception as error:  # of the library behind the file system
+        number = REPLIES.get(str(error)[:3], errno.EIO) if type(error).__module__ == "ftplib" else errno.EIO
+        if number == errno.EIO:
+            log.warning("%s: %s: %s", path, type(error).__name__, error)
+        raise OSError(number, os.strerror(number), path) from error

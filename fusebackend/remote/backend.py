@@ -1,0 +1,134 @@
+"""`RemoteBackend`: the agent face of a `RemoteVolume`.
+
+The verbs are those of every volume. What replaces a whole file is one request of the remote instead of a step under the
+volume's lock; files of a batch are put and fetched several at a time, where the remote takes that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import posixpath
+from collections.abc import Callable, Iterator
+from typing import IO
+
+from fusebackend import text
+from fusebackend.base import budget
+from fusebackend.base.errors import oserror
+from fusebackend.protocol import Change, Changes, FileDownloadResponse, FileUploadResponse
+from fusebackend.remote.parallel import each
+from fusebackend.remote.volume import RemoteVolume
+from fusebackend.volumes.agent_face import DIRECTORY_MODE, FILE_MODE, VolumeBackend, caller
+from fusebackend.volumes.contents import FileContents, require_regular
+from fusebackend.volumes.walk import Place, resolve
+
+ATTEMPTS = 20
+"""How often something is put where others make and delete things all the time."""
+
+
+class _Unchanged(Exception):
+    """An edit that can't be made. Never leaves this module."""
+
+
+class RemoteBackend(VolumeBackend):
+    """See the module's docstring. The arguments are those of `VolumeBackend`."""
+
+    volume: RemoteVolume
+
+    def _put(self, path: str, data: bytes | FileContents, *, replace: bool) -> None:
+        assert isinstance(data, bytes), "an object is stored as a whole"
+        with self.volume.changing() as changes:
+            for _ in range(ATTEMPTS):
+                # As open(2): O_EXCL finds a symbolic link itself in the way, without it a link is followed.
+                place = resolve(self.volume, path, follow=replace)
+                if place.attr is not None and not replace:
+                    raise oserror(errno.EEXIST)
+                try:
+                    self._put_at(place, data, changes)
+                except (FileExistsError, FileNotFoundError):
+                    continue  # somebody else was faster
+                return
+            raise oserror(errno.EAGAIN)
+
+    def _put_at(self, place: Place, data: bytes, changes: Changes) -> None:
+        if place.attr is not None:
+            require_regular(place.attr)
+            self.volume.rewrite(place.attr.node, lambda before: data)
+            changes.append(Change(node=place.attr.node, kind="modified", path=place.path))
+            return
+        with self._parents(place, changes) as parent:
+            node = self.volume.make_file(parent, place.name, FILE_MODE, data, caller()).node
+        changes.append(Change(node, parent, place.name, "created", place.path))
+
+    @contextlib.contextmanager
+    def _parents(self, place: Place, changes: Changes) -> Iterator[int]:
+        """As everywhere, but somebody else may make the same directories, or put something in those that are made."""
+        changes.append(Change(node=place.parent))
+        made: Changes = []
+        parent = place.parent
+        try:
+            for name, path in zip(place.missing, place.missing_paths, strict=True):
+                try:
+                    node = self.volume.mkdir(parent, name, DIRECTORY_MODE, caller()).node
+                except FileExistsError:
+                    node = self.volume.lookup(parent, name).node
+                else:
+                    made.append(Change(node, parent, name, "created", path + "/"))
+                parent = node
+            yield parent
+        except OSError:
+            for change in reversed(made):
+                assert change.parent is not None
+                assert change.name is not None
+                with contextlib.suppress(OSError):
+                    self.volume.rmdir(change.parent, change.name)
+            raise
+        changes += made
+
+    def _edit(self, path: str, old: str, new: str, replace_all: bool) -> int | str:
+        outcome: str | tuple[str, int] = ""
+
+        def change(before: Callable[[], bytes]) -> bytes:
+            nonlocal outcome
+            outcome = text.replace_string(before().decode("utf-8"), old, new, replace_all)
+            if isinstance(outcome, str):
+                raise _Unchanged
+            return outcome[0].encode("utf-8")
+
+        with self.volume.changing() as changes:
+            place = resolve(self.volume, path)
+            attr = place.found
+            require_regular(attr)
+            if attr.size > self.max_file_bytes:
+                raise oserror(errno.EFBIG)
+            try:
+                self.volume.rewrite(attr.node, change)
+            except _Unchanged:
+                assert isinstance(outcome, str)
+                return outcome
+            changes.append(Change(node=attr.node, kind="modified", path=place.path))
+        assert isinstance(outcome, tuple)
+        return outcome[1]
+
+    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+        together: dict[str, list[int]] = {}  # of two for one path the last one wins
+        for number, (path, _) in enumerate(files):
+            together.setdefault(posixpath.normpath(f"/{path}"), []).append(number)
+        answers: dict[int, FileUploadResponse] = {}
+
+        def upload(numbers: list[int]) -> None:
+            for number in numbers:
+                answers[number] = self.upload(*files[number])
+
+        each(upload, together.values())
+        return [answers[number] for number in range(len(files))]
+
+    def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
+        """`upload_files` of one that is in a file. It is one object, and held in memory."""
+        budget.current().hold(file.seek(0, os.SEEK_END))
+        file.seek(0)
+        return self.upload(path, file.read())
+
+    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
+        return each(self.download, paths)

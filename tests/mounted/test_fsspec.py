@@ -1,0 +1,84 @@
+"""File systems of fsspec as routes of a mount."""
+
+from __future__ import annotations
+
+import errno
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+from mounts import Serve
+from programs import command, sh
+from services import fsspec_servers
+
+pytest.importorskip("fsspec")
+
+pytestmark = pytest.mark.mounted
+
+GIB = 1 << 30
+
+
+def test_a_directory_by_fsspec(tmp_path: Path, serve: Serve) -> None:
+    top = tmp_path / "files"
+    (top / "d").mkdir(parents=True)
+    (top / "d/old.txt").write_text("old\n")
+    mount = serve("memory:", routes={"/f": f"fsspec:file://{top}?ttl=0"})
+    at = mount.path / "f"
+    sh("cat d/old.txt; echo new > d/new.txt; mv d/new.txt moved.txt; mkdir e; echo more >> moved.txt", at)
+    sh("rm d/old.txt; rmdir d", at)
+    assert (top / "moved.txt").read_text() == "new\nmore\n" and sorted(os.listdir(top)) == ["e", "moved.txt"]
+    with (top / "big").open("wb") as big:
+        big.truncate(GIB)
+        big.seek(GIB - 4096)
+        big.write(b"z" * 4096)
+    before = mount.memory_kib()
+    with (at / "big").open("rb", buffering=0) as opened:
+        opened.seek(GIB - 4096)
+        assert opened.read(4096) == b"z" * 4096
+    assert mount.memory_kib() - before < 64 << 10
+
+
+def test_a_change_elsewhere_between_open_and_write_is_a_conflict(tmp_path: Path, serve: Serve) -> None:
+    top = tmp_path / "files"
+    top.mkdir()
+    (top / "a").write_text("one\n")
+    mount = serve("memory:", routes={"/f": f"fsspec:file://{top}"})
+    mount.expected_log = "was changed by others"
+    with (mount.path / "f/a").open("r+b", buffering=0) as opened:
+        assert opened.read() == b"one\n"
+        (top / "a").write_text("another\n")
+        opened.seek(0)
+        opened.write(b"two\n")
+        with pytest.raises(OSError) as caught:
+            os.fsync(opened.fileno())
+        assert caught.value.errno in (errno.ESTALE, errno.EIO)
+    assert (top / "a").read_text() == "another\n"
+
+
+@pytest.mark.filterwarnings("ignore:The asyn(core|chat) module is deprecated")
+def test_what_is_on_an_ftp_server_and_in_an_archive(tmp_path: Path, serve: Serve) -> None:
+    pytest.importorskip("pyftpdlib")
+    top = tmp_path / "ftp"
+    top.mkdir()
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("d/in.txt", "zipped\n")
+    with fsspec_servers.ftp(top) as url:
+        mount = serve("memory:", routes={"/ftp": f"fsspec:{url}/", "/zip": f"fsspec:zip://?fo={tmp_path}/a.zip"})
+        sh("echo one > ftp/a; cat ftp/a; cp zip/d/in.txt ftp/b; mv ftp/a ftp/c", mount.path)
+        assert {path.name: path.read_text() for path in top.iterdir()} == {"b": "zipped\n", "c": "one\n"}
+        with pytest.raises(OSError) as caught:
+            (mount.path / "zip/new").touch()
+        assert caught.value.errno == errno.EROFS
+        mount.stop()
+
+
+def test_bad_urls_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "mnt").mkdir()
+    for url, said in (
+        ("fsspec:nothing://x", "Protocol not known: nothing"),
+        (f"fsspec:file://{tmp_path}/none", "none"),
+        (f"fsspec:zip://?fo={tmp_path}/none.zip", "none.zip"),
+    ):
+        done = command("mount", tmp_path / "mnt", "--default", url)
+        assert done.returncode != 0 and said in done.stderr and done.stderr.count("\n") == 1, done.stderr

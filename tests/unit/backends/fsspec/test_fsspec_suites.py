@@ -1,0 +1,106 @@
+"""The published suite of verbs on file systems of fsspec: real servers where there are any."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+pytest.importorskip("fsspec")
+
+import fsspec
+from fsspec.implementations.dirfs import DirFileSystem
+from services import fsspec_servers, webdav
+
+from fusebackend.backends.fsspec.backend import FsspecBackend
+from fusebackend.testing.conformance import BackendConformance
+
+
+def opened(protocol, **options):
+    return fsspec.filesystem(protocol, skip_instance_cache=True, **options)
+
+
+class Files(BackendConformance):
+    any_name = False
+
+    def place(self, fs, top):
+        """An empty directory."""
+        path = f"{top}/{uuid.uuid4().hex}"
+        fs.makedirs(path)
+        return FsspecBackend(fs, path)
+
+
+class Served(Files):
+    def test_a_directory_of_many_entries(self):
+        pytest.skip("thousands of requests: file systems without a server have it")
+
+
+class TestFile(Files):
+    @pytest.fixture
+    def backend(self, tmp_path):
+        with self.place(opened("file"), str(tmp_path)) as backend:
+            yield backend
+
+
+class TestMemory(Files):
+    @pytest.fixture
+    def backend(self):
+        with self.place(opened("memory"), "/conformance") as backend:
+            yield backend
+
+
+class TestDirectoryOfAnother(Files):
+    @pytest.fixture
+    def backend(self, tmp_path):
+        with self.place(DirFileSystem(str(tmp_path), opened("file")), "") as backend:
+            yield backend
+
+
+@pytest.mark.services
+@pytest.mark.filterwarnings("ignore:The asyn(core|chat) module is deprecated")
+class TestFtp(Served):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def fs(cls, tmp_path_factory):
+        pytest.importorskip("pyftpdlib")
+        with fsspec_servers.ftp(tmp_path_factory.mktemp("ftp")) as url:
+            host, _, port = url.rpartition("@")[2].partition(":")
+            yield opened("ftp", host=host, port=int(port), username="agent", password="secret")
+
+    @pytest.fixture
+    def backend(self, fs):
+        with self.place(fs, "") as backend:
+            yield backend
+
+
+@pytest.mark.services
+class TestSftp(Served):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def fs(cls, tmp_path_factory):
+        pytest.importorskip("asyncssh")
+        pytest.importorskip("paramiko")
+        with fsspec_servers.sftp(tmp_path_factory.mktemp("sftp")) as options:
+            yield opened("sftp", **options)
+
+    @pytest.fixture
+    def backend(self, fs):
+        with self.place(fs, "") as backend:
+            yield backend
+
+
+@pytest.mark.services
+class TestWebdav(Served):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def fs(cls, tmp_path_factory):
+        pytest.importorskip("webdav4")
+        with webdav.running(tmp_path_factory.mktemp("webdav")) as server:
+            fs = opened("webdav", base_url=server.url)
+            yield fs
+            fs.client.http.close()
+
+    @pytest.fixture
+    def backend(self, fs):
+        with self.place(fs, "") as backend:
+            yield backend
