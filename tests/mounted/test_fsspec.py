@@ -56,14 +56,13 @@ def test_a_change_elsewhere_between_open_and_write_is_a_conflict(tmp_path: Path,
     assert (top / "a").read_text() == "another\n"
 
 
-@pytest.mark.filterwarnings("ignore:The asyn(core|chat) module is deprecated")
 def test_what_is_on_an_ftp_server_and_in_an_archive(tmp_path: Path, serve: Serve) -> None:
-    pytest.importorskip("pyftpdlib")
     top = tmp_path / "ftp"
     top.mkdir()
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("d/in.txt", "zipped\n")
-    with fsspec_servers.ftp(top) as url:
+    with fsspec_servers.running("ftp", top) as port:
+        url = f"ftp://{fsspec_servers.USER}:{fsspec_servers.PASSWORD}@127.0.0.1:{port}"
         mount = serve("memory:", routes={"/ftp": f"fsspec:{url}/", "/zip": f"fsspec:zip://?fo={tmp_path}/a.zip"})
         sh("echo one > ftp/a; cat ftp/a; cp zip/d/in.txt ftp/b; mv ftp/a ftp/c", mount.path)
         assert {path.name: path.read_text() for path in top.iterdir()} == {"b": "zipped\n", "c": "one\n"}

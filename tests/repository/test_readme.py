@@ -79,6 +79,7 @@ BEFORE = {
     "fusebackend mount /mnt/agent  ": ["mkdir /srv/project", "grep -v postgres: agent.toml.all > agent.toml"],
     "cat /mnt/agent/.fusebackend": [AGENT],
     "fusebackend metrics": [AGENT],
+    "fusebackend write --mount": [AGENT],
     "fusebackend snapshot create": [AGENT, MEMORIES, "echo plan > /mnt/agent/plan.md"],
     "from fusebackend import connect": [AGENT],
     "# The state before a call": [AGENT],

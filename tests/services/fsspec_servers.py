@@ -1,42 +1,65 @@
-"""Servers that file systems of fsspec reach: FTP and SFTP, on loopback, each in a thread of the test."""
+"""Servers that file systems of fsspec reach: FTP and SFTP, each in a process of its own, on loopback, of a directory.
+
+with running("ftp", tmp_path) as port:
+    fsspec.filesystem("ftp", host="127.0.0.1", port=port, username=USER, password=PASSWORD)
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import threading
+import subprocess
+import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Literal
+
+import pytest
 
 USER, PASSWORD = "agent", "secret"
+STOP_LIMIT_S = 10.0
+
+PACKAGES = {"ftp": ("pyftpdlib",), "sftp": ("asyncssh", "paramiko")}
 
 
 @contextlib.contextmanager
-def ftp(directory: Path) -> Iterator[str]:
-    """An FTP server of a directory; its URL."""
+def running(kind: Literal["ftp", "sftp"], root: Path) -> Iterator[int]:
+    """Run a server for the length of a block; its port."""
+    for package in PACKAGES[kind]:
+        if find_spec(package) is None:
+            pytest.skip(f"{package} is not installed (pip install {package})")
+    process = subprocess.Popen(
+        ["setpriv", "--pdeathsig=KILL", "--", sys.executable, "-W", "ignore", __file__, kind, root],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        port = process.stdout.readline()
+        assert port, f"the server ended with {process.wait(STOP_LIMIT_S)}"
+        yield int(port)
+    finally:
+        process.terminate()
+        with process:
+            process.wait(STOP_LIMIT_S)
+
+
+def serve_ftp(root: str) -> None:
     from pyftpdlib.authorizers import DummyAuthorizer
     from pyftpdlib.handlers import FTPHandler
     from pyftpdlib.servers import ThreadedFTPServer
 
-    logging.getLogger("pyftpdlib").setLevel(logging.ERROR)
     authorizer = DummyAuthorizer()
-    authorizer.add_user(USER, PASSWORD, str(directory), perm="elradfmwMT")
-    handler = type("Handler", (FTPHandler,), {"authorizer": authorizer})
-    server = ThreadedFTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=lambda: server.serve_forever(handle_exit=False), daemon=True)
-    thread.start()
-    try:
-        yield f"ftp://{USER}:{PASSWORD}@127.0.0.1:{server.address[1]}"
-    finally:
-        server.close_all()
-        thread.join(10)
+    authorizer.add_user(USER, PASSWORD, root, perm="elradfmwMT")
+    server = ThreadedFTPServer(("127.0.0.1", 0), type("Handler", (FTPHandler,), {"authorizer": authorizer}))
+    print(server.address[1], flush=True)
+    server.serve_forever()
 
 
-@contextlib.contextmanager
-def sftp(directory: Path) -> Iterator[dict[str, Any]]:
-    """An SFTP server of a directory; the options that paramiko takes."""
+async def serve_sftp(root: str) -> None:
     import asyncssh
 
     class Login(asyncssh.SSHServer):  # type: ignore[misc]
@@ -49,40 +72,19 @@ def sftp(directory: Path) -> Iterator[dict[str, Any]]:
         def validate_password(self, username: str, password: str) -> bool:
             return (username, password) == (USER, PASSWORD)
 
-    loop = asyncio.new_event_loop()
-    ready: list[Any] = []
-    begun = threading.Event()
+    server = await asyncssh.listen(
+        "127.0.0.1",
+        0,
+        server_factory=Login,
+        server_host_keys=[asyncssh.generate_private_key("ssh-ed25519")],
+        sftp_factory=lambda channel: asyncssh.SFTPServer(channel, chroot=root),
+    )
+    print(server.get_port(), flush=True)
+    await server.wait_closed()
 
-    def serve() -> None:
-        async def begin() -> None:
-            ready.append(
-                await asyncssh.listen(
-                    "127.0.0.1",
-                    0,
-                    server_factory=Login,
-                    server_host_keys=[asyncssh.generate_private_key("ssh-ed25519")],
-                    sftp_factory=lambda channel: asyncssh.SFTPServer(channel, chroot=str(directory)),
-                )
-            )
-            begun.set()
 
-        async def end() -> None:
-            ready[0].close()
-            left = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in left:
-                task.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
-
-        loop.run_until_complete(begin())
-        loop.run_forever()
-        loop.run_until_complete(end())
-        loop.close()
-
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    assert begun.wait(30)
-    try:
-        yield {"host": "127.0.0.1", "port": ready[0].get_port(), "username": USER, "password": PASSWORD}
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+if __name__ == "__main__":
+    if sys.argv[1] == "ftp":
+        serve_ftp(sys.argv[2])
+    else:
+        asyncio.run(serve_sftp(sys.argv[2]))

@@ -56,16 +56,18 @@ class TestDirectoryOfAnother(Files):
             yield backend
 
 
+LOGIN = {"host": "127.0.0.1", "username": fsspec_servers.USER, "password": fsspec_servers.PASSWORD}
+
+
 @pytest.mark.services
-@pytest.mark.filterwarnings("ignore:The asyn(core|chat) module is deprecated")
 class TestFtp(Served):
     @pytest.fixture(scope="class")
     @classmethod
     def fs(cls, tmp_path_factory):
-        pytest.importorskip("pyftpdlib")
-        with fsspec_servers.ftp(tmp_path_factory.mktemp("ftp")) as url:
-            host, _, port = url.rpartition("@")[2].partition(":")
-            yield opened("ftp", host=host, port=int(port), username="agent", password="secret")
+        with fsspec_servers.running("ftp", tmp_path_factory.mktemp("ftp")) as port:
+            fs = opened("ftp", port=port, **LOGIN)
+            yield fs
+            fs.ftp.close()
 
     @pytest.fixture
     def backend(self, fs):
@@ -78,10 +80,10 @@ class TestSftp(Served):
     @pytest.fixture(scope="class")
     @classmethod
     def fs(cls, tmp_path_factory):
-        pytest.importorskip("asyncssh")
-        pytest.importorskip("paramiko")
-        with fsspec_servers.sftp(tmp_path_factory.mktemp("sftp")) as options:
-            yield opened("sftp", **options)
+        with fsspec_servers.running("sftp", tmp_path_factory.mktemp("sftp")) as port:
+            fs = opened("sftp", port=port, **LOGIN)
+            yield fs
+            fs.client.close()
 
     @pytest.fixture
     def backend(self, fs):
