@@ -162,7 +162,7 @@ def test_a_killed_server_finishes_the_undo_with_the_same_command(
     mounted = serve(url, at="mnt")
     session("mkdir repo; for n in $(seq 500); do echo $n > repo/$n; done; ln repo/1 repo/one", mounted.path)
     before = tree(mounted.path)
-    session("rm -rf repo; sync -f .", mounted.path)
+    session("rm -rf repo; sync .", mounted.path)
     with fusebackend.connect(mounted.path) as files:
         call = files.log()[0].call
 
@@ -187,7 +187,7 @@ def test_changes_that_a_kill_has_prevented_stand_in_no_way(
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     mounted = serve(f"sqlite:{tmp_path}/volume.db", at="mnt")
-    session("echo 1 > file; mkdir d; sync -f .", mounted.path)
+    session("echo 1 > file; mkdir d; sync .", mounted.path)
     for each in tmp_path.glob("volume.db*"):
         shutil.copy(each, tmp_path / f"kept-{each.name}")
     with fusebackend.connect(mounted.path) as files:
