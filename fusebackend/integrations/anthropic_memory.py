@@ -162,7 +162,7 @@ class MemoryTool(BetaAbstractMemoryTool):
     # -- of all commands ------------------------------------------------------------------------------------------
 
     def _path(self, given: str) -> str:
-        """The path in the backend. Raises `ToolError` for one that is not at or below `/memories`."""
+        """The path in the backend. Raises `ToolError` for a path outside of `/memories`."""
         if given != MEMORIES and not given.startswith(MEMORIES + "/"):
             raise ToolError(f"Path must start with {MEMORIES}, got: {given}")
         path = posixpath.normpath(given)

@@ -16,6 +16,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
+from fusebackend.protocol.remote import Bytes
+
 MEMORY_BYTES = 8 << 20
 
 _PIECE_BYTES = 1 << 20
@@ -24,6 +26,16 @@ _PIECE_BYTES = 1 << 20
 def digest_of(data: bytes | memoryview) -> bytes:
     """The digest by which `upload_if` and `Buffer.digest` name these bytes."""
     return hashlib.blake2b(data, digest_size=20).digest()
+
+
+def begins_with(data: Bytes, pieces: Iterable[bytes]) -> bool:
+    """Return True if the bytes to store begin with these pieces, one after the other."""
+    offset = 0
+    for piece in pieces:
+        if data.read(offset, len(piece)) != piece:
+            return False
+        offset += len(piece)
+    return True
 
 
 class Buffer:

@@ -23,6 +23,7 @@ from fusebackend.backends.fsspec.told import told
 from fusebackend.base import paths
 from fusebackend.base.errors import oserror
 from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Reader, Stamp
+from fusebackend.remote.buffer import begins_with
 
 PIECE_BYTES = 1 << 20
 
@@ -224,13 +225,8 @@ class FsspecRemote:
 
     def same(self, key: str, data: Bytes, stamp: Stamp) -> Etag | None:
         head = self.head(key)
-        if head is None or head.size != data.size:
+        if head is None or head.size != data.size or not begins_with(data, self._pieces(self._path(key))):
             return None
-        offset = 0
-        for piece in self._pieces(self._path(key)):
-            if data.read(offset, len(piece)) != piece:
-                return None
-            offset += len(piece)
         return head.etag
 
     def restamp(self, key: str, etag: Etag | None, size: int, stamp: Stamp) -> Etag | None:

@@ -25,7 +25,7 @@ from fusebackend.backends.object_store.ranged_reader import WHOLE_BYTES, BlockCa
 from fusebackend.backends.object_store.rename import Moves
 from fusebackend.protocol import DEFAULT_TTL_S
 from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Reader, Stamp
-from fusebackend.remote.buffer import MEMORY_BYTES, Buffer
+from fusebackend.remote.buffer import MEMORY_BYTES, Buffer, begins_with
 from fusebackend.remote.parallel import each
 from fusebackend.remote.volume import RemoteVolume
 
@@ -188,12 +188,7 @@ class BucketRemote:
         mtime = metadata.written(stamp)["mtime"]
         if found is None or found.size != data.size or found.attributes.get("mtime") != mtime:
             return None
-        offset = 0
-        for piece in self.bucket.pieces(key, found.etag):
-            if data.read(offset, len(piece)) != piece:
-                return None
-            offset += len(piece)
-        return found.etag
+        return found.etag if begins_with(data, self.bucket.pieces(key, found.etag)) else None
 
     def restamp(self, key: str, etag: Etag | None, size: int, stamp: Stamp) -> Etag | None:
         extras, written = self.bucket.extras, metadata.written(stamp)

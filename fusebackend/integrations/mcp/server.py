@@ -27,6 +27,7 @@ from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler
 from mcp.shared.exceptions import MCPError
 from mcp.shared.subscriptions import ResourceUpdated, ServerEvent
 
+from fusebackend.base.awaiting import aside
 from fusebackend.base.version import __version__
 from fusebackend.control.client.client import Client
 from fusebackend.integrations.mcp.tools import TOOLS, Arguments, Refused, Tool, page
@@ -151,7 +152,7 @@ class MountServer:
     ) -> types.ReadResourceResult:
         uri = str(asked.uri)
         path = _path(uri)
-        size = (await self._sized(path)) or 0
+        size = (await aside(self._files, "stat", lambda: self._files.stat(path, follow=True))).size or 0
         if size > RESOURCE_BYTES:
             raise MCPError(
                 types.INVALID_PARAMS, f"{path} has {size} bytes, too many for a resource: use the tool `read`"
@@ -166,10 +167,6 @@ class MountServer:
             blob = base64.b64encode(answer.content).decode()
             return types.ReadResourceResult(contents=[types.BlobResourceContents(uri=uri, mime_type=kind, blob=blob)])
         return types.ReadResourceResult(contents=[text])
-
-    async def _sized(self, path: str) -> int | None:
-        found = await self._files.als(path.rpartition("/")[0] or "/")
-        return next((entry.get("size") for entry in found.entries or [] if entry["path"] == path), None)
 
     # -- subscriptions ---------------------------------------------------------------------------------------------
 

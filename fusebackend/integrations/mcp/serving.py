@@ -1,4 +1,4 @@
-"""Serve MCP over standard input and output, or over HTTP on loopback for those who know the token."""
+"""Serve MCP over standard input and output, or over HTTP on loopback to clients that send the token."""
 
 from __future__ import annotations
 
