@@ -521,6 +521,9 @@ class RuledVolume(NativeVolume):
     def access_due(self, attr: Attr) -> bool:
         return self.below.access_due(attr)
 
+    def observe_delays(self, callback: Callable[[float], None]) -> None:
+        self.below.observe_delays(callback)
+
     @property
     def unstored(self) -> int:
         return self.below.unstored
