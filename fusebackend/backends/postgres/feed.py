@@ -260,9 +260,10 @@ class _Ages:
         self._ages_s = ages_s
 
     def tell(self, on_delay: Callable[[float], None] | None) -> None:
-        waited_s = time.monotonic() - self._read_at
-        for age_s in self._ages_s if on_delay is not None else ():
-            on_delay(max(0.0, age_s) + waited_s)
+        if on_delay is not None:
+            waited_s = time.monotonic() - self._read_at
+            for age_s in self._ages_s:
+                on_delay(max(0.0, age_s) + waited_s)
 
 
 class VolumeFeed:
