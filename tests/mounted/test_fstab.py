@@ -17,8 +17,8 @@ set -eu
 mkdir sbin before mnt
 for helper in mount umount; do
     code="from fusebackend.cli.mount_helper import ${helper}_main as main; main()"
-    printf '#!/bin/sh\nPYTHONPATH=%s exec %s -c "%s" "$@"\n' "$PYTHONPATH" "$PYTHON" "$code" > "sbin/$helper.fusebackend"
-    chmod +x "sbin/$helper.fusebackend"
+    printf '#!/bin/sh\nPYTHONPATH=%s exec %s -c "%s" "$@"\n' "$PYTHONPATH" "$PYTHON" "$code" >sbin/$helper.fusebackend
+    chmod +x sbin/$helper.fusebackend
 done
 mount --bind "$(realpath /sbin)" before
 mount -t tmpfs none "$(realpath /sbin)"
