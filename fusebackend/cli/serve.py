@@ -68,6 +68,7 @@ def serve(plan: MountPlan, on_ready: Callable[[Sequence[str]], None], *, log_fil
             may_keep_awake=plan.may_keep_awake,
             extra=plan.words,
             description={"urls": shown, "log": log_file},
+            source=plan.source,
         )
         does = "mounting" if plan.is_mounted else "serving, without a mount,"
         log.info("%s %s: %s", does, plan.mountpoint, ", ".join(f"{prefix} = {url}" for prefix, url in shown.items()))
