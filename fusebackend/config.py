@@ -213,6 +213,8 @@ class MountPlan:
     """What the table of mounts shows as the device."""
     socket: str | None = None
     """Where the control socket is, in place of the runtime directory."""
+    sessions: str | None = None
+    """The file that sessions keep locked (`rendezvous.session`): the server ends with the last of them."""
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> MountPlan:
