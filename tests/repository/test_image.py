@@ -150,8 +150,6 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         own.remove()
 
 
-
-
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 class TestContainers:
@@ -173,7 +171,9 @@ class TestContainers:
         assert "--cap-add NET_ADMIN" in without_network["mend"], without_network
 
     def test_a_mount_that_the_container_sees(self, engine: Engine) -> None:
-        with engine.container(*MOUNTING, IMAGE, "mount", "/mnt", "--foreground", "--default", "sqlite:agent.db") as name:
+        with engine.container(
+            *MOUNTING, IMAGE, "mount", "/mnt", "--foreground", "--default", "sqlite:agent.db"
+        ) as name:
             engine.comes(name, "fusebackend", "status", "/mnt")
             assert engine.inside(name, "sh", "-c", "echo hello > /mnt/new; sync; cat /mnt/new") == "hello\n"
             assert engine.inside(name, "fusebackend", "read", "/mnt/new").endswith("hello\n")
@@ -211,7 +211,9 @@ class TestContainers:
                 place.chmod(0o2775)
         (places["config"] / "agent.toml").write_text(config["data"]["agent.toml"])
         (sidecar,), (agent,) = pod["spec"]["initContainers"], pod["spec"]["containers"]
-        groups = [f"--group-add={pod['spec']['securityContext']['fsGroup']}"] if "securityContext" in pod["spec"] else []
+        groups = (
+            [f"--group-add={pod['spec']['securityContext']['fsGroup']}"] if "securityContext" in pod["spec"] else []
+        )
         with shared(tmp_path), engine.container(*groups, *flags(sidecar, places)) as beside:
             for probe in ("startupProbe", "readinessProbe"):
                 engine.comes(beside, *sidecar[probe]["exec"]["command"])

@@ -193,7 +193,7 @@ class TestBooted:
 
     def test_another_user_and_a_manager_of_its_own(self, machine: Machine) -> None:
         machine.sh(
-            """set -e; chmod 666 /dev/fuse; useradd --create-home --uid 1000 agent; mkdir -p /mnt/own; chown agent /mnt/own
+            """set -e; chmod 666 /dev/fuse; useradd --create-home --uid 1000 agent; install -d -o agent /mnt/own
             printf 'mountpoint = "/mnt/own"\\ndefault = "memory:"\\n' > /etc/fusebackend/own.toml
             mkdir -p /run/systemd/system/fusebackend@own.service.d
             printf '[Service]\\nUser=agent\\n' > /run/systemd/system/fusebackend@own.service.d/user.conf

@@ -1,7 +1,7 @@
 """Fresh roots of Debian, by debootstrap(8), and a systemd as process 1 in one of them, by systemd-nspawn(1).
 
-systemd-nspawn needs neither a systemd on this machine nor a network: `--keep-unit --register=no`. Debian 12 has the last
-systemd but one that works on control groups of version 1, which is what this machine may have.
+systemd-nspawn needs no systemd on this machine: `--keep-unit --register=no`. The systemd of Debian 12 also works on
+control groups of version 1; that of Debian 13 refuses them.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def require(*programs: str) -> None:
 
 def make_root(directory: Path, packages: Sequence[str] = ()) -> None:
     """Make a root with packages, in which pip reaches what it reaches on this machine."""
-    command = ["debootstrap", "--variant=minbase", SUITE, str(directory), MIRROR]
-    if packages:
-        command.insert(2, f"--include={','.join(packages)}")
-    run(command, MAKE_LIMIT_S)
+    run(["debootstrap", "--variant=minbase", SUITE, str(directory), MIRROR], MAKE_LIMIT_S)
     shutil.copy("/etc/resolv.conf", directory / "etc/resolv.conf")
     if CERTIFICATES.exists():  # also those of a proxy of this machine's
         shutil.copy(CERTIFICATES, directory / "etc/pip-certificates.crt")
         (directory / "etc/pip.conf").write_text("[global]\ncert = /etc/pip-certificates.crt\n")
+    if packages:  # debootstrap itself knows no virtual packages, and leaves those half installed that need one
+        script = f"apt-get update -qq && apt-get install -qq --no-install-recommends {' '.join(packages)}"
+        run(["chroot", str(directory), "env", "DEBIAN_FRONTEND=noninteractive", "sh", "-ec", script], MAKE_LIMIT_S)
 
 
 def install(directory: Path) -> None:
