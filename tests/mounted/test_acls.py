@@ -11,7 +11,6 @@ from pathlib import Path
 
 import mounts
 import pytest
-from eventually import eventually
 from mounts import Serve
 
 import fusebackend
@@ -155,10 +154,6 @@ def test_snapshots_and_branches_have_them_and_undo_brings_them_back(tmp_path: Pa
         options=["acl"],
         history="on",
     ) as mount:
-
-        def ended() -> list[str]:
-            return [call.call for call in mount.log() if call.ended_ns is not None]
-
         directory = path / "given"
         directory.mkdir()
         allow(directory, "-d", "-m", f"u:{OTHER}:rwx")
@@ -167,9 +162,10 @@ def test_snapshots_and_branches_have_them_and_undo_brings_them_back(tmp_path: Pa
         assert f"user:{OTHER}:rwx" in before
         mount.create_snapshot("s")
         mount.create_branch("b")
-        eventually(lambda: len(ended()) == 1, 20)
+        call = mount.begin_call("take the entries away")
         allow(directory / "file", "-b")
         allow(directory, "-k")
+        taken = mount.end_call(call)
         assert shown(directory) != before
         assert shown(path / ".fusebackend/snapshots/s/given") == before
         branch = path / ".fusebackend/branches/b/given"
@@ -178,6 +174,6 @@ def test_snapshots_and_branches_have_them_and_undo_brings_them_back(tmp_path: Pa
         (branch / "new").write_text("inherits")
         assert f"user:{OTHER}:rwx" in shown(branch)
 
-        eventually(lambda: len(ended()) == 2, 20)
-        mount.undo(ended()[0])
+        assert taken is not None
+        mount.undo(taken)
         assert shown(directory) == before

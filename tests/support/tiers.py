@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import re
 import zlib
@@ -156,6 +157,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 LEFT_OUT = pytest.StashKey[Counter[str]]()
+LONGEST = 25
+"""How many modules the summary of a run names, except for `quick`."""
 
 
 @pytest.hookimpl(trylast=True)
@@ -190,6 +193,14 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.option.tier != "quick":
+        seconds: Counter[str] = Counter()
+        for report in itertools.chain.from_iterable(terminalreporter.stats.values()):
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.partition("::")[0]] += report.duration  # type: ignore[assignment]  # no int
+        terminalreporter.section(f"the longest modules of {sum(seconds.values()):,.0f} s", "-")
+        for module, spent_s in seconds.most_common(LONGEST):
+            terminalreporter.write_line(f"{spent_s:6,.0f} s {module}")
     left_out = config.stash[LEFT_OUT]
     if not left_out:
         return
