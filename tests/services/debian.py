@@ -47,8 +47,7 @@ def make_root(directory: Path, packages: Sequence[str] = ()) -> None:
         shutil.copy(CERTIFICATES, directory / "etc/pip-certificates.crt")
         (directory / "etc/pip.conf").write_text("[global]\ncert = /etc/pip-certificates.crt\n")
     if packages:  # debootstrap itself knows no virtual packages, and leaves those half installed that need one
-        script = f"apt-get update -qq && apt-get install -qq --no-install-recommends {' '.join(packages)}"
-        run(["chroot", str(directory), "env", "DEBIAN_FRONTEND=noninteractive", "sh", "-ec", script], MAKE_LIMIT_S)
+        _within(directory, f"apt-get update -qq; apt-get install -qq --no-install-recommends {' '.join(packages)}")
 
 
 def install(directory: Path) -> None:
@@ -63,7 +62,14 @@ def install(directory: Path) -> None:
     /opt/fusebackend/bin/pip install --quiet --constraint /src/constraints.txt /src
     ln -s /opt/fusebackend/bin/fusebackend /usr/local/bin/
     """
-    run(["chroot", str(directory), "sh", "-ec", script], MAKE_LIMIT_S)
+    _within(directory, script)
+
+
+def _within(directory: Path, script: str) -> None:
+    """Run a script in a root, with nothing of this machine's environment."""
+    clean = ["env", "--ignore-environment", "HOME=/root", "LANG=C.UTF-8", "DEBIAN_FRONTEND=noninteractive"]
+    clean.append("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+    run(["chroot", str(directory), *clean, "sh", "-ec", script], MAKE_LIMIT_S)
 
 
 def run(command: Sequence[str], limit_s: float, status: int = 0) -> str:
