@@ -237,6 +237,7 @@ class Metrics:
 MEASURED = {
     **{name: name for name in VERBS if name not in {"execute", "metrics", "stats"} and hasattr(MountedBackend, name)},
     "run_command": "execute",
+    "append_from": "append",
     "upload_from": "upload_files",
     "download_to": "download_files",
 }

@@ -38,6 +38,7 @@ from fusebackend.protocol import (
     ExecuteResponse,
     Explained,
     FileDownloadResponse,
+    FileRange,
     FileUploadResponse,
     ForgetResult,
     GlobResult,
@@ -79,6 +80,7 @@ from fusebackend.trees.restore import Restores
 from fusebackend.trees.snapshots import Snapshots
 from fusebackend.trees.states import States
 from fusebackend.vfs.watch.async_watch import AsyncWatch, ThreadedWatch
+from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.native import NativeVolume
 from fusebackend.volumes.walk import resolve
 
@@ -160,7 +162,7 @@ class MountedBackend(ServedMount):
         self._restores: Restores | None = None
         self._checkouts: Checkouts | None = None
         volumes = {route.prefix: route.volume for route in filesystem.tree.routes}
-        self._states = States(volumes, branches, snapshots, lambda call, paths: self._remembered().before(call, paths))
+        self._states = States(volumes, branches, snapshots, lambda ref, paths: self._remembered().before(ref, paths))
         if branches is not None:
             recorder = None if recording is None else recording.recorder
             own = filesystem.tree.trees_path
@@ -169,7 +171,9 @@ class MountedBackend(ServedMount):
             parts = backend.mounts().values()
             directories = [str(each.cwd) for each in parts if isinstance(each, FilesystemBackend)]
             self._checkouts = Checkouts(branches, [*([mountpoint] if is_mounted else []), *directories])
-            self._restores = Restores(branches, volumes, self._states, filesystem.written, recorder, self._covered)
+            self._restores = branches.past = Restores(
+                branches, volumes, self._states, filesystem.written, recorder, self._covered, self._began_ns
+            )
         self._recording = recording
         self._past = None if recording is None else MountHistory(recording.recorder, volumes, recording.anchoring)
         self._views = views or Views(filesystem, backend, {})
@@ -232,14 +236,16 @@ class MountedBackend(ServedMount):
         backend: CompositeBackend | None = None,
     ) -> R:
         """Make a call that may change what is at these paths, and record what it does."""
+        return self._recorded_work(verb.name, named, partial(work, backend or self._for(*named)), kind)
+
+    def _recorded_work(self, verb: str, named: Sequence[str], work: Callable[[], R], kind: Kind) -> R:
         if self._automatic is not None:
             self._automatic.before_call()
-        backend = backend or self._for(*named)
         if self._recording is None or not self._recording.is_open:
-            return work(backend)
+            return work()
         if self._views.by_name:  # a change through a view is one of the live files
             named = [self._views.split(path)[1] for path in named]
-        answer: R = self._recording.steps.verb(verb.name, kind, named, partial(work, backend), _has_worked)
+        answer: R = self._recording.steps.verb(verb, kind, named, work, _has_worked)
         return answer
 
     def ls(self, path: str) -> LsResult:
@@ -465,10 +471,7 @@ class MountedBackend(ServedMount):
     def stat(self, path: str, *, follow: bool = False) -> StatResult:
         """Return the attributes of a path; a symbolic link itself, unless `follow` says otherwise."""
         try:
-            name, inside = self._view_name, path
-            if name is None:
-                name, inside = self._views.split(path)
-            outer = paths.normalise(inside)
+            name, outer = self._placed(path)
             route = self.filesystem.tree.route_of(outer)
             volume = self._views.volume(name, route)
             attr, target = route.executor.run("stat", partial(self._look, name, volume, route, outer, follow))
@@ -509,6 +512,79 @@ class MountedBackend(ServedMount):
             hold(STAT_BYTES)
             found.append(replace(self.stat(info["path"]), path=info["path"]))
         return StatsResult(entries=found)
+
+    def read_range(self, path: str, offset: int, size: int) -> FileRange:
+        """Return bytes of a file from `offset` on, at most `size`; fewer at its end alone.
+
+        Raises:
+            ValueError: the path is malformed.
+            OSError: as `VolumeBackend.read_range`.
+        """
+        return self._at_volume("read", path, lambda backend, inner: backend.read_range(inner, offset, size))
+
+    def append_from(self, path: str, file: IO[bytes]) -> None:
+        """Add the contents of an open file at the end of a file, which is made if absent. In a view that interrupts
+        writing it is refused.
+
+        Raises:
+            ValueError: the path is malformed.
+            OSError: as `VolumeBackend.append`.
+        """
+
+        def append() -> None:
+            self._at_volume("write", path, lambda backend, inner: backend.append(inner, file))
+
+        self._recorded_work("append", [path], append, "put")
+
+    def make_directory(self, path: str, *, parents: bool = False) -> None:
+        """Make a directory; with `parents` also those on the way. In a view that interrupts writing it is refused.
+
+        Raises:
+            ValueError: the path is malformed.
+            OSError: as `VolumeBackend.make_directory`.
+        """
+
+        def make() -> None:
+            name, outer = self._placed(path)
+            # A directory that exists only for the routes is not in the volume yet.
+            above = AgentPath(os.path.dirname(outer))
+            with_parents = parents or (above != ROOT and self._views.is_way(name, above))
+            if self._views.is_way(name, outer):
+                raise errors.oserror(errno.EEXIST)
+            self._at_volume("mkdir", path, lambda backend, inner: backend.make_directory(inner, parents=with_parents))
+
+        self._recorded_work("make_directory", [path], make, "put")
+
+    def remove_directory(self, path: str) -> None:
+        """Remove an empty directory. In a view that interrupts writing it is refused.
+
+        Raises:
+            ValueError: the path is malformed.
+            OSError: as `VolumeBackend.remove_directory`; EBUSY, a route is there or below.
+        """
+
+        def remove() -> None:
+            if self._views.is_way(*self._placed(path)):
+                raise errors.oserror(errno.EBUSY)
+            self._at_volume("rmdir", path, lambda backend, inner: backend.remove_directory(inner))
+
+        self._recorded_work("remove_directory", [path], remove, "remove")
+
+    def _placed(self, path: str) -> tuple[str | None, AgentPath]:
+        """Return the view that a path is in, if any, and the normalised path there."""
+        name, inside = self._view_name, path
+        if name is None:
+            name, inside = self._views.split(path)
+        return name, paths.normalise(inside)
+
+    def _at_volume(self, verb: str, path: str, work: Callable[[VolumeBackend, str], R]) -> R:
+        """Return what `work` does with the volume that holds a path, and with the path there."""
+        name, outer = self._placed(path)
+        route = self.filesystem.tree.route_of(outer)
+        volume = self._views.volume(name, route)
+        if not isinstance(volume, NativeVolume):
+            raise errors.oserror(errno.ENOTSUP)
+        return route.executor.run(verb, lambda: work(VolumeBackend(volume), route.inner(outer)))
 
     def _look(
         self, view: str | None, volume: Volume, route: Route, outer: AgentPath, follow: bool
@@ -638,15 +714,16 @@ class MountedBackend(ServedMount):
 
         Args:
             name: of the branch, as that of a directory.
-            ref: the state that it begins with: another branch as it is now; or, of the routes that keep snapshots, a
-                snapshot or a time such as `10m`. The present when None.
+            ref: the state that it begins with: another branch as it is now; a call, for the state before it; a time
+                such as `10m`; or a snapshot, for the routes that it holds. The present when None.
             directory: the absolute path of a directory of the server's machine, that is put there: a plain copy, empty
                 or new before, or one that has held a branch, where only what differs is copied. What is changed there
                 is taken in by `take_in_branch`, and before a merge. A branch that there is is put there as it is.
 
         Raises:
             ValueError: the name can't be that of a branch, or nothing is meant by `ref`.
-            OSError: EEXIST, there is a branch or a snapshot of that name; ENOTSUP, the mount has no branches;
+            OSError: EEXIST, there is a branch or a snapshot of that name; ENOENT, there is no such call; ENODATA, not
+                all that was changed since is known; ENOTSUP, the mount has no branches, or no history to know it;
                 ENOTEMPTY, the directory holds something else; or an error of a volume, or of the branch's file.
         """
         branches, checkouts = self._branching(), self._checkouts
@@ -829,7 +906,10 @@ class MountedBackend(ServedMount):
         branches = {} if self._branches is None else self._branches.opened
         taken = [Taken(each.name, each.time_ns) for each in self.snapshots()]
         opened = [Taken(name, branch.created_ns) for name, branch in branches.items()]
-        return Refs(taken, opened, began_ns=lambda call: self._remembered().call(call).began_ns)
+        return Refs(taken, opened, began_ns=self._began_ns)
+
+    def _began_ns(self, call: str) -> int:
+        return self._remembered().call(call).began_ns
 
     def undo(
         self,
@@ -1011,6 +1091,7 @@ def _work(request: Request, change: Change) -> tuple[Verb[Any], Kind, Callable[[
 
 
 def _has_worked(answer: Any) -> bool:
-    """Return True if a verb has changed something: an answer, or one of several, has no error."""
+    """Return True if a verb has changed something: an answer, or one of several, has no error. A verb without an answer
+    raises where it fails."""
     answers = answer if isinstance(answer, list) else [answer]
-    return any(each.error is None for each in answers)
+    return any(each is None or each.error is None for each in answers)
