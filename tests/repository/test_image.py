@@ -249,7 +249,8 @@ PROPAGATION = {"Bidirectional": "rshared", "HostToContainer": "rslave", None: "r
 def flags(container: dict[str, Any], places: dict[str, Path]) -> list[str]:
     """Docker's words for a container of a pod, up to its command."""
     context = container["securityContext"]
-    words = ["--privileged"] if context.get("privileged") else []
+    # What `privileged` is needed for. Docker's own flag takes all capabilities, also those that a machine hasn't got.
+    words = [*MOUNTING, "--security-opt=seccomp=unconfined"] if context.get("privileged") else []
     if "runAsUser" in context:
         words.append(f"--user={context['runAsUser']}")
     words += [f"--cap-drop={name}" for name in context.get("capabilities", {}).get("drop", ())]
