@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable
 
-from fusebackend.doctor.distribution import install
 from fusebackend.doctor.finding import Finding, ok, warning
 from fusebackend.doctor.process import status_of_self
+from fusebackend.linux.distribution import install
 from fusebackend.shell import bubblewrap, seccomp
 from fusebackend.shell.cgroups import ControlGroups
 

@@ -168,6 +168,8 @@ class MountedBackend(ServedMount):
             own = filesystem.tree.trees_path
             self._merges = Merges(branches, volumes, filesystem.written, recorder, own, self._covered)
             branches.compare = self._merges.compare
+            if recorder is not None:
+                branches.author = lambda: recorder.calls.current().actor.word
             parts = backend.mounts().values()
             directories = [str(each.cwd) for each in parts if isinstance(each, FilesystemBackend)]
             self._checkouts = Checkouts(branches, [*([mountpoint] if is_mounted else []), *directories])
