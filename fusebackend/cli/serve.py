@@ -30,6 +30,8 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 def serve(plan: MountPlan, on_ready: Callable[[Sequence[str]], None], *, log_file: str | None) -> None:
     """Serve a plan in the calling thread until it is unmounted, or SIGTERM or SIGINT comes.
 
+    A service manager that started this process is told when the mount answers, and when it ends.
+
     Args:
         plan: the backends and their mount point.
         on_ready: called once, from another thread, when the mount answers, with messages for its user.
@@ -44,12 +46,14 @@ def serve(plan: MountPlan, on_ready: Callable[[Sequence[str]], None], *, log_fil
     _allow_many_files()
     from fusebackend.composite.backend import CompositeBackend
     from fusebackend.control import rendezvous
+    from fusebackend.linux.service_manager import ServiceManager
     from fusebackend.mount.options import MountOptions
     from fusebackend.rules.view import checked_views
     from fusebackend.server.live import LiveMount
     from fusebackend.urls.opening import mask
 
     with contextlib.ExitStack() as opened:
+        manager = opened.enter_context(ServiceManager.of_environment(is_main=log_file is None))
         socket = plan.socket
         if plan.is_mounted:
             rendezvous.require_unserved(plan.mountpoint)
@@ -97,12 +101,14 @@ def serve(plan: MountPlan, on_ready: Callable[[Sequence[str]], None], *, log_fil
 
         def ready() -> None:
             on_ready(live.warnings)
+            served = "mounted on" if plan.is_mounted else "serving"
+            manager.ready(f"{served} {plan.mountpoint}: {', '.join(shown.values())}")
             if plan.sessions is not None:
                 ending = threading.Thread(target=_end_with_sessions, args=(plan.sessions,), daemon=True)
                 ending.name = "fusebackend-sessions"
                 ending.start()
 
-        live.run(ready)
+        live.run(ready, lambda: manager.stopping("storing everything"))
     log.info("%s %s, everything is stored", "unmounted" if plan.is_mounted else "ended", plan.mountpoint)
 
 

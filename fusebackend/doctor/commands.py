@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterable
 
 from fusebackend.doctor.finding import Finding, ok, warning
+from fusebackend.doctor.process import status_of_self
 from fusebackend.linux.distribution import install
 from fusebackend.shell import bubblewrap, seccomp
 from fusebackend.shell.cgroups import ControlGroups
@@ -27,11 +28,19 @@ def sandbox(is_wanted: bool) -> Iterable[Finding]:
         why = "it is not installed: commands (exec) are refused"
         return [warning(what, why, f"{install('bubblewrap')}; {_UNCONFINED}")]
     try:
-        bubblewrap.user_namespace(program)
+        words = bubblewrap.user_namespace(program)
     except bubblewrap.SandboxError as failure:
         why = f"it can make no sandbox here, so commands (exec) are refused: {failure}"
-        return [warning(what, why, f"allow user namespaces, or run as root; {_UNCONFINED}")]
-    found = [ok(what, program)]
+        mend = "allow user namespaces, or run as root"
+        if status_of_self().get("Seccomp") not in (None, "0"):
+            mend = "for a container: --cap-add SYS_ADMIN --security-opt seccomp=unconfined"
+        return [warning(what, why, f"{mend}; {_UNCONFINED}")]
+    refusal = bubblewrap.trial([program, *words, "--unshare-net"])
+    if refusal is None:
+        found = [ok(what, program)]
+    else:
+        why = f"it can make no sandbox without a network, so commands (exec) are refused: {refusal}"
+        found = [warning(what, why, "for a container: --cap-add NET_ADMIN; or network = true in [execute]")]
     if seccomp.program() is None:
         found.append(warning("seccomp filter", "none is known for this machine's architecture", "no mend: report it"))
     return found

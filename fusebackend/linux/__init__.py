@@ -10,5 +10,6 @@ unmount_watch.py      a mount that is taken away from outside
 bind_mount.py         a directory at a second path
 private_bind.py       a program for which a directory is seen at another's path
 runtime_directory.py  the directory of this user's sockets, and names of a server's own files
+service_manager.py    what a server tells systemd of itself
 command.py            a command while it runs
 """

@@ -124,6 +124,7 @@ class LiveMount:
         is_mounted: bool = True,
     ) -> None:
         self._is_mounted = is_mounted
+        self._on_end: Callable[[], None] = lambda: None
         backend = with_route_rules(backend, route_rules or {})
         self.filesystem = FileSystem.of(
             backend,
@@ -226,8 +227,14 @@ class LiveMount:
             is_mounted=self._is_mounted,
         )
 
-    def run(self, on_ready: Callable[[], None] | None = None) -> None:
-        """As `Session.run`. The control socket listens before there is a mount that names it."""
+    def run(self, on_ready: Callable[[], None] | None = None, on_end: Callable[[], None] = lambda: None) -> None:
+        """As `Session.run`. The control socket listens before there is a mount that names it.
+
+        Args:
+            on_end: called, perhaps more than once, when it begins to end, before anything is stored. Where the mount
+                was taken away from outside, it is called after that.
+        """
+        self._on_end = on_end
 
         def ready() -> None:
             self.warnings = [*self.warnings, *self.shell.start()]
@@ -276,6 +283,7 @@ class LiveMount:
 
     def _end(self) -> None:
         """Commands first: they have files of the mount open, and no verb may start another one."""
+        self._on_end()
         self.approvals.close()
         self._control.close()
         self._view_mounts.close()

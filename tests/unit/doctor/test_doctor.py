@@ -177,6 +177,14 @@ class TestNamespaces:
         found = diagnosed(wrapper=within(script))
         says(found["bubblewrap"], "warning", "no sandbox today", 'sandbox = "none"')
 
+    def test_a_sandbox_that_can_have_no_network_of_its_own(self) -> None:
+        refuse = '[ "$word" != --unshare-net ] || { echo no loopback >&2; exit 1; }'
+        script = f"""c=$(mktemp); b=$(command -v bwrap); cp "$b" "$c.bwrap"; chmod 755 "$c" "$c.bwrap"
+        printf '#!/bin/sh\\nfor word; do {refuse}; done\\n' > "$c"
+        echo "exec $c.bwrap \\"\\$@\\"" >> "$c"; mount --bind "$c" "$b" """
+        found = diagnosed(wrapper=within(script))
+        says(found["bubblewrap"], "warning", "no loopback", "--cap-add NET_ADMIN; or network = true in [execute]")
+
     def test_a_filter(self) -> None:
         code = (
             "import ctypes, os, struct, sys\n"
