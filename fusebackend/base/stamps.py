@@ -22,6 +22,9 @@ import time
 CLOCK_REALTIME_COARSE = 5
 """In <linux/time.h>. Python has no name for it."""
 
+TICK_NS = round(time.clock_getres(CLOCK_REALTIME_COARSE) * 10**9)
+"""A stamp is at most so much earlier than it was given, unless the clock is set."""
+
 STEP_NS = 10**9
 """Two clocks that differ by more than this have been set, or are not those of one host."""
 

@@ -56,7 +56,7 @@ def branch() -> None:
 
 @branch.command()
 @click.argument("name")
-@click.option("--from", "ref", metavar="REF", help="Begin with this snapshot, branch, or time.")
+@click.option("--from", "ref", metavar="REF", help="Begin with this snapshot, branch, or time; a call: before it.")
 @click.option("--in", "directory", type=click.Path(), metavar="DIR", help="Put a copy into this plain directory.")
 @json_option("{name, time_ns, routes, changes, size_bytes, conflicts, error, directory, path}.")
 @mount_option

@@ -27,6 +27,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -693,16 +694,40 @@ class HistoryFile:
             "SELECT min(records.number) - 1, calls.link FROM records JOIN calls ON calls.number = call WHERE call = ?",
             (call.number,),
         )
+        self._require_all(link, call.began_ns, f"{call.ref} began")
+        return int(number)
+
+    def begin_at(self, time_ns: int, words: str) -> int:
+        """Return the number of the last record before a time.
+
+        Args:
+            time_ns: since the epoch.
+            words: the time, for an error.
+
+        Raises:
+            OSError: ENODATA, not all that was changed since is in the history; the text says why.
+        """
+        ((oldest_ns,),) = self._read("SELECT min(began_ns) FROM calls", ())
+        if oldest_ns is None or oldest_ns > time_ns:
+            since = "" if oldest_ns is None else f": the oldest began {datetime.fromtimestamp(oldest_ns // 10**9)}"
+            raise OSError(errno.ENODATA, f"the history has no call as old as '{words}'{since}")
+        ((number, link),) = self._read("SELECT min(number), min(link) FROM records WHERE time_ns >= ?", (time_ns,))
+        if number is None:
+            ((number, link),) = self._read("SELECT coalesce(max(number), 0) + 1, ? FROM records", (1 << 62,))
+        self._require_all(link, time_ns, f"'{words}'")
+        return int(number) - 1
+
+    def _require_all(self, link: int, since_ns: int, words: str) -> None:
+        """Raise ENODATA if a change since a link of the chain, or since a time, is not in the history."""
         if self._read("SELECT 1 FROM stubs WHERE link > ? AND of > 0 LIMIT 1", (link,)):
-            raise OSError(errno.ENODATA, f"calls that have changed something since {call.ref} began were forgotten")
+            raise OSError(errno.ENODATA, f"calls that have changed something since {words} were forgotten")
         gaps = self._read(
             "SELECT call, why FROM gaps LEFT JOIN calls ON calls.number = gaps.call "
             "WHERE coalesce(ended_ns, ?) >= ? ORDER BY call LIMIT 1",
-            (1 << 62, call.began_ns),
+            (1 << 62, since_ns),
         )
         for gap, why in gaps:
             raise OSError(errno.ENODATA, f"a change of c{gap} was not recorded: {_text(why)}")
-        return int(number)
 
     def newest_at(self, prefix: AgentPath, path: bytes, below: int) -> Record | None:
         """Return the last record before one of this number that made, changed, moved or removed the file at a path, or

@@ -99,7 +99,7 @@ class Forgetting:
                 done.add(id(volume))
                 same = [each for each, other in self._volumes.items() if other is volume]
                 result.left += volume.forget_versions(set().union(*(nodes[each] for each in same)))
-        for branch in self._opened().values():  # also for what they have deleted
+        for _, branch in self._opened():  # also for what they have deleted
             branch.forget_versions(())
         broken = [] if self._branches is None else self._branches.broken
         result.left += [f"branch '{name}', which can't be opened; 'branch delete' removes its files" for name in broken]
@@ -161,10 +161,10 @@ class Forgetting:
     def _in_branches(self, path: AgentPath, *, dry_run: bool) -> list[str]:
         """Remove the files that branches have of their own at a path; returns the names of these branches."""
         touched = []
-        for name, branch in self._opened().items():
+        for name, branch in self._opened():
             own = [each for each, node in _files(branch, path).items() if _is_own(branch, node)]
             if own or branch.keeps_bytes_of(path):
-                touched.append(name)
+                touched += [] if name in touched else [name]
             if dry_run:
                 continue
             for each in own:
@@ -175,8 +175,11 @@ class Forgetting:
             branch.forget_bytes_of(path)
         return touched
 
-    def _opened(self) -> Mapping[str, BranchVolume]:
-        return {} if self._branches is None else self._branches.opened
+    def _opened(self) -> list[tuple[str, BranchVolume]]:
+        """The branches, each before its base."""
+        if self._branches is None:
+            return []
+        return [*self._branches.opened.items(), *self._branches.bases.items()]
 
 
 def _empty(branch: BranchVolume, attr: Attr) -> None:

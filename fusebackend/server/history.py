@@ -42,9 +42,9 @@ from fusebackend.protocol import (
 from fusebackend.protocol.records import FILE_TYPES
 from fusebackend.trees import diff_output
 from fusebackend.trees.diff import Differences, differences
-from fusebackend.trees.earlier import EarlierVolume
+from fusebackend.trees.earlier import EarlierVolume, Moment
 from fusebackend.trees.recorded import Past, sides
-from fusebackend.trees.refs import begin_ns
+from fusebackend.trees.refs import Ref, begin_ns
 from fusebackend.volumes.placing import NodeSource, Source
 from fusebackend.volumes.walk import resolve
 
@@ -140,22 +140,26 @@ class MountHistory:
         result.emptied.clear()  # the trees have only what the call changed
         return said(result, form, columns)
 
-    def before(self, name: str, given: Sequence[bytes]) -> dict[AgentPath, EarlierVolume]:
-        """Return the routes as they were before a call, by prefix.
+    def before(self, ref: Ref, given: Sequence[bytes]) -> dict[AgentPath, EarlierVolume]:
+        """Return the routes as they were before a call or at a time, by prefix.
 
         Args:
             given: paths of the mount, without a slash at the begin: only there.
 
         Raises:
-            ValueError, OSError: as `call`; ENODATA, the history lacks changes since it began.
+            ValueError, OSError: as `call`; ENODATA, the history lacks changes since then.
         """
-        call = self.call(name)
-        begin = self._file.begin(call)
+        if ref.is_call:
+            call = self.call(ref.name)
+            moment = Moment(f"before {call.ref}", call.began_ns, self._file.begin(call))
+        else:
+            assert ref.time_ns is not None, "the present needs no history"
+            moment = Moment(f"at '{ref.name}'", ref.time_ns, self._file.begin_at(ref.time_ns, ref.name))
         found = {}
         for prefix, volume in self._volumes.items():
             prefixes = [prefix, *(each for each in self._volumes if each != prefix and self._volumes[each] is volume)]
             inner = [path for each in given if (path := _inside(prefix, AgentPath("/" + to_text(each)))) is not None]
-            found[prefix] = EarlierVolume(self._file, call, begin, prefixes, volume, inner, self._source)
+            found[prefix] = EarlierVolume(self._file, moment, prefixes, volume, inner, self._source)
         return found
 
     def blame(self, path: str) -> BlameResult:

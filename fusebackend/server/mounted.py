@@ -160,7 +160,7 @@ class MountedBackend(ServedMount):
         self._restores: Restores | None = None
         self._checkouts: Checkouts | None = None
         volumes = {route.prefix: route.volume for route in filesystem.tree.routes}
-        self._states = States(volumes, branches, snapshots, lambda call, paths: self._remembered().before(call, paths))
+        self._states = States(volumes, branches, snapshots, lambda ref, paths: self._remembered().before(ref, paths))
         if branches is not None:
             recorder = None if recording is None else recording.recorder
             own = filesystem.tree.trees_path
@@ -169,7 +169,9 @@ class MountedBackend(ServedMount):
             parts = backend.mounts().values()
             directories = [str(each.cwd) for each in parts if isinstance(each, FilesystemBackend)]
             self._checkouts = Checkouts(branches, [*([mountpoint] if is_mounted else []), *directories])
-            self._restores = Restores(branches, volumes, self._states, filesystem.written, recorder, self._covered)
+            self._restores = branches.past = Restores(
+                branches, volumes, self._states, filesystem.written, recorder, self._covered, self._began_ns
+            )
         self._recording = recording
         self._past = None if recording is None else MountHistory(recording.recorder, volumes, recording.anchoring)
         self._views = views or Views(filesystem, backend, {})
@@ -638,15 +640,16 @@ class MountedBackend(ServedMount):
 
         Args:
             name: of the branch, as that of a directory.
-            ref: the state that it begins with: another branch as it is now; or, of the routes that keep snapshots, a
-                snapshot or a time such as `10m`. The present when None.
+            ref: the state that it begins with: another branch as it is now; a call, for the state before it; a time
+                such as `10m`; or a snapshot, for the routes that it holds. The present when None.
             directory: the absolute path of a directory of the server's machine, that is put there: a plain copy, empty
                 or new before, or one that has held a branch, where only what differs is copied. What is changed there
                 is taken in by `take_in_branch`, and before a merge. A branch that there is is put there as it is.
 
         Raises:
             ValueError: the name can't be that of a branch, or nothing is meant by `ref`.
-            OSError: EEXIST, there is a branch or a snapshot of that name; ENOTSUP, the mount has no branches;
+            OSError: EEXIST, there is a branch or a snapshot of that name; ENOENT, there is no such call; ENODATA, not
+                all that was changed since is known; ENOTSUP, the mount has no branches, or no history to know it;
                 ENOTEMPTY, the directory holds something else; or an error of a volume, or of the branch's file.
         """
         branches, checkouts = self._branching(), self._checkouts
@@ -829,7 +832,10 @@ class MountedBackend(ServedMount):
         branches = {} if self._branches is None else self._branches.opened
         taken = [Taken(each.name, each.time_ns) for each in self.snapshots()]
         opened = [Taken(name, branch.created_ns) for name, branch in branches.items()]
-        return Refs(taken, opened, began_ns=lambda call: self._remembered().call(call).began_ns)
+        return Refs(taken, opened, began_ns=self._began_ns)
+
+    def _began_ns(self, call: str) -> int:
+        return self._remembered().call(call).began_ns
 
     def undo(
         self,

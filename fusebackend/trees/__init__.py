@@ -8,6 +8,7 @@ branches.py          `Branches`: the branches of a mount
 checkouts.py         `Checkouts`: branches in plain directories
 branch_volume.py     `BranchVolume`: a branch as a volume: its changes above a lower tree
 lower_tree.py        `LowerTree`: the tree below a branch
+base_tree.py         `BaseTree`: that of a branch which began with a state before the present
 refs.py              the states that a REF of the command line names: a snapshot, a time, `main`
 tree.py              `Tree`: a directory tree as the kernel shows it, reached by descriptors
 diff.py              the differences of two trees

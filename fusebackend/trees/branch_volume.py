@@ -24,7 +24,7 @@ import functools
 import os
 import sqlite3
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -242,6 +242,12 @@ class BranchVolume(SqliteVolume):
             self.lower.keep(node, path)
         self.lower.reserve(self._scalar("SELECT coalesce(max(node), 0) FROM lower_dentry"))
 
+    def close(self) -> None:
+        try:
+            super().close()
+        finally:
+            self.lower.close()
+
     def copy_to(self, path: str) -> None:
         """Make a file of the branch as it is now, for another branch over the same lower tree. One at a time in a
         directory. The file is durable when this returns; after a crash it is whole, or not there.
@@ -340,6 +346,7 @@ class BranchVolume(SqliteVolume):
                 last = self._db.execute("SELECT value FROM meta WHERE key = 'followed'").fetchone()
             if last is not None and last[0] == number:
                 return
+            self.lower.follow(number, moves)
             for origin in self._origins.values():
                 path, node = origin.path, origin.node
                 if path is None or not self.lower.is_numbered(node) or not self.lower.is_live(node):
@@ -347,13 +354,21 @@ class BranchVolume(SqliteVolume):
                 for old, new in moves:
                     if path == old or path.startswith(old + b"/"):
                         path = new + path[len(old) :]
-                if path != origin.path:
+                if path != origin.path and not self.lower.has_still(origin.path or b""):
                     origin.path = path
                     self._origin_changed(origin)
                     self.lower.keep(node, path)
             self._dirty.followed = number
             self._note(1, 0)
         self.sync()
+
+    def main_file(self, node: int) -> tuple[Hashable, int] | None:
+        """Return the prefix and the node in the mount that a file is of; ("new", node) for one that only the branch
+        has; None for a live file that is gone."""
+        if node >= FIRST_OWN:
+            return "new", node
+        with self.lock:
+            return self.lower.main_file(node)
 
     def changed_names(self) -> int:
         """Return how many names are new, gone, or lead to a file with something of its own."""

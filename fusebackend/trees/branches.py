@@ -16,32 +16,54 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, Protocol
 
 from fusebackend.base.paths import ROOT, AgentPath, to_text
+from fusebackend.base.stamps import TICK_NS
 from fusebackend.protocol import NAME_MAX_BYTES, BranchInfo, SnapshotVolume, Volume
+from fusebackend.trees.base_tree import BaseTree
 from fusebackend.trees.branch_volume import BranchRoute, BranchVolume, read_routes
 from fusebackend.trees.composed import Places
 from fusebackend.trees.lower_tree import LowerTree
-from fusebackend.trees.refs import Refs, Taken
+from fusebackend.trees.refs import Ref, Refs, Taken, nanoseconds
 from fusebackend.trees.snapshots import AUTOMATIC, Snapshots, check_name
 from fusebackend.volumes.native import NativeVolume
 
 log = logging.getLogger(__name__)
 
 SUFFIX: Final = ".db"
+BASE: Final = ".base"
+"""The end of the name of the file with the state before the present that a branch began with: `base_tree.py`."""
+
 _BESIDE: Final = ("", "-wal", "-shm")
-"""The files of a branch."""
+"""The files of a branch, and of its base."""
 
 JOURNAL: Final = ".merge"
-"""The end of the name of a merge's journal, beside the branch's file."""
+"""The end of the name of a merge's journal, beside the branch's file. It is made as `.merge.new`."""
+
+NAME_BYTES: Final = NAME_MAX_BYTES - len(JOURNAL) - len(".new")
+"""A branch's name has so many at most: no other file of it has a longer ending."""
 
 OWNED: Final = f"{AUTOMATIC}branch-"
 """The names of snapshots that were taken for a branch begin with it."""
 
 MAX_BRANCHES: Final = 256
 """Each has a connection, a thread, and some MiB of caches."""
+
+
+class Past(Protocol):
+    """What knows states before the present: `MountedBackend`."""
+
+    @property
+    def is_kept(self) -> bool:
+        """True if there is a history."""
+
+    def began_ns(self, call: str) -> int:
+        """Return when a call began. OSError: there is none of that name, or no history."""
+
+    def put_back(self, ref: Ref, prefixes: Collection[AgentPath], base: BranchVolume) -> None:
+        """Make routes of a branch's base what they were in a state. See `Restores.put_back`."""
 
 
 class Shown(Protocol):
@@ -73,6 +95,8 @@ class Branches:
         self._open: dict[str, BranchVolume] = {}
         self._broken: dict[str, str] = {}
         self._needs: dict[str, frozenset[str]] = {}  # branch → the snapshots below it
+        self.past: Past | None = None
+        """Knows states before the present; None while nothing does."""
         self.compare: Callable[[str], tuple[int, int]] | None = None
         """Returns how many files of a branch have changed in the mount as well, and how many changes a merge would
         make; None while nothing can tell."""
@@ -83,6 +107,7 @@ class Branches:
     def open(self) -> None:
         """Open all branches that there are. Those that can't be opened are logged, and kept."""
         with self._guard:
+            self._remove_unfinished()
             for name in self._names():
                 try:
                     self._attach(name, self._opened(name, read_routes(self._path(name))))
@@ -110,7 +135,18 @@ class Branches:
     def _path(self, name: str) -> str:
         return os.path.join(self._directory, name + SUFFIX)
 
-    def _opened(self, name: str, routes: Sequence[BranchRoute]) -> BranchVolume:
+    def _base(self, name: str) -> str:
+        return os.path.join(self._directory, name + BASE)
+
+    def _remove_unfinished(self) -> None:
+        """Remove bases whose branches a killed server has not made: a branch's own file comes last."""
+        with contextlib.suppress(FileNotFoundError):
+            for file in os.listdir(os.fsencode(self._directory)):
+                name = to_text(file[: -len(BASE)])
+                if file.endswith(BASE.encode()) and not os.path.exists(self._path(name)):
+                    self._remove_files(name)
+
+    def _opened(self, name: str, routes: Sequence[BranchRoute], base_to_make: str | None = None) -> BranchVolume:
         self._needs[name] = frozenset(route.snapshot for route in routes if route.snapshot is not None)
         places = Places(route.prefix for route in routes)
         by_prefix = {route.prefix: route for route in routes}
@@ -125,8 +161,17 @@ class Branches:
             views[index] = self._view(route)
             if route.snapshot is not None:
                 frozen.add(index)
-        time_ns = min(route.time_ns for route in routes)
-        return BranchVolume(self._path(name), LowerTree(places, views, frozen, time_ns), routes)
+        lower = LowerTree(places, views, frozen, min(route.time_ns for route in routes))
+        if base_to_make is not None:
+            return BranchVolume(base_to_make, lower, routes)
+        if not os.path.exists(self._base(name)):
+            return BranchVolume(self._path(name), lower, routes)
+        base = BranchVolume(self._base(name), lower, routes)
+        try:
+            return BranchVolume(self._path(name), BaseTree(base), routes)
+        except BaseException:
+            base.close()
+            raise
 
     def _view(self, route: BranchRoute) -> Volume:
         """Return the volume below a branch, of one route. ESTALE if it is not that of the branch."""
@@ -160,13 +205,15 @@ class Branches:
         Args:
             name: of the branch, as that of a directory.
             ref: the state that it begins with: another branch, whose changes it has from then on as its own; a
-                snapshot, a time; the present when None.
+                snapshot, in which routes that it does not hold are live; a call, the state before it; a time; the
+                present when None.
 
         Raises:
             ValueError: the name can't be that of a branch, or nothing is meant by `ref`.
-            OSError: EEXIST, there is a branch or a snapshot of that name; or an error of a volume, or of the file.
+            OSError: EEXIST, there is a branch or a snapshot of that name; ENODATA, it is not known what was there
+                then; ENOTSUP, only a history would know; or an error of a volume, or of the file.
         """
-        check_name(name, "branch", NAME_MAX_BYTES - len(SUFFIX) - len("-wal"))
+        check_name(name, "branch", NAME_BYTES)
         with self._guard:
             names = self._names()
             if name in names:
@@ -178,13 +225,16 @@ class Branches:
             os.makedirs(self._directory, 0o700, exist_ok=True)
             if ref is not None and ref in names:
                 return self._copied(name, ref)
-            frozen = self._state(ref)
+            frozen, past = self._state(ref)
             owned = None
             if frozen is None and self._snapshots.volumes:
                 owned = frozen = f"{OWNED}{name}-{secrets.token_hex(4)}"
                 self._snapshots.take(owned, durably=True)
             try:
-                self._attach(name, self._opened(name, self._routes(frozen)))
+                routes = self._routes(frozen)
+                if past is not None:
+                    self._make_base(name, routes, past)
+                self._attach(name, self._opened(name, routes))
             except BaseException:
                 self._remove_files(name)
                 self._needs.pop(name, None)
@@ -193,10 +243,18 @@ class Branches:
                 raise
             return self.find(name)
 
+    @property
+    def bases(self) -> dict[str, BranchVolume]:
+        """The states before the present that open branches began with, by the branch's name."""
+        lowers = {name: volume.lower for name, volume in self.opened.items()}
+        return {name: lower.base for name, lower in lowers.items() if isinstance(lower, BaseTree)}
+
     def _copied(self, name: str, source: str) -> BranchInfo:
         """Make a branch of a branch: over the same state of the mount, with a copy of the file of changes."""
         volume = self.volume(source)
         try:
+            if isinstance(volume.lower, BaseTree):
+                volume.lower.base.copy_to(self._base(name))
             volume.copy_to(self._path(name))
             self._attach(name, self._opened(name, volume.routes))
         except BaseException:
@@ -205,12 +263,39 @@ class Branches:
             raise
         return self.find(name)
 
-    def _state(self, ref: str | None) -> str | None:
-        """Return the snapshot that a REF means, None for the present."""
+    def _make_base(self, name: str, routes: Sequence[BranchRoute], past: Ref) -> None:
+        """Make the base of a branch: routes that a snapshot has stay as they are, if that is of the same moment."""
+        assert self.past is not None, "it knows the state"
+        base = self._opened(name, routes, self._base(name))
+        try:
+            chosen = {route.prefix for route in routes if past.is_call or route.snapshot is None}
+            self.past.put_back(past, chosen, base)
+            base.sync()
+        finally:
+            base.close()
+
+    def _state(self, ref: str | None) -> tuple[str | None, Ref | None]:
+        """Return the snapshot that a REF means, None for the present; and the state that those routes are put back to
+        which the snapshot does not have, None if they are live. Of a call these are all routes."""
         if ref is None:
-            return None
-        found = Refs([Taken(each.name, each.info.time_ns) for each in self._snapshots.all()]).one(ref)
-        return None if found.is_main else found.name
+            return None, None
+        taken = [Taken(each.name, each.info.time_ns) for each in self._snapshots.all()]
+        refs = Refs(taken, began_ns=None if self.past is None else self.past.began_ns)
+        moment = None if ref in {each.name for each in taken} else refs.moment(ref)
+        if moment is None:
+            found = refs.one(ref)
+            return (None, found) if found.is_call else (None if found.is_main else found.name, None)
+        snapshot = refs.one(ref) if self._snapshots.volumes else Ref(ref, nanoseconds(moment))
+        parts = self._snapshots.find(snapshot.name) if self._snapshots.volumes else None
+        live = [prefix for prefix in self._volumes if parts is None or prefix not in parts.parts]
+        if live and (self.past is None or not self.past.is_kept):
+            words = ", ".join(prefix if prefix == ROOT else prefix + "/" for prefix in live)
+            why = f"what {words} had at '{ref}' is in no snapshot, and this mount keeps no history of calls"
+            raise OSError(errno.ENOTSUP, f"{why}; the name of a snapshot takes the present of such routes")
+        assert snapshot.time_ns is not None, "it is before the present"
+        # What was changed just before the snapshot may have a record that is later than the snapshot's stamp.
+        past = Ref(ref, snapshot.time_ns + (TICK_NS if parts else 0), is_recorded=True) if live else None
+        return (None if parts is None else parts.name), past
 
     def _routes(self, snapshot: str | None) -> list[BranchRoute]:
         parts = None if snapshot is None else self._snapshots.find(snapshot)
@@ -254,7 +339,8 @@ class Branches:
                 self._snapshots.drop(snapshot)
 
     def _remove_files(self, name: str) -> None:
-        for path in (*(self._path(name) + ending for ending in _BESIDE), self.journal(name)):
+        files = (self._path(name), self._base(name))
+        for path in (*(file + ending for file in files for ending in _BESIDE), self.journal(name)):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
 
@@ -322,9 +408,9 @@ class Branches:
 
     def _size_bytes(self, name: str) -> int:
         size = 0
-        for ending in _BESIDE:
+        for path in (file + ending for file in (self._path(name), self._base(name)) for ending in _BESIDE):
             with contextlib.suppress(FileNotFoundError):
-                size += os.stat(self._path(name) + ending).st_blocks * 512
+                size += os.stat(path).st_blocks * 512
         return size
 
     def _holder(self, snapshot: str) -> str | None:

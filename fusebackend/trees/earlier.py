@@ -1,11 +1,12 @@
-"""`EarlierVolume`: a route as it was when a call began, from the route as it is now and the records since.
+"""`EarlierVolume`: a route as it was at a moment, such as the begin of a call, from the route as it is now and the
+records since.
 
 It takes back all that was changed since, by anybody, in memory (`recorded.py`): what no record names is the live file
 itself, with its own node. So it needs no snapshot, and works on every route whose changes are recorded.
 
-It never guesses. A file can be listed, but not read, if its bytes are lost, or if it was changed after the call had
-begun and no record says from what: by a call that was changing it already, or behind the mount. Its times show that,
-but for a change within a tick of the clock (some ms) after the begin.
+It never guesses. A file can be listed, but not read, if its bytes are lost, or if it was changed after the moment and
+no record says from what: by a call that was changing it already, or behind the mount. Its times show that, but for a
+change within a tick of the clock (some ms) after the moment.
 Times of directories are the present ones: no record has them. Of calls that overlap, attributes may be those between.
 """
 
@@ -23,7 +24,7 @@ from typing import Final, NamedTuple
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import AgentPath
 from fusebackend.history.history_file import HistoryFile
-from fusebackend.history.records import Call, Record
+from fusebackend.history.records import Record
 from fusebackend.history.undo_plan import mount_path
 from fusebackend.linux.holes import next_data
 from fusebackend.protocol import MAX_NODE, ROOT_NODE, Attr, Features, SnapshotVolume, StatFs, Volume
@@ -39,6 +40,20 @@ _FIRST_OWN: Final = MAX_NODE + 1
 _UNKNOWN: Final = "a call that had begun before has changed it since, or a program behind the mount"
 
 _ctimes = itertools.count(1)
+
+
+class Moment(NamedTuple):
+    """A moment of a history.
+
+    Attributes:
+        words: it, for an error: `before c42`.
+        time_ns: since the epoch.
+        begin: the number of the last record before it.
+    """
+
+    words: str
+    time_ns: int
+    begin: int
 
 
 class _Directory(NamedTuple):
@@ -62,8 +77,7 @@ class EarlierVolume(Volume):
 
     Args:
         history: of the mount.
-        call: the call.
-        begin: of the history, for that call.
+        moment: the moment.
         prefixes, live: the route. A volume may have several prefixes: a change is recorded under one of them.
         paths: in the route, with all below them.
         source: returns the bytes of a record's image.
@@ -74,22 +88,21 @@ class EarlierVolume(Volume):
     def __init__(
         self,
         history: HistoryFile,
-        call: Call,
-        begin: int,
+        moment: Moment,
         prefixes: Sequence[AgentPath],
         live: Volume,
         paths: Sequence[bytes],
         source: Callable[[Record], Source],
     ) -> None:
         self.lock = live.lock
-        self._history, self._begin, self._prefixes = history, begin, prefixes
-        self._call = call
+        self._history, self._prefixes = history, prefixes
+        self._moment = moment
         self._live = live
-        is_whole = bool(paths) and any(history.has_links(begin, prefix) for prefix in prefixes)
+        is_whole = bool(paths) and any(history.has_links(moment.begin, prefix) for prefix in prefixes)
         self._paths = [b"/"] if is_whole else list(paths)
         self._now_ns = time.time_ns()
         records = self._records()
-        self._last = max(records, default=begin)
+        self._last = max(records, default=moment.begin)
         frozen = isinstance(live, SnapshotVolume)
         past = Past({prefixes[0]: live}, lambda *_: [], source, lambda each: frozen or each.number > history.earlier)
         replay = Replay(prefixes[0], [records[number] for number in sorted(records)], past)
@@ -122,7 +135,7 @@ class EarlierVolume(Volume):
                 continue
             seen.add(path)
             for prefix in self._prefixes:
-                for record in self._history.since(self._begin, prefix, path):
+                for record in self._history.since(self._moment.begin, prefix, path):
                     found[record.number] = record
                     if record.kind in ("rename", "exchange"):
                         left += _others(record, path)
@@ -137,6 +150,14 @@ class EarlierVolume(Volume):
     def is_overtaken(self) -> bool:
         """True if something has changed at the paths since this was made."""
         return any(number > self._last for number in self._records())
+
+    @property
+    def is_touched_again(self) -> bool:
+        """True if something has changed at the paths that are not the live files since this was made."""
+        changed = (
+            self._history.since(self._last, prefix, path or b"/") for prefix in self._prefixes for path in self.touched
+        )
+        return any(changed)
 
     # -- the files -------------------------------------------------------------------------------------------------
 
@@ -181,8 +202,8 @@ class EarlierVolume(Volume):
         return attr
 
     def _is_newer(self, mode: int, time_ns: int) -> bool:
-        """Return True for a regular file that was changed at a time after the call began."""
-        return stat.S_ISREG(mode) and self._call.began_ns < time_ns <= self._now_ns
+        """Return True for a regular file that was changed at a time after the moment."""
+        return stat.S_ISREG(mode) and self._moment.time_ns < time_ns <= self._now_ns
 
     def _entry(self, parent: int, name: bytes, live: Attr | None) -> Attr | None:
         path = join(self._directories[parent].path, name) if parent != ROOT_NODE else b"/" + name
@@ -256,7 +277,7 @@ class EarlierVolume(Volume):
     def _unknown(self, node: int, version: Version) -> OSError:
         why = version.why_lost or _UNKNOWN
         path = mount_path(self._prefixes[0], self._where[node])
-        return OSError(errno.ENODATA, f"the bytes of '{path}' before {self._call.ref} are not known: {why}")
+        return OSError(errno.ENODATA, f"the bytes of '{path}' {self._moment.words} are not known: {why}")
 
     def read(self, node: int, offset: int, size: int) -> bytes:
         volume, handle, _, _ = self._open[node]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
 from fusebackend.base.errors import oserror
@@ -112,6 +112,14 @@ class LowerTree(ComposedTree):
             if error.errno != errno.ESTALE:
                 raise
             return None
+
+    def main_file(self, number: int) -> tuple[Hashable, int] | None:
+        """Return the prefix and the node in the mount that a number is of; None for a live file that is gone. A file
+        that the mount does not have has something else in place of a prefix."""
+        under = self.under_of(number)
+        if under is None:
+            return None
+        return ("way" if under[0] == WAY else self.places.prefixes[under[0]]), under[1]
 
     def shown(self, route: int, attr: Attr) -> Attr:
         if self._unseen and attr.nlink > 1 and not attr.is_dir and (route, attr.node) not in self._numbers:
@@ -348,3 +356,15 @@ class LowerTree(ComposedTree):
         volume, node = self._ask(number, self.view)
         with opened(volume, node, flags) as handle:
             yield volume, handle
+
+    # -- of a tree over another branch's file --------------------------------------------------------------------
+
+    def follow(self, number: int, moves: Sequence[tuple[bytes, bytes]]) -> None:
+        """A merge has renamed files in the mount, see `BranchVolume.follow`. Routes are as they are."""
+
+    def close(self) -> None:
+        """The branch is closed."""
+
+    def has_still(self, path: bytes) -> bool:
+        """Return True if files keep their path, whatever was renamed in the mount."""
+        return False

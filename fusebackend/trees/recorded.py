@@ -114,8 +114,17 @@ class Replay:
                 self.now[record.path] = before = None if record.kind == "create" else self._before(record)
                 if before is None and not record.linked:
                     self.linked.pop(record.node, None)  # the number may have been another file's before
-                elif before is not None and before.node and before.state.nlink > 1 and record.kind != "remove":
-                    self._change(before)
+                elif before is not None and before.node and before.state.nlink > 1:
+                    if record.kind == "remove":
+                        self._link(before)
+                    else:
+                        self._change(before)
+
+    def _link(self, before: Version) -> None:
+        """One more name of a file is there: names that were removed later had fewer links beside them then."""
+        for path, each in self.now.items():
+            if each is not None and each.node == before.node and each.state.nlink < before.state.nlink:
+                self.now[path] = each._replace(state=each.state._replace(nlink=before.state.nlink))
 
     def _change(self, before: Version) -> None:
         """Give a file with several names its earlier state under all of them."""

@@ -52,12 +52,14 @@ class Ref(NamedTuple):
         time_ns: when it was taken, made or begun; None for `main`.
         is_branch: it is a branch.
         is_call: it is the state before a call.
+        is_recorded: it is the state at a time, from the records of the history. `Refs` names none.
     """
 
     name: str
     time_ns: int | None
     is_branch: bool = False
     is_call: bool = False
+    is_recorded: bool = False
 
     @property
     def is_main(self) -> bool:

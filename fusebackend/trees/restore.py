@@ -28,6 +28,7 @@ from fusebackend.base.paths import ROOT, AgentPath, normalise, to_name, to_text
 from fusebackend.history.calls import OpenCall
 from fusebackend.history.recorder import Recorder
 from fusebackend.protocol import Features, RestoreResult, SnapshotVolume, UndoConflict, UndoneChange, Volume
+from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.branches import Branches
 from fusebackend.trees.diff import FOREIGN
 from fusebackend.trees.merge.plan import Plan, Stamp, Step, Uncarried, stamp_of
@@ -42,6 +43,9 @@ from fusebackend.volumes.placing import TEMPORARY, State
 JOURNAL = "@restore"
 """The name of the journal, which no branch can have."""
 
+JOURNAL_OF_BASE = "@base"
+"""That of the journal while a branch's base is made."""
+
 
 class Restores:
     """See the module's docstring.
@@ -51,6 +55,7 @@ class Restores:
         written: returns the nodes that somebody has open for writing, each with the prefix of its route.
         recorder: of the history; None if there is none.
         covered: returns the paths of main at which other file systems are mounted, without a slash at the begin.
+        began_ns: returns when a call began; OSError, there is none of that name, or no history.
     """
 
     def __init__(
@@ -61,8 +66,10 @@ class Restores:
         written: Callable[[], Collection[tuple[AgentPath, int]]],
         recorder: Recorder | None,
         covered: Callable[[], Collection[bytes]] = tuple,
+        began_ns: Callable[[str], int] | None = None,
     ) -> None:
         self._covered = covered
+        self._began_ns = began_ns
         self._branches = branches
         self._states = states
         self._volumes = dict(volumes)
@@ -118,6 +125,51 @@ class Restores:
             conflicts,
             list(dict.fromkeys(outcome.partly)),
         )
+
+    @property
+    def is_kept(self) -> bool:
+        """True if there is a history, which knows states before the present."""
+        return self._recorder is not None
+
+    def began_ns(self, call: str) -> int:
+        """Return when a call began.
+
+        Raises:
+            OSError: ENOENT, there is none of that name; ENOTSUP, there is no history.
+        """
+        assert self._began_ns is not None, "a mount gives it"
+        return self._began_ns(call)
+
+    def put_back(self, ref: Ref, prefixes: Collection[AgentPath], base: BranchVolume) -> None:
+        """Make a branch's base, which is over the present state or over a snapshot, what some routes were in a state
+        that the history knows.
+
+        Raises:
+            ValueError: as `States.at`.
+            OSError: as `States.at`; ENODATA, the bytes of a file are not known; EBUSY, the files change again and
+                again.
+        """
+        volumes = {ROOT: base}
+
+        def plan() -> Plan:
+            for _ in range(ATTEMPTS):
+                state = self._states.at(ref, [to_name(prefix).strip(b"/") for prefix in prefixes])
+                pairs = [(path, path) for path in state.touched(prefixes)]
+                there = MergeTree(volumes, volumes, lambda _, node: base.main_file(node))
+                found = _Planner(state.tree, there, ref.name, volumes, pairs, True, (), removes=True).plan
+                for step in found.steps:
+                    if step.item is not None:
+                        state.require(step.item)
+                if not state.is_touched_again(prefixes):
+                    return found
+            raise OSError(errno.EBUSY, "the files change again and again; try again, or begin with a snapshot")
+
+        journal = self._branches.journal(JOURNAL_OF_BASE)
+        with contextlib.suppress(FileNotFoundError):  # of a base that was not completed, and is gone
+            os.unlink(journal)
+        outcome = Merge(JOURNAL_OF_BASE, volumes, plan, journal).run()
+        for each in outcome.plan.uncarried:
+            raise OSError(errno.EIO, f"'{each.path}': {each.what}")
 
     def tidy(self) -> None:
         """Remove what a killed restore has left in the routes, and give what it has parked its names again. The same
@@ -215,6 +267,7 @@ class _Planner:
         pairs: path in the source, path in main.
         with_ways: make the directories above a path that main does not have.
         covered: as of `Restores`.
+        removes: remove a path that is not in the source; it is an error otherwise.
     """
 
     def __init__(
@@ -226,6 +279,8 @@ class _Planner:
         pairs: Sequence[tuple[bytes, bytes]],
         with_ways: bool,
         covered: Collection[bytes],
+        *,
+        removes: bool = False,
     ) -> None:
         self.plan = Plan()
         self._covered = frozenset(covered)
@@ -240,6 +295,11 @@ class _Planner:
         self._paired: dict[bytes, Item] = {}  # directories of main that stay, with those of the source
         for path, final in pairs:
             item = source.find(path)
+            if item is None and removes:
+                there = main.find(final)
+                if there is not None:
+                    self._remove(there, final)
+                continue
             if item is None or not (item.is_fixed or main.owner(path) in kept):
                 raise OSError(errno.ENOENT, f"'/{to_text(path)}' is not in '{name}'")
             if any(above in self._covered for above in _above(final)):

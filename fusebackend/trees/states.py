@@ -41,6 +41,14 @@ class State(NamedTuple):
     kept: Collection[AgentPath]
     earlier: Mapping[AgentPath, EarlierVolume]
 
+    def touched(self, prefixes: Collection[AgentPath]) -> list[bytes]:
+        """Return the paths of main that it may differ at, in some routes, as few as have all of them."""
+        return _tops(set(_touched(self.earlier, prefixes)))
+
+    def is_touched_again(self, prefixes: Collection[AgentPath]) -> bool:
+        """True if main has changed meanwhile at one of these paths."""
+        return any(self.earlier[prefix].is_touched_again for prefix in prefixes)
+
     @property
     def is_overtaken(self) -> bool:
         """True if main has changed meanwhile, in a state that is made from it."""
@@ -57,8 +65,8 @@ class States:
 
     Args:
         volumes, branches, snapshots: of the mount; None if it keeps none.
-        before: returns the routes as they were before a call, by prefix, for some paths of the mount; see
-            `MountHistory.before`.
+        before: returns the routes as they were before a call or at a time, by prefix, for some paths of the mount;
+            see `MountHistory.before`.
     """
 
     def __init__(
@@ -66,16 +74,15 @@ class States:
         volumes: Mapping[AgentPath, Volume],
         branches: Branches | None = None,
         snapshots: Snapshots | None = None,
-        before: Callable[[str, Sequence[bytes]], Mapping[AgentPath, EarlierVolume]] = lambda call, paths: {},
+        before: Callable[[Ref, Sequence[bytes]], Mapping[AgentPath, EarlierVolume]] = lambda ref, paths: {},
     ) -> None:
         self._volumes = dict(volumes)
         self._branches = branches
         self._snapshots = snapshots
         self._before = before
-        self._indices = {prefix: index for index, prefix in enumerate(volumes)}
 
     def _key(self, prefix: AgentPath, node: int) -> Hashable:
-        return self._indices[prefix], node
+        return prefix, node
 
     def at(self, ref: Ref, paths: Sequence[bytes] = (b"",)) -> State:
         """Return the tree of a state.
@@ -88,8 +95,8 @@ class States:
         """
         if ref.is_main:
             return State(MergeTree(self._volumes, self._volumes, self._key), self._volumes, {})
-        if ref.is_call:
-            earlier = self._before(ref.name, paths)
+        if ref.is_call or ref.is_recorded:
+            earlier = self._before(ref, paths)
             return State(MergeTree(earlier, self._volumes, self._key, _ALWAYS_NS), self._volumes, earlier)
         if ref.is_branch and self._branches is not None:
             return State(MergeTree({ROOT: self._branches.volume(ref.name)}, self._volumes), self._volumes, {})
@@ -124,7 +131,7 @@ class States:
         chosen: Sequence[bytes] = paths
         if all(ref.is_main or ref.is_call for ref in (before, after)):
             older_ns = _ALWAYS_NS + RACY_NS
-            touched = [*_touched(one), *_touched(other)]
+            touched = [*_touched(one.earlier), *_touched(other.earlier)]
             chosen = [path for path in _chosen(touched, paths) if any(tree.entry(path) is not None for tree in trees)]
         elif before.is_branch or after.is_branch:
             older_ns = None  # a branch gives files numbers and times of its own
@@ -143,9 +150,13 @@ def _above(path: bytes) -> Iterator[bytes]:
         yield path
 
 
-def _touched(state: State) -> Iterator[bytes]:
-    """The paths of main that a state before a call may differ at."""
-    for prefix, volume in state.earlier.items():
+def _touched(
+    earlier: Mapping[AgentPath, EarlierVolume], prefixes: Collection[AgentPath] | None = None
+) -> Iterator[bytes]:
+    """The paths of main that a state before a call may differ at, in all routes or in some."""
+    for prefix, volume in earlier.items():
+        if prefixes is not None and prefix not in prefixes:
+            continue
         yield from (join(_inner(prefix), path.strip(b"/")) if path else _inner(prefix) for path in volume.touched)
 
 
@@ -153,7 +164,12 @@ def _chosen(touched: Sequence[bytes], paths: Sequence[bytes]) -> list[bytes]:
     """Return what is both touched and asked for, without what lies in another one."""
     found = {path for path in touched if any(path == each or is_below(path, each) for each in paths)}
     found |= {path for path in paths if any(is_below(path, each) for each in touched)}
-    return sorted(path for path in found if path == b"" or not any(above in found for above in (b"", *_above(path))))
+    return _tops(found)
+
+
+def _tops(paths: Collection[bytes]) -> list[bytes]:
+    """Return the paths that lie in no other one."""
+    return sorted(path for path in paths if path == b"" or not any(above in paths for above in (b"", *_above(path))))
 
 
 class ItemTree:

@@ -21,11 +21,11 @@ from typing import Any
 import mounts
 import psycopg
 import pytest
+from hosts import Host, RandomChanges, SharedVolume, read, until
 from mounts import Serve
 from profiles import amount
 from services.postgres import Postgres
 from services.s3 import Bucket
-from two_hosts import Host, TwoHosts, read, until
 
 import fusebackend
 
@@ -47,32 +47,21 @@ def database_of(dsn: str) -> str:
     return str(psycopg.conninfo.conninfo_to_dict(dsn)["dbname"])
 
 
-class Pair:
+class Pair(SharedVolume):
     """Two mounts of one volume. `first` and `second` are the same directory in them, for one test."""
 
     def __init__(self, dsn: str, first: mounts.Mounted, second: mounts.Mounted) -> None:
+        super().__init__([first.path, second.path])
         self.dsn = dsn
-        self.roots = (first.path, second.path)
         self.first, self.second = self.roots
-        self.agents = (fusebackend.connect(first.path), fusebackend.connect(second.path))
-        self._beats = itertools.count(1)
-        (first.path / "beat").touch()
 
     def enter(self, name: str) -> None:
         """Make a directory for one test."""
         self.first, self.second = (root / name for root in self.roots)
         self.first.mkdir()
 
-    def hosts(self, base: str) -> tuple[Host, Host]:
-        base = "/" + str(self.first.relative_to(self.roots[0]) / base)
-        first, second = (Host(root, agent, base) for root, agent in zip(self.roots, self.agents, strict=True))
-        return first, second
-
-    def catch_up(self, here: Host, there: Host) -> None:
-        """Wait until the feed has delivered all earlier changes of `here` to `there`. It keeps the order of commits."""
-        beat = next(self._beats)
-        os.utime(here.path / "beat", ns=(beat, beat))
-        until(lambda: os.stat(there.path / "beat").st_mtime_ns == beat, "a change at the other host")
+    def hosts(self, base: str) -> tuple[Host, ...]:
+        return super().hosts("/" + str(self.first.relative_to(self.roots[0]) / base))
 
     def route(self, agent: int) -> dict[str, Any]:
         route: dict[str, Any] = self.agents[agent].status()["routes"][0]
@@ -81,10 +70,6 @@ class Pair:
     def execute(self, statement: str) -> None:
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             connection.execute(statement)  # type: ignore[call-overload]
-
-    def close(self) -> None:
-        for agent in self.agents:
-            agent.close()
 
 
 Mount = Callable[..., Pair]
@@ -124,11 +109,11 @@ def pair(mounted_pair: Pair, request: pytest.FixtureRequest) -> Pair:
     return mounted_pair
 
 
-def run_at_random(hosts: Callable[[str], tuple[Host, Host]], steps: int, **options: Any) -> None:
+def run_at_random(hosts: Callable[[str], tuple[Host, ...]], steps: int, **options: Any) -> None:
     for base in range(0, steps, RUN_STEPS):
         seed = random.randrange(1 << 32)
         print(f"seed {seed}")
-        TwoHosts(hosts(f"run{base}"), seed, **options).run(min(RUN_STEPS, steps - base))
+        RandomChanges(hosts(f"run{base}"), seed, **options).run(min(RUN_STEPS, steps - base))
 
 
 # -- at random ---------------------------------------------------------------------------------------------------------
@@ -154,7 +139,7 @@ def test_and_while_the_feed_is_cut_again_and_again(pair: Pair) -> None:
     cutting.start()
     try:
         # Names that are changed without an open may lag behind by the feed's delay, so this invalidates instead.
-        run_at_random(pair.hosts, STEPS // 4, catch_up=lambda _, there: there.agent.invalidate("/"))
+        run_at_random(pair.hosts, STEPS // 4, catch_up=lambda _, others: others[0].agent.invalidate("/"))
     finally:
         done.set()
         cutting.join()

@@ -161,18 +161,15 @@ def trees_of(
     Args:
         volumes: prefix → volume, of the routes of the mount: those that the branch was made over.
     """
-    lower = branch.lower
-    indices = {prefix: index for index, prefix in enumerate(lower.places.prefixes)}
 
     def key(prefix: AgentPath, node: int) -> Hashable:
-        """Route and node below."""
         if node >= FIRST_OWN:
             return "new", node
         with branch.lock:
-            return lower.under_of(node)
+            return branch.lower.main_file(node)
 
     def main_key(prefix: AgentPath, node: int) -> Hashable:
-        return indices[prefix], node
+        return prefix, node
 
     view = BranchBase(branch)
     frozen_ns = min((route.time_ns for route in branch.routes if route.snapshot is not None), default=0)

@@ -21,7 +21,7 @@ from fusebackend.backends import FilesystemBackend, InMemoryBackend
 from fusebackend.base.paths import ROOT
 from fusebackend.history.records import Record
 from fusebackend.history.undo_plan import image_source
-from fusebackend.trees.earlier import EarlierVolume
+from fusebackend.trees.earlier import EarlierVolume, Moment
 from fusebackend.volumes.placing import Source
 from fusebackend.volumes.walk import resolve
 
@@ -52,7 +52,8 @@ def before(place: Place, number: int, path: bytes = b"/") -> EarlierVolume:
 
     call = place.history.call(number)
     assert call is not None
-    return EarlierVolume(place.history, call, place.history.begin(call), [ROOT], place.volume, [path], source)
+    moment = Moment(f"before {call.ref}", call.began_ns, place.history.begin(call))
+    return EarlierVolume(place.history, moment, [ROOT], place.volume, [path], source)
 
 
 def states(place: Place, steps: Any, *, apart: bool) -> dict[int, Any]:

@@ -1,19 +1,22 @@
-"""Two hosts (processes here) change one tree at random, through both faces each; a model has the expected tree.
+"""Hosts (processes here) change one tree at random, through both faces each; a model has the expected tree.
 
-After every change the names that it touched, and some others, are opened at both hosts: by processes and by agents. A
+After every change the names that it touched, and some others, are opened at all hosts: by processes and by agents. A
 file must have the bytes of its last close, a directory its names, and removed names must be gone. `catch_up` then waits
-for changes that may lag by the change feed or a TTL, before the next change at either host.
+for changes that may lag by the change feed or a TTL, before the next change at any host.
 """
 
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import fusebackend
 
 NAMES = ("a", "b", "c", "d", "d/a", "d/b", "e", "e/a")
 DIRECTORIES = ("d", "e")
@@ -47,22 +50,48 @@ class Host(NamedTuple):
         return f"{self.path}{self.base}/{name}"
 
 
-class TwoHosts:
+class SharedVolume:
+    """Several mounts of one volume, and their agent faces."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.roots = tuple(paths)
+        self.agents = tuple(fusebackend.connect(path) for path in paths)
+        self._beats = itertools.count(1)
+        (self.roots[0] / "beat").touch()
+
+    def hosts(self, base: str) -> tuple[Host, ...]:
+        return tuple(Host(root, agent, base) for root, agent in zip(self.roots, self.agents, strict=True))
+
+    def catch_up(self, here: Host, others: Sequence[Host]) -> None:
+        """Wait until the feed has delivered all earlier changes of `here` to `others`. It keeps the order of
+        commits."""
+        beat = next(self._beats)
+        os.utime(here.path / "beat", ns=(beat, beat))
+        for there in others:
+            beats = there.path / "beat"
+            until(lambda beats=beats: os.stat(beats).st_mtime_ns == beat, f"a change at {there.path.name}")
+
+    def close(self) -> None:
+        for agent in self.agents:
+            agent.close()
+
+
+class RandomChanges:
     """See the module's docstring.
 
     Args:
-        hosts: the two hosts; each change is at one of them, at random.
+        hosts: two or more hosts; each change is at one of them, at random.
         seed: the same seed makes the same changes.
-        catch_up: called with the host of a change and the other host; returns when the other one has the change.
+        catch_up: called with the host of a change and the other hosts; returns when they have the change.
         links: whether there are hard and symbolic links.
         strict: whether an open must be right at once, or only within `PATIENCE_S`.
     """
 
     def __init__(
         self,
-        hosts: tuple[Host, Host],
+        hosts: Sequence[Host],
         seed: int,
-        catch_up: Callable[[Host, Host], None] = lambda here, there: None,
+        catch_up: Callable[[Host, Sequence[Host]], None] = lambda here, others: None,
         *,
         links: bool = True,
         strict: bool = True,
@@ -83,15 +112,15 @@ class TwoHosts:
     def run(self, steps: int) -> None:
         try:
             for step in range(steps):
-                here, there = self.random.sample(self.hosts, 2)
+                here, *others = self.random.sample(self.hosts, len(self.hosts))
                 change = self.random.choice(self._changes)
                 name = self.random.choice(NAMES)
                 self.log.append(f"{step}: {here.path.name} {change.__name__} {name}")
                 touched = change(here, name)
-                for host in (there, here):
+                for host in (*others, here):
                     for shown in {name, *touched, *self.random.sample(NAMES, 2)}:
                         self.check(host, shown)
-                self._catch_up(here, there)
+                self._catch_up(here, others)
         except (AssertionError, OSError) as error:
             raise AssertionError("\n".join([str(error), *self.log[-12:]])) from error
 
@@ -264,7 +293,7 @@ class TwoHosts:
         self.carry(name, new)
         return [new]
 
-    # -- comparison at both hosts ------------------------------------------------------------------------------
+    # -- comparison at all hosts -------------------------------------------------------------------------------
 
     def check(self, host: Host, name: str) -> None:
         if self._strict:

@@ -1,0 +1,151 @@
+"""One PostgreSQL volume, mounted by five hosts (server processes here), whose database is disturbed between changes.
+
+`FUSEBACKEND_MANY_MOUNTS_STEPS=20000` makes so many random changes instead of some dozens, and
+`FUSEBACKEND_SERVER_KILLS=100` kills PostgreSQL so often beside writers. Changes are checked as in `test_two_mounts.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import mounts
+import psycopg
+import pytest
+from hosts import RandomChanges, SharedVolume
+from mounts import Serve
+from postgres_check import check
+from profiles import amount
+from services import postgres as service
+from services.postgres import Server
+
+from fusebackend.backends.postgres.volume import PostgresVolume
+
+pytestmark = [pytest.mark.mounted, pytest.mark.services, pytest.mark.slow]
+
+HOSTS = 5
+STEPS = amount("FUSEBACKEND_MANY_MOUNTS_STEPS", dev=20, ci=20, soak=2_000)
+KILLS = amount("FUSEBACKEND_SERVER_KILLS", dev=1, ci=3, soak=40)
+RUN_STEPS = 50
+"""Changes of one tree, before the next one with another seed."""
+EVERY = 10
+"""Changes between two disturbances."""
+LIMIT_S = mounts.LIFE_LIMIT_S + STEPS + 20 * KILLS
+
+CUT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = 'postgres'"
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A server that waits for the disk, for this test alone."""
+    service.require()
+    server = Server(durable=True)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+def mounted(serve: Serve, server: Server, count: int) -> list[mounts.Mounted]:
+    """Mount the server's volume by so many hosts."""
+    found = [serve(f"postgres:{server.dsn()}?volume=v", limit_s=LIMIT_S) for _ in range(count)]
+    for each in found:
+        each.expected_log = "PostgreSQL|postgres|connection|server"
+    return found
+
+
+def restart(server: Server) -> None:
+    server.stop()
+    server.start()
+
+
+def cut(server: Server) -> None:
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        connection.execute(CUT)
+
+
+def test_five_hosts_open_what_was_closed_whatever_happens_to_connections(server: Server, serve: Serve) -> None:
+    paths = [each.path for each in mounted(serve, server, HOSTS)]
+    with contextlib.closing(SharedVolume(paths)) as volume:
+        for base in range(0, STEPS, RUN_STEPS):
+            seed = random.randrange(1 << 32)
+            print(f"seed {seed}")
+            changes = RandomChanges(volume.hosts(f"/run{base}"), seed, volume.catch_up)
+            for step in range(0, min(RUN_STEPS, STEPS - base), EVERY):
+                changes.run(min(EVERY, STEPS - base - step))
+                changes.random.choice([restart, cut, cut])(server)
+
+
+class Writer(threading.Thread):
+    """Writes files of one directory and syncs them, one after the other, and keeps what `fsync` has confirmed."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(daemon=True)
+        self.directory = directory
+        self.synced: dict[str, bytes] = {}
+        self.refused: list[OSError] = []
+        self.ending = threading.Event()
+
+    def run(self) -> None:
+        number = 0
+        while not self.ending.is_set():
+            number += 1
+            name, content = f"file{number % 20}", f"{number} ".encode() * (number % 500)
+            try:
+                with open(self.directory / "new", "wb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.rename(self.directory / "new", self.directory / name)
+                descriptor = os.open(self.directory, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+                self.synced[name] = content
+            except OSError as error:
+                # What was asked may have happened or not, so either content is right until the next one is confirmed.
+                self.synced.pop(name, None)
+                self.refused.append(error)
+                self.ending.wait(0.05)
+
+
+def test_nothing_that_was_synced_is_lost_when_postgresql_is_killed_beside_writers(server: Server, serve: Serve) -> None:
+    hosts = mounted(serve, server, 2)
+    paths = [host.path for host in hosts]
+    writers = [Writer(path / f"by{number}{each}") for number, path in enumerate(paths) for each in "ab"]
+    for writer in writers:
+        writer.directory.mkdir()
+        writer.start()
+    chance = random.Random()
+    for _ in range(KILLS):
+        before = [len(writer.synced) for writer in writers]
+        deadline = time.monotonic() + 60
+        while not all(len(writer.synced) > min(at, 18) for writer, at in zip(writers, before, strict=True)):
+            assert time.monotonic() < deadline, f"the writers are stuck: {[w.refused[-1:] for w in writers]}"
+            time.sleep(0.01)
+        time.sleep(chance.random() / 2)
+        server.crash()
+        server.start()
+    for writer in writers:
+        writer.ending.set()
+        writer.join(120)
+        assert not writer.is_alive()
+    for path in paths[::-1]:
+        for number, writer in enumerate(writers):
+            place = path / writer.directory.relative_to(paths[number // 2])
+            for name, content in writer.synced.items():
+                assert (place / name).read_bytes() == content, (place / name, len(content))
+    for host in hosts:
+        host.kill()  # one that ends would say that the crash took what nobody had synced
+    opened = PostgresVolume(server.dsn(), "v")
+    try:
+        assert check(server.dsn(), opened.id) == []
+    finally:
+        opened.close()
