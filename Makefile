@@ -1,7 +1,7 @@
 # `make mount` and `make test` install whatever is missing first; see scripts/.
 # MOUNTPOINT=/some/directory mounts somewhere else than on /mnt/agent; PYTHON=python3.13 chooses the interpreter.
 
-.PHONY: mount umount demo test test-all check bench clean
+.PHONY: mount umount demo test test-all check docs bench clean
 
 mount:
 	@scripts/mount
@@ -27,6 +27,12 @@ test-all:
 check:
 	@scripts/bootstrap --test
 	@scripts/check
+
+# The documentation as a site, in site/index.html. A link that leads nowhere is an error.
+docs:
+	@scripts/bootstrap --docs
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet
+	@echo "docs: site/index.html"
 
 # A run takes most of an hour; BENCH=--quick takes minutes, BENCH=--write also puts the numbers into BENCHMARKS.md.
 # BENCH=--many-hosts, or another word of scripts/bench, runs that benchmark instead.

@@ -209,8 +209,12 @@ class MountPlan:
     """None if nothing is measured."""
     is_mounted: bool = True
     """False if the verbs alone are served; `mountpoint` is the place then (`place_of`)."""
+    source: str = mount_table.SUBTYPE
+    """What the table of mounts shows as the device."""
     socket: str | None = None
     """Where the control socket is, in place of the runtime directory."""
+    sessions: str | None = None
+    """The file that sessions keep locked (`rendezvous.session`): the server ends with the last of them."""
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> MountPlan:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Callable, Iterable
 
 PATTERN_MAX = 4096
 """Characters of a pattern, as of a path."""
@@ -58,19 +59,26 @@ class Matcher:
     """
 
     __slots__ = (
-        "_any_depth", "_directory", "_ends", "_items", "_kept", "_last_names", "_plain", "_start", "_tests", "depth",
-        "prefix",
+        "_any_depth", "_directory", "_dots", "_ends", "_items", "_kept", "_last_names", "_plain", "_start", "_tests",
+        "depth", "prefix",
     )  # fmt: skip
 
     def __init__(
-        self, alternatives: list[list[str]], anchored: bool, prefix: tuple[str, ...], depth: int | None
+        self,
+        alternatives: list[list[str]],
+        anchored: bool,
+        prefix: tuple[str, ...],
+        depth: int | None,
+        dots: bool = False,
     ) -> None:
-        """Each alternative is a list of segments; its positions follow those of the one before.
+        """Each alternative is a list of segments; its positions follow those of the one before. With `dots`, `*` and
+        `**` match names that begin with a dot.
 
         Raises the errors of wcmatch and re for a malformed segment.
         """
         self.prefix = prefix
         self.depth = depth
+        self._dots = dots
         self._items = [segment for segments in alternatives for segment in segments]
         self._any_depth = self._ends = self._start = 0
         self._plain: dict[str, int] = {}
@@ -88,7 +96,7 @@ class Matcher:
             self._ends |= 1 << position
             first = position + 1
         self._start = self._passed_over(self._start)
-        self._tests = [(re.compile(_translate(segment)), bits) for segment, bits in patterns.items()]
+        self._tests = [(re.compile(_translate(segment, dots)), bits) for segment, bits in patterns.items()]
         self._kept: dict[str, int] = {}
         self._last_names: dict[int, re.Pattern[str]] = {}
         self._directory: tuple[str, int] | None = ("", self._start) if anchored else None
@@ -107,6 +115,12 @@ class Matcher:
         ends = reached & self._ends
         return ends != 0 and self._last(ends).fullmatch(name) is not None
 
+    def last_segments(self, directory: str) -> frozenset[str]:
+        """Return the segments that a name in a directory has to fit one of, for the pattern to match the name's path.
+        The directory is relative to the search root, which is empty."""
+        ends = self._reached(directory) & self._ends
+        return frozenset(item for at, item in enumerate(self._items) if ends >> at & 1) if ends else frozenset()
+
     def _reached(self, directory: str) -> int:
         """The positions that may come next below a directory."""
         reached = self._start
@@ -124,9 +138,9 @@ class Matcher:
         if found is None:
             found = self._plain.get(name, 0)
             for test, bits in self._tests:
-                if test.fullmatch(name) is not None:
-                    found |= bits
-            if not name.startswith("."):
+                if test.fullmatch(name) is not None or (self._dots and "\n" in name):
+                    found |= bits  # wcmatch's `$`, which is true before a newline, refuses `*` for a name as `..\\n`
+            if self._dots or not name.startswith("."):
                 found |= self._any_depth
             if len(self._kept) * (1 + len(self._items) // _NAME_POSITIONS) >= KEPT_NAMES:
                 self._kept = {}
@@ -142,7 +156,7 @@ class Matcher:
         found = self._last_names.get(ends)
         if found is None:
             wanted = dict.fromkeys(item for at, item in enumerate(self._items) if ends >> at & 1)
-            found = re.compile("|".join(map(_translate, wanted)))
+            found = re.compile("|".join(_translate(item, self._dots) for item in wanted))
             if len(self._last_names) >= 16:
                 self._last_names = {}
             self._last_names[ends] = found
@@ -176,6 +190,50 @@ def compile_glob(pattern: str) -> Matcher:
         return Matcher(found, anchored, prefix, len(wanted) if bounded else None)
     except Exception as error:  # wcmatch, bracex and re each have their own; the pattern is to blame for all of them
         raise GlobError(f"Glob pattern '{_short(pattern)}' can't be used: {error}") from error
+
+
+def compile_anchored(patterns: Iterable[str]) -> Matcher:
+    """Compile patterns that begin with a `/` into one, which matches what any of them does, and perhaps more where a
+    name holds a newline. `*` and `**` match names that begin with a dot. Their errors are those of `compile_glob`.
+
+    A `\\` that quotes a `/`, which is one for wcmatch, is a letter here.
+    """
+    found: dict[tuple[str, ...], None] = {}
+    for pattern in patterns:
+        try:
+            found.update((tuple(items), None) for text in _expanded(pattern) if (items := _items(text.lstrip("/"))))
+        except Exception as error:
+            raise GlobError(f"Glob pattern '{_short(pattern)}' can't be used: {error}") from error
+    return Matcher([list(items) for items in found], True, (), None, dots=True)
+
+
+def name_test(segments: frozenset[str]) -> Callable[[str], object] | None:
+    """Return a test of names: true if one fits any of these segments, `*` with names that begin with a dot. None where
+    there are no segments. The usual forms (`name`, `*.key`, `draft-*`) cost little, however many there are."""
+    plain, ends, begins, others = set(), [], [], []
+    for segment in segments:
+        if not _MAGIC.search(segment):
+            plain.add(segment)
+        elif segment[0] == "*" and not _MAGIC.search(segment[1:]):
+            ends.append(segment[1:])
+        elif segment[-1] == "*" and not _MAGIC.search(segment[:-1]):
+            begins.append(segment[:-1])
+        else:
+            others.append(segment)
+    tests: list[Callable[[str], object]] = []
+    if plain:
+        tests.append(plain.__contains__)
+    if ends or begins:
+        last, first = tuple(ends), tuple(begins)
+        tests.append(lambda name: name.endswith(last) or name.startswith(first))
+    if others:
+        fits = re.compile("|".join(_translate(segment, dots=True) for segment in others)).fullmatch
+        tests.append(lambda name: fits(name) or "\n" in name)  # as in `_fitting`
+    return functools.reduce(_either, tests) if tests else None
+
+
+def _either(first: Callable[[str], object], second: Callable[[str], object]) -> Callable[[str], object]:
+    return lambda name: first(name) or second(name)
 
 
 def _short(pattern: str) -> str:
@@ -222,12 +280,12 @@ def _items(text: str) -> list[str]:
     return [*items, "*"] if items[-1] == _ANY_DEPTH else items
 
 
-def _translate(segment: str) -> str:
+def _translate(segment: str, dots: bool = False) -> str:
     """A regular expression for one segment: the whole of a name must fit (wcmatch ends in `$`, and a name may end in
     a newline)."""
     if not _MAGIC.search(segment):
         return re.escape(segment)
     from wcmatch import glob  # 30 ms to import, so not before it is needed
 
-    included, _excluded = glob.translate(segment)
+    included, _excluded = glob.translate(segment, flags=glob.DOTGLOB if dots else 0)
     return "|".join(included)

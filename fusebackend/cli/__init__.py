@@ -2,6 +2,7 @@
 
 main.py                                         the group of commands; errors become a line and an exit status
 mount.py start.py serve.py umount.py            a mount: its plan, its start, the process behind it, its end
+mount_helper.py                                 the same for mount(8) and umount(8), by /etc/fstab
 doctor.py                                       what a machine lacks for a mount
 unmounted.py                                    the command `serve`: the same without a mount
 status.py metrics.py backends.py check.py       the state of mounts, what is measured, the kinds of URLs, damage

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import pwd
 import shutil
 import time
@@ -319,9 +318,8 @@ def _row(output: Output, call: CallInfo) -> _Row:
 
 def who(actor: Actor) -> str:
     """Return one word for an actor: the agent, the thread, the program, or the user."""
-    word = actor.agent or actor.thread or os.path.basename(actor.command.split(" ", 1)[0])
-    if word:
-        return word
+    if actor.word:
+        return actor.word
     if actor.uid is None:
         return "?"
     try:

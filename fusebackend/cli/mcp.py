@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import click
 
@@ -12,6 +15,7 @@ from fusebackend.cli import target
 from fusebackend.cli.show import note
 from fusebackend.cli.target import complete_mountpoint
 from fusebackend.cli.view import complete_view
+from fusebackend.control import rendezvous
 from fusebackend.control.client.client import connect
 
 TOKEN = "FUSEBACKEND_MCP_TOKEN"
@@ -31,28 +35,50 @@ TOKEN = "FUSEBACKEND_MCP_TOKEN"
 def mcp(mount: str | None, view: str | None, http: str | None) -> None:
     """Serve a mount to an MCP client over standard input and output, until the input ends.
 
-    The client starts this command itself; docs/mcp.md has the lines for each. FILE is the TOML file of what
-    'fusebackend serve' serves without a mount. Without an argument it is the only mount.
+    The client starts this command itself; docs/mcp.md has the lines for each. FILE is a TOML file as of 'fusebackend
+    mount': if nothing is mounted or served with it, it is served until the last such client ends, as 'fusebackend
+    serve' does. Without an argument it is the only mount.
 
     With --http, clients send the token of the environment variable FUSEBACKEND_MCP_TOKEN; without that, a token is made
     and printed.
     """
     address = None if http is None else _loopback(http)
-    with needed_by("mcp"):
-        from fusebackend.integrations.mcp import serving
+    place = mount or target.here(None).files.mountpoint
+    with _served(place):
+        with needed_by("mcp"):
+            from fusebackend.integrations.mcp import serving
+        with connect(place, view=view) as files:
+            if address is None:
+                serving.serve_stdio(files)
+                return
+            token = os.environ.get(TOKEN) or serving.new_token()
 
-    with connect(mount or target.here(None).files.mountpoint, view=view) as files:
-        if address is None:
-            serving.serve_stdio(files)
-            return
-        token = os.environ.get(TOKEN) or serving.new_token()
+            def ready(url: str) -> None:
+                note(f"serving MCP on {url}")
+                if TOKEN not in os.environ:
+                    note(f"clients send this header: Authorization: Bearer {token}")
 
-        def ready(url: str) -> None:
-            note(f"serving MCP on {url}")
-            if TOKEN not in os.environ:
-                note(f"clients send this header: Authorization: Bearer {token}")
+            serving.serve_http(files, *address, token, ready)
 
-        serving.serve_http(files, *address, token, ready)
+
+@contextmanager
+def _served(place: str) -> Iterator[None]:
+    """Have a configuration served meanwhile; nothing else."""
+    found, is_mounted = rendezvous.place_of(place)
+    if is_mounted or rendezvous.is_socket(found):
+        yield
+        return
+    from fusebackend.cli.unmounted import served_meanwhile
+
+    # The import takes a second, and so does the server's start: side by side, on two processors.
+    threading.Thread(target=_import_early, daemon=True).start()
+    with served_meanwhile(found):
+        yield
+
+
+def _import_early() -> None:
+    with suppress(ImportError):  # the import that follows says so
+        import fusebackend.integrations.mcp.serving  # noqa: F401
 
 
 def _loopback(given: str) -> tuple[str, int]:

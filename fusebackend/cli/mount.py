@@ -73,26 +73,36 @@ def mount(
         mountpoint = os.path.join(_base(config_path) or "", os.path.expanduser(file.mountpoint))
     path = table.resolve(mountpoint)
     plan = plan_of(path, file, config_path, default, routes, read_only, options)
-    _keep_apart(plan)
-    try:
-        point.check_system(allow_other=plan.allow_other)
-    except MountError as error:
-        raise MountError(error.errno, f"{error.strerror}; {LOOK}") from None
-    prepared = point.prepare(path)
-    if prepared.replaced_dead:
+    if make_ready(plan):
         click.echo(f"the server of an earlier mount on {path} had died; it was cleared away")
     make_data_directory(default, file, path)
     if foreground:
         from fusebackend.cli.serve import serve
 
-        serve(plan, lambda _: _announce(plan, os.getpid()), log_file=None)  # warnings are in its log, which is shown
+        # warnings are in its log, which is shown
+        serve(plan, lambda _: announce_mounted(plan, os.getpid()), log_file=None)
     else:
         from fusebackend.cli.start import start
 
         pid, warnings = start(plan)
-        _announce(plan, pid, plan.log)
+        announce_mounted(plan, pid, plan.log)
         for line in warnings:
             click.echo(f"Warning: {line}", err=True)
+
+
+def make_ready(plan: MountPlan) -> bool:
+    """Check that a plan can be mounted here. Returns True if a dead mount of ours was cleared away first.
+
+    Raises:
+        UrlError, ConfigError: a backend, or the log, lies in the mount.
+        MountError: this process can't mount anything, or not there.
+    """
+    _keep_apart(plan)
+    try:
+        point.check_system(allow_other=plan.allow_other)
+    except MountError as error:
+        raise MountError(error.errno, f"{error.strerror}; {LOOK}") from None
+    return point.prepare(plan.mountpoint).replaced_dead
 
 
 def make_data_directory(default: str | None, file: ConfigFile, path: str) -> None:
@@ -252,7 +262,8 @@ def _is_inside(path: str, directory: str) -> bool:
     return path == directory or path.startswith(directory.rstrip("/") + "/")
 
 
-def _announce(plan: MountPlan, pid: int, log: str | None = None) -> None:
+def announce_mounted(plan: MountPlan, pid: int, log: str | None = None) -> None:
+    """Print what is mounted, by which process, and its routes."""
     lines = [f"mounted {plan.mountpoint} (process {pid}{', read-only' if plan.read_only else ''})"]
     announce([*lines, *route_lines(plan, log)])
 

@@ -12,7 +12,9 @@ import json
 import logging
 import os
 import resource
+import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -66,6 +68,7 @@ def serve(plan: MountPlan, on_ready: Callable[[Sequence[str]], None], *, log_fil
             may_keep_awake=plan.may_keep_awake,
             extra=plan.words,
             description={"urls": shown, "log": log_file},
+            source=plan.source,
         )
         does = "mounting" if plan.is_mounted else "serving, without a mount,"
         log.info("%s %s: %s", does, plan.mountpoint, ", ".join(f"{prefix} = {url}" for prefix, url in shown.items()))
@@ -91,8 +94,25 @@ def serve(plan: MountPlan, on_ready: Callable[[Sequence[str]], None], *, log_fil
             is_mounted=plan.is_mounted,
         )
         heap.collect_less()
-        live.run(lambda: on_ready(live.warnings))
+
+        def ready() -> None:
+            on_ready(live.warnings)
+            if plan.sessions is not None:
+                ending = threading.Thread(target=_end_with_sessions, args=(plan.sessions,), daemon=True)
+                ending.name = "fusebackend-sessions"
+                ending.start()
+
+        live.run(ready)
     log.info("%s %s, everything is stored", "unmounted" if plan.is_mounted else "ended", plan.mountpoint)
+
+
+def _end_with_sessions(path: str) -> None:
+    """End this process as SIGTERM does, when the last session is over."""
+    from fusebackend.control import rendezvous
+
+    rendezvous.wait_for_sessions(path)
+    log.info("the last session is over")
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _allow_many_files() -> None:

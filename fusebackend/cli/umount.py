@@ -45,6 +45,26 @@ def umount(mountpoint: str, lazy: bool, timeout_s: float) -> None:
     if served is not None:
         _end_served(served, timeout_s)
         return
+    try:
+        click.echo(end_mount(path, lazy=lazy, timeout_s=timeout_s))
+    except BusyError as error:
+        show_holders(error)
+        sys.exit(1)
+
+
+def end_mount(path: str, *, lazy: bool, timeout_s: float) -> str:
+    """Unmount, and wait until the server has stored everything and ended. Returns what was done, in a line.
+
+    Args:
+        path: as `mount_table.resolve` gives it.
+        lazy: also while files are open, which can be used until they are closed.
+        timeout_s: how long the server may take.
+
+    Raises:
+        BusyError: not `lazy`, and something is open below it.
+        MountError: it is no mount of this user's, or something may be lost.
+    """
+    entry = table.mount_at(path)
     if entry is None:
         raise MountError(errno.EINVAL, f"'{path}' is not mounted")
     if not entry.is_ours:
@@ -57,14 +77,9 @@ def umount(mountpoint: str, lazy: bool, timeout_s: float) -> None:
         _refuse_hung(entry, lazy)
     if state.state == "dead":
         detach(path, lazy=True)
-        click.echo(f"unmounted {path}; its server had died before")
-        return
-    try:
-        with waiting("storing everything"):
-            _end(state, state.pid or server_of(entry), lazy, timeout_s)
-    except BusyError as error:
-        _show_holders(error)
-        sys.exit(1)
+        return f"unmounted {path}; its server had died before"
+    with waiting("storing everything"):
+        return _end(state, state.pid or server_of(entry), lazy, timeout_s)
 
 
 def _end_served(served: Served, timeout_s: float) -> None:
@@ -107,7 +122,7 @@ def _name_of(user: int | None) -> str:
         return f"user {user}"
 
 
-def _end(state: MountState, pid: int | None, lazy: bool, timeout_s: float) -> None:
+def _end(state: MountState, pid: int | None, lazy: bool, timeout_s: float) -> str:
     path = state.mountpoint
     if pid is None or not serves(pid):
         detach(path, lazy=lazy)
@@ -121,8 +136,7 @@ def _end(state: MountState, pid: int | None, lazy: bool, timeout_s: float) -> No
         # With --lazy the server goes on until the last file is closed, which may be never: only a short wait then.
         if not server.ended(min(timeout_s, 1.0) if lazy else deadline - time.monotonic()):
             if lazy:
-                click.echo(f"detached {path}; process {server.pid} serves it until the last open file is closed")
-                return
+                return f"detached {path}; process {server.pid} serves it until the last open file is closed"
             where = f"; see {log_path}" if log_path else ""
             does = "is stopped, and has not stored everything" if is_stopped(server.pid) else "is still storing"
             lost = "; what it has not stored is lost if it is killed"
@@ -130,18 +144,24 @@ def _end(state: MountState, pid: int | None, lazy: bool, timeout_s: float) -> No
     errors = _errors_since(log_path, log_start)
     if errors:
         raise MountError(errno.EIO, f"'{path}' is unmounted, but its server reported: {errors[-1]} (see {log_path})")
-    click.echo(f"unmounted {path}")
+    return f"unmounted {path}"
 
 
-def _show_holders(error: BusyError) -> None:
-    click.echo(f"Error: {error}", err=True)
+def show_holders(error: BusyError, name: str = "Error", lazy: str = "--lazy") -> None:
+    """Name the processes that keep a mount busy.
+
+    Args:
+        name: what the first line begins with.
+        lazy: the option that detaches a busy mount.
+    """
+    click.echo(f"{name}: {error}", err=True)
     for path in error.mounted_below:
         click.echo(f"  mounted below it: {path}", err=True)
     for holder in error.holders:
         click.echo(f"  process {holder.pid} ({holder.command}) has {holder.path} open as {holder.how}", err=True)
     if not error.holders and not error.mounted_below and os.geteuid() != 0:
         click.echo("  the processes with open files there are another user's; root can see them", err=True)
-    click.echo("  close these, or use --lazy", err=True)
+    click.echo(f"  close these, or use {lazy}", err=True)
 
 
 def _size(path: object) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import click
@@ -13,6 +14,7 @@ from fusebackend.cli.mount import announce, make_data_directory, plan_of, plan_o
 from fusebackend.config import ConfigFile, MountPlan
 from fusebackend.control import rendezvous
 from fusebackend.linux import mount_table as table
+from fusebackend.linux.mount_table import MountError
 from fusebackend.urls import opening as urls
 
 
@@ -49,11 +51,8 @@ def serve(
         url = urls.parse(default)
         place = os.path.realpath(url.path) if url.path is not None else "/" + urls.mask(url.text)
     _require_unmounted(place)
-    full = plan_of(place, file, config_path, default, routes, read_only, options)
-    for name, mountpoint in full.view_mounts.items():
-        click.echo(f"Warning: view '{name}' is not on '{mountpoint}': nothing is mounted", err=True)
     address = None if socket_path is None else os.path.abspath(socket_path)
-    plan = replace(full, is_mounted=False, socket=address, view_mounts={})
+    plan = replace(_unmounted(plan_of(place, file, config_path, default, routes, read_only, options)), socket=address)
     make_data_directory(default, file, place)
     if background:
         from fusebackend.cli.start import start
@@ -66,6 +65,41 @@ def serve(
         from fusebackend.cli.serve import serve as serve_here
 
         serve_here(plan, lambda _: _announce(plan, os.getpid()), log_file=None)
+
+
+@contextlib.contextmanager
+def served_meanwhile(config_path: str) -> Iterator[None]:
+    """Have a configuration served without a mount for the length of a block.
+
+    If nothing serves it, a server is started in the background. It ends with the last such block of any process, also
+    if that process was killed.
+
+    Raises:
+        ConfigError, UrlError, MountError: as `serve`.
+    """
+    file = config.read_file(config_path)
+    place = config.place_of(config_path, file)
+    with rendezvous.session(place) as sessions:
+        if rendezvous.server_of(place) is None:
+            from fusebackend.cli.start import start
+
+            plan = _unmounted(plan_of(place, file, config_path, None, (), False, ()))
+            make_data_directory(None, file, place)
+            try:
+                _, warnings = start(replace(plan, sessions=sessions))
+            except MountError:
+                if rendezvous.server_of(place) is None:  # else another process has started one just now
+                    raise
+            else:
+                for line in warnings:
+                    click.echo(f"Warning: {line}", err=True)
+        yield
+
+
+def _unmounted(plan: MountPlan) -> MountPlan:
+    for name, mountpoint in plan.view_mounts.items():
+        click.echo(f"Warning: view '{name}' is not on '{mountpoint}': nothing is mounted", err=True)
+    return replace(plan, is_mounted=False, view_mounts={})
 
 
 def _require_unmounted(place: str) -> None:

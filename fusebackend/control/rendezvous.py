@@ -97,8 +97,14 @@ SERVED = ".served"
 """The ending of a record of what is served without a mount."""
 
 
+SESSIONS = ".sessions"
+"""The ending of the file that the sessions of a place keep locked."""
+
 LOCK_ATTEMPTS, LOCK_PAUSE_S = 20, 0.01
 """For the lock of a record."""
+
+END_ATTEMPTS, END_PAUSE_S = 600, 0.1
+"""For a server to end, when a session waits for that."""
 
 
 class Served(NamedTuple):
@@ -133,7 +139,8 @@ def claimed(place: str, address: str | None = None) -> Iterator[str]:
         raise MountError(errno.ENAMETOOLONG, f"socket '{chosen}' has more than {ADDRESS_MAX_BYTES} bytes")
     fd = os.open(record, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        if not _locked(fd):
+        # A client that looks at the record has it locked for a moment, too.
+        if not _locked(fd, fcntl.LOCK_EX, LOCK_ATTEMPTS, LOCK_PAUSE_S):
             found = _read(record)
             where = "" if found is None else f" by process {found.pid}, on {found.socket}"
             raise MountError(errno.EBUSY, f"'{place}' is served already{where}")
@@ -146,6 +153,34 @@ def claimed(place: str, address: str | None = None) -> Iterator[str]:
             os.ftruncate(fd, 0)
     finally:
         os.close(fd)
+
+
+@contextlib.contextmanager
+def session(place: str) -> Iterator[str]:
+    """Keep the server of a place alive for the length of a block, if it was started for sessions. Gives the file that
+    such a server gets (`wait_for_sessions`).
+
+    The lock is the kernel's, so a session that was killed is over as well. A server that is ending has the lock until
+    it is gone: a new session waits for that, and finds that nothing is served.
+
+    Raises:
+        MountError: ETIMEDOUT, the server has been ending for a minute.
+        OSError: the runtime directory can't be used.
+    """
+    path = _record(place).removesuffix(SERVED) + SESSIONS
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if not _locked(fd, fcntl.LOCK_SH, END_ATTEMPTS, END_PAUSE_S):
+            raise MountError(errno.ETIMEDOUT, f"the former server of '{place}' has not ended yet; its log may say why")
+        yield path
+    finally:
+        os.close(fd)
+
+
+def wait_for_sessions(path: str) -> None:
+    """Wait until no session is left, and let none begin until this process ends."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)  # never closed
+    fcntl.flock(fd, fcntl.LOCK_EX)
 
 
 def served() -> list[Served]:
@@ -233,13 +268,12 @@ def _kind(path: str) -> int:
         return 0
 
 
-def _locked(fd: int) -> bool:
-    """Lock a record. A client that looks at it has it locked for a moment, too."""
-    for _ in range(LOCK_ATTEMPTS):
+def _locked(fd: int, kind: int, attempts: int, pause_s: float) -> bool:
+    for _ in range(attempts):
         with contextlib.suppress(BlockingIOError):
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
             return True
-        time.sleep(LOCK_PAUSE_S)
+        time.sleep(pause_s)
     return False
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import errno
 import inspect
+import io
 import math
 import os
 import tempfile
@@ -36,6 +37,7 @@ from fusebackend.protocol import (
     ExecuteResponse,
     Explained,
     FileDownloadResponse,
+    FileRange,
     FileUploadResponse,
     ForgetResult,
     MergeResult,
@@ -151,6 +153,22 @@ class ServedMount(SandboxBackendProtocol):
     @abc.abstractmethod
     def stats(self, path: str) -> StatsResult:
         """`stat` of each entry of a directory."""
+
+    @abc.abstractmethod
+    def read_range(self, path: str, offset: int, size: int) -> FileRange:
+        """Return bytes of a file from `offset` on, at most `size`. ValueError, OSError."""
+
+    @abc.abstractmethod
+    def append_from(self, path: str, file: IO[bytes]) -> None:
+        """Add the contents of an open file at the end of a file. ValueError, OSError."""
+
+    @abc.abstractmethod
+    def make_directory(self, path: str, *, parents: bool = False) -> None:
+        """Make a directory, with `parents` also those on the way. ValueError, OSError."""
+
+    @abc.abstractmethod
+    def remove_directory(self, path: str) -> None:
+        """Remove an empty directory. ValueError, OSError."""
 
     @abc.abstractmethod
     def invalidate(self, path: str = "/") -> None:
@@ -406,6 +424,18 @@ class OfExecute(Params):
     stream: bool = False
 
 
+class OfRange(Params):
+    path: str
+    offset: Annotated[int, msgspec.Meta(ge=0)]
+    size: Annotated[int, msgspec.Meta(ge=0, le=MAX_CONTENT_BYTES)]
+
+
+class OfAppend(Params):
+    path: str
+    content: bytes | None = None
+    staged: str | None = None
+
+
 class OfScope(Params):
     path: str = "/"
 
@@ -607,6 +637,17 @@ def _download(call: Call, asked: OfDownload) -> Any:
     return answers
 
 
+def _append(call: Call, asked: OfAppend) -> None:
+    if asked.content is not None:
+        with io.BytesIO(asked.content) as content:
+            return call.backend.append_from(asked.path, content)
+    file = call.staging.take_file(asked.staged) if asked.staged is not None else None
+    if file is None:
+        raise ValueError("neither content nor anything staged under this token")
+    with file:
+        return call.backend.append_from(asked.path, file)
+
+
 class _Full(Spent):
     """A file does not fit into the message that asked for it."""
 
@@ -718,6 +759,12 @@ VERBS: dict[str, SocketVerb] = {
     "stage": SocketVerb(OfStage, lambda call, asked: call.staging.add(asked.data, asked.token), works=False),
     "upload_files": SocketVerb(OfUpload, _upload, long=True, changes=True),
     "download_files": SocketVerb(OfDownload, _download, long=True),
+    "read_range": SocketVerb(
+        OfRange, lambda call, asked: call.backend.read_range(asked.path, asked.offset, asked.size)
+    ),
+    "append": SocketVerb(OfAppend, _append, long=True, changes=True),
+    "make_directory": _same("make_directory", changes=True),
+    "remove_directory": _same("remove_directory", changes=True),
     "execute": SocketVerb(OfExecute, _execute, long=True, works=False, command=True),
     "stat": _same("stat", works=False),
     "stats": _same("stats", long=True),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable
 
-from fusebackend.doctor.distribution import install
 from fusebackend.doctor.finding import Finding, ok, warning
+from fusebackend.linux.distribution import install
 from fusebackend.shell import bubblewrap, seccomp
 from fusebackend.shell.cgroups import ControlGroups
 

@@ -11,9 +11,9 @@ import stat
 import tempfile
 from collections.abc import Iterable
 
-from fusebackend.doctor.distribution import install
 from fusebackend.doctor.finding import Finding, error, ok, warning
 from fusebackend.doctor.process import confined_by, in_child, is_no_new_privileges
+from fusebackend.linux.distribution import install, install_everything
 from fusebackend.linux.mount_point import FUSE_DEVICE, user_allow_other
 
 DEVICE = "/dev/fuse"
@@ -50,7 +50,8 @@ def library() -> Iterable[Finding]:
     try:
         importlib.import_module("pyfuse3")
     except ImportError as failure:
-        mend = install("libfuse3") if "libfuse" in str(failure) else "pip install pyfuse3"
+        is_compiled = "libfuse" in str(failure)
+        mend = install("libfuse3") if is_compiled else f"{install_everything()}; then pip install pyfuse3"
         return [error("libfuse3", f"pyfuse3 can't be imported: {failure}", f"{mend}; {INSTEAD}")]
     return [ok("libfuse3", "pyfuse3 can be imported")]
 

@@ -2,6 +2,7 @@
 
 mount_table.py        the kernel's table of mounts; `MountError`
 mount_point.py        conditions of a mount point
+distribution.py       how this distribution installs what pip can't
 open_files.py         files that processes have open for writing
 holes.py              the holes of a file
 unmount.py            ending a mount from outside

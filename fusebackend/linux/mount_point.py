@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from fusebackend.linux import mount_table as table
 from fusebackend.linux import unmount
+from fusebackend.linux.distribution import install
 from fusebackend.linux.mount_table import MountError
 
 FUSE_DEVICE = os.makedev(10, 229)
@@ -45,7 +46,7 @@ def check_system(*, allow_other: bool = False) -> None:
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         raise MountError(errno.EACCES, "/dev/fuse is not open to you; as root: chmod a+rw /dev/fuse")
     if shutil.which("fusermount3") is None:
-        raise MountError(errno.ENOENT, "fusermount3 is not installed: 'apt-get install fuse3', or mount as root")
+        raise MountError(errno.ENOENT, f"fusermount3 is not installed: '{install('fusermount3')}', or mount as root")
     if allow_other and not user_allow_other():
         raise MountError(errno.EPERM, "allow_other needs root, or the line 'user_allow_other' in /etc/fuse.conf")
 

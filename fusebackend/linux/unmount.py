@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fusebackend.linux import mount_table as table
+from fusebackend.linux.distribution import install
 from fusebackend.linux.mount_table import MountError
 
 COMMAND_TIMEOUT_S = 20.0
@@ -54,7 +55,7 @@ def detach(mountpoint: str, *, lazy: bool = False) -> None:
     elif os.geteuid() == 0:
         command = ["umount", "-n", *(["-l"] if lazy else []), "--", mountpoint]
     else:
-        raise MountError(errno.ENOENT, "fusermount3 is not installed: 'apt-get install fuse3', or unmount as root")
+        raise MountError(errno.ENOENT, f"fusermount3 is not installed: '{install('fusermount3')}', or unmount as root")
     try:
         done = subprocess.run(
             command,

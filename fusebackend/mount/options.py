@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +19,8 @@ class MountOptions:
 
     `allow_other` lets other users in (modes still apply); `may_keep_awake` lets processors idle without sleep during
     bursts (`pyfuse3_patches/cpu_latency.py`); `extra` are libfuse's own `-o` words, and `acl`, with which the kernel
-    checks POSIX ACLs; `description` is added to `status`, route URLs under `"urls"` by prefix.
+    checks POSIX ACLs; `description` is added to `status`, route URLs under `"urls"` by prefix; `source` is what the
+    table of mounts shows as the device.
     """
 
     allow_other: bool = False
@@ -26,6 +28,7 @@ class MountOptions:
     may_keep_awake: bool = False
     extra: tuple[str, ...] = ()
     description: Mapping[str, Any] = field(default_factory=dict)
+    source: str = SUBTYPE
 
     @property
     def acls(self) -> bool:
@@ -34,7 +37,8 @@ class MountOptions:
 
     def words(self) -> set[str]:
         """What libfuse is told. It does not know of ACLs, on which FUSE_INIT agrees."""
-        words = {"fsname=fusebackend", f"subtype={SUBTYPE}", "default_permissions", *self.extra} - {ACL}
+        source = re.sub(r"([\\,])", r"\\\1", self.source)  # as libfuse's fuse_opt_add_opt_escaped does
+        words = {f"fsname={source}", f"subtype={SUBTYPE}", "default_permissions", *self.extra} - {ACL}
         if self.allow_other:
             words.add("allow_other")
         if self.read_only:

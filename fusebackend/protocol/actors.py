@@ -43,6 +43,11 @@ class Actor:
     pid: int | None = None
     host: str = ""
 
+    @property
+    def word(self) -> str:
+        """One word for it: the agent, the thread, or the program; empty if none is known."""
+        return self.agent or self.thread or self.command.split(" ", 1)[0].rpartition("/")[2]
+
 
 NOBODY = Actor()
 """Nothing is known."""

@@ -29,6 +29,7 @@ __all__ = [
     "FileData",
     "FileDownloadResponse",
     "FileInfo",
+    "FileRange",
     "FileUploadResponse",
     "ForgetResult",
     "GlobResult",
@@ -310,6 +311,17 @@ class StatResult:
     target: str | None = None
     route: str | None = None
     code: str | None = None
+
+
+@dataclass
+class FileRange:
+    """Bytes of a file. `size` (in bytes), `mtime_ns` and `ctime_ns` (since 1970) are those of the file after the read:
+    where they are what they were before, the bytes are of that version."""
+
+    content: bytes
+    size: int
+    mtime_ns: int
+    ctime_ns: int
 
 
 @dataclass

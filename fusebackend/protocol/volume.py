@@ -288,6 +288,10 @@ class Volume(abc.ABC):
 
     lock: AbstractContextManager[Any]
 
+    def observe_delays(self, callback: Callable[[float], None]) -> None:
+        """From now on, call this with the seconds from each change by another host until it was told of here. By any
+        thread; one callback at a time. A volume without a change feed never does."""
+
     @property
     def unstored(self) -> int:
         """How many files have bytes that are not in the backend yet, for `status` and for the end of a mount."""

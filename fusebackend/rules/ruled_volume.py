@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -297,16 +298,18 @@ class RuledVolume(NativeVolume):
             if self.view.decide("read", path) != "allow":
                 raise oserror(errno.EACCES)
             found: list[tuple[bytes, Attr]] = []
-            decide, inside = self.view.decide_both, "/" if path == "/" else path + "/"
+            ruled, inside = self.view.ruled_names(path), "/" if path == "/" else path + "/"
             while len(found) < limit:  # a page that is not full ends a listing
                 page = self.below.readdir(node, after, limit - len(found))
                 if not page:
                     break
-                for name, attr in page:
-                    shown = AgentPath(inside + to_text(name))
-                    if attr.nlink == 1 and attr.node <= NODES and decide(shown) is ALLOWED and not attr.is_dir:
-                        found.append((name, attr))  # as most names are, and `_shown` would give it
+                for entry in page:
+                    name, attr = entry
+                    is_plain = attr.nlink == 1 and attr.node <= NODES and not stat.S_ISDIR(attr.mode)
+                    if is_plain and (ruled is None or not ruled(to_text(name))):
+                        found.append(entry)  # as most names are, and `_shown` would give it
                         continue
+                    shown = AgentPath(inside + to_text(name))
                     bits = self._bits(shown)
                     if bits is not None and not bits & NO_READ:
                         self._found(node, name, attr)
@@ -517,6 +520,9 @@ class RuledVolume(NativeVolume):
 
     def access_due(self, attr: Attr) -> bool:
         return self.below.access_due(attr)
+
+    def observe_delays(self, callback: Callable[[float], None]) -> None:
+        self.below.observe_delays(callback)
 
     @property
     def unstored(self) -> int:

@@ -7,11 +7,16 @@ would never get there. Where an earlier rule lets a path be read, writing it is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from fusebackend.base.globs import GlobError, compile_anchored, name_test
 from fusebackend.base.paths import AgentPath, is_below, why_no_name
 from fusebackend.rules.rule import OPERATIONS, Mode, Operation, Rule, RuleError, literal, normal
+
+NameTest = Callable[[str], object]
+"""Gives something true for a name in a directory that a rule may match."""
 
 MAX_CACHED = 1 << 16
 """Decisions that are kept: about 20 MB. Then all are forgotten, which costs a few microseconds each."""
@@ -52,6 +57,18 @@ class View:
         self._hidden: dict[str, bool] = {"/": False}
         self._by_top: dict[tuple[str, str], list[tuple[int, Rule]]] = {}
         self._decided: dict[str, tuple[Mode, Mode]] = {}
+        self._tests: dict[str, NameTest | None] = {}
+        self._test_of = functools.lru_cache(MAX_CACHED >> 8)(name_test)
+        try:
+            self._matcher = compile_anchored(
+                glob
+                for rule in self.rules
+                for path in rule.paths
+                for glob in _broad(path)
+                if rule.operations != ("execute",)
+            )
+        except GlobError as error:
+            raise RuleError(str(error)) from None
         self.hides = any(rule.mode == "hide" for rule in self.rules)
         """False if nothing is hidden anywhere."""
         self.interrupts = any(rule.mode == "interrupt" for rule in self.rules)
@@ -81,6 +98,27 @@ class View:
                 self._decided.clear()
             self._decided[path] = decided
         return decided
+
+    def ruled_names(self, directory: str) -> NameTest | None:
+        """Return a test of the names in a directory: nothing true for a name that no rule matches. Such a name is
+        `ALLOWED` where the directory is not hidden. None if no rule matches any name there.
+
+        It takes the place of a decision about each path, which are most of what a listing costs: 100 rules were a sixth
+        of the server's time for `find`.
+        """
+        try:
+            return self._tests[directory]
+        except KeyError:
+            pass
+        segments = self._matcher.last_segments(directory[1:])
+        if self._absent is not None and is_below(self._absent, directory):
+            segments |= {self._absent.rpartition("/")[2]}
+        test = self._test_of(segments)
+        if len(directory) <= LONGEST_CACHED:
+            if len(self._tests) >= MAX_CACHED:
+                self._tests = {}
+            self._tests[directory] = test
+        return test
 
     def _decide(self, operation: Operation, path: str) -> Mode:
         if self.is_hidden(path):
@@ -131,6 +169,11 @@ class View:
         return any(is_below(path, each) or is_below(each, path) for each in self._granted)
 
     def _first(self, operation: Operation, path: str) -> tuple[int, Mode]:
+        if operation != "execute" and path != "/":
+            directory, _, name = path.rpartition("/")
+            may_match = self.ruled_names(directory or "/")
+            if may_match is None or not may_match(name):
+                return 0, "allow"
         for number, rule in self._candidates(operation, path[1:].partition("/")[0]):
             if rule.matches(path):
                 return number, rule.mode
@@ -204,6 +247,14 @@ def checked_views(views: Mapping[str, Iterable[Any]], default: str | None) -> di
     if default is not None and default not in made:
         raise RuleError(f"default_view = '{default}': there is no such view; there are: {', '.join(made) or 'none'}")
     return made
+
+
+def _broad(path: str) -> tuple[str, ...]:
+    """Return globs that match whatever the path of a rule does, in the words of `compile_anchored`."""
+    if "\\" not in path:
+        return (path,)
+    top = literal(path)
+    return (top, f"{top.rstrip('/')}/**")
 
 
 def _reach(rule: Rule, pattern: str, path: str) -> str:

@@ -111,6 +111,13 @@ class Metrics:
             ("result", "route"),
             registry=self._registry,
         )
+        self._delays = Histogram(
+            "fusebackend_feed_delay_seconds",
+            "Time from the transaction of a change by another host until it was told of here, by the database's clock.",
+            ("route",),
+            buckets=BUCKETS_S[5:],
+            registry=self._registry,
+        )
         self._observers: dict[tuple[Face, str, str], Callable[[float], None]] = {}  # `labels` takes longer than this
         self._labels: dict[AgentPath, str] = {}
 
@@ -154,6 +161,8 @@ class Metrics:
         """Measure every request of the kernel, and the caches behind them. Before the mount."""
         measure(operations, self._request)
         for volume, routes in self._tree.volumes():
+            if volume.features.change_feed and volume.features.shared:
+                volume.observe_delays(self._delays.labels(self._label(routes[0].prefix)).observe)
             if volume.byte_cache is not None:
                 counted = self._counted(volume.byte_cache.get, self._label(routes[0].prefix))
                 setattr(volume.byte_cache, "get", counted)  # noqa: B010 - of this object alone, not of its class
@@ -237,6 +246,7 @@ class Metrics:
 MEASURED = {
     **{name: name for name in VERBS if name not in {"execute", "metrics", "stats"} and hasattr(MountedBackend, name)},
     "run_command": "execute",
+    "append_from": "append",
     "upload_from": "upload_files",
     "download_to": "download_files",
 }

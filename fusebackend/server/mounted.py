@@ -38,6 +38,7 @@ from fusebackend.protocol import (
     ExecuteResponse,
     Explained,
     FileDownloadResponse,
+    FileRange,
     FileUploadResponse,
     ForgetResult,
     GlobResult,
@@ -79,6 +80,7 @@ from fusebackend.trees.restore import Restores
 from fusebackend.trees.snapshots import Snapshots
 from fusebackend.trees.states import States
 from fusebackend.vfs.watch.async_watch import AsyncWatch, ThreadedWatch
+from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.native import NativeVolume
 from fusebackend.volumes.walk import resolve
 
@@ -166,6 +168,8 @@ class MountedBackend(ServedMount):
             own = filesystem.tree.trees_path
             self._merges = Merges(branches, volumes, filesystem.written, recorder, own, self._covered)
             branches.compare = self._merges.compare
+            if recorder is not None:
+                branches.author = lambda: recorder.calls.current().actor.word
             parts = backend.mounts().values()
             directories = [str(each.cwd) for each in parts if isinstance(each, FilesystemBackend)]
             self._checkouts = Checkouts(branches, [*([mountpoint] if is_mounted else []), *directories])
@@ -234,14 +238,16 @@ class MountedBackend(ServedMount):
         backend: CompositeBackend | None = None,
     ) -> R:
         """Make a call that may change what is at these paths, and record what it does."""
+        return self._recorded_work(verb.name, named, partial(work, backend or self._for(*named)), kind)
+
+    def _recorded_work(self, verb: str, named: Sequence[str], work: Callable[[], R], kind: Kind) -> R:
         if self._automatic is not None:
             self._automatic.before_call()
-        backend = backend or self._for(*named)
         if self._recording is None or not self._recording.is_open:
-            return work(backend)
+            return work()
         if self._views.by_name:  # a change through a view is one of the live files
             named = [self._views.split(path)[1] for path in named]
-        answer: R = self._recording.steps.verb(verb.name, kind, named, partial(work, backend), _has_worked)
+        answer: R = self._recording.steps.verb(verb, kind, named, work, _has_worked)
         return answer
 
     def ls(self, path: str) -> LsResult:
@@ -467,10 +473,7 @@ class MountedBackend(ServedMount):
     def stat(self, path: str, *, follow: bool = False) -> StatResult:
         """Return the attributes of a path; a symbolic link itself, unless `follow` says otherwise."""
         try:
-            name, inside = self._view_name, path
-            if name is None:
-                name, inside = self._views.split(path)
-            outer = paths.normalise(inside)
+            name, outer = self._placed(path)
             route = self.filesystem.tree.route_of(outer)
             volume = self._views.volume(name, route)
             attr, target = route.executor.run("stat", partial(self._look, name, volume, route, outer, follow))
@@ -511,6 +514,79 @@ class MountedBackend(ServedMount):
             hold(STAT_BYTES)
             found.append(replace(self.stat(info["path"]), path=info["path"]))
         return StatsResult(entries=found)
+
+    def read_range(self, path: str, offset: int, size: int) -> FileRange:
+        """Return bytes of a file from `offset` on, at most `size`; fewer at its end alone.
+
+        Raises:
+            ValueError: the path is malformed.
+            OSError: as `VolumeBackend.read_range`.
+        """
+        return self._at_volume("read", path, lambda backend, inner: backend.read_range(inner, offset, size))
+
+    def append_from(self, path: str, file: IO[bytes]) -> None:
+        """Add the contents of an open file at the end of a file, which is made if absent. In a view that interrupts
+        writing it is refused.
+
+        Raises:
+            ValueError: the path is malformed.
+            OSError: as `VolumeBackend.append`.
+        """
+
+        def append() -> None:
+            self._at_volume("write", path, lambda backend, inner: backend.append(inner, file))
+
+        self._recorded_work("append", [path], append, "put")
+
+    def make_directory(self, path: str, *, parents: bool = False) -> None:
+        """Make a directory; with `parents` also those on the way. In a view that interrupts writing it is refused.
+
+        Raises:
+            ValueError: the path is malformed.
+            OSError: as `VolumeBackend.make_directory`.
+        """
+
+        def make() -> None:
+            name, outer = self._placed(path)
+            # A directory that exists only for the routes is not in the volume yet.
+            above = AgentPath(os.path.dirname(outer))
+            with_parents = parents or (above != ROOT and self._views.is_way(name, above))
+            if self._views.is_way(name, outer):
+                raise errors.oserror(errno.EEXIST)
+            self._at_volume("mkdir", path, lambda backend, inner: backend.make_directory(inner, parents=with_parents))
+
+        self._recorded_work("make_directory", [path], make, "put")
+
+    def remove_directory(self, path: str) -> None:
+        """Remove an empty directory. In a view that interrupts writing it is refused.
+
+        Raises:
+            ValueError: the path is malformed.
+            OSError: as `VolumeBackend.remove_directory`; EBUSY, a route is there or below.
+        """
+
+        def remove() -> None:
+            if self._views.is_way(*self._placed(path)):
+                raise errors.oserror(errno.EBUSY)
+            self._at_volume("rmdir", path, lambda backend, inner: backend.remove_directory(inner))
+
+        self._recorded_work("remove_directory", [path], remove, "remove")
+
+    def _placed(self, path: str) -> tuple[str | None, AgentPath]:
+        """Return the view that a path is in, if any, and the normalised path there."""
+        name, inside = self._view_name, path
+        if name is None:
+            name, inside = self._views.split(path)
+        return name, paths.normalise(inside)
+
+    def _at_volume(self, verb: str, path: str, work: Callable[[VolumeBackend, str], R]) -> R:
+        """Return what `work` does with the volume that holds a path, and with the path there."""
+        name, outer = self._placed(path)
+        route = self.filesystem.tree.route_of(outer)
+        volume = self._views.volume(name, route)
+        if not isinstance(volume, NativeVolume):
+            raise errors.oserror(errno.ENOTSUP)
+        return route.executor.run(verb, lambda: work(VolumeBackend(volume), route.inner(outer)))
 
     def _look(
         self, view: str | None, volume: Volume, route: Route, outer: AgentPath, follow: bool
@@ -1017,6 +1093,7 @@ def _work(request: Request, change: Change) -> tuple[Verb[Any], Kind, Callable[[
 
 
 def _has_worked(answer: Any) -> bool:
-    """Return True if a verb has changed something: an answer, or one of several, has no error."""
+    """Return True if a verb has changed something: an answer, or one of several, has no error. A verb without an answer
+    raises where it fails."""
     answers = answer if isinstance(answer, list) else [answer]
-    return any(each.error is None for each in answers)
+    return any(each is None or each.error is None for each in answers)

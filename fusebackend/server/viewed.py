@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from fusebackend.vfs.watch.queue import Watch
 
 OWN = frozenset({
-    "default_view", "download_to", "explain", "mountpoint", "run", "run_command", "stat", "stats", "status",
-    "upload_from", "viewed", "views", "watch",
+    "append_from", "default_view", "download_to", "explain", "make_directory", "mountpoint", "read_range",
+    "remove_directory", "run", "run_command", "stat", "stats", "status", "upload_from", "viewed", "views", "watch",
 })  # fmt: skip
 """Verbs of a mount that a view has. Others are about the mount as a whole, not about what one reader may see."""
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from fusebackend.linux.distribution import install
 from fusebackend.shell import system
 from fusebackend.shell.options import ShellOptions
 from fusebackend.shell.system import Bind, Fresh
@@ -127,7 +128,8 @@ def find() -> str:
     program = where()
     if program is None:
         raise SandboxError(
-            "bubblewrap is not installed, which confines commands to the mount: 'apt-get install bubblewrap'; "
+            "bubblewrap is not installed, which confines commands to the mount: "
+            f"'{install('bubblewrap')}'; "
             'or write sandbox = "none" in the configuration\'s [execute] to run them unconfined'
         )
     return program

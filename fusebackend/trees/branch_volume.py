@@ -55,6 +55,9 @@ UNFINISHED: Final = "unfinished"
 
 PAGE_ENTRIES: Final = 1000
 
+MAX_WRITERS: Final = 100
+"""Actors that a branch remembers."""
+
 COPY_BYTES: Final = 256 << 10
 COPY_NAMES: Final = 256
 """The mount's loop copies up no larger live file, and no live directory with so many names: that takes some ms."""
@@ -68,8 +71,10 @@ _TABLES: Final = (
         parent INTEGER NOT NULL, name BLOB NOT NULL, node INTEGER NOT NULL, mode INTEGER NOT NULL,
         mtime_ns INTEGER NOT NULL, ctime_ns INTEGER NOT NULL, size INTEGER NOT NULL, version INTEGER NOT NULL,
         PRIMARY KEY (parent, name)) WITHOUT ROWID""",
+    "CREATE TABLE IF NOT EXISTS writer (name BLOB PRIMARY KEY) WITHOUT ROWID",
 )
-"""`origin`: an `Origin` each; `lower_dentry`: a live directory's entries when they were copied up."""
+"""`origin`: an `Origin` each; `lower_dentry`: a live directory's entries when they were copied up; `writer`: a word for
+each actor that has changed something."""
 
 _ROUTES: Final = """CREATE TABLE IF NOT EXISTS branch_route (
     prefix BLOB PRIMARY KEY, snapshot BLOB, number INTEGER NOT NULL, time_ns INTEGER NOT NULL) WITHOUT ROWID"""
@@ -146,16 +151,19 @@ class _Buffer(DirtyBuffer):
         """Those that have changed; None for one that is gone."""
         self.listed: list[tuple[int, bytes, Attr]] = []
         """Entries of live directories that were copied up: directory, name, attributes."""
+        self.writers: list[str] = []
+        """Those that have not been here before."""
         self.followed: int | None = None
         """The merge whose renames are in `origins`."""
 
     def __bool__(self) -> bool:
-        return bool(self.origins) or self.followed is not None or super().__bool__()
+        return bool(self.origins or self.writers) or self.followed is not None or super().__bool__()
 
     def write(self, db: sqlite3.Connection, new_row: Callable[[], int], newest: Newest) -> None:
         super().write(db, new_row, newest)
         if self.followed is not None:
             db.execute("INSERT OR REPLACE INTO meta VALUES ('followed', ?)", (self.followed,))
+        db.executemany("INSERT OR IGNORE INTO writer VALUES (?)", [(to_name(name),) for name in self.writers])
         gone = [(node,) for node, origin in self.origins.items() if origin is None]
         db.executemany("DELETE FROM origin WHERE node = ?", gone)
         rows = [
@@ -193,6 +201,9 @@ class BranchVolume(SqliteVolume):
         self.routes = tuple(routes)
         self.created_ns = now_ns()
         """When the branch was made, since the epoch."""
+        self.author: Callable[[], str] | None = None
+        """Returns a word for the actor of the change that is being made; None while nothing knows."""
+        self._writers: set[str] = set()
         self._origins: dict[int, Origin] = {}
         self._seen: dict[int, Stamp] = {}  # of live files, in this session
         self._fresh = _Fresh()
@@ -234,6 +245,7 @@ class BranchVolume(SqliteVolume):
                 self._db.execute(gone)
                 self._db.execute("INSERT OR IGNORE INTO meta VALUES ('created_ns', ?)", (self.created_ns,))
             self.created_ns = self._scalar("SELECT value FROM meta WHERE key = 'created_ns'")
+            self._writers = {to_text(name) for (name,) in self._db.execute("SELECT name FROM writer")}
             rows = self._db.execute("SELECT * FROM origin").fetchall()
         for node, path, own, names, limit, base, *stamp in rows:
             mtime_ns, ctime_ns, size, version = stamp
@@ -287,6 +299,18 @@ class BranchVolume(SqliteVolume):
         """Return the origin of a live file whose bytes were kept, also of one that the branch has deleted since."""
         origin = self._origins.get(node)
         return origin if origin is not None and origin.base else None
+
+    @property
+    def writers(self) -> list[str]:
+        """Words for the actors that have changed something in it, in the order of the alphabet."""
+        with self.lock:
+            return sorted(self._writers)
+
+    def _note_writer(self, name: str) -> None:
+        if name and name not in self._writers and len(self._writers) < MAX_WRITERS:
+            self._writers.add(name)
+            self._dirty.writers.append(name)
+            self._note(1, 0)
 
     def keeps_bytes_of(self, path: str) -> bool:
         """Return True if it has bytes of live files at or below a path of the lower tree, as they were."""
@@ -592,11 +616,17 @@ class BranchVolume(SqliteVolume):
     def _changed(self, inode: Inode) -> None:
         if inode.node < FIRST_OWN:
             self._copy_attributes(inode)
+        if self.author is not None:
+            self._note_writer(self.author())
         super()._changed(inode)
 
     def _accessed(self, inode: Inode) -> None:
         if self._is_own(inode.node):
-            super()._accessed(inode)
+            author, self.author = self.author, None  # reading is no change
+            try:
+                super()._accessed(inode)
+            finally:
+                self.author = author
 
     def access_due(self, attr: Attr) -> bool:
         return self._is_own(attr.node) and super().access_due(attr)

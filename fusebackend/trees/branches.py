@@ -95,6 +95,8 @@ class Branches:
         self._open: dict[str, BranchVolume] = {}
         self._broken: dict[str, str] = {}
         self._needs: dict[str, frozenset[str]] = {}  # branch → the snapshots below it
+        self.author: Callable[[], str] | None = None
+        """Returns a word for the actor of a change; see `BranchVolume.author`."""
         self.past: Past | None = None
         """Knows states before the present; None while nothing does."""
         self.compare: Callable[[str], tuple[int, int]] | None = None
@@ -195,6 +197,7 @@ class Branches:
         except BaseException:
             volume.close()
             raise
+        volume.author = self.author
         self._open[name] = volume
 
     # -- changes -----------------------------------------------------------------------------------------------

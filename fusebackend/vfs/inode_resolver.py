@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 from fusebackend.base.errors import oserror
-from fusebackend.protocol import NAME_MAX_BYTES, Attr
+from fusebackend.protocol import MAX_NODE, NAME_MAX_BYTES, Attr
 from fusebackend.rules.ruled_volume import NODES, VARIANTS
 from fusebackend.vfs.coherence.append_end import AppendEnd
 from fusebackend.vfs.coherence.dentries import Dentries
@@ -98,10 +97,18 @@ class InodeResolver:
             volume = routes[index].files.volume
             family = [route for route in routes if route.files.volume is volume]
             if len(family) > 1 or routes[index].is_ruled:
-                numbers = partial(_numbers, family)
-                known = self.inodes.get
-                gone[index] = [node for node in nodes if not any(known(number) for number in numbers(node))]
+                gone[index] = self._unknown(family, nodes)
         return [(routes[index], nodes) for index, nodes in gone.items()]
+
+    def _unknown(self, family: list[Route], nodes: list[int]) -> list[int]:
+        """Return those of the nodes of these routes' volume that the kernel knows by none of their inodes."""
+        is_ruled = any(route.is_ruled for route in family)
+        below = NODES if is_ruled else MAX_NODE
+        others = [
+            inode_number(route.index, bits) for route in family for bits in (VARIANTS if route.is_ruled else (0,))
+        ]
+        unknown = self.inodes.are_unknown
+        return [node for node in nodes if unknown([other | node & below for other in others])]
 
     async def place(self, inode: int, make: bool = False) -> tuple[Route, int]:
         """The route and node of an inode. ENOENT for a synthesised directory, unless `make` may make it real."""
@@ -171,7 +178,7 @@ class InodeResolver:
         if route.files is route:
             inode = inode_number(route.index, attr.node)
         else:
-            inode, parent = route.number(attr), route.above(attr, parent)
+            inode, parent = route.numbers(attr, parent)
             self.twins.note_name(directory, name)
         known = self.inodes.reference(inode, parent, name, attr)
         if attr.size != known.size:
@@ -199,14 +206,6 @@ class InodeResolver:
             self._append_end.size_sent(inode, known, attr.size)
         if attr.mode & SET_ID or self._marked:
             self._set_id.attr_sent(inode, attr)
-
-
-def _numbers(family: list[Route], node: int) -> list[int]:
-    """Return the inodes by which the kernel may know what is a node of the volume of these routes."""
-    below = node & NODES if any(route.is_ruled for route in family) else node
-    return [
-        inode_number(route.index, below | bits) for route in family for bits in (VARIANTS if route.is_ruled else (0,))
-    ]
 
 
 def check_name(name: bytes) -> None:

@@ -106,6 +106,10 @@ class InodeTable:
     def get(self, inode: int) -> KnownInode | None:
         return self._known.get(inode)
 
+    def are_unknown(self, inodes: Iterable[int]) -> bool:
+        """Return True if the kernel knows none of these."""
+        return self._known.keys().isdisjoint(inodes)
+
     def records(self) -> list[tuple[int, KnownInode]]:
         """Every known inode with its record."""
         return list(self._known.items())

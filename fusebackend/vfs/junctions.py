@@ -36,14 +36,14 @@ import trio
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath, is_below, join, parent_and_name, split, to_name, to_text
 from fusebackend.composite.route_table import RouteTable
-from fusebackend.protocol import DEFAULT_TTL_S, ROOT_NODE, Attr, Caller, Features, Volume, Writable
+from fusebackend.protocol import DEFAULT_TTL_S, MAX_NODE, ROOT_NODE, Attr, Caller, Features, Volume, Writable
 from fusebackend.rules.ruled_volume import NODES, RuledVolume
 from fusebackend.rules.view import View
 from fusebackend.vfs.calls.executor import RouteExecutor
 from fusebackend.vfs.calls.request import Request
 from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S, DEFAULT_MAX_CALLS, RouteLimits
 from fusebackend.vfs.coherence.timeouts import ENDLESS_TIMEOUT_S, CachePolicy
-from fusebackend.vfs.inodes import SYNTHETIC_INDEX, inode_number, node_of, route_index
+from fusebackend.vfs.inodes import NODE_BITS, SYNTHETIC_INDEX, inode_number, node_of, route_index
 from fusebackend.vfs.pseudo_files import PseudoFiles
 from fusebackend.vfs.trees_options import TreesOptions
 from fusebackend.volumes.gone import GoneVolume
@@ -134,6 +134,15 @@ class Route:
         """The inode number of a node of the volume."""
         route = self if self.files is self or attr.is_dir or self.is_restricted(attr.node) else self.files
         return inode_number(route.index, attr.node)
+
+    def numbers(self, attr: Attr, parent: int) -> tuple[int, int]:
+        """Return `number` and `above` in one step, for listings."""
+        files = self.files
+        if attr.is_dir or (self.is_ruled and attr.node > NODES):
+            files = self
+        elif files is not self and parent >> NODE_BITS == self.index:
+            parent = files.index << NODE_BITS | parent & MAX_NODE
+        return files.index << NODE_BITS | attr.node, parent
 
     async def call_and_hold(self, function: Callable[..., Attr], *args: Any) -> Attr:
         """Call into the volume for a node that the kernel will hold, and hold it before anyone can free it."""

@@ -151,6 +151,7 @@ class FileSystem:
         self.feed = ChangeFeed(self.tree, self.names)
         self._deadline_s = deadline_s
         self._growing = threading.Lock()
+        self._author: Callable[[Request], object] | None = None  # see `record`
         self._unguard: list[Callable[[], None]] = []
 
     @classmethod
@@ -528,6 +529,7 @@ class FileSystem:
             make: gives it for a route.
             author: says which process opens a file for writing; the `Request` of each write has it.
         """
+        self._author = author
         for route in self.tree.routes:
             for each in (route, *route.twins):
                 each.record(make, author)
@@ -699,6 +701,8 @@ class RoutesDirectory:
         filesystem = self._filesystem
         with filesystem._growing:
             route = filesystem.tree.add_route(to_name(name), volume, filesystem._deadline_s, self._directory)
+            if filesystem._author is not None:  # its changes are not recorded, but may be asked for their author
+                route.record(lambda route: route.volume, filesystem._author)
             filesystem.invalidation.follow()
             self._unguard[route.prefix] = volume.guard(partial(filesystem.write_barrier.begin, [route]))
         filesystem.invalidation.drop((self._directory.inode, to_name(name)))

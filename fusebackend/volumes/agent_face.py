@@ -35,6 +35,7 @@ from fusebackend.protocol import (
     EditResult,
     FileDownloadResponse,
     FileInfo,
+    FileRange,
     FileUploadResponse,
     GlobResult,
     GrepResult,
@@ -49,7 +50,9 @@ from fusebackend.protocol import (
     verbs,
 )
 from fusebackend.volumes.contents import (
+    PIECE_BYTES,
     FileContents,
+    opened,
     overwrite,
     read_all,
     read_with,
@@ -337,6 +340,94 @@ class VolumeBackend(BackendProtocol):
                 with contextlib.suppress(*Refusal):  # it will be refused again
                     stack.enter_context(self.volume.rewriting(resolve(self.volume, path).found.node))
             return self.volume.change_as_one(work, path, reads=True)
+
+    # -- in the kernel's way: these are no agent verbs, and raise --------------------------------------------------
+
+    def read_range(self, path: str, offset: int, size: int) -> FileRange:
+        """Return up to `size` bytes from byte `offset` on, fewer at the end of the file alone.
+
+        Raises:
+            PathError: the path is malformed.
+            OSError: ENOENT, EISDIR, EINVAL (no regular file), EACCES, or the volume's.
+            Spent: the caller may not hold so much in memory (`Budget.hold`).
+        """
+        attr = resolve(self.volume, path).found
+        require_regular(attr)
+        content = bytearray()
+        with opened(self.volume, attr.node, os.O_RDONLY) as node:
+            while len(content) < size and (
+                piece := self.volume.read(node, offset + len(content), min(size - len(content), PIECE_BYTES))
+            ):
+                budget.current().hold(3 * len(piece))  # with the answer, in base64
+                content += piece
+            after = self.volume.getattr(node)
+            return FileRange(bytes(content), after.size, after.mtime_ns, after.ctime_ns)
+
+    def append(self, path: str, file: IO[bytes]) -> None:
+        """Add the contents of a file at the end of another; directories and file are made if absent. What others
+        append meanwhile stays.
+
+        Raises:
+            PathError: the path is malformed.
+            OSError: EISDIR, EINVAL (no regular file), EACCES, EROFS, ENOSPC, EDQUOT, ESTALE (changed elsewhere, where a
+                volume stores whole files), or the volume's.
+        """
+        data = FileContents(file)
+
+        def append(changes: Changes) -> None:
+            place = resolve(self.volume, path)
+            if place.attr is None:
+                self._create(place, data, changes)
+                return
+            require_regular(place.attr)
+            node = place.attr.node
+            changes.append(Change(node=node, kind="modified", path=place.path))
+            with opened(self.volume, node, os.O_WRONLY | os.O_APPEND) as node:
+                for offset in range(0, len(data), PIECE_BYTES):
+                    self.volume.append(node, data.piece(offset))
+                if not self.volume.features.random_writes:
+                    self.volume.flush(node)
+
+        self._rewrite(path, append)
+
+    def make_directory(self, path: str, *, parents: bool = False) -> None:
+        """Make a directory; with `parents` also those on the way.
+
+        Raises:
+            PathError: the path is malformed.
+            OSError: EEXIST, ENOENT (no directory to make it in), ENOTDIR, EACCES, EROFS, or the volume's.
+        """
+
+        def make(changes: Changes) -> None:
+            place = resolve(self.volume, path, follow=False)
+            if place.attr is not None:
+                raise errors.oserror(errno.EEXIST)
+            if place.missing and not parents:
+                raise errors.oserror(errno.ENOENT)
+            with self._parents(place, changes) as parent:
+                node = self.volume.mkdir(parent, place.name, DIRECTORY_MODE, caller()).node
+            changes.append(Change(node, parent, place.name, "created", place.path + "/"))
+
+        self.volume.change_as_one(make, path)
+
+    def remove_directory(self, path: str) -> None:
+        """Remove an empty directory.
+
+        Raises:
+            PathError: the path is malformed.
+            OSError: ENOENT, ENOTDIR, ENOTEMPTY, EBUSY (the root), EACCES, EROFS, or the volume's.
+        """
+
+        def remove(changes: Changes) -> None:
+            place = resolve(self.volume, path, follow=False)
+            node = place.found.node
+            if node == ROOT_NODE:
+                raise errors.oserror(errno.EBUSY)
+            self.volume.rmdir(place.parent, place.name)
+            changes.append(Change(node=place.parent))
+            changes.append(Change(node, place.parent, place.name, "deleted", place.path + "/"))
+
+        self.volume.change_as_one(remove, path, removes=True)
 
     # -- names -------------------------------------------------------------------------------------------------
 

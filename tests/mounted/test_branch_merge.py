@@ -109,6 +109,27 @@ def test_what_both_changed_is_refused_and_decided(mounted: Mounted) -> None:
     assert (mounted.path / "notes/plan.md").read_text() == wanted
 
 
+def test_a_merge_names_the_writers_of_the_branch(serve: Serve) -> None:
+    """Those that wrote by a verb and by the kernel, also in a copy of it; those that only read are none."""
+    path = serve("memory:", options=["history=on", "snapshots=manual"]).path
+    branch = "/.fusebackend/branches/idea"
+    with fusebackend.connect(path) as files:
+        files.create_branch("idea")
+        for agent in ("planner", "reviewer"):
+            with fusebackend.acting(fusebackend.Actor(agent=agent)):
+                files.write(f"{branch}/{agent}", "by a verb\n")
+        with fusebackend.acting(fusebackend.Actor(agent="reader")):
+            assert files.read(f"{branch}/planner").error is None
+        name = files.begin_call("work", id="t", agent="coder")
+        sh("cat planner; echo written >> planner", Path(f"{path}{branch}"))
+        files.end_call(name)
+        files.create_branch("copy", "idea")
+        merged = files.merge_branch("copy")
+        (call,) = files.log([merged.call or ""])
+        assert call.title == "merge branch 'copy', written by coder, planner, reviewer"
+        assert [each.calls for each in files.blame("/planner").lines] == [[merged.call]] * 2
+
+
 def test_a_part_is_merged(mounted: Mounted) -> None:
     branch = branch_of(mounted)
     for top in (branch, branch / "src"):

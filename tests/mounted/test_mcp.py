@@ -16,6 +16,7 @@ import anyio
 import httpx2
 import mounts
 import pytest
+from eventually import eventually
 from mounts import Mounted
 from programs import command
 
@@ -29,6 +30,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.client.subscriptions import ResourceUpdated
 from mcp.shared.exceptions import MCPError
 
+from fusebackend.control import rendezvous
 from fusebackend.integrations.mcp.server import RESOURCE_BYTES, MountServer
 from fusebackend.integrations.tools import PAGE_CHARACTERS, TOOLS
 
@@ -352,8 +354,6 @@ def test_over_http_with_a_token(mount: Mounted) -> None:
 def test_without_a_mount(tmp_path: Path) -> None:
     config = tmp_path / "served.toml"
     config.write_text('default = "memory:"\n')
-    refused = command("mcp", config)
-    assert refused.returncode == 1 and "serve" in refused.stderr and refused.stderr.count("\n") == 1
     assert command("serve", "--config", config, "--background").returncode == 0
     try:
 
@@ -369,9 +369,49 @@ def test_without_a_mount(tmp_path: Path) -> None:
         assert command("umount", config).returncode == 0
 
 
+def test_a_configuration_that_nothing_serves_is_served_until_the_last_client_ends(tmp_path: Path) -> None:
+    config = tmp_path / "agent.toml"
+    config.write_text('default = "sqlite:agent.db"\n')
+
+    def client() -> Client:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        words = ["-m", "fusebackend", "mcp", str(config)]
+        return Client(stdio_client(StdioServerParameters(command=sys.executable, args=words, env=environment)))
+
+    async def main() -> None:
+        async with client() as first:
+            await text(first, "write", path="/a.md", content="of the first\n")
+            async with client() as second:
+                assert await text(second, "read", path="/a.md") == "     1\tof the first"
+                server = rendezvous.find_served(str(config))
+                await text(second, "edit", path="/a.md", old_string="first", new_string="second")
+            assert rendezvous.find_served(str(config)) == server  # one of the two is still there
+            assert await text(first, "read", path="/a.md") == "     1\tof the second"
+        async with client() as third:  # waits for the server to end, and starts another
+            assert await text(third, "read", path="/a.md") == "     1\tof the second"
+            assert rendezvous.find_served(str(config)) != server
+
+    run(main)
+    eventually(lambda: rendezvous.find_served(str(config)) is None, LIMIT_S)
+
+
+def test_a_server_for_a_client_ends_with_a_client_that_is_killed(tmp_path: Path) -> None:
+    config = tmp_path / "agent.toml"
+    config.write_text('default = "memory:"\n')
+    words = [sys.executable, "-m", "fusebackend", "mcp", str(config)]
+    with subprocess.Popen(words, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.PIPE) as process:
+        eventually(lambda: rendezvous.find_served(str(config)) is not None, LIMIT_S)
+        process.kill()
+    eventually(lambda: rendezvous.find_served(str(config)) is None, LIMIT_S)
+
+
 def test_bad_words_are_one_line(mount: Mounted, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text('colour = "red"\n')
     for words, said in (
         (["mcp", tmp_path], "lies in no mount of fusebackend"),
+        (["mcp", tmp_path / "no.toml"], "lies in no mount of fusebackend"),
+        (["mcp", wrong], "unknown key 'colour'"),
         (["mcp", mount.path, "--view", "none"], "there is no view 'none'"),
         (["mcp", mount.path, "--http", "0.0.0.0:80"], "'0.0.0.0' is none"),
         (["mcp", mount.path, "--http", "here"], "HOST:PORT"),

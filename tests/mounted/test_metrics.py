@@ -12,6 +12,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from eventually import eventually
 from mounts import Mounted, Serve
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -116,6 +117,27 @@ def test_lookups_in_the_cache_of_a_volume(serve: Serve, tmp_path: Path) -> None:
     assert counts[0][1] >= 1, "the file was in the database alone"
     assert counts[1][0] > counts[0][0]
     assert counts[1][1] == counts[0][1]
+
+
+def test_how_late_a_change_by_another_host_is_told_of(postgres_dsn: str, serve: Serve, tmp_path: Path) -> None:
+    config = tmp_path / "agent.toml"
+    config.write_text("[metrics]\n")
+    url = f"postgres:{postgres_dsn}?volume=files"
+    here, there = serve(url, config=config), serve(url)
+
+    def delays() -> tuple[float, float]:
+        with fusebackend.connect(here.path) as files:
+            found = samples(files.metrics())
+        return value(found, "feed_delay_seconds_count", route="/"), value(found, "feed_delay_seconds_sum", route="/")
+
+    (here.path / "own").write_text("x")
+    os.sync()
+    own = delays()[0]
+    (there.path / "file").write_text("x")
+    assert (there.path / "file").read_text() == "x"
+    eventually(lambda: delays()[0] > own, LIMIT_S)
+    count, seconds = delays()
+    assert 0 < seconds < LIMIT_S * count
 
 
 def test_what_is_counted_is_printed_of_any_mount(serve: Serve) -> None:

@@ -142,3 +142,16 @@ class TestFiles:
     @pytest.mark.parametrize("name", ["SEMANTICS.md", "py.typed"])
     def test_data_of_the_package(self, name: str) -> None:
         assert (ROOT / "fusebackend" / name).exists()
+
+
+def test_the_fresh_root_runs_the_documented_commands() -> None:
+    script = (ROOT / "packaging/debian-root").read_text()
+    run("bash", "-n", ROOT / "packaging/debian-root")
+    wheel = "$(echo /wheel/*.whl)"
+    steps = [step.replace(wheel, "fusebackend-*.whl") for step in re.findall(r'^step "(.*)"$', script, re.MULTILINE)]
+    pages = [(ROOT / page).read_text() for page in ("README.md", "docs/install.md")]
+    assert len(steps) == 6
+    for step in steps:
+        assert any(step.removeprefix("env -i /bin/") in page for page in pages), step
+    for link in re.findall(r"^ln -s /opt/.*$", script, re.MULTILINE):
+        assert link in pages[1]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -46,7 +47,10 @@ SNIPPETS = list(dict.fromkeys(snippet for page in PAGES for snippet in snippets(
 
 NOT_RUN = {
     "make mount      # installs what it needs": "it would run these tests",
-    "apt-get update": "it installs packages",
+    "scripts/bootstrap": "it installs packages",
+    "fusebackend --version": "an upgrade, of which nothing is there",
+    "apt-get update": "it installs packages; packaging/debian-root does",
+    "ln -s /opt/fusebackend": "it changes /sbin; packaging/debian-root does, and test_fstab.py in a /sbin of its own",
     'export PATH="$PWD/.venv/bin:$PATH"': "the PATH of every other snippet here",
     ".venv/bin/pip install -e": "it installs packages",
     "fusebackend mount /mnt/agent \\": "it needs AWS, a server of PostgreSQL and a registry of images",
@@ -68,10 +72,25 @@ fusebackend mount /mnt/agent --config views.toml"""
 APPROVALS = r"""printf '[views.agent]\nrules = [{operations=["write"], paths=["/prod/**"], mode="interrupt"}]\n' >a.toml
 fusebackend mount /mnt/agent --config a.toml"""
 
+# The page's own snippets one after another, on a mount point that is unmounted at the end.
+TEN_MINUTES = [each for each in snippets(ROOT / "docs/first-ten-minutes.md") if each.first[:8] != "scripts/"]
+MOUNTED = ["mkdir agent; ln -s /mnt/agent agent/files", TEN_MINUTES[0].code.rstrip()]
+LOOKED = [*MOUNTED, *(f"( {each.code})" for each in TEN_MINUTES[1:2])]
+DELETED = [*LOOKED, f"printf %s {shlex.quote(TEN_MINUTES[3].code)} | {sys.executable} -"]
+
 BEFORE = {
+    TEN_MINUTES[0].code: MOUNTED[:1],
+    TEN_MINUTES[1].code: MOUNTED,
+    TEN_MINUTES[2].code: LOOKED,
+    TEN_MINUTES[3].code: LOOKED,
+    TEN_MINUTES[4].code: DELETED,
+    TEN_MINUTES[5].code: MOUNTED,
+    "fusebackend status /mnt/agent  ": [AGENT],
     "cd /mnt/agent\n": [PROJECT, f"ln -s {ROOT} fusebackend", AGENT, MEMORIES],
     "import fusebackend\n": [AGENT],
     "import threading": [AGENT, MEMORIES],
+    "import fsspec\nimport pandas": [AGENT],
+    "import subprocess\nimport fsspec": ["echo 'default = \"memory:\"' > agent.toml"],
     "fusebackend exec": [AGENT, MEMORIES],
     "fusebackend mount /mnt/agent --route": [STATE],
     "ls -l /mnt/agent/threads/@by-time/": [DEMO],
@@ -92,6 +111,8 @@ BEFORE = {
 """What is there before a snippet that begins so."""
 
 SAYS = {
+    TEN_MINUTES[2].code: ["None", "/memories/"],
+    TEN_MINUTES[3].code: ["20 tools", "     1\tmonday: call Ada", "False"],
     "import os\nimport fusebackend\nfrom fusebackend.backends import SqliteBackend": [
         "None", "hello", "", "[{'path': '/hello.txt', 'line': 1, 'text': 'hello'}]",
     ],
@@ -101,6 +122,8 @@ SAYS = {
     'import fusebackend\n\nwith fusebackend.connect("/mnt/agent") as files:\n    with fusebackend.acting': ["c2"],
     'import fusebackend\n\nwith fusebackend.connect("/mnt/agent") as files:  # or a': [],
     "import threading": ["created /memories/new.md mount"],
+    "import fsspec\nimport pandas": ["   n", "0  1", "n"],
+    "import subprocess\nimport fsspec": ["3", "['upload_files /data/n.parquet']"],
     "from deepagents": [],
     "import anthropic": [],
     "import agents": [],

@@ -39,6 +39,7 @@ EXAMPLES = frozenset(
         "todo.md",
         "copy.md",
         "AGENTS.md",
+        "client.py",
         "agent.toml",
         "NAME.md",
         "profile.md",

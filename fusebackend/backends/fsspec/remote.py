@@ -17,7 +17,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from fsspec import AbstractFileSystem
+from fsspec.caching import BlockCache, BytesCache, ReadAheadCache
 from fsspec.dircache import DirCache
+from fsspec.spec import AbstractBufferedFile
 
 from fusebackend.backends.fsspec.told import told
 from fusebackend.base import paths
@@ -29,6 +31,9 @@ PIECE_BYTES = 1 << 20
 
 BLOCK_BYTES = 4 << 20
 """What is read ahead of a reader, where the file system buffers at all."""
+
+BLOCKS = 4
+"""So many of these are kept of an open file."""
 
 TEMPORARY = ".fusebackend-"
 """How the names of files begin that are being stored. No listing shows them."""
@@ -191,7 +196,9 @@ class FsspecRemote:
         self._require(key, etag)
         path = self._path(key)
         with told(path):
-            return _Reader(path, self.fs.open(path, "rb", block_size=BLOCK_BYTES))
+            file = self.fs.open(path, "rb", block_size=BLOCK_BYTES)
+            _keep_blocks(file)
+            return _Reader(path, file)
 
     def load(self, key: str, etag: Etag | None) -> Iterable[bytes]:
         self._require(key, etag)
@@ -295,6 +302,15 @@ class _Reader:
     def close(self) -> None:
         with told(self._path):
             self._file.close()
+
+
+def _keep_blocks(file: Any) -> None:
+    """Give a file of fsspec a cache of blocks. Its own ones keep one stretch, and the kernel's reads of a file may
+    overtake each other: each that did had 4 MiB fetched again."""
+    cache = getattr(file, "cache", None)
+    reads_by_cache = getattr(type(file), "read", None) is AbstractBufferedFile.read
+    if reads_by_cache and isinstance(cache, (ReadAheadCache, BytesCache)) and cache.size is not None:
+        file.cache = BlockCache(cache.blocksize, cache.fetcher, cache.size, maxblocks=BLOCKS)
 
 
 _RENAMED = frozenset({"file", "local", "ftp", "sftp", "ssh"})

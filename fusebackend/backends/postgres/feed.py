@@ -136,13 +136,14 @@ _PREPARE: Final = (
     # from the next one on are of another server, whose tables were restored here.
     f"""
 PREPARE fusebackend_look (integer, xid8, xid8[], integer) AS
-SELECT pg_current_snapshot()::text, k.floor::text, c.payload FROM (VALUES (1)) one
+SELECT pg_current_snapshot()::text, k.floor::text, c.payload, extract(epoch FROM clock_timestamp() - c.at)
+FROM (VALUES (1)) one
 LEFT JOIN fusebackend.change_kept k ON k.volume = $1
 LEFT JOIN LATERAL (
-    (SELECT payload FROM fusebackend.change WHERE volume = $1 AND xid >= $2
+    (SELECT payload, at FROM fusebackend.change WHERE volume = $1 AND xid >= $2
         AND xid < pg_snapshot_xmax(pg_current_snapshot()) AND session <> $4 LIMIT {MAX_ROWS + 1})
     UNION ALL
-    (SELECT payload FROM fusebackend.change WHERE volume = $1 AND xid = ANY($3) AND session <> $4)
+    (SELECT payload, at FROM fusebackend.change WHERE volume = $1 AND xid = ANY($3) AND session <> $4)
 ) c ON true
 """,
     # %1 volume, %2 the own session, %3 the channel of wake-ups, %4 that of older code, %5 payloads for it. The snapshot
@@ -251,6 +252,20 @@ def _change(word: str) -> Change:
     )
 
 
+class _Ages:
+    """How old changes were when their rows were read, in seconds. Follows them to the thread that tells of them."""
+
+    def __init__(self, read_at: float, ages_s: Sequence[float]) -> None:
+        self._read_at = read_at
+        self._ages_s = ages_s
+
+    def tell(self, on_delay: Callable[[float], None] | None) -> None:
+        if on_delay is not None:
+            waited_s = time.monotonic() - self._read_at
+            for age_s in self._ages_s:
+                on_delay(max(0.0, age_s) + waited_s)
+
+
 class VolumeFeed:
     """See the module's docstring. `announce` may be called by any thread; most else by the thread of its connection.
 
@@ -265,6 +280,8 @@ class VolumeFeed:
         session: the number of this process's session.
         wake: has `turn` called soon.
         stir: is called after each change of the volume, by any session.
+        on_delay: is called for each change of another session, after it was told of here, with the seconds since its
+            transaction began, by the server's clock.
         has_duties: whether this session looks after dead ones, and after nodes without a name.
     """
 
@@ -274,7 +291,8 @@ class VolumeFeed:
         self.wake: Callable[[], None] = lambda: None
         self.stir: Callable[[], None] = lambda: None
         self._volume = volume_id
-        self._published: queue.Queue[bool | Sequence[Change] | None] = queue.Queue()  # None ends the thread
+        self.on_delay: Callable[[float], None] | None = None
+        self._published: queue.Queue[bool | Sequence[Change] | _Ages | None] = queue.Queue()  # None ends the thread
         self._publisher: threading.Thread | None = None
         self._guard = threading.Lock()
         self._pending: dict[str, int] = {}  # payloads since the last wake-up, and the last transaction with each
@@ -458,6 +476,9 @@ class VolumeFeed:
             self._publish([Change()])
         elif payloads:
             self._publish(decode(payloads))
+        if payloads and self.on_delay is not None:
+            ages = [result.get_value(number, 3) for number in range(result.ntuples)]
+            self._put(_Ages(self._looked_at, [float(age) for age in ages if age is not None]))
         if payloads and not called and self._watches:
             self.announce(payloads)
 
@@ -494,7 +515,7 @@ class VolumeFeed:
             self._overflown = True
             self._put([Change()])
 
-    def _put(self, item: bool | Sequence[Change]) -> None:
+    def _put(self, item: bool | Sequence[Change] | _Ages) -> None:
         if self._publisher is not None:
             self._published.put(item)
 
@@ -505,10 +526,12 @@ class VolumeFeed:
             try:
                 if isinstance(item, bool):
                     became(item)
+                elif isinstance(item, _Ages):
+                    item.tell(self.on_delay)
                 else:
                     changed(item)
             except Exception:  # later changes must still be announced
-                log.exception("could not tell of %r", item if isinstance(item, bool) else item[:3])
+                log.exception("could not tell of %r", item[:3] if isinstance(item, Sequence) else item)
             self._published.task_done()
 
     # -- rows that are old -------------------------------------------------------------------------------------

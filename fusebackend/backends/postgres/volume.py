@@ -145,6 +145,9 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         """Call it after each change of the volume, by any host. It must not wait."""
         self._feed.stir = callback
 
+    def observe_delays(self, callback: Callable[[float], None]) -> None:
+        self._feed.on_delay = callback
+
     @property
     def trouble(self) -> tuple[float, str] | None:
         return self._connections.trouble

@@ -55,6 +55,7 @@ from fusebackend.protocol import (
     Explained,
     FileDownloadResponse,
     FileInfo,
+    FileRange,
     FileUploadResponse,
     ForgetResult,
     GlobResult,
@@ -253,7 +254,54 @@ class Client(SandboxBackendProtocol):
         """`stat` of each entry of a directory, in one answer."""
         return finished(self._now._record(StatsResult, "stats", {"path": path}))
 
+    def read_range(self, path: str, offset: int, size: int) -> FileRange:
+        """Return bytes of a file from `offset` on: at most `size`, which is 8 MiB at most; fewer at its end alone.
+
+        Raises:
+            ValueError: the path is malformed, or offset or size are out of range.
+            OSError: ENOENT, EISDIR, EACCES, or the backend's.
+        """
+        return self._done(FileRange, "read_range", {"path": path, "offset": offset, "size": size})
+
     # -- changing ----------------------------------------------------------------------------------------------
+
+    def append(self, path: str, pieces: Iterable[bytes]) -> None:
+        """Add pieces at the end of a file, all at once when they have arrived. The file is made if absent.
+
+        Raises:
+            ValueError: the path is malformed.
+            OSError: EISDIR, EACCES, EROFS, ESTALE (changed by others meanwhile, where a backend stores whole files), or
+                the backend's.
+            ServerLost: the server was gone before it answered.
+        """
+        try:
+            finished(self._now._append(path, pieces))
+        except Refused as error:
+            raise error.as_exception() from None
+
+    async def _append(self, path: str, pieces: Iterable[bytes]) -> None:
+        waits = self._waits
+        async with self._place(), self._pool.begun(waits, str, "stage", {"data": b""}) as (connection, token):
+            await _stage(connection, waits, token, pieces)
+            await connection.call(waits, type(None), "append", {"path": path, "staged": token})
+
+    def make_directory(self, path: str, *, parents: bool = False) -> None:
+        """Make a directory; with `parents` also those on the way.
+
+        Raises:
+            ValueError: the path is malformed.
+            OSError: EEXIST, ENOENT (no directory to make it in), ENOTDIR, EACCES, EROFS, or the backend's.
+        """
+        self._done(type(None), "make_directory", {"path": path, "parents": parents})
+
+    def remove_directory(self, path: str) -> None:
+        """Remove an empty directory.
+
+        Raises:
+            ValueError: the path is malformed.
+            OSError: ENOENT, ENOTDIR, ENOTEMPTY, EBUSY (a route is there or below), EACCES, EROFS, or the backend's.
+        """
+        self._done(type(None), "remove_directory", {"path": path})
 
     async def aupload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
         answers: list[FileUploadResponse] = []

@@ -9,6 +9,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Final
 
 from fusebackend.base.paths import AgentPath, normalise, to_name, to_text
 from fusebackend.history.calls import OpenCall
@@ -21,6 +22,9 @@ from fusebackend.trees.merge.records import MergeRecords
 from fusebackend.trees.merge.run import Merge, Outcome
 from fusebackend.trees.merge.sides import trees_of
 from fusebackend.trees.tree import is_below
+
+SHOWN_WRITERS: Final = 8
+"""Actors of a branch that the title of its merge names."""
 
 _WORDS = {"make": "create", "link": "create", "replace": "replace", "attributes": "attributes", "move": "rename",
           "remove": "remove"}  # fmt: skip
@@ -118,7 +122,7 @@ class Merges:
         if self._recorder is None:
             yield MergeRecords()
             return
-        with self._recorder.calls.inside("merge", f"merge branch '{name}'") as call:
+        with self._recorder.calls.inside("merge", _title(name, self._branches.volume(name).writers)) as call:
             calls[:] = [call]
             yield MergeRecords(self._recorder, call)
 
@@ -131,6 +135,13 @@ class Merges:
         with self._guard:
             found = self._plan(self._branches.volume(name), None, False, [b""])
             return len(found.conflicts), len(found.steps)
+
+
+def _title(name: str, writers: Sequence[str]) -> str:
+    """Return what a log says of a merge, with the actors that have changed something in the branch."""
+    more = f" and {len(writers) - SHOWN_WRITERS} more" if len(writers) > SHOWN_WRITERS else ""
+    by = f", written by {', '.join(writers[:SHOWN_WRITERS])}{more}" if writers else ""
+    return f"merge branch '{name}'{by}"
 
 
 def _shown(step: Step) -> AgentPath:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -165,6 +166,41 @@ class TestVerbs:
         monkeypatch.setattr(type(files.volume), "readlink", _gone)
         assert client.stat("/link").code == "file_not_found"
 
+    def test_ranges_appends_and_directories(self, client, files):
+        files.write("/deep/file", "0123456789")
+        found = client.read_range("/deep/file", 3, 4)
+        assert (found.content, found.size) == (b"3456", 10)
+        assert (found.mtime_ns, found.ctime_ns) == (
+            client.stat("/deep/file").mtime_ns,
+            client.stat("/deep/file").ctime_ns,
+        )
+        assert client.read_range("/deep/file", 8, 100).content == b"89"
+        assert client.read_range("/deep/file", 50, 1).content == b""
+        client.append("/deep/file", [b"a", b"b" * 3_000_000])
+        client.append("/notes/new/file", [])
+        assert client.download_files(["/deep/file", "/notes/new/file"])[0].content == b"0123456789a" + b"b" * 3_000_000
+        assert client.stat("/notes/new/file").size == 0
+        client.make_directory("/made/deep", parents=True)
+        assert client.stat("/made/deep").type == "directory"
+        client.remove_directory("/made/deep")
+        for call, number in (
+            (lambda: client.read_range("/none", 0, 1), errno.ENOENT),
+            (lambda: client.read_range("/deep", 0, 1), errno.EISDIR),
+            (lambda: client.append("/deep", [b"x"]), errno.EISDIR),
+            (lambda: client.make_directory("/made"), errno.EEXIST),
+            (lambda: client.make_directory("/absent/made"), errno.ENOENT),
+            (lambda: client.make_directory("/deep/file/made", parents=True), errno.ENOTDIR),
+            (lambda: client.remove_directory("/deep"), errno.ENOTEMPTY),
+            (lambda: client.remove_directory("/deep/file"), errno.ENOTDIR),
+            (lambda: client.remove_directory("/notes"), errno.EBUSY),
+            (lambda: client.remove_directory("/none"), errno.ENOENT),
+        ):
+            with pytest.raises(OSError) as caught:
+                call()
+            assert caught.value.errno == number
+        with pytest.raises(ValueError, match="climbs above"):
+            client.make_directory("/../x")
+
     def test_invalidate(self, client):
         client.invalidate("/notes")
         with pytest.raises(ValueError, match=r"\.\."):
@@ -178,6 +214,9 @@ class TestVerbs:
             assert "read-only" in client.delete("/old").error
             assert "read-only" in client.move("/old", "/new").error
             assert "read-only" in client.upload_files([("/new", b"")])[0].error
+            for change in (client.make_directory, client.remove_directory, lambda path: client.append(path, [b"x"])):
+                with pytest.raises(OSError, match="read-only"):
+                    change("/new")
             assert client.read("/old").file_data["content"] == "text"
 
     async def _async_reads(self, client):

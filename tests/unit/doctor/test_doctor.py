@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 import served
 
-from fusebackend.doctor import distribution
 from fusebackend.doctor.finding import Finding, found_by, ok, worst
+from fusebackend.linux import distribution
+
+ROOT = Path(__file__).parents[3]
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes these conditions")
 
@@ -389,6 +391,19 @@ class TestDistributions:
         (tmp_path / "os-release").write_text(release)
         monkeypatch.setattr(distribution, "OS_RELEASE", (str(tmp_path / "os-release"),))
         assert command in distribution.install("fusermount3")
+
+    @pytest.mark.parametrize("family", distribution.EVERYTHING)
+    def test_one_line_installs_everything(self, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "os-release").write_text(f"ID={family}\n")
+        monkeypatch.setattr(distribution, "OS_RELEASE", (str(tmp_path / "os-release"),))
+        line = distribution.install_everything()
+        assert "fuse3" in line and line in (ROOT / "docs/install.md").read_text()
+        assert family == "debian" or line in (ROOT / "scripts/bootstrap").read_text()
+
+    def test_elsewhere_it_has_the_lines_of_all(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(distribution, "OS_RELEASE", (str(tmp_path / "nothing"),))
+        said = distribution.install_everything()
+        assert all(packages in said for packages in distribution.EVERYTHING.values())
 
 
 @needs_root

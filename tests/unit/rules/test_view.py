@@ -254,3 +254,36 @@ def test_what_is_without_is_hidden_by_no_rule():
     assert view.decide("write", "/a") == "deny"
     assert not view.hides
     assert plain.decide("read", "/.own") == plain.without(None).decide("read", "/.own") == "allow"
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_name_that_no_rule_matches_is_allowed_by_the_reference(seed):
+    chance = random.Random(seed)
+    passed = asked = 0
+    for _ in range(25):
+        rules = rules_of(chance)
+        view = View("v", [Rule(*each) for each in rules])
+        for _ in range(80):
+            directory, name = a_path(chance), chance.choice(NAMES)
+            if reference(rules, "read", directory) == "hide":
+                continue  # nobody lists it
+            may_match = view.ruled_names(directory)
+            asked += 1
+            if may_match is None or not may_match(name):
+                passed += 1
+                path = f"{directory.rstrip('/')}/{name}"
+                for operation in ("read", "write"):
+                    assert reference(rules, operation, path) == "allow", (rules, operation, path)
+    assert passed > asked // 4, "it spares decisions"
+
+
+def test_a_quoted_character_may_match_all_that_lies_below():
+    view = View("v", [{"operations": ["read"], "paths": [r"/a/b\*", r"/c,d}/\{x"], "mode": "deny"}])
+    for path in ("/a/b*", "/c,d}/{x"):
+        assert view.decide("read", path) == "deny"
+    assert view.ruled_names("/a")("b*") and view.ruled_names("/e") is None
+
+
+def test_the_servers_name_is_ruled_where_it_is_absent():
+    view = View("v", []).without("/.fusebackend")
+    assert view.ruled_names("/")(".fusebackend") and view.ruled_names("/a") is None

@@ -10,9 +10,11 @@ pytest.importorskip("fsspec")
 
 import fsspec
 from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from services import fsspec_servers, webdav
 
 from fusebackend.backends.fsspec.backend import FsspecBackend
+from fusebackend.backends.fsspec.remote import BLOCK_BYTES, FsspecRemote
 from fusebackend.testing.conformance import BackendConformance
 
 
@@ -106,3 +108,37 @@ class TestWebdav(Served):
     def backend(self, fs):
         with self.place(fs, "") as backend:
             yield backend
+
+
+class Buffered(AbstractFileSystem):
+    """One file, of which it counts what is fetched."""
+
+    protocol = "buffered"
+    content = bytes(range(256)) * (2 * BLOCK_BYTES // 256)
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.fetched = 0
+
+    def info(self, path, **options):
+        return {"name": path, "type": "file", "size": len(self.content)}
+
+    def _open(self, path, mode="rb", **options):
+        return Fetched(self, path, mode, **options)
+
+
+class Fetched(AbstractBufferedFile):
+    def _fetch_range(self, start, end):
+        self.fs.fetched += end - start
+        return self.fs.content[start:end]
+
+
+def test_reads_that_overtake_each_other_fetch_nothing_twice():
+    fs = Buffered(skip_instance_cache=True)
+    reader = FsspecRemote(fs, "").reader("file", None, len(fs.content))
+    step = BLOCK_BYTES // 4
+    for number in (1, 0, 3, 2, 4, 6, 5, 7, 3, 0):
+        at = number * step
+        assert reader.read(at, step) == fs.content[at : at + step]
+    reader.close()
+    assert fs.fetched == len(fs.content)

@@ -27,6 +27,14 @@ _PACKAGES = {
 }  # fmt: skip
 """Names of packages, where they differ from that of the program."""
 
+EVERYTHING = {
+    "debian": "fuse3 libfuse3-dev pkg-config gcc python3-dev python3-venv ripgrep bubblewrap",
+    "fedora": "fuse3 fuse3-devel pkgconf-pkg-config gcc python3-devel ripgrep bubblewrap",
+    "alpine": "fuse3 fuse3-dev pkgconf gcc musl-dev linux-headers python3-dev ripgrep bubblewrap",
+    "arch": "fuse3 pkgconf gcc python ripgrep bubblewrap",
+}
+"""What pip can't install: libfuse3 and what compiles pyfuse3, which has no wheels; and the programs of a mount."""
+
 
 def distribution() -> str | None:
     """Return the family of this distribution, a key of the table; None for one that is not in it."""
@@ -46,3 +54,12 @@ def install(package: str) -> str:
         return f"{_INSTALL[here]} {_PACKAGES[package].get(here, package)}"
     known = (f"{command} {_PACKAGES[package].get(name, package)} ({name})" for name, command in _INSTALL.items())
     return "install it: " + ", ".join(known)
+
+
+def install_everything() -> str:
+    """Return the command that installs what pip can't here; on an unknown distribution those of all known ones."""
+    commands = {name: f"{_INSTALL[name]} {packages}" for name, packages in EVERYTHING.items()}
+    here = distribution()
+    if here is not None:
+        return commands[here]
+    return "install what it needs: " + ", ".join(f"{command} ({name})" for name, command in commands.items())

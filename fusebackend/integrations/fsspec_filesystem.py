@@ -1,0 +1,431 @@
+"""`fusebackend://`: the files of a mount, or of what is served without one, for everything that reads by fsspec.
+
+    pandas.read_parquet("fusebackend:///data/a.parquet", storage_options={"mount": "/mnt/agent"})
+    fsspec.filesystem("fusebackend", config="agent.toml").find("/notes")
+
+Every operation is a verb of the control socket (`control/client/client.py`). A file is read in ranges; if it changes
+while it is open, the next read is ESTALE, so that none mixes two versions. What is written is collected in a temporary
+file of this machine and sent when it is closed: until then, and after an exception in its `with` block, the file is as
+it was. Bytes of `ab` are appended to what is there by then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import io
+import os
+import tempfile
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import IO, Any
+
+from fsspec import AbstractFileSystem
+from fsspec.spec import AbstractBufferedFile
+from fsspec.utils import stringify_path
+
+from fusebackend.base.errors import INVALID_PATH, errno_of, oserror, words_of
+from fusebackend.control.client.client import Client, connect
+from fusebackend.control.client.client_connection import ServerLost
+from fusebackend.linux.mount_table import MountError
+from fusebackend.protocol import Actor, StatResult
+
+BLOCK_BYTES = 4 << 20
+"""Asked for by one call, and what fsspec's caches read ahead."""
+
+MEMORY_BYTES = 8 << 20
+"""What is written stays in memory up to this size, and goes to a temporary file beyond."""
+
+TYPES = {"file": "file", "directory": "directory"}
+"""Types of fsspec; all others, such as FIFOs, are `other`."""
+
+
+class FusebackendFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """See the module's docstring.
+
+    Paths are those of the agents: absolute, from the root of the mount.
+
+    Args:
+        mount: a path in the mount; FUSEBACKEND_MOUNT if neither this nor the next two are given.
+        socket: of a server, in its place.
+        config: the configuration of what `fusebackend serve` serves, in its place.
+        view: see the files through this view; through none if it is empty.
+        agent, thread, call: who makes the changes, for `log` and `undo`.
+
+    Raises, in every method:
+        MountError: there is no such mount, or its server is gone.
+        ServerLost: the server was gone before it answered.
+        OSError: that of the file; EINVAL for a malformed path.
+    """
+
+    protocol = "fusebackend"
+    root_marker = "/"
+    blocksize = BLOCK_BYTES
+
+    def __init__(
+        self,
+        mount: str | None = None,
+        socket: str | None = None,
+        config: str | None = None,
+        view: str | None = None,
+        agent: str = "",
+        thread: str = "",
+        call: str = "",
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        given = [place for place in (mount, socket, config) if place is not None]
+        if len(given) > 1:
+            raise ValueError(f"give one of mount, socket and config, not {' and '.join(map(repr, given))}")
+        self._given = given[0] if given else None
+        self._view = view
+        self._actor = Actor(agent, thread, call)
+        self._clients: dict[str | None, Client] = {}
+
+    @property
+    def client(self) -> Client:
+        """The client that makes the verbs."""
+        # fsspec keeps one instance for the process; the environment may name another mount by now.
+        place = self._given or os.environ.get("FUSEBACKEND_MOUNT")
+        client = self._clients.get(place)
+        if client is None:
+            client = self._clients[place] = connect(place, actor=self._actor, view=self._view)
+        return client
+
+    def close(self) -> None:
+        """Close the connections that are kept. The file system can still be used."""
+        for client in list(self._clients.values()):
+            client.close()
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        if isinstance(path, list):
+            return [cls._strip_protocol(each) for each in path]
+        text = stringify_path(path).removeprefix(f"{cls.protocol}:")
+        return "/" + text.strip("/")
+
+    # -- looking -----------------------------------------------------------------------------------------------
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        """Return `name`, `type`, `size`, `mtime` (seconds), `mtime_ns`, `ctime_ns`, `mode` and more. Links are
+        followed."""
+        path = self._strip_protocol(path)
+        return self._info(path, _found(path, self.client.stat(path)))
+
+    def _info(self, path: str, found: StatResult, *, listed: bool = False) -> dict[str, Any]:
+        """What `found` says, and where that is a link, what it leads to. In a listing, a link to a directory is none:
+        else a walk might never end."""
+        target = found.target
+        if target is not None:
+            found = self.client.stat(path, follow=True)
+        kind = TYPES.get(found.type or "", "other")
+        return {
+            "name": path,
+            "type": "other" if listed and target is not None and kind == "directory" else kind,
+            "size": found.size or 0,
+            "mtime": None if found.mtime_ns is None else found.mtime_ns / 1e9,
+            "mtime_ns": found.mtime_ns,
+            "ctime_ns": found.ctime_ns,
+            "mode": found.mode,
+            "nlink": found.nlink,
+            "uid": found.uid,
+            "gid": found.gid,
+            "islink": target is not None,
+            **({} if target is None else {"destination": target}),
+        }
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
+        path = self._strip_protocol(path)
+        listed = self.client.stats(path)
+        if listed.error is not None:
+            info = self.info(path)
+            if info["type"] == "directory":
+                raise OSError(errno.EIO, listed.error, path)
+            return [info] if detail else [path]
+        found = [each for each in listed.entries or () if each.error is None and each.path is not None]
+        infos = [self._info(self._strip_protocol(each.path), each, listed=True) for each in found]
+        return infos if detail else [info["name"] for info in infos]
+
+    def islink(self, path: str) -> bool:
+        return self.client.stat(self._strip_protocol(path)).target is not None
+
+    def modified(self, path: str) -> datetime:
+        return self._time(path, "mtime_ns")
+
+    def created(self, path: str) -> datetime:
+        """The time of the last change of bytes or attributes, as of fsspec's local files: no time of birth is kept."""
+        return self._time(path, "ctime_ns")
+
+    def _time(self, path: str, name: str) -> datetime:
+        time_ns = self.info(path)[name]
+        if time_ns is None:
+            raise OSError(errno.ENODATA, "a directory that exists only for the routes below it has no times", path)
+        return datetime.fromtimestamp(time_ns / 1e9, UTC)
+
+    def ukey(self, path: str) -> str:
+        """Return another text after every change of a file's bytes or attributes, by size and times."""
+        info = self.info(path)
+        words = [str(info[name]) for name in ("name", "size", "mtime_ns", "ctime_ns")]
+        return hashlib.sha256("\0".join(words).encode("utf-8", "surrogateescape")).hexdigest()
+
+    def checksum(self, path: str) -> int:
+        return int(self.ukey(path), 16)
+
+    # -- bytes -------------------------------------------------------------------------------------------------
+
+    def _open(
+        self,
+        path: str,
+        mode: str = "rb",
+        block_size: int | None = None,
+        autocommit: bool = True,
+        cache_options: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> Any:
+        if mode == "rb":
+            return _Reading(self, path, mode, block_size or BLOCK_BYTES, cache_options=cache_options, **options)
+        if mode not in ("wb", "ab", "xb"):
+            raise ValueError(f"mode '{mode}' is none of rb, wb, ab and xb")
+        return _Writing(self, path, mode, autocommit=autocommit)
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
+        if start is not None or end is not None:
+            return super().cat_file(path, start, end, **options)  # type: ignore[no-any-return]
+        path = self._strip_protocol(path)
+        content = io.BytesIO()
+        self._fetch(path, content)
+        return content.getvalue()
+
+    def _fetch(self, path: str, file: IO[bytes]) -> None:
+        """Copy a file as it is at one moment into an open one."""
+
+        def take(_: int, piece: bytes) -> None:
+            file.write(piece)
+
+        answer = self.client.fetch([path], take)[0]
+        _require(path, answer.error)
+
+    def _send(self, path: str, file: IO[bytes]) -> None:
+        file.seek(0)
+        _require(path, self.client.send(path, _pieces(file)).error)
+
+    def _create(self, path: str, file: IO[bytes]) -> None:
+        """Store a file where nothing is. `write` makes an empty one there or refuses, in one step."""
+        self._require_absent(path)  # a backend with on_exists=replace would not refuse
+        error = self.client.write(path, "").error
+        if error is not None:
+            self._require_absent(path)
+            raise OSError(errno.EIO, error, path)
+        try:
+            self._send(path, file)
+        except BaseException:
+            self.client.delete(path)
+            raise
+
+    def _require_absent(self, path: str) -> None:
+        if self.lexists(path):
+            raise oserror(errno.EEXIST, path)
+
+    def lexists(self, path: str, **_: Any) -> bool:
+        found = self.client.stat(self._strip_protocol(path))
+        return found.error is None
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
+        with self.open(path, "xb" if mode == "create" else "wb") as file:
+            file.write(value)
+
+    def cp_file(self, path1: str, path2: str, **_: Any) -> None:
+        source, target = self._strip_protocol(path1), self._strip_protocol(path2)
+        if self.isdir(source):
+            self.makedirs(target, exist_ok=True)
+            return
+        with tempfile.SpooledTemporaryFile(MEMORY_BYTES, prefix="fusebackend-") as file:
+            self._fetch(source, file)
+            self._send(target, file)
+
+    def touch(self, path: str, truncate: bool = True, **options: Any) -> None:
+        """Make an empty file, or empty one. With `truncate=False` one that is there stays as it is; its time too."""
+        with contextlib.suppress(*(() if truncate else (FileExistsError,))):
+            self.pipe_file(path, b"", mode="overwrite" if truncate else "create")
+
+    # -- names -------------------------------------------------------------------------------------------------
+
+    def mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:
+        path = self._strip_protocol(path)
+        with _naming(path):
+            self.client.make_directory(path, parents=create_parents)
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        try:
+            self.mkdir(path)
+        except FileExistsError:
+            if not exist_ok or not self.isdir(path):
+                raise
+
+    def rmdir(self, path: str) -> None:
+        path = self._strip_protocol(path)
+        with _naming(path):
+            self.client.remove_directory(path)
+
+    def rm_file(self, path: str) -> None:
+        path = self._strip_protocol(path)
+        if _found(path, self.client.stat(path)).type == "directory":
+            self.rmdir(path)  # `rm` gives both
+        else:
+            self._delete(path)
+
+    def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
+        """Delete files, and with `recursive` directories with all below, each in one call."""
+        if maxdepth is not None:
+            super().rm(path, recursive=recursive, maxdepth=maxdepth)
+            return
+        for each in self.expand_path(path):
+            if not recursive and _found(each, self.client.stat(each)).type == "directory":
+                raise IsADirectoryError(errno.EISDIR, "Is a directory; give recursive=True", each)
+            self._delete(each)
+
+    def _delete(self, path: str) -> None:
+        error = self.client.delete(path).error
+        if error is not None:
+            _found(path, self.client.stat(path))  # ENOENT
+            raise OSError(errno.EIO, error, path)
+
+    def mv(self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **options: Any) -> None:
+        """Rename in one call, where nothing is at the new name; else copy and delete."""
+        if isinstance(path1, str) and isinstance(path2, str) and maxdepth is None and not path2.endswith("/"):
+            source, target = self._strip_protocol(path1), self._strip_protocol(path2)
+            if self.lexists(source) and not self.lexists(target):
+                error = self.client.move(source, target).error
+                if error is not None:
+                    raise OSError(errno.EIO, error, source)
+                return
+        super().mv(path1, path2, recursive=recursive, maxdepth=maxdepth, **options)
+
+
+class _Reading(AbstractBufferedFile):  # type: ignore[misc]
+    """An open file: fsspec's caches, over ranges of one version."""
+
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        known = tuple(self.details[name] for name in ("size", "mtime_ns", "ctime_ns"))
+        content = bytearray()
+        while start + len(content) < end:
+            offset = start + len(content)
+            with _naming(self.path):
+                found = self.fs.client.read_range(self.path, offset, min(end - offset, BLOCK_BYTES))
+            if (found.size, found.mtime_ns, found.ctime_ns) != known:
+                raise OSError(errno.ESTALE, "The file has changed since it was opened; open it again", self.path)
+            if not found.content:
+                break
+            content += found.content
+        return bytes(content)
+
+
+class _Writing(io.IOBase):
+    """A file that is being written: a temporary one, which is sent by `commit`."""
+
+    def __init__(self, fs: FusebackendFileSystem, path: str, mode: str, *, autocommit: bool) -> None:
+        super().__init__()
+        self._is_done = True  # until it is open
+        self.fs, self.path, self.mode, self.autocommit = fs, path, mode, autocommit
+        self._start = 0
+        found = fs.client.stat(path, follow=True)
+        if found.type == "directory":
+            raise oserror(errno.EISDIR, path)
+        if mode == "xb":
+            fs._require_absent(path)
+        if mode == "ab":
+            self._start = found.size or 0
+        self._file: IO[bytes] = tempfile.SpooledTemporaryFile(MEMORY_BYTES, prefix="fusebackend-")  # noqa: SIM115
+        self._is_done = False
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return self.mode != "ab"
+
+    def write(self, data: Any) -> int:
+        if self.closed:
+            raise ValueError("I/O operation on closed file.")
+        return self._file.write(data)
+
+    def tell(self) -> int:
+        return self._start + self._file.tell()
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        if not self.seekable():
+            raise io.UnsupportedOperation("a file that is appended to has one position, its end")
+        return self._file.seek(offset, whence)
+
+    def close(self) -> None:
+        """Send the file, if that is not left to a transaction."""
+        if self.closed:
+            return
+        try:
+            if self.autocommit:
+                self.commit()
+        finally:
+            super().close()
+
+    def commit(self) -> None:
+        """Store what was written."""
+        if self._is_done:
+            return
+        self._is_done = True
+        with self._file as file:
+            if self.mode == "ab":
+                file.seek(0)
+                with _naming(self.path):
+                    self.fs.client.append(self.path, _pieces(file))
+            elif self.mode == "xb":
+                self.fs._create(self.path, file)
+            else:
+                self.fs._send(self.path, file)
+
+    def discard(self) -> None:
+        """Drop what was written."""
+        if not self._is_done:
+            self._is_done = True
+            self._file.close()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self.discard()
+        self.close()
+
+
+def _pieces(file: IO[bytes]) -> Iterator[bytes]:
+    while piece := file.read(BLOCK_BYTES):
+        yield piece
+
+
+@contextlib.contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Name the path in the errors of the verbs that have no record."""
+    try:
+        yield
+    except ValueError as error:
+        raise OSError(errno.EINVAL, str(error), path) from None
+    except OSError as error:
+        if error.errno is None or isinstance(error, (MountError, ServerLost)):
+            raise
+        raise OSError(error.errno, error.strerror, path) from None
+
+
+def _found(path: str, answer: StatResult) -> StatResult:
+    if answer.code is not None:
+        said = answer.error if answer.code == INVALID_PATH else words_of(answer.code)
+        raise OSError(errno_of(answer.code), said, path)
+    if answer.error is not None:  # the server could not be asked
+        raise OSError(errno.EIO, answer.error, path)
+    return answer
+
+
+def _require(path: str, error: str | None) -> None:
+    """Raise the error of an upload or a download."""
+    if error is not None:
+        raise OSError(errno_of(error), words_of(error), path)

@@ -1,0 +1,75 @@
+"""The documentation as a site: every page is in the navigation of mkdocs.yml, and links between pages lead somewhere.
+
+`make docs` builds it, and `mkdocs build --strict` says the same of links; these need none of its packages.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NAVIGATION = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+PAGES = re.findall(r"^ *- [^:\n]+: (\S+)$", NAVIGATION, re.MULTILINE)
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    pages = {str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")}
+    pages |= {"README.md", "ARCHITECTURE.md", "CHANGELOG.md", "fusebackend/SEMANTICS.md"}
+    assert pages <= set(PAGES)
+    assert len(PAGES) == len(set(PAGES))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_files_and_headings(page: str) -> None:
+    path = ROOT / page
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", _prose(path)):
+        found = (path.parent / target).resolve() if target else path
+        assert found.is_file(), f"{page} links to {target}"
+        if anchor:
+            assert anchor in _anchors(found), f"{page} links to {target}#{anchor}"
+
+
+def _prose(page: Path) -> str:
+    return re.sub(r"^```.*?^```$|`[^`\n]*`", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def _anchors(page: Path) -> set[str]:
+    """Anchors of headings as GitHub and the site make them."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_api_names_what_is_there() -> None:
+    from importlib import import_module
+
+    named = re.findall(r"^::: (\S+)$", (ROOT / "docs/api.md").read_text(), re.MULTILINE)
+    for name in named:
+        module, _, member = name.rpartition(".")
+        try:
+            found = import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name not in (name, module):
+                continue  # of an extra that is not installed
+            found = getattr(import_module(module), member)
+        assert found.__doc__, name
+    assert len(named) > 20
+
+
+@pytest.mark.soak
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    if importlib.util.find_spec("material") is None:
+        pytest.skip("mkdocs-material is not installed: make docs")
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path / "site"]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "site/docs/api.html").read_text().count("doc-heading") > 100
+    assert (tmp_path / "site/fusebackend/SEMANTICS.html").is_file()
