@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 EXTRA_OF = {
+    "agents": "openai",
     "anthropic": "anthropic",
     "deepagents": "deepagents",
     "docker": "docker",

@@ -17,7 +17,6 @@ does to the backend's verbs: it may lead out of `root`, and never out of the bac
 from __future__ import annotations
 
 import posixpath
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -34,6 +33,7 @@ from anthropic.types.beta import (
 from fusebackend.base.awaiting import aside
 from fusebackend.base.errors import IS_DIRECTORY
 from fusebackend.integrations.deepagents import adopt
+from fusebackend.integrations.texts import ABSENT, NO_TEXT, NotChanged, NoText, Texts
 
 MEMORIES = "/memories"
 """The directory's name in each command and each answer."""
@@ -63,11 +63,11 @@ class MemoryTool(BetaAbstractMemoryTool):
         super().__init__(**options)
         self._files = adopt(backend)
         self._root = posixpath.normpath("/" + root.strip("/"))
-        self._inserting = threading.Lock()
+        self._texts = Texts(self._files, self._root)
 
     def view(self, command: BetaMemoryTool20250818ViewCommand) -> str:
         path = self._path(command.path)
-        kind = self._kind(path)
+        kind = self._texts.kind(path)
         if kind is None:
             raise ToolError(f"The path {command.path} does not exist. Please provide a valid path.")
         if kind == "directory":
@@ -88,7 +88,7 @@ class MemoryTool(BetaAbstractMemoryTool):
         path = self._path(command.path)
         error = self._files.write(path, command.file_text).error if path != self._root else "it is the root"
         if error is not None:
-            raise ToolError(f"File {command.path} already exists" if self._kind(path) else error)
+            raise ToolError(f"File {command.path} already exists" if self._texts.kind(path) else error)
         return f"File created successfully at: {command.path}"
 
     def str_replace(self, command: BetaMemoryTool20250818StrReplaceCommand) -> str:
@@ -128,8 +128,7 @@ class MemoryTool(BetaAbstractMemoryTool):
             new = "\n".join(lines)
             return text, new if new.endswith("\n") else new + "\n"
 
-        with self._inserting:
-            self._edit(command.path, inserted)
+        self._edit(command.path, inserted)
         return f"The file {command.path} has been edited."
 
     def delete(self, command: BetaMemoryTool20250818DeleteCommand) -> str:
@@ -138,18 +137,18 @@ class MemoryTool(BetaAbstractMemoryTool):
             raise ToolError(f"Cannot delete the {MEMORIES} directory itself")
         error = self._files.delete(path).error
         if error is not None:
-            raise ToolError(error if self._kind(path) else f"The path {command.path} does not exist")
+            raise ToolError(error if self._texts.kind(path) else f"The path {command.path} does not exist")
         return f"Successfully deleted {command.path}"
 
     def rename(self, command: BetaMemoryTool20250818RenameCommand) -> str:
         old, new = self._path(command.old_path), self._path(command.new_path)
         if old == self._root:
             raise ToolError(f"Cannot rename the {MEMORIES} directory itself")
-        if self._kind(new):
+        if self._texts.kind(new):
             raise ToolError(f"The destination {command.new_path} already exists")
         error = self._files.move(old, new).error
         if error is not None:
-            raise ToolError(error if self._kind(old) else f"The path {command.old_path} does not exist")
+            raise ToolError(error if self._texts.kind(old) else f"The path {command.old_path} does not exist")
         return f"Successfully renamed {command.old_path} to {command.new_path}"
 
     def clear_all_memory(self) -> str:
@@ -170,15 +169,6 @@ class MemoryTool(BetaAbstractMemoryTool):
             raise ToolError(f"Path {given} would escape {MEMORIES} directory")
         return posixpath.normpath(f"{self._root}/{path.removeprefix(MEMORIES)}".replace("//", "/"))
 
-    def _kind(self, path: str) -> str | None:
-        """`"directory"`, `"file"` or None. The directory above is asked: not every backend refuses an absent one."""
-        if path == self._root:
-            return "directory"
-        for entry in self._files.ls(posixpath.dirname(path)).entries or []:
-            if entry["path"].rstrip("/") == path:
-                return "directory" if entry.get("is_dir") else "file"
-        return None
-
     def _below(self, path: str, prefix: str, depth: int) -> Iterator[tuple[str, int]]:
         found = self._files.ls(path).entries or []
         named = ((posixpath.basename(entry["path"].rstrip("/")), entry) for entry in found)
@@ -194,37 +184,19 @@ class MemoryTool(BetaAbstractMemoryTool):
 
     def _text(self, given: str, path: str) -> str:
         """The text of a file. Raises `ToolError` for what is none."""
-        answer = self._files.download_files([path])[0]
-        if answer.content is None or answer.error is not None:
-            kind = self._kind(path)
-            if kind is None:
-                raise ToolError(f"The path {given} does not exist. Please provide a valid path.")
-            if kind == "directory" or answer.error == IS_DIRECTORY:
-                raise ToolError(f"The path {given} is not a file.")
-            raise ToolError(f"The file {given} can't be read: {answer.error}")
         try:
-            return answer.content.decode()
-        except UnicodeDecodeError:
-            raise ToolError(f"path {given!r} is not valid utf-8") from None
+            return self._texts.read(path)
+        except NoText as error:
+            raise _refusal(given, error.reason) from None
 
     def _edit(self, given: str, change: Callable[[str], tuple[str, str]]) -> str:
-        """Make a change to a text, `(old, new)`, and return the text that it was made to."""
-        path = self._path(given)
-        refused = None
-        while True:
-            text = self._text(given, path)
-            old, new = change(text)
-            if old == new:
-                return text
-            if old:
-                error = self._files.edit(path, old, new).error
-            else:
-                error = self._files.upload_files([(path, new.encode())])[0].error
-            if error is None:
-                return text
-            if refused == text:  # nobody else has changed it meanwhile: the backend does not take this change
-                raise ToolError(error)
-            refused = text
+        """Make a change to a text, as `Texts.change` does."""
+        try:
+            return self._texts.change(self._path(given), change)
+        except NoText as error:
+            raise _refusal(given, error.reason) from None
+        except NotChanged as error:
+            raise ToolError(str(error)) from None
 
 
 class AsyncMemoryTool(BetaAsyncAbstractMemoryTool):
@@ -241,6 +213,16 @@ class AsyncMemoryTool(BetaAsyncAbstractMemoryTool):
 
     async def clear_all_memory(self) -> str:
         return await aside(self._tool, "clear_all_memory", self._tool.clear_all_memory)
+
+
+def _refusal(given: str, reason: str) -> ToolError:
+    if reason == ABSENT:
+        return ToolError(f"The path {given} does not exist. Please provide a valid path.")
+    if reason == IS_DIRECTORY:
+        return ToolError(f"The path {given} is not a file.")
+    if reason == NO_TEXT:
+        return ToolError(f"path {given!r} is not valid utf-8")
+    return ToolError(f"The file {given} can't be read: {reason}")
 
 
 def _places(text: str, old: str) -> Iterator[int]:

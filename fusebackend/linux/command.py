@@ -46,6 +46,7 @@ CLOSE_PATIENCE_S = 90.0
 """How long the end of a mount waits for commands to end."""
 
 NO_OUTPUT = "<no output>"
+STDERR = "[stderr] "
 
 OnOutput: TypeAlias = Callable[[Literal["stdout", "stderr"], bytes], None]
 
@@ -263,7 +264,7 @@ def output(stdout: Kept, stderr: Kept, max_bytes: int) -> tuple[str, bool]:
     if errors:
         if stdout.kept and not stdout.kept.endswith(b"\n"):
             parts.append(b"\n")
-        parts.append(b"\n".join(b"[stderr] " + line for line in errors.split(b"\n")))
+        parts.append(b"\n".join(STDERR.encode() + line for line in errors.split(b"\n")))
     joined = b"".join(parts)
     dropped = any(stream.seen > len(stream.kept) for stream in (stdout, stderr))
     truncated = len(joined) > max_bytes or dropped
@@ -289,6 +290,16 @@ def response(stdout: Kept, stderr: Kept, end: End, code: int, timeout_s: float, 
     if code != 0:
         shown = f"{shown.rstrip()}\n\nExit code: {code}"
     return ExecuteResponse(output=shown, exit_code=code, truncated=truncated)
+
+
+def streams(answer: ExecuteResponse) -> tuple[str, str, bool]:
+    """Take an answer of `execute` apart: stdout, stderr, and whether the command timed out. A line of stdout that
+    begins with `[stderr] ` is taken for one of stderr."""
+    text = answer.output.removesuffix(f"\n\nExit code: {answer.exit_code}").removesuffix(NO_OUTPUT)
+    lines = text.splitlines(keepends=True)
+    errors = "".join(line.removeprefix(STDERR) for line in lines if line.startswith(STDERR))
+    plain = "".join(line for line in lines if not line.startswith(STDERR))
+    return plain, errors, answer.exit_code == TIMED_OUT and plain.startswith("Error: Command timed out")
 
 
 def nothing_to_run(command: object) -> ExecuteResponse | None:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import agents
 import anyio
+import graphs
 import mounts
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
@@ -50,8 +50,8 @@ def owner(clients: tuple[Client, Client]) -> Client:
 
 
 def agent_of(clients: tuple[Client, Client], *calls: dict[str, Any], backend: Any = None) -> Any:
-    script = [agents.use(each) for each in calls]
-    return agents.deep_agent(InMemorySaver(), script, backend=backend or approving(*clients))
+    script = [graphs.use(each) for each in calls]
+    return graphs.deep_agent(InMemorySaver(), script, backend=backend or approving(*clients))
 
 
 def asked(answer: dict[str, Any]) -> dict[str, Any]:
@@ -73,11 +73,11 @@ def said(answer: dict[str, Any]) -> list[str]:
 def test_an_approved_change_happens_once(exported: bool, clients: tuple[Client, Client], owner: Client) -> None:
     backend = approving(export(clients[0]), owner) if exported else approving(*clients)
     agent = agent_of(
-        clients, agents.edit("/prod/a", "one", "two"), agents.write("/prod/b", "b"), agents.write("/c", "c"),
+        clients, graphs.edit("/prod/a", "one", "two"), graphs.write("/prod/b", "b"), graphs.write("/c", "c"),
         backend=backend,
     )  # fmt: skip
-    config = agents.thread("t")
-    action = asked(agent.invoke(agents.user("go"), config))
+    config = graphs.thread("t")
+    action = asked(agent.invoke(graphs.user("go"), config))
     assert (action["name"], action["args"]["paths"]) == ("edit", ["/prod/a"])
     assert "-one\n+two\n" in action["description"]
     assert text_of(owner, "/prod/a") == "one\n"
@@ -94,8 +94,8 @@ def test_an_approved_change_happens_once(exported: bool, clients: tuple[Client, 
 def test_a_rejected_change_does_not_happen_and_the_agent_hears_why(
     clients: tuple[Client, Client], owner: Client
 ) -> None:
-    agent, config = agent_of(clients, agents.delete("/prod/a")), agents.thread("t")
-    asked(agent.invoke(agents.user("go"), config))
+    agent, config = agent_of(clients, graphs.delete("/prod/a")), graphs.thread("t")
+    asked(agent.invoke(graphs.user("go"), config))
     answer = agent.invoke(Command(resume={"decisions": [{"type": "reject", "message": "keep it"}]}), config)
     assert "it was denied: keep it" in said(answer)[0]
     assert text_of(owner, "/prod/a") == "one\n"
@@ -105,9 +105,9 @@ def test_a_rejected_change_does_not_happen_and_the_agent_hears_why(
 def test_what_was_decided_elsewhere_lets_the_graph_go_on(
     resume: Any, clients: tuple[Client, Client], owner: Client
 ) -> None:
-    agent = agent_of(clients, agents.edit("/prod/a", "one", "two"), agents.write("/prod/b", "b"))
-    config = agents.thread("t")
-    number = asked(agent.invoke(agents.user("go"), config))["args"]["request"]
+    agent = agent_of(clients, graphs.edit("/prod/a", "one", "two"), graphs.write("/prod/b", "b"))
+    config = graphs.thread("t")
+    number = asked(agent.invoke(graphs.user("go"), config))["args"]["request"]
     assert owner.approve(number).state == "made"
     answer = agent.invoke(resume, config)
     # The decision was for the first one: the second is asked for on its own.
@@ -119,10 +119,10 @@ def test_what_was_decided_elsewhere_lets_the_graph_go_on(
 
 
 def test_a_command_and_a_verb_that_is_awaited(clients: tuple[Client, Client], owner: Client) -> None:
-    agent, config = agent_of(clients, agents.call("execute", command="echo ran > /ran; cat /ran")), agents.thread("t")
+    agent, config = agent_of(clients, graphs.call("execute", command="echo ran > /ran; cat /ran")), graphs.thread("t")
 
     async def go() -> dict[str, Any]:
-        answer = await agent.ainvoke(agents.user("go"), config)
+        answer = await agent.ainvoke(graphs.user("go"), config)
         assert asked(answer)["name"] == "execute"
         assert text_of(owner, "/ran") is None
         return dict(await agent.ainvoke(APPROVE, config))
@@ -132,8 +132,8 @@ def test_a_command_and_a_verb_that_is_awaited(clients: tuple[Client, Client], ow
 
 
 def test_what_is_no_decision_is_refused_and_can_be_given_again(clients: tuple[Client, Client], owner: Client) -> None:
-    agent, config = agent_of(clients, agents.delete("/prod/a")), agents.thread("t")
-    number = asked(agent.invoke(agents.user("go"), config))["args"]["request"]
+    agent, config = agent_of(clients, graphs.delete("/prod/a")), graphs.thread("t")
+    number = asked(agent.invoke(graphs.user("go"), config))["args"]["request"]
     with pytest.raises(ValueError, match="resume with"):
         agent.invoke(Command(resume="yes"), config)
     assert owner.approval(number).state == "pending"
@@ -148,5 +148,5 @@ def test_outside_of_a_graph_it_is_the_backend(clients: tuple[Client, Client], ow
 
 
 def test_a_graph_without_checkpoints_is_not_interrupted(clients: tuple[Client, Client], owner: Client) -> None:
-    agent = agents.deep_agent(None, [agents.use(agents.write("/prod/x", "x"))], backend=approving(*clients))
-    assert "needs an approval: it is request" in said(agent.invoke(agents.user("go")))[0]
+    agent = graphs.deep_agent(None, [graphs.use(graphs.write("/prod/x", "x"))], backend=approving(*clients))
+    assert "needs an approval: it is request" in said(agent.invoke(graphs.user("go")))[0]

@@ -611,14 +611,14 @@ def test_every_change_can_be_watched(tmp_path: Path, serve: Serve) -> None:
 
 
 def test_a_thread_shows_what_its_agent_saw(tmp_path: Path, serve: Serve) -> None:
-    import agents
+    import graphs
 
-    with agents.sqlite_saver(tmp_path / "threads.db") as saver:
-        script = [agents.use(agents.write("/notes.txt", "one\n")), agents.say("done")]
-        agent = agents.deep_agent(saver, script)
-        agent.invoke(agents.user("hello"), agents.thread("t"))
+    with graphs.sqlite_saver(tmp_path / "threads.db") as saver:
+        script = [graphs.use(graphs.write("/notes.txt", "one\n")), graphs.say("done")]
+        agent = graphs.deep_agent(saver, script)
+        agent.invoke(graphs.user("hello"), graphs.thread("t"))
         mounted = serve(f"threads+sqlite:{tmp_path}/threads.db")
-        ids = agents.checkpoint_ids(agent, agents.thread("t"))
+        ids = graphs.checkpoint_ids(agent, graphs.thread("t"))
         history = sorted(path for path in (mounted.path / "t/history").iterdir() if path.is_dir())
         assert len(history) == len(ids)
         assert [name.split("-", 1)[1] for name in os.listdir(mounted.path / "t/messages")] == [
@@ -629,13 +629,13 @@ def test_a_thread_shows_what_its_agent_saw(tmp_path: Path, serve: Serve) -> None
         assert os.readlink(mounted.path / "t/history/@latest") == history[-1].name
         assert json.loads((mounted.path / f"t/history/{history[-1].name}.state.json").read_text())["next"] == []
         for checkpoint, directory in zip(ids, history, strict=True):
-            files = agents.state_at(agent, agents.thread("t"), checkpoint).get("files") or {}
+            files = graphs.state_at(agent, graphs.thread("t"), checkpoint).get("files") or {}
             assert sorted(f"/{path.name}" for path in directory.iterdir()) == sorted(files)
         assert (mounted.path / "t/head/notes.txt").read_text() == "one\n"
         with pytest.raises(OSError) as refused:
             (mounted.path / "t/head/new").write_text("")
         assert refused.value.errno == errno.EROFS
-        agent.invoke(agents.user("again"), agents.thread("t"))
+        agent.invoke(graphs.user("again"), graphs.thread("t"))
         deadline = time.monotonic() + 30
         while len(os.listdir(mounted.path / "t/history")) == 3 * len(ids):
             assert time.monotonic() < deadline

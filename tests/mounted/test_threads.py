@@ -13,11 +13,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import agents
+import graphs
 import mounts
 import pytest
 import threadcases
-from agents import delete, edit, say, thread, use, user, write
+from graphs import delete, edit, say, thread, use, user, write
 from mounts import Serve
 from profiles import amount
 from threadcases import APPROVE, record
@@ -37,14 +37,14 @@ Database = tuple[str, Callable[[], AbstractContextManager[Any]]]
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
     if request.param == "sqlite":
         path = tmp_path / "threads.db"
-        with agents.sqlite_saver(path):
+        with graphs.sqlite_saver(path):
             pass
-        yield f"threads+sqlite:{path}", lambda: agents.sqlite_saver(path)
+        yield f"threads+sqlite:{path}", lambda: graphs.sqlite_saver(path)
     else:
         dsn = request.getfixturevalue("postgres_dsn")
-        with agents.postgres_saver(dsn):
+        with graphs.postgres_saver(dsn):
             pass
-        yield f"threads+postgres:{dsn}", lambda: agents.postgres_saver(dsn)
+        yield f"threads+postgres:{dsn}", lambda: graphs.postgres_saver(dsn)
 
 
 def run(*command: str | Path, cwd: Path | None = None, status: int = 0) -> str:
@@ -71,7 +71,7 @@ def below(directory: Path) -> dict[str, bytes]:
 
 
 def state(agent: Any, name: str, checkpoint: str | None = None) -> dict[str, bytes]:
-    files = agents.state_at(agent, thread(name), checkpoint).get("files") or {}
+    files = graphs.state_at(agent, thread(name), checkpoint).get("files") or {}
     return {key.lstrip("/"): decode_file_data(data) for key, data in files.items()}
 
 
@@ -80,7 +80,7 @@ def test_ordinary_tools(database: Database, serve: Serve) -> None:
     url, saver = database
     with saver() as opened:
         agent = threadcases.snapshots(opened)
-        ids = agents.checkpoint_ids(agent, thread("snapshots"))
+        ids = graphs.checkpoint_ids(agent, thread("snapshots"))
         expected = {checkpoint: state(agent, "snapshots", checkpoint) for checkpoint in ids}
     root = serve("memory:", routes={"/threads/": url}).path / "threads" / "snapshots"
     history = sorted(path for path in (root / "history").iterdir() if path.is_dir())
@@ -156,7 +156,7 @@ def test_an_agent_at_work_is_followed(database: Database, serve: Serve) -> None:
         eventually(lambda: len(os.listdir(root / "plain" / "history")) > checkpoints)
         eventually(lambda: (root / "plain" / "messages.jsonl").stat().st_size > size)
         assert '"done"' in (root / "plain" / "messages.jsonl").read_text()
-        agents.deep_agent(opened, [use(write("/x.txt", "x")), say("ok")]).invoke(user("go"), thread("later"))
+        graphs.deep_agent(opened, [use(write("/x.txt", "x")), say("ok")]).invoke(user("go"), thread("later"))
         eventually(lambda: (root / "later").exists() and below(root / "later" / "head") == {"x.txt": b"x"})
         opened.delete_thread("later")
         eventually(lambda: not (root / "later").exists())
@@ -171,7 +171,7 @@ def test_an_agent_that_writes_all_the_time(database: Database, serve: Serve) -> 
     with saver() as opened:
         script = [use(write("/count.txt", "0"))]
         script += [use(edit("/count.txt", str(number), str(number + 1))) for number in range(turns)]
-        agent = agents.deep_agent(opened, [*script, say("done")])
+        agent = graphs.deep_agent(opened, [*script, say("done")])
         running = threading.Thread(target=agent.invoke, args=(user("go"), thread("t")), kwargs={"durability": "sync"})
         running.start()
         seen = [0]
@@ -189,9 +189,9 @@ def test_an_agent_that_writes_all_the_time(database: Database, serve: Serve) -> 
 def test_a_find_over_400_checkpoints(database: Database, serve: Serve) -> None:
     url, saver = database
     with saver() as opened:
-        agent = agents.deep_agent(opened, agents.long_script(200))
+        agent = graphs.deep_agent(opened, graphs.long_script(200))
         agent.invoke(user("go"), thread("long"))
-        ids = agents.checkpoint_ids(agent, thread("long"))
+        ids = graphs.checkpoint_ids(agent, thread("long"))
     root = serve(url).path
     start = time.monotonic()
     assert len(os.listdir(root / "long")) == 9
@@ -244,8 +244,8 @@ def test_while_a_run_is_active_nothing_is_accepted(database: Database, serve: Se
         return "waited"
 
     with saver() as opened:
-        script = [use(write("/a.txt", "a")), use(agents.call("wait")), use(edit("/a.txt", "a", "b")), say("ok")]
-        agent = agents.deep_agent(opened, script, tools=[wait])
+        script = [use(write("/a.txt", "a")), use(graphs.call("wait")), use(edit("/a.txt", "a", "b")), say("ok")]
+        agent = graphs.deep_agent(opened, script, tools=[wait])
         root = serve(f"{url}?write=head").path
         running = threading.Thread(target=agent.invoke, args=(user("go"), thread("t")), kwargs={"durability": "sync"})
         running.start()

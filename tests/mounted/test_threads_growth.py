@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import agents
+import graphs
 import pytest
 from mounts import ROOT, Serve
 from profiles import amount
@@ -58,7 +58,7 @@ def thread(
 ) -> Iterator[Growing]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     where = str(tmp_path / "threads.db") if request.param == "sqlite" else request.getfixturevalue("postgres_dsn")
-    with agents.sqlite_saver(where) if request.param == "sqlite" else agents.postgres_saver(where):
+    with graphs.sqlite_saver(where) if request.param == "sqlite" else graphs.postgres_saver(where):
         pass
     root = serve(f"threads+{request.param}:{where}").path
     turns = amount("FUSEBACKEND_TURNS", dev=20, ci=40, soak=300)

@@ -219,3 +219,15 @@ def test_claude_memory(serve: Serve) -> None:
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert done.stdout.endswith("I have noted it.\n")
     assert (mount.path / "memories/coffee.md").read_text() == "They like coffee.\nWithout milk.\n"
+
+
+def test_openai_agent(serve: Serve) -> None:
+    pytest.importorskip("agents")
+    mount = serve("memory:")
+    program = [sys.executable, str(ROOT / "examples/openai_agent.py"), str(mount.path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(program, capture_output=True, text=True, timeout=LIMIT_S, env=environment)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert done.stdout.startswith("Created plan.md\nUpdated plan.md\n") and "2 plan.md" in done.stdout
+    assert done.stdout.endswith("     1\tmonday: write\n     2\ttuesday: rest\nThe plan is written.\n")
+    assert (mount.path / "plan.md").read_text() == "monday: write\ntuesday: rest\n"

@@ -126,6 +126,7 @@ SAYS = {
     "import subprocess\nimport fsspec": ["3", "['upload_files /data/n.parquet']"],
     "from deepagents": [],
     "import anthropic": [],
+    "import agents": [],
     "import os\nimport fusebackend\n\n\nclass Notes": ["['copy.md'] monday: done"],
     "# The state before a call": ["diff --git a/week.md b/week.md", "deleted file mode 100644"],
     "from fusebackend import connect": ["File '/.fusebackend/snapshots/before/report.txt' not found"],

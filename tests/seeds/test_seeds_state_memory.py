@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("deepagents")
 
-from agents import call, deep_agent, edit, say, sqlite_saver, thread, use, user, write
+from graphs import call, deep_agent, edit, say, sqlite_saver, thread, use, user, write
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
 from langgraph.store.sqlite import SqliteStore

@@ -14,8 +14,8 @@ import pytest
 
 pytest.importorskip("deepagents")
 
-import agents
-from agents import call, deep_agent, edit, say, thread, use, user, write
+import graphs
+from graphs import call, deep_agent, edit, say, thread, use, user, write
 from langgraph.types import Command
 
 from fusebackend.backends import StateBackend, ThreadsBackend
@@ -29,9 +29,9 @@ def database(request, tmp_path):
     """The two checkpointers of the table that outlive a program: what opens each, and a backend over its database."""
     if request.param == "sqlite":
         path = str(tmp_path / "threads.db")
-        return lambda: agents.sqlite_saver(path), lambda: ThreadsBackend.from_sqlite(path)
+        return lambda: graphs.sqlite_saver(path), lambda: ThreadsBackend.from_sqlite(path)
     dsn = request.getfixturevalue("postgres_dsn")
-    return lambda: agents.postgres_saver(dsn), lambda: ThreadsBackend.from_postgres(dsn)
+    return lambda: graphs.postgres_saver(dsn), lambda: ThreadsBackend.from_postgres(dsn)
 
 
 def text_of(backend, path):
@@ -173,7 +173,7 @@ def test_q2_4_one_file_may_hold_checkpoints_and_a_store(tmp_path):
     with SqliteStore.from_conn_string(path) as store:
         store.setup()
         store.put(("memories",), MEMORIES, {"content": ["# Memory"], "created_at": "", "modified_at": ""})
-    with agents.sqlite_saver(path) as checkpointer:
+    with graphs.sqlite_saver(path) as checkpointer:
         deep_agent(checkpointer, [use(write("/f.md", "x"))]).invoke(user("go"), thread("t"))
     program = (
         "import sys\n"

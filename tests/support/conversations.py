@@ -31,8 +31,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any, NamedTuple, NotRequired, TypedDict
 
-import agents
-from agents import call, delegate, delete, edit, say, thread, use, user, write
+import graphs
+from graphs import call, delegate, delete, edit, say, thread, use, user, write
 from langchain_core.messages import (
     AIMessage,
     AnyMessage,
@@ -149,7 +149,7 @@ def coder(saver: Any, name: str) -> Any:
         use(call("run_tests", path="/tests"), call("grep", pattern="Thistles", path="/src")),
         say(f"The login test of {name} passes.\n\n```python\nassert Quillfox\n```\n\n# Done\n"),
     ]  # fmt: skip
-    agent = agents.deep_agent(saver, script, tools=[run_tests])
+    agent = graphs.deep_agent(saver, script, tools=[run_tests])
     agent.invoke(user(f"Please fix the login test of the Brambles\n\nIt is {name}, since Quillfox."), thread(name))
     agent.model.script = [use(delete("/notes/plan.md")), say("The plan is gone.")]
     agent.invoke(user("Thanks. Remove the plan, too."), thread(name))
@@ -175,7 +175,7 @@ def artist(saver: Any, name: str) -> Any:
         use(call("lookup", word="Brambles")),
         say("done"),
     ]  # fmt: skip
-    agent = agents.deep_agent(saver, script, tools=[screenshot, draw, rename, lookup])
+    agent = graphs.deep_agent(saver, script, tools=[screenshot, draw, rename, lookup])
     image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{ENCODED}"}}
     question = HumanMessage([{"type": "text", "text": f"Draw a Quillfox like this one for {name}"}, image])
     with contextlib.suppress(ValueError):
@@ -196,7 +196,7 @@ def manager(saver: Any, name: str) -> Any:
             use(write(f"/{part}/result.md", f"{len(part)} Thistles\n")),
             say(f"The {part} part is done: {len(part)} Thistles."),
         ]
-    agent = agents.deep_agent(saver, [*script, say(f"All parts of {name} are done.")])
+    agent = graphs.deep_agent(saver, [*script, say(f"All parts of {name} are done.")])
     agent.invoke(user(f"Count all Thistles of the Brambles ({name})"), thread(name))
     return agent
 
@@ -212,7 +212,7 @@ def approvals(saver: Any, name: str) -> Any:
         *(use(write(f"/list-{number}.txt", f"Thistles {number}\n")) for number in range(3)),
         thinking(f"Only {name} knows whether the Quillfox may go.", "May I?", delete("/later.txt")),
     ]
-    agent = agents.deep_agent(saver, script, interrupt_on={"delete": True})
+    agent = graphs.deep_agent(saver, script, interrupt_on={"delete": True})
     agent.invoke(user(f"Clean up the Brambles of {name}"), thread(name))
     agent.invoke(Command(resume={"decisions": [{"type": "approve"}]}), thread(name))
     agent.invoke(Command(resume={"decisions": [{"type": "reject", "message": "no, keep it"}]}), thread(name))
@@ -222,9 +222,9 @@ def approvals(saver: Any, name: str) -> Any:
 def forks(saver: Any, name: str) -> Any:
     """Another answer from the middle of the conversation, and an update from outside."""
     script = [use(write("/a.txt", "1\n")), use(edit("/a.txt", "1", "2")), use(write("/b.txt", name)), say("done")]
-    agent = agents.deep_agent(saver, script)
+    agent = graphs.deep_agent(saver, script)
     agent.invoke(user(f"Count the Thistles of {name}"), thread(name))
-    ids = agents.checkpoint_ids(agent, thread(name))
+    ids = graphs.checkpoint_ids(agent, thread(name))
     agent.model.script = [use(write("/other.txt", "o")), use(delete("/a.txt")), say("otherwise")]
     agent.invoke(None, thread(name, checkpoint_id=ids[5]))
     agent.update_state(thread(name), {"files": {"/outside.txt": record("from outside")}}, as_node="model")
@@ -349,7 +349,7 @@ def questions(saver: Any, name: str) -> Any:
     """A plain graph that asks a human at every step."""
 
     class State(TypedDict):
-        messages: Annotated[list[AnyMessage], agents.add_messages]
+        messages: Annotated[list[AnyMessage], graphs.add_messages]
         answers: Annotated[list[str], operator.add]
 
     def ask(state: State) -> dict[str, Any]:
@@ -388,9 +388,9 @@ def clearing(saver: Any, name: str) -> Any:
 
 def old_files(saver: Any, name: str) -> Any:
     """Files as of deepagents up to 0.5: every checkpoint holds all of them."""
-    agent = agents.old_agent(saver)
+    agent = graphs.old_agent(saver)
     updates: list[dict[str, Any]] = [
-        {f"/docs/{number % 5}.md": agents.old_record(f"# {name}\n\nQuillfox {number}\n" * (1 + number % 4))}
+        {f"/docs/{number % 5}.md": graphs.old_record(f"# {name}\n\nQuillfox {number}\n" * (1 + number % 4))}
         for number in range(24)
     ]
     updates += [{"/docs/0.md": None, "relative.md": "bare text of the first versions"}, {"/docs/1.md": None}]
@@ -596,11 +596,11 @@ def opened(kind: str, where: str = "") -> Iterator[Any]:
     if kind == "memory":
         yield InMemorySaver(serde=serde)
     elif kind == "postgres":
-        with agents.postgres_saver(where) as saver:
+        with graphs.postgres_saver(where) as saver:
             saver.serde = serde
             yield saver
     else:
-        with agents.sqlite_saver(where, serde=serde) as saver:
+        with graphs.sqlite_saver(where, serde=serde) as saver:
             saver.conn.execute("PRAGMA synchronous = OFF")
             yield saver
 

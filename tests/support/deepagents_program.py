@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from agents import call, deep_agent, edit, say, use, user, write
+from graphs import call, deep_agent, edit, say, use, user, write
 from langgraph.store.memory import InMemoryStore
 
 import fusebackend

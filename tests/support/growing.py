@@ -13,8 +13,8 @@ from typing import Annotated, Any, NotRequired, TypedDict
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import agents
 import conversations
+import graphs
 from langchain_core.messages import AIMessage, AnyMessage
 from langgraph.graph import START, StateGraph
 
@@ -22,8 +22,8 @@ LETTERS = "all work and no play\n" * 1000
 
 
 class State(TypedDict):
-    messages: Annotated[list[AnyMessage], agents.add_messages]
-    files: NotRequired[Annotated[dict[str, Any], agents.merge_files]]
+    messages: Annotated[list[AnyMessage], graphs.add_messages]
+    files: NotRequired[Annotated[dict[str, Any], graphs.merge_files]]
     turn: int
 
 
@@ -43,7 +43,7 @@ def main(kind: str, where: str, turns: int, pause_s: float) -> None:
     with conversations.opened(kind, where) as saver:
         agent = builder.compile(checkpointer=saver)
         for turn in range(turns):
-            agent.invoke({"turn": turn}, agents.thread("t"), durability="sync")
+            agent.invoke({"turn": turn}, graphs.thread("t"), durability="sync")
             print(turn, flush=True)
             time.sleep(pause_s)
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import agents
+import graphs
 from langgraph.store.sqlite import SqliteStore
 
 
 def model() -> Any:
-    return agents.ScriptedModel(script=[agents.say("done")])
+    return graphs.ScriptedModel(script=[graphs.say("done")])
 
 
 def main() -> None:
-    with agents.sqlite_saver(Path("checkpoints.db")) as saver:
-        script = [agents.use(agents.write("/notes.txt", "one")), agents.say("done"), agents.say("nothing new")]
-        agent = agents.deep_agent(saver, script)
-        agent.invoke(agents.user("hello"), agents.thread("THREAD"))
-        agent.invoke(agents.user("and now?"), agents.thread("THREAD"))
+    with graphs.sqlite_saver(Path("checkpoints.db")) as saver:
+        script = [graphs.use(graphs.write("/notes.txt", "one")), graphs.say("done"), graphs.say("nothing new")]
+        agent = graphs.deep_agent(saver, script)
+        agent.invoke(graphs.user("hello"), graphs.thread("THREAD"))
+        agent.invoke(graphs.user("and now?"), graphs.thread("THREAD"))
     with SqliteStore.from_conn_string("store.db") as store:
         store.setup()
 

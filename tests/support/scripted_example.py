@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from agents import ScriptedModel, call, say, use
+from graphs import ScriptedModel, call, say, use
 from langchain_core.messages import BaseMessage
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))

@@ -6,9 +6,9 @@ from __future__ import annotations
 import contextlib
 from typing import Annotated, Any, NotRequired, TypedDict
 
-import agents
-from agents import delegate, delete, edit, say, thread, use, user, write
+import graphs
 from deepagents.middleware.filesystem import _file_data_delta_reducer
+from graphs import delegate, delete, edit, say, thread, use, user, write
 from langchain_core.tools import tool
 from langgraph.channels import DeltaChannel
 from langgraph.graph import END, START, StateGraph
@@ -27,7 +27,7 @@ def plain(saver: Any, name: str = "plain") -> Any:
         use(write("/second.txt", "2")),
         say("second"),
     ]
-    agent = agents.deep_agent(saver, script)
+    agent = graphs.deep_agent(saver, script)
     agent.invoke(user("go"), thread(name))
     agent.invoke(user("again"), thread(name))
     return agent
@@ -88,8 +88,8 @@ def overwrites(saver: Any, name: str = "overwrites") -> Any:
 
 def snapshots(saver: Any, name: str = "snapshots") -> Any:
     """More than fifty updates, so that there are snapshots, in several runs."""
-    script = agents.long_script(60)
-    agent = agents.deep_agent(saver, script)
+    script = graphs.long_script(60)
+    agent = graphs.deep_agent(saver, script)
     agent.invoke(user("go"), thread(name))
     agent.model.script.extend([use(write("/late.txt", "late")), say("bye")])
     agent.invoke(user("go on"), thread(name))
@@ -97,26 +97,26 @@ def snapshots(saver: Any, name: str = "snapshots") -> Any:
 
 
 def old(saver: Any, name: str = "old") -> Any:
-    agent = agents.old_agent(saver)
+    agent = graphs.old_agent(saver)
     updates = [
-        {"/a.txt": agents.old_record("one\ntwo\n")},
-        {"/b/c.txt": agents.old_record("b"), "/a.txt": agents.old_record("changed")},
+        {"/a.txt": graphs.old_record("one\ntwo\n")},
+        {"/b/c.txt": graphs.old_record("b"), "/a.txt": graphs.old_record("changed")},
         {"/b/c.txt": None},
         {"relative.md": "the bare text of the first versions"},
     ]
     agent.invoke(user("go", updates=updates), thread(name))
     agent.invoke(
-        user("more", updates=[{"/d.txt": agents.old_record("d")}], files={"/in.txt": agents.old_record("i")}),
+        user("more", updates=[{"/d.txt": graphs.old_record("d")}], files={"/in.txt": graphs.old_record("i")}),
         thread(name),
     )
     return agent
 
 
 def old_then_new(saver: Any, name: str = "old_then_new") -> Any:
-    agents.old_agent(saver).invoke(
-        user("go", updates=[{"/a.txt": agents.old_record("one")}, {"/b.txt": agents.old_record("two")}]), thread(name)
+    graphs.old_agent(saver).invoke(
+        user("go", updates=[{"/a.txt": graphs.old_record("one")}, {"/b.txt": graphs.old_record("two")}]), thread(name)
     )
-    agent = agents.deep_agent(
+    agent = graphs.deep_agent(
         saver, [use(edit("/b.txt", "two", "three")), use(write("/new.txt", "n")), use(delete("/a.txt"))]
     )
     agent.invoke(user("go on"), thread(name))
@@ -124,7 +124,7 @@ def old_then_new(saver: Any, name: str = "old_then_new") -> Any:
 
 
 def files_in_the_input(saver: Any, name: str = "files_in_the_input") -> Any:
-    agent = agents.deep_agent(saver, [use(edit("/in.txt", "given", "changed")), say("ok"), say("ok")])
+    agent = graphs.deep_agent(saver, [use(edit("/in.txt", "given", "changed")), say("ok"), say("ok")])
     agent.invoke(user("go", files={"/in.txt": record("given")}), thread(name))
     agent.invoke(user("go", files={"/in2.txt": record("given"), "/in.txt": None}), thread(name))
     return agent
@@ -139,21 +139,21 @@ def a_subagent(saver: Any, name: str = "a_subagent") -> Any:
         say("sub is done"),
         say("done"),
     ]
-    agent = agents.deep_agent(saver, script)
+    agent = graphs.deep_agent(saver, script)
     agent.invoke(user("go"), thread(name))
     return agent
 
 
 def waiting_for_approval(saver: Any, name: str = "waiting_for_approval") -> Any:
     script = [use(write("/plan.txt", "p")), use(delete("/plan.txt")), say("done")]
-    agent = agents.deep_agent(saver, script, interrupt_on={"delete": True})
+    agent = graphs.deep_agent(saver, script, interrupt_on={"delete": True})
     agent.invoke(user("go"), thread(name))
     return agent
 
 
 def approved_and_rejected(saver: Any, name: str = "approved_and_rejected") -> Any:
     script = [use(write("/x.txt", "x")), use(write("/y.txt", "y")), say("done")]
-    agent = agents.deep_agent(saver, script, interrupt_on={"write_file": True})
+    agent = graphs.deep_agent(saver, script, interrupt_on={"write_file": True})
     agent.invoke(user("go"), thread(name))
     agent.invoke(APPROVE, thread(name))
     agent.invoke(REJECT, thread(name))
@@ -169,10 +169,10 @@ def ask(question: str) -> str:
 def one_tool_done_and_one_waiting(saver: Any, name: str = "one_tool_done_and_one_waiting") -> Any:
     script = [
         use(write("/before.txt", "b")),
-        use(write("/done.txt", "d"), agents.call("ask", question="?")),
+        use(write("/done.txt", "d"), graphs.call("ask", question="?")),
         say("done"),
     ]
-    agent = agents.deep_agent(saver, script, tools=[ask])
+    agent = graphs.deep_agent(saver, script, tools=[ask])
     agent.invoke(user("go"), thread(name))
     return agent
 
@@ -185,14 +185,14 @@ def answered_with_an_update(saver: Any, name: str = "answered_with_an_update") -
 
 
 def two_questions(saver: Any, name: str = "two_questions") -> Any:
-    script = [use(agents.call("ask_twice"), write("/w.txt", "w")), say("done")]
+    script = [use(graphs.call("ask_twice"), write("/w.txt", "w")), say("done")]
 
     @tool
     def ask_twice() -> str:
         """Ask a human, twice."""
         return str(interrupt("one")) + str(interrupt("two"))
 
-    agent = agents.deep_agent(saver, script, tools=[ask_twice])
+    agent = graphs.deep_agent(saver, script, tools=[ask_twice])
     agent.invoke(user("go"), thread(name))
     agent.invoke(Command(resume="1"), thread(name))
     return agent
@@ -200,9 +200,9 @@ def two_questions(saver: Any, name: str = "two_questions") -> Any:
 
 def time_travel(saver: Any, name: str = "time_travel") -> Any:
     script = [use(write("/a.txt", "1")), use(edit("/a.txt", "1", "2")), use(write("/b.txt", "b")), say("done")]
-    agent = agents.deep_agent(saver, script)
+    agent = graphs.deep_agent(saver, script)
     agent.invoke(user("go"), thread(name))
-    ids = agents.checkpoint_ids(agent, thread(name))
+    ids = graphs.checkpoint_ids(agent, thread(name))
     agent.model.script = [use(write("/other.txt", "o")), use(delete("/a.txt")), say("done otherwise")]
     agent.invoke(None, thread(name, checkpoint_id=ids[5]))
     agent.model.script = [use(write("/third.txt", "t")), say("done a third time")]
@@ -212,7 +212,7 @@ def time_travel(saver: Any, name: str = "time_travel") -> Any:
 
 def updated_from_outside(saver: Any, name: str = "updated_from_outside") -> Any:
     agent = plain(saver, name)
-    ids = agents.checkpoint_ids(agent, thread(name))
+    ids = graphs.checkpoint_ids(agent, thread(name))
     agent.update_state(thread(name), {"files": {"/u.txt": record("u")}}, as_node="model")
     fork = thread(name, checkpoint_ns="", checkpoint_id=ids[6])
     agent.update_state(fork, {"files": {"/forked.txt": record("f")}}, as_node="tools")
@@ -229,7 +229,7 @@ def durability(saver: Any, name: str = "durability") -> Any:
             use(write(f"/{mode}2.txt", mode), write("/same.txt", mode)),
             say("ok"),
         ]
-        agent = agents.deep_agent(saver, script)
+        agent = graphs.deep_agent(saver, script)
         agent.invoke(user("go"), thread(name), durability=mode)
         agent.model.script = [use(edit("/same.txt", mode, mode + "+")), say("ok")]
         agent.invoke(user("go"), thread(name), durability=mode)
@@ -242,8 +242,8 @@ def failed(saver: Any, name: str = "failed") -> Any:
         """Fail."""
         raise RuntimeError("as it should")
 
-    script = [use(write("/a.txt", "a")), use(agents.call("fail"), write("/b.txt", "b"))]
-    agent = agents.deep_agent(saver, script, tools=[fail])
+    script = [use(write("/a.txt", "a")), use(graphs.call("fail"), write("/b.txt", "b"))]
+    agent = graphs.deep_agent(saver, script, tools=[fail])
     with contextlib.suppress(RuntimeError):
         agent.invoke(user("go"), thread(name))
     return agent

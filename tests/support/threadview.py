@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pydantic
-from agents import thread
+from graphs import thread
 from langchain_core.messages import BaseMessage
 from markdown_it import MarkdownIt
 

@@ -18,7 +18,6 @@ from urllib.parse import quote, unquote
 
 import anyio
 import mcp_types as types
-import msgspec
 from anyio.abc import TaskGroup
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
@@ -30,7 +29,7 @@ from mcp.shared.subscriptions import ResourceUpdated, ServerEvent
 from fusebackend.base.awaiting import aside
 from fusebackend.base.version import __version__
 from fusebackend.control.client.client import Client
-from fusebackend.integrations.mcp.tools import TOOLS, Arguments, Refused, Tool, page
+from fusebackend.integrations.tools import TOOLS, Refused, Tool
 from fusebackend.protocol.actors import Actor, acting
 
 log = logging.getLogger(__name__)
@@ -110,24 +109,16 @@ class MountServer:
         tool = self._tools.get(asked.name)
         if tool is None:
             raise MCPError(types.INVALID_PARAMS, f"there is no tool '{asked.name}'")
-        try:
-            arguments = msgspec.convert(asked.arguments or {}, tool.arguments)
-        except msgspec.ValidationError as error:
-            return _answer(f"Wrong arguments of {tool.name}: {error}", failed=True)
         async with anyio.create_task_group() as group:
             group.start_soon(_tell_progress, context, tool.name)
             # The number of the request would name calls of other sessions as well.
             with acting(Actor(agent=_client(context), call=f"mcp-{uuid.uuid4().hex}")):
-                answer = await self._answered(tool, arguments)
+                try:
+                    answer = _answer(await tool.answer(self._files, asked.arguments or {}))
+                except Refused as error:
+                    answer = _answer(str(error), failed=True)
             group.cancel_scope.cancel()
         return answer
-
-    async def _answered(self, tool: Tool, arguments: Arguments) -> types.CallToolResult:
-        try:
-            lines = await tool.call(self._files, arguments)
-        except (Refused, OSError, ValueError, NotImplementedError, RuntimeError) as error:
-            return _answer(_words(error), failed=True)
-        return _answer(page(lines, getattr(arguments, "cursor", 0)))
 
     # -- resources -------------------------------------------------------------------------------------------------
 
@@ -228,12 +219,6 @@ def _described(tool: Tool) -> types.Tool:
 
 def _answer(text: str, *, failed: bool = False) -> types.CallToolResult:
     return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=failed)
-
-
-def _words(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return f"'{error.filename}': {error.strerror}" if error.filename else error.strerror
-    return str(error) or type(error).__name__
 
 
 async def _tell_progress(context: Context, name: str) -> None:

@@ -14,13 +14,13 @@ import pytest
 
 pytest.importorskip("deepagents")
 
-from agents import call, deep_agent, delegate, edit, say, use, user, write
 from deepagents.backends import CompositeBackend as TheirComposite
 from deepagents.backends import FilesystemBackend as TheirFilesystem
 from deepagents.backends import LocalShellBackend as TheirShell
 from deepagents.backends import StateBackend as TheirState
 from deepagents.backends import protocol as theirs
 from deepagents.middleware.filesystem import supports_execution
+from graphs import call, deep_agent, delegate, edit, say, use, user, write
 from seed_backends import DuckBackend, SeedInMemoryBackend
 from their_backends import DictState, OldRemote, Sandbox
 

@@ -132,20 +132,20 @@ def system_prompt(agent):
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["invoke", "ainvoke"])
 def test_deepagents_loads_memory_and_skills_from_a_backend_of_ours(ours, asynchronous):
-    agents = pytest.importorskip("agents")
+    graphs = pytest.importorskip("graphs")
     from fusebackend.integrations.deepagents import export
 
-    agent = agents.deep_agent(
+    agent = graphs.deep_agent(
         None,
-        [agents.say("done")],
+        [graphs.say("done")],
         backend=export(ours),
         memory=[AGENTS, "~/.agents/AGENTS.md", "/none.md"],
         skills=["/skills/", "/none/"],
     )
     if asynchronous:
-        anyio.run(agent.ainvoke, agents.user("hello"))
+        anyio.run(agent.ainvoke, graphs.user("hello"))
     else:
-        agent.invoke(agents.user("hello"))
+        agent.invoke(graphs.user("hello"))
     prompt = system_prompt(agent)
     assert f"{AGENTS}\n\nThe colour is #FD5108" in prompt.replace("\\n", "\n")
     assert "report-writing" in prompt and "How this team writes reports" in prompt

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import agents
+import graphs
 import pytest
 import trio
 
@@ -36,10 +36,10 @@ def test_a_file_that_has_grown_since_its_lookup_is_not_read_to_its_old_size(
 ) -> None:
     monkeypatch.setattr(threads_volume.Feed, "start", lambda feed: None)
     path = str(tmp_path / "threads.db")
-    with agents.sqlite_saver(path) as saver, ThreadsBackend.from_sqlite(path) as backend:
-        script = [agents.use(agents.write("/count.txt", "9")), agents.say("done")]
-        agent = agents.deep_agent(saver, script)
-        agent.invoke(agents.user("go"), agents.thread("t"))
+    with graphs.sqlite_saver(path) as saver, ThreadsBackend.from_sqlite(path) as backend:
+        script = [graphs.use(graphs.write("/count.txt", "9")), graphs.say("done")]
+        agent = graphs.deep_agent(saver, script)
+        agent.invoke(graphs.user("go"), graphs.thread("t"))
 
         async def main() -> None:
             filesystem, kernel = FileSystem.of(backend), FakeKernel()
@@ -50,8 +50,8 @@ def test_a_file_that_has_grown_since_its_lookup_is_not_read_to_its_old_size(
             opened = await filesystem.open(inode, os.O_RDONLY)
             assert opened.keep_pages and not kernel.expired
             await filesystem.release(opened.number)
-            agent.model.script.extend([agents.use(agents.edit("/count.txt", "9", "10")), agents.say("done")])
-            agent.invoke(agents.user("go"), agents.thread("t"))
+            agent.model.script.extend([graphs.use(graphs.edit("/count.txt", "9", "10")), graphs.say("done")])
+            agent.invoke(graphs.user("go"), graphs.thread("t"))
             opened = await filesystem.open(inode, os.O_RDONLY)
             assert not opened.keep_pages
             assert kernel.expired == [inode]

@@ -164,11 +164,11 @@ def test_what_the_kernel_has_asked_for_it_is_not_given_again() -> None:
 
 
 def test_files_of_a_checkpoint_database_have_no_access_times_and_are_pushed(tmp_path: Path) -> None:
-    import agents
+    import graphs
     import threadcases
 
     where = str(tmp_path / "threads.db")
-    with agents.sqlite_saver(where) as saver, ThreadsBackend.from_sqlite(where) as backend:
+    with graphs.sqlite_saver(where) as saver, ThreadsBackend.from_sqlite(where) as backend:
         threadcases.plain(saver)
         (step, *_) = [entry["path"] for entry in backend.glob("/plain/history/*/a.txt").matches or ()]
         path = [os.fsencode(name) for name in step.strip("/").split("/")]

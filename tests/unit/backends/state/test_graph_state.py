@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("deepagents")
 
-from agents import call, deep_agent, edit, say, sqlite_saver, thread, use, user, write
 from deepagents.backends import StateBackend as TheirStateBackend
 from deepagents.middleware.filesystem import FilesystemState
+from graphs import call, deep_agent, edit, say, sqlite_saver, thread, use, user, write
 from langgraph._internal import _constants
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.errors import InvalidUpdateError

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import conversations
 import pytest
-from agents import say, thread, use, user, write
+from graphs import say, thread, use, user, write
 from threadview import View
 
 from fusebackend.backends.threads import ThreadsBackend

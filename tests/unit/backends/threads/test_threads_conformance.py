@@ -6,7 +6,7 @@ import contextlib
 import uuid
 from typing import Annotated, Any, TypedDict
 
-import agents
+import graphs
 import pytest
 from deepagents.middleware.filesystem import _file_data_delta_reducer
 from langgraph.channels import DeltaChannel
@@ -35,7 +35,7 @@ class Place:
 
     def thread(self) -> str:
         name = uuid.uuid4().hex
-        self.graph.invoke({"files": {}}, agents.thread(name))
+        self.graph.invoke({"files": {}}, graphs.thread(name))
         return f"/{name}/head"
 
 
@@ -44,10 +44,10 @@ def place(request, tmp_path_factory):
     with contextlib.ExitStack() as stack:
         if request.param == "sqlite":
             where = str(tmp_path_factory.mktemp("conformance") / "threads.db")
-            saver = stack.enter_context(agents.sqlite_saver(where))
+            saver = stack.enter_context(graphs.sqlite_saver(where))
         else:
             where = stack.enter_context(request.getfixturevalue("postgres").database())
-            saver = stack.enter_context(agents.postgres_saver(where))
+            saver = stack.enter_context(graphs.postgres_saver(where))
         yield Place(request.param, where, saver)
 
 

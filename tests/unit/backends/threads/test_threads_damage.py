@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import agents
+import graphs
 import ormsgpack
 import pytest
 import threadcases
-from agents import say, thread, use, user, write
 from eventually import eventually
+from graphs import say, thread, use, user, write
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 
 from fusebackend.backends import ThreadsBackend
@@ -32,7 +32,7 @@ from fusebackend.urls.opening import UrlError, open_backend
 def path(tmp_path: Path) -> str:
     """A database with one plain thread."""
     where = str(tmp_path / "threads.db")
-    with agents.sqlite_saver(where) as saver:
+    with graphs.sqlite_saver(where) as saver:
         threadcases.plain(saver)
     return where
 
@@ -121,14 +121,14 @@ def test_a_head_that_could_be_written_to_says_so_as_well(path: str) -> None:
 
 def test_a_record_that_cannot_be_stored_again_stays_where_it_is(tmp_path: Path) -> None:
     where = str(tmp_path / "threads.db")
-    with agents.sqlite_saver(where) as saver:
-        agent = agents.deep_agent(saver, [say("ok")])
+    with graphs.sqlite_saver(where) as saver:
+        agent = graphs.deep_agent(saver, [say("ok")])
         agent.invoke(user("go", files={"/odd.txt": {"content": "x", "extra": {1, 2}}}), thread("t"))
         with ThreadsBackend.from_sqlite(where, write="head") as backend:
             assert read(backend, "/t/head/odd.txt") == "x"
             assert backend.move("/t/head/odd.txt", "/t/head/moved.txt").error is None
             assert names(backend, "/t/head") == ["moved.txt"]
-        assert list(agents.state_at(agent, thread("t"))["files"]) == ["/moved.txt"]
+        assert list(graphs.state_at(agent, thread("t"))["files"]) == ["/moved.txt"]
 
 
 @pytest.mark.parametrize("value", [5, [1, 2], {7: {"content": "x"}}])
@@ -140,15 +140,15 @@ def test_files_that_are_no_mapping_of_texts(path: str, value: Any) -> None:
 
 
 def test_a_history_that_was_pruned_is_as_langgraph_finds_it_and_says_so(path: str) -> None:
-    with agents.sqlite_saver(path) as saver:
-        agent = agents.deep_agent(saver)
-        ids = agents.checkpoint_ids(agent, thread("plain"))
+    with graphs.sqlite_saver(path) as saver:
+        agent = graphs.deep_agent(saver)
+        ids = graphs.checkpoint_ids(agent, thread("plain"))
     pruned = [f"DELETE FROM {table} WHERE checkpoint_id < '{ids[-3]}'" for table in ("checkpoints", "writes")]
-    with changed(path, *pruned) as backend, agents.sqlite_saver(path) as saver:
-        found = agents.state_at(agents.deep_agent(saver), thread("plain")).get("files") or {}
+    with changed(path, *pruned) as backend, graphs.sqlite_saver(path) as saver:
+        found = graphs.state_at(graphs.deep_agent(saver), thread("plain")).get("files") or {}
         assert names(backend, "/plain/head") == [key.lstrip("/") for key in sorted(found)]
         assert ids[-4] in json.loads(read(backend, "/plain/state.json"))["warning"]
-    with agents.sqlite_saver(path) as saver, ThreadsBackend.from_sqlite(path) as backend:
+    with graphs.sqlite_saver(path) as saver, ThreadsBackend.from_sqlite(path) as backend:
         threadcases.plain(saver, "whole")
         assert "warning" not in json.loads(read(backend, "/whole/state.json"))
 
@@ -169,7 +169,7 @@ def test_a_database_that_is_encrypted(tmp_path: Path) -> None:
             return ciphertext[::-1]
 
     where = str(tmp_path / "threads.db")
-    with agents.sqlite_saver(where, serde=EncryptedSerializer(Reversing())) as saver:
+    with graphs.sqlite_saver(where, serde=EncryptedSerializer(Reversing())) as saver:
         threadcases.plain(saver)
     with ThreadsBackend.from_sqlite(where) as backend:
         checkpoints = history(backend, "/plain")
@@ -247,8 +247,8 @@ def test_a_path_of_many_segments_is_one_file_among_others(
 ) -> None:
     where = str(tmp_path / "threads.db")
     key = slash + "a/" * (segments - 1) + "deep"
-    with agents.sqlite_saver(where) as saver:
-        agent = agents.deep_agent(saver, [say("ok")])
+    with graphs.sqlite_saver(where) as saver:
+        agent = graphs.deep_agent(saver, [say("ok")])
         files = {key: {"content": "far"}, "/near.txt": {"content": "near"}, key + "/" + "b/" * 400: {"content": "x"}}
         agent.invoke(user("go", files=files), thread("t"))
     for write_ in (None, "head"):
@@ -279,8 +279,8 @@ def test_a_path_of_many_segments_is_one_file_among_others(
 )
 def test_a_file_that_is_no_file_data_is_listed_and_cannot_be_opened(tmp_path: Path, record: Any, says: str) -> None:
     where = str(tmp_path / "threads.db")
-    with agents.sqlite_saver(where) as saver:
-        agent = agents.deep_agent(saver, [use(write("/good.txt", "good")), say("ok")])
+    with graphs.sqlite_saver(where) as saver:
+        agent = graphs.deep_agent(saver, [use(write("/good.txt", "good")), say("ok")])
         agent.invoke(user("go", files={"/bad.txt": record}), thread("t"))
     with ThreadsBackend.from_sqlite(where) as backend:
         assert names(backend, "/t/head") == ["bad.txt", "good.txt"]
@@ -377,7 +377,7 @@ def test_somebody_elses_database_is_read_and_followed() -> None:
     with tempfile.TemporaryDirectory() as directory:  # pytest's own is closed to others
         Path(directory).chmod(0o755)
         path = f"{directory}/threads.db"
-        with agents.sqlite_saver(path) as saver:
+        with graphs.sqlite_saver(path) as saver:
             threadcases.plain(saver)
         follow_as_somebody_else(path)
 
@@ -400,10 +400,10 @@ def follow_as_somebody_else(path: str) -> None:
             return reader.stdout.readline().strip()
 
         assert seen() == "['/plain/']"
-        with agents.sqlite_saver(path) as saver:
+        with graphs.sqlite_saver(path) as saver:
             threadcases.old(saver)
             assert seen() == "['/old/', '/plain/']"
-        with agents.sqlite_saver(path) as saver:
+        with graphs.sqlite_saver(path) as saver:
             saver.delete_thread("plain")
         deadline = time.monotonic() + LIMIT_S
         while seen() != "['/old/']":  # the counting that finds a deletion takes a twentieth of the time at most
@@ -447,7 +447,7 @@ def test_a_server_without_the_tables_or_not_there(postgres_dsn: str) -> None:
 def test_damage_in_postgres_is_told_in_its_place(postgres_dsn: str, change: str, says: str) -> None:
     import psycopg
 
-    with agents.postgres_saver(postgres_dsn) as saver:
+    with graphs.postgres_saver(postgres_dsn) as saver:
         threadcases.plain(saver)
     with psycopg.connect(postgres_dsn) as connection:
         connection.execute(change)
@@ -462,7 +462,7 @@ def test_damage_in_postgres_is_told_in_its_place(postgres_dsn: str, change: str,
 def test_a_snapshot_whose_blob_is_gone_is_told(postgres_dsn: str) -> None:
     import psycopg
 
-    with agents.postgres_saver(postgres_dsn) as saver:
+    with graphs.postgres_saver(postgres_dsn) as saver:
         threadcases.snapshots(saver)
     with psycopg.connect(postgres_dsn) as connection:
         connection.execute("DELETE FROM checkpoint_blobs WHERE channel = 'files'")
@@ -475,7 +475,7 @@ def test_what_is_closed_is_not_connected_to_again(postgres_dsn: str) -> None:
     """A cancelled search goes on in its thread for a moment, and asks when the backend has been closed."""
     import psycopg
 
-    with agents.postgres_saver(postgres_dsn) as saver:
+    with graphs.postgres_saver(postgres_dsn) as saver:
         threadcases.plain(saver)
     with contextlib.closing(PostgresDatabase(postgres_dsn)) as database:
         assert database.threads()
@@ -493,7 +493,7 @@ def test_what_is_closed_is_not_connected_to_again(postgres_dsn: str) -> None:
 
 @pytest.mark.services
 def test_a_server_that_restarts_is_connected_to_again(postgres: Any, postgres_dsn: str) -> None:
-    with agents.postgres_saver(postgres_dsn) as saver:
+    with graphs.postgres_saver(postgres_dsn) as saver:
         threadcases.plain(saver)
     with ThreadsBackend.from_postgres(postgres_dsn) as backend:
         assert read(backend, "/plain/head/a.txt") == "three\n"

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import agents
+import graphs
 import pytest
 import threadcases
-from agents import delete, edit, say, thread, use, user, write
+from graphs import delete, edit, say, thread, use, user, write
 from test_threads_state import KINDS, Bench, bench, shown
 from threadcases import record
 
@@ -94,7 +94,7 @@ def test_a_new_checkpoint_is_told(b: Bench, listener: Listener) -> None:
         say("ok"),
     ]
     agent.invoke(user("go"), thread("plain"))
-    last = agents.checkpoint_ids(agent, thread("plain"))[-1]
+    last = graphs.checkpoint_ids(agent, thread("plain"))[-1]
 
     def newest() -> str:
         return b.backend.volume.getxattr(node(b, b.history("/plain")[-1]), b"user.fusebackend.checkpoint").decode()
@@ -111,7 +111,7 @@ def test_a_new_checkpoint_is_told(b: Bench, listener: Listener) -> None:
     listener.wait(lambda: {file, messages} <= {change.node for change in listener.changes if change.parent is None})
     listener.wait(lambda: any(change.parent == head and change.name == b"c.txt" for change in listener.changes))
     assert node(b, "/plain/head/a.txt") == file
-    assert b.tree("/plain/head") == shown(agents.state_at(agent, thread("plain"))["files"])
+    assert b.tree("/plain/head") == shown(graphs.state_at(agent, thread("plain"))["files"])
 
 
 def test_a_new_thread_is_told(b: Bench, listener: Listener) -> None:
@@ -133,11 +133,11 @@ def test_of_a_thread_that_nobody_has_looked_into_no_more_is_told(b: Bench, liste
 
 
 def test_a_namespace_of_a_subagent_is_told(b: Bench, listener: Listener) -> None:
-    agent = agents.deep_agent(b.saver, [say("hello")])
+    agent = graphs.deep_agent(b.saver, [say("hello")])
     agent.invoke(user("hi"), thread("t"))
     b.backend.volume.follow()
     assert len(b.backend.ls("/t").entries or []) == 9
-    agent.model.script = [use(agents.delegate("work")), use(write("/s.txt", "s")), say("sub"), say("ok")]
+    agent.model.script = [use(graphs.delegate("work")), use(write("/s.txt", "s")), say("sub"), say("ok")]
     agent.invoke(user("go"), thread("t"))
     listener.wait(lambda: "/t/subgraphs/" in listener.paths("created"))
     assert len(b.backend.ls("/t").entries or []) == 10
@@ -164,7 +164,7 @@ def test_a_deleted_thread_is_gone(b: Bench, listener: Listener) -> None:
 def test_the_file_of_another_message_is_stale(tmp_path: Path) -> None:
     """The kernel still holds its node: the bytes of another message would be taken for the file's."""
     where = str(tmp_path / "threads.db")
-    with agents.sqlite_saver(where) as saver, ThreadsBackend.from_sqlite(where) as backend:
+    with graphs.sqlite_saver(where) as saver, ThreadsBackend.from_sqlite(where) as backend:
         agent = threadcases.plain(saver)
         volume = backend.volume
         messages = volume.lookup(volume.lookup(1, b"plain").node, b"messages")
@@ -186,7 +186,7 @@ def test_what_is_computed_of_a_deleted_checkpoint_is_stale(
     """Rows are counted now and then, so a deletion may not be known yet: an empty file was read."""
     where = str(tmp_path / "threads.db")
     with (
-        agents.sqlite_saver(where) as saver,
+        graphs.sqlite_saver(where) as saver,
         contextlib.closing(sqlite3.connect(where)) as others,
         ThreadsBackend.from_sqlite(where) as backend,
     ):
@@ -214,7 +214,7 @@ def file_of(backend: ThreadsBackend, kind: str, place: int) -> bytes:
 def test_a_handle_reads_a_rewritten_document_of_one_moment(tmp_path: Path, name: bytes) -> None:
     """The kernel reads as far as the size that it knew at `open`: JSON that grew ended inside a value."""
     where = str(tmp_path / "threads.db")
-    with agents.sqlite_saver(where) as saver, ThreadsBackend.from_sqlite(where) as backend:
+    with graphs.sqlite_saver(where) as saver, ThreadsBackend.from_sqlite(where) as backend:
         agent = threadcases.plain(saver)
         volume = backend.volume
         attr = volume.lookup(volume.lookup(1, b"plain").node, name)
@@ -238,7 +238,7 @@ def test_a_handle_reads_a_rewritten_document_of_one_moment(tmp_path: Path, name:
 )
 def test_a_handle_reads_one_version_of_a_file_of_the_head(b: Bench, before: str, after: str | None, read: str) -> None:
     """A file that was `8` at the first read(2) and `11` at the second read as `81`."""
-    agents.deep_agent(b.saver, [use(write("/count.txt", before)), say("ok")]).invoke(user("go"), thread("t"))
+    graphs.deep_agent(b.saver, [use(write("/count.txt", before)), say("ok")]).invoke(user("go"), thread("t"))
     volume = b.backend.volume
     volume.follow()
     file = node(b, "/t/head/count.txt")
@@ -250,7 +250,7 @@ def test_a_handle_reads_one_version_of_a_file_of_the_head(b: Bench, before: str,
         script = [use(delete("/count.txt")), say("ok")]
     else:
         script = [use(edit("/count.txt", before, after)), say("ok")]
-    agents.deep_agent(b.saver, script).invoke(user("more"), thread("t"))
+    graphs.deep_agent(b.saver, script).invoke(user("more"), thread("t"))
     volume.follow()
     assert first + volume.read(opened.node, 1, 100) == read.encode()
     assert volume.getattr(opened.node).size == len(read)
@@ -278,14 +278,14 @@ def test_a_running_agent_is_followed_step_by_step(b: Bench) -> None:
 
     script = [
         use(write("/1.txt", "1")),
-        use(agents.call("look")),
+        use(graphs.call("look")),
         use(edit("/1.txt", "1", "one")),
-        use(agents.call("look")),
+        use(graphs.call("look")),
         use(write("/2.txt", "2")),
-        use(agents.call("look")),
+        use(graphs.call("look")),
         say("ok"),
     ]
-    agent = agents.deep_agent(b.saver, script, tools=[look])
+    agent = graphs.deep_agent(b.saver, script, tools=[look])
     agent.invoke(user("go"), thread("run"), durability="sync")
     assert states == [{"/1.txt": b"1"}, {"/1.txt": b"one"}, {"/1.txt": b"one", "/2.txt": b"2"}]
 
@@ -293,7 +293,7 @@ def test_a_running_agent_is_followed_step_by_step(b: Bench) -> None:
 def test_a_write_to_an_old_checkpoint_is_seen(b: Bench) -> None:
     """LangGraph stores the update of a `Command` that resumes from an older checkpoint there."""
     threadcases.plain(b.saver)
-    ids = agents.checkpoint_ids(agents.deep_agent(b.saver), thread("plain"))
+    ids = graphs.checkpoint_ids(graphs.deep_agent(b.saver), thread("plain"))
     old = b.history("/plain")[4]
     b.tree(old)
     b.tree(b.history("/plain")[5])
@@ -305,9 +305,9 @@ def test_a_write_to_an_old_checkpoint_is_seen(b: Bench) -> None:
 
 
 def check_all(b: Bench, name: str) -> None:
-    agent = agents.deep_agent(b.saver)
-    for checkpoint, directory in zip(agents.checkpoint_ids(agent, thread(name)), b.history(f"/{name}"), strict=True):
-        assert b.tree(directory) == shown(agents.state_at(agent, thread(name), checkpoint).get("files")), directory
+    agent = graphs.deep_agent(b.saver)
+    for checkpoint, directory in zip(graphs.checkpoint_ids(agent, thread(name)), b.history(f"/{name}"), strict=True):
+        assert b.tree(directory) == shown(graphs.state_at(agent, thread(name), checkpoint).get("files")), directory
 
 
 def test_nobody_is_asked_when_nobody_listens(b: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,7 +342,7 @@ def test_a_database_that_cannot_be_read_is_said_once(
 def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[SqliteDatabase, sqlite3.Connection]]:
     monkeypatch.setattr(sqlite_module, "COUNTING_SHARE", 1e9)  # rows are counted at each look, however slow it was
     path = str(tmp_path / "threads.db")
-    with agents.sqlite_saver(path) as saver:
+    with graphs.sqlite_saver(path) as saver:
         threadcases.plain(saver, "one")
         threadcases.plain(saver, "two")
     with contextlib.closing(sqlite3.connect(path)) as other, contextlib.closing(SqliteDatabase(path)) as opened:
@@ -431,7 +431,7 @@ def test_asking_costs_microseconds(database: tuple[SqliteDatabase, sqlite3.Conne
 def test_checkpoints_are_read_in_a_thread(tmp_path: Path) -> None:
     """The mount calls on its own loop first, where other routes would wait for a long conversation."""
     where = str(tmp_path / "threads.db")
-    with agents.sqlite_saver(where) as saver, ThreadsBackend.from_sqlite(where) as backend:
+    with graphs.sqlite_saver(where) as saver, ThreadsBackend.from_sqlite(where) as backend:
         agent = threadcases.plain(saver)
         volume = backend.volume
         line = volume.lookup(1, b"plain")

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import agents
+import graphs
 import pytest
 import threadcases
-from agents import delete, edit, say, thread, use, user, write
+from graphs import delete, edit, say, thread, use, user, write
 from langgraph.types import Command
 from test_threads_follow import Listener
 from test_threads_state import KINDS, shown
@@ -51,10 +51,10 @@ class Desk:
 def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Desk]:
     if request.param == "sqlite":
         where = str(tmp_path / "threads.db")
-        manager: Any = agents.sqlite_saver(where)
+        manager: Any = graphs.sqlite_saver(where)
     else:
         where = request.getfixturevalue("postgres_dsn")
-        manager = agents.postgres_saver(where)
+        manager = graphs.postgres_saver(where)
     with manager as saver:
         made = Desk(request.param, where, saver)
         with made.backend:
@@ -62,7 +62,7 @@ def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Desk]:
 
 
 def state(agent: Any, name: str) -> dict[str, bytes]:
-    return shown(agents.state_at(agent, thread(name)).get("files"))
+    return shown(graphs.state_at(agent, thread(name)).get("files"))
 
 
 # -- a thread at rest ----------------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ def test_many_writes_to_one_checkpoint_all_count(desk: Desk) -> None:
     assert sorted(found) == ["/c.txt", "/n1.txt", "/n2.txt", "/n3.txt", "/n4.txt", "/same.txt", "/second.txt"]
     agent.invoke(user("go"), thread("plain"))
     assert state(agent, "plain") == found
-    assert len(agents.state_at(agent, thread("plain"))["messages"]) > 8
+    assert len(graphs.state_at(agent, thread("plain"))["messages"]) > 8
 
 
 def test_langgraphs_own_pending_writes_and_ours_get_along(desk: Desk) -> None:
@@ -154,9 +154,9 @@ def test_a_move_is_one_change(desk: Desk) -> None:
 
 def test_bytes_and_times_are_kept_as_deepagents_keeps_them(desk: Desk) -> None:
     agent = threadcases.plain(desk.saver)
-    before = agents.state_at(agent, thread("plain"))["files"]["/a.txt"]
+    before = graphs.state_at(agent, thread("plain"))["files"]["/a.txt"]
     desk.backend.upload_files([("/plain/head/bin.dat", b"\xff\x00"), ("/plain/head/a.txt", "grüß\r\n".encode())])
-    files = agents.state_at(agent, thread("plain"))["files"]
+    files = graphs.state_at(agent, thread("plain"))["files"]
     assert files["/bin.dat"]["encoding"] == "base64"
     assert text.decode_file_data(files["/bin.dat"]) == b"\xff\x00"
     assert (files["/a.txt"]["content"], files["/a.txt"]["encoding"]) == ("grüß\r\n", "utf-8")
@@ -165,21 +165,21 @@ def test_bytes_and_times_are_kept_as_deepagents_keeps_them(desk: Desk) -> None:
 
 
 def test_an_old_agent_gets_what_it_can_read(desk: Desk) -> None:
-    agent = agents.old_agent(desk.saver)
-    agent.invoke(user("go", updates=[{"/a.txt": agents.old_record("one\n")}]), thread("lines"))
+    agent = graphs.old_agent(desk.saver)
+    agent.invoke(user("go", updates=[{"/a.txt": graphs.old_record("one\n")}]), thread("lines"))
     desk.put("/lines/head/a.txt", "two\nthree\n")
     desk.put("/lines/head/b.txt", "new")
-    files = agents.state_at(agent, thread("lines"))["files"]
+    files = graphs.state_at(agent, thread("lines"))["files"]
     assert files["/a.txt"]["content"] == ["two", "three", ""]
     assert files["/b.txt"]["content"] == ["new"]
     agent.invoke(user("go", updates=[{"bare.md": "text"}, {"/a.txt": None, "/b.txt": None}]), thread("lines"))
     desk.settled()
     desk.put("/lines/head/bare.md", "other text")
-    assert agents.state_at(agent, thread("lines"))["files"] == {"bare.md": "other text"}
+    assert graphs.state_at(agent, thread("lines"))["files"] == {"bare.md": "other text"}
 
 
 def test_before_the_first_file_there_is_a_counter_that_says_there_may_be_one(desk: Desk) -> None:
-    agent = agents.deep_agent(desk.saver, [say("hello"), use(write("/own.txt", "o")), say("ok")])
+    agent = graphs.deep_agent(desk.saver, [say("hello"), use(write("/own.txt", "o")), say("ok")])
     agent.invoke(user("hi"), thread("talk"))
     desk.put("/talk/head/first.txt", "1")
     assert state(agent, "talk") == {"/first.txt": b"1"}
@@ -218,7 +218,7 @@ def test_an_approval_stays_what_it_is(desk: Desk) -> None:
 
 
 def test_before_the_very_first_file_is_approved(desk: Desk) -> None:
-    agent = agents.deep_agent(desk.saver, [use(write("/x.txt", "x")), say("ok")], interrupt_on={"write_file": True})
+    agent = graphs.deep_agent(desk.saver, [use(write("/x.txt", "x")), say("ok")], interrupt_on={"write_file": True})
     agent.invoke(user("go"), thread("first"))
     desk.put("/first/head/note.txt", "n")
     before = agent.get_state(thread("first"))
@@ -260,8 +260,8 @@ def test_while_a_run_is_active_the_head_is_busy(desk: Desk) -> None:
         assert go_on.wait(30)
         return "waited"
 
-    script = [use(write("/a.txt", "a")), use(agents.call("wait"), write("/b.txt", "b")), say("ok")]
-    agent = agents.deep_agent(desk.saver, script, tools=[wait])
+    script = [use(write("/a.txt", "a")), use(graphs.call("wait"), write("/b.txt", "b")), say("ok")]
+    agent = graphs.deep_agent(desk.saver, script, tools=[wait])
     run = threading.Thread(target=agent.invoke, args=(user("go"), thread("run")), kwargs={"durability": "sync"})
     run.start()
     try:
@@ -285,11 +285,11 @@ def test_while_a_run_is_active_the_head_is_busy(desk: Desk) -> None:
 
 def test_a_run_that_was_killed_counts_as_ended_after_the_quiet_time(tmp_path: Path) -> None:
     path = str(tmp_path / "threads.db")
-    with agents.sqlite_saver(path) as saver:
-        agent = agents.deep_agent(saver, [use(write("/a.txt", "a")), say("ok")])
+    with graphs.sqlite_saver(path) as saver:
+        agent = graphs.deep_agent(saver, [use(write("/a.txt", "a")), say("ok")])
         agent.invoke(user("go"), thread("t"))
         with sqlite3.connect(path) as connection:  # as if it had been killed before its last steps
-            ids = agents.checkpoint_ids(agent, thread("t"))
+            ids = graphs.checkpoint_ids(agent, thread("t"))
             for table in ("checkpoints", "writes"):
                 connection.execute(f"DELETE FROM {table} WHERE checkpoint_id > ?", (ids[4],))
             connection.execute("DELETE FROM writes WHERE checkpoint_id = ?", (ids[4],))
@@ -384,7 +384,7 @@ def test_a_name_that_no_key_has_is_refused(desk: Desk) -> None:
 
 
 def test_deleting_a_directory_deletes_what_is_in_it(desk: Desk) -> None:
-    agent = agents.deep_agent(desk.saver, [use(write("/d/a.txt", "1"), write("/d/e/b.txt", "2"), write("/f.txt", "3"))])
+    agent = graphs.deep_agent(desk.saver, [use(write("/d/a.txt", "1"), write("/d/e/b.txt", "2"), write("/f.txt", "3"))])
     agent.invoke(user("go"), thread("t"))
     assert desk.backend.delete("/t/head/d").error is None
     assert state(agent, "t") == {"/f.txt": b"3"}

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict
 
-import agents
 import conversations
+import graphs
 import pytest
 import threadview
-from agents import thread
+from graphs import thread
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, ToolMessage
 from langgraph.graph import START, StateGraph
 from profiles import amount
@@ -40,8 +40,8 @@ ESCAPES = "\x1b]0;owned\x07\x1b[31mred\x1b[2J\x9b31m\x7f\r\b"
 
 
 class State(TypedDict):
-    messages: Annotated[list[AnyMessage], agents.add_messages]
-    files: NotRequired[Annotated[dict[str, Any], agents.merge_files]]
+    messages: Annotated[list[AnyMessage], graphs.add_messages]
+    files: NotRequired[Annotated[dict[str, Any], graphs.merge_files]]
     value: NotRequired[Any]
 
 

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import agents
 import bigthreads
+import graphs
 import pytest
 
 from fusebackend.backends import ThreadsBackend
@@ -112,8 +112,8 @@ def test_a_large_conversation_is_dropped_soon_after_it_was_read(
 ) -> None:
     path = str(tmp_path / "threads.db")
     size = RECENT_CONVERSATION_BYTES + 1
-    with agents.sqlite_saver(path) as saver:
-        agents.deep_agent(saver, [agents.say("x" * size)]).invoke(agents.user("tell me"), agents.thread("t"))
+    with graphs.sqlite_saver(path) as saver:
+        graphs.deep_agent(saver, [graphs.say("x" * size)]).invoke(graphs.user("tell me"), graphs.thread("t"))
     with ThreadsBackend.from_sqlite(path) as backend:
         volume: Any = backend.volume
         messages = volume.lookup(volume.lookup(ROOT_NODE, b"t").node, b"messages").node

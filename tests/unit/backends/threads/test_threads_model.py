@@ -10,10 +10,10 @@ import uuid
 from collections.abc import Iterator
 from typing import Annotated, Any, NotRequired, TypedDict
 
-import agents
+import graphs
 import pytest
-from agents import thread
 from deepagents.middleware.filesystem import _file_data_delta_reducer
+from graphs import thread
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from langgraph.channels import DeltaChannel
@@ -36,7 +36,7 @@ WRITES = st.one_of(
 
 def plain_graph(saver: Any) -> Any:
     """As deepagents up to 0.5 kept files: all of them in every checkpoint."""
-    return compiled(Annotated[dict[str, Any], agents.merge_files], saver)
+    return compiled(Annotated[dict[str, Any], graphs.merge_files], saver)
 
 
 def delta_graph(saver: Any, frequency: int) -> Any:
@@ -133,7 +133,7 @@ def do(graph: Any, name: str, deed: Any) -> None:
     elif kind == "input":
         files, todo = arguments
         graph.invoke({"todo": todo, "files": files}, config)
-    elif not agents.checkpoint_ids(graph, config):
+    elif not graphs.checkpoint_ids(graph, config):
         return
     elif kind == "resume":
         if graph.get_state(config).interrupts:
@@ -149,17 +149,17 @@ def do(graph: Any, name: str, deed: Any) -> None:
 
 
 def at(graph: Any, name: str, index: int | None) -> Any:
-    ids = agents.checkpoint_ids(graph, thread(name))
+    ids = graphs.checkpoint_ids(graph, thread(name))
     if index is None or index >= len(ids):
         return thread(name)
     return thread(name, checkpoint_ns="", checkpoint_id=ids[index])
 
 
 def compare(b: Bench, graph: Any, name: str) -> None:
-    ids = agents.checkpoint_ids(graph, thread(name))
+    ids = graphs.checkpoint_ids(graph, thread(name))
     if not ids:
         return
     b.backend.volume.follow()
     for checkpoint, directory in zip(ids, b.history(f"/{name}"), strict=True):
-        assert b.tree(directory) == shown(agents.state_at(graph, thread(name), checkpoint).get("files")), directory
-    assert b.tree(f"/{name}/head") == shown(agents.state_at(graph, thread(name)).get("files"))
+        assert b.tree(directory) == shown(graphs.state_at(graph, thread(name), checkpoint).get("files")), directory
+    assert b.tree(f"/{name}/head") == shown(graphs.state_at(graph, thread(name)).get("files"))

@@ -11,7 +11,7 @@ import tracemalloc
 import uuid
 from typing import Any, TypedDict
 
-import agents
+import graphs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -413,16 +413,16 @@ def test_nodes_that_wait_for_several_others(tmp_path: Any) -> None:
     graph.add_edge(START, "b")
     graph.add_edge(["a", "b"], "c")
     graph.add_edge("c", END)
-    with agents.sqlite_saver(tmp_path / "t.db") as saver:
+    with graphs.sqlite_saver(tmp_path / "t.db") as saver:
         agent = graph.compile(checkpointer=saver)
-        agent.invoke({"x": 1}, agents.thread("t"))
+        agent.invoke({"x": 1}, graphs.thread("t"))
         from fusebackend.backends.threads.database.rows import Place
         from fusebackend.backends.threads.database.sqlite import SqliteDatabase
 
         database = SqliteDatabase(str(tmp_path / "t.db"))
         found = [
             next_nodes(database.saved(Place("t", ""), checkpoint))
-            for checkpoint in agents.checkpoint_ids(agent, agents.thread("t"))
+            for checkpoint in graphs.checkpoint_ids(agent, graphs.thread("t"))
         ]
         database.close()
     assert found == [("__start__",), ("a", "b"), ("c",), ()]

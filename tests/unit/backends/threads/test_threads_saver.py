@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import agents
+import graphs
 import pytest
 import threadcases
-from agents import say, thread, use, user, write
+from graphs import say, thread, use, user, write
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
@@ -86,7 +86,7 @@ def test_state_and_namespaces_are_shown(saver: Any) -> None:
         (space,) = [entry["path"].rstrip("/") for entry in backend.ls("/a_subagent/subgraphs").entries or []]
         assert b.tree(f"{space}/head")["/sub.txt"] == b"s"
         state = json.loads(backend.download_files(["/a_subagent/state.json"])[0].content or b"")
-        assert state["checkpoint_id"] == agents.checkpoint_ids(agent, thread("a_subagent"))[-1]
+        assert state["checkpoint_id"] == graphs.checkpoint_ids(agent, thread("a_subagent"))[-1]
 
 
 def test_what_is_saved_later_is_seen(saver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def test_what_is_saved_later_is_seen(saver: Any, monkeypatch: pytest.MonkeyPatch
     with ThreadsBackend.from_saver(saver) as backend:
         b = Bench(saver, backend)
         assert backend.ls("/").entries == []
-        agent = agents.deep_agent(saver, [use(write("/a.txt", "one")), say("done")])
+        agent = graphs.deep_agent(saver, [use(write("/a.txt", "one")), say("done")])
         agent.invoke(user("go"), thread("t"))
         assert b.tree("/t/head") == {"/a.txt": b"one"}
         before = len(b.history("/t"))
@@ -105,7 +105,7 @@ def test_what_is_saved_later_is_seen(saver: Any, monkeypatch: pytest.MonkeyPatch
         assert b.tree("/t/head") == {"/a.txt": b"one", "/b.txt": b"two"}
         assert len(b.history("/t")) > before
         agent.update_state(thread("t"), {"files": {"/a.txt": None}}, as_node="model")
-        assert b.tree("/t/head") == shown(agents.state_at(agent, thread("t"))["files"])
+        assert b.tree("/t/head") == shown(graphs.state_at(agent, thread("t"))["files"])
         saver.put_writes(
             agent.get_state(thread("t")).config, [("files", {"/w.txt": record("w")})], threadcases_null_task()
         )
@@ -143,14 +143,14 @@ def test_a_saver_is_not_listed_all_the_time() -> None:
 
 def test_databases_are_read_directly(tmp_path: Path) -> None:
     path = tmp_path / "threads.db"
-    with agents.sqlite_saver(path) as saver:
+    with graphs.sqlite_saver(path) as saver:
         agent = threadcases.plain(saver)
         database = database_of_saver(saver)
         assert isinstance(database, SqliteDatabase)
         database.close()
         with ThreadsBackend.from_saver(saver, write="head") as backend:
             assert backend.write("/plain/head/new.txt", "n").error is None
-        assert shown(agents.state_at(agent, thread("plain"))["files"])["/new.txt"] == b"n"
+        assert shown(graphs.state_at(agent, thread("plain"))["files"])["/new.txt"] == b"n"
 
 
 @pytest.mark.services
@@ -159,7 +159,7 @@ def test_a_postgres_saver_is_read_directly(postgres_dsn: str, pooled: bool) -> N
     from langgraph.checkpoint.postgres import PostgresSaver
     from psycopg_pool import ConnectionPool
 
-    with agents.postgres_saver(postgres_dsn) as saver:
+    with graphs.postgres_saver(postgres_dsn) as saver:
         threadcases.plain(saver)
         if pooled:
             with ConnectionPool(postgres_dsn, kwargs={"autocommit": True}, min_size=1, open=True) as pool:

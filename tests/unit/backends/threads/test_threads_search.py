@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import agents
 import bigthreads
+import graphs
 import pytest
 import threadcases
-from agents import delete, edit, say, thread, use, user, write
+from graphs import delete, edit, say, thread, use, user, write
 from threadcases import record
 
 from fusebackend.backends import ThreadsBackend
@@ -24,10 +24,10 @@ LEFT_OUT = "history/, messages/, changes/ and the pages of threads are searched 
 @pytest.fixture
 def threads(tmp_path: Path) -> Iterator[ThreadsBackend]:
     path = tmp_path / "threads.db"
-    with agents.sqlite_saver(path) as saver:
+    with graphs.sqlite_saver(path) as saver:
         for name in ("one", "two"):
             script = [use(write("/a.md", "old needle")), use(edit("/a.md", "old", "new")), use(write("/b.md", name))]
-            agents.deep_agent(saver, [*script, use(delete("/b.md")), say("done")]).invoke(user("go"), thread(name))
+            graphs.deep_agent(saver, [*script, use(delete("/b.md")), say("done")]).invoke(user("go"), thread(name))
     with ThreadsBackend.from_sqlite(str(path)) as backend:
         yield backend
 
@@ -105,16 +105,16 @@ def test_a_composite_goes_straight_to_what_a_pattern_names(
 
 def test_a_directory_of_an_agent_that_is_called_history_is_searched(tmp_path: Path) -> None:
     path = tmp_path / "threads.db"
-    with agents.sqlite_saver(path) as saver:
+    with graphs.sqlite_saver(path) as saver:
         script = [use(write("/history/mine.md", "needle")), say("done")]
-        agents.deep_agent(saver, script).invoke(user("go"), thread("t"))
+        graphs.deep_agent(saver, script).invoke(user("go"), thread("t"))
     with ThreadsBackend.from_sqlite(str(path)) as backend:
         assert found(backend.glob("**/*.md")) == {"/t/head/history/mine.md"}
 
 
 def test_histories_of_subagents_are_left_out_as_well(tmp_path: Path) -> None:
     path = tmp_path / "threads.db"
-    with agents.sqlite_saver(path) as saver:
+    with graphs.sqlite_saver(path) as saver:
         threadcases.a_subagent(saver)
     with ThreadsBackend.from_sqlite(str(path)) as backend:
         places = found(backend.glob("*.txt"))
@@ -124,8 +124,8 @@ def test_histories_of_subagents_are_left_out_as_well(tmp_path: Path) -> None:
 
 def test_a_file_that_is_damaged_harms_no_other(tmp_path: Path) -> None:
     path = tmp_path / "threads.db"
-    with agents.sqlite_saver(path) as saver:
-        agent = agents.old_agent(saver)
+    with graphs.sqlite_saver(path) as saver:
+        agent = graphs.old_agent(saver)
         agent.invoke(user("go", updates=[{"/bad.md": {"no": "content"}, "/good.md": record("needle")}]), thread("t"))
     with ThreadsBackend.from_sqlite(str(path)) as backend:
         result = backend.grep("needle", "/t/head")

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import agents
+import graphs
 import pytest
 import threadcases
-from agents import thread
+from graphs import thread
 from langgraph.pregel._checkpoint import channels_from_checkpoint
 from threadcases import STORIES
 
@@ -61,10 +61,10 @@ class Bench:
 @contextlib.contextmanager
 def bench(kind: str, where: str) -> Iterator[Bench]:
     if kind == "sqlite":
-        with agents.sqlite_saver(where) as saver, ThreadsBackend.from_sqlite(where) as backend:
+        with graphs.sqlite_saver(where) as saver, ThreadsBackend.from_sqlite(where) as backend:
             yield Bench(saver, backend)
     else:
-        with agents.postgres_saver(where) as saver, ThreadsBackend.from_postgres(where) as backend:
+        with graphs.postgres_saver(where) as saver, ThreadsBackend.from_postgres(where) as backend:
             yield Bench(saver, backend)
 
 
@@ -99,13 +99,13 @@ def test_every_checkpoint_is_as_langgraph_finds_it(b: Bench, story: Any) -> None
 
 
 def check(b: Bench, agent: Any, name: str) -> None:
-    ids = agents.checkpoint_ids(agent, thread(name))
+    ids = graphs.checkpoint_ids(agent, thread(name))
     history = b.history(f"/{name}")
     assert len(history) == len(ids) > 0
     for checkpoint, directory in zip(ids, history, strict=True):
-        expected = shown(agents.state_at(agent, thread(name), checkpoint).get("files"))
+        expected = shown(graphs.state_at(agent, thread(name), checkpoint).get("files"))
         assert b.tree(directory) == expected, (checkpoint, directory)
-    now = agents.state_at(agent, thread(name))
+    now = graphs.state_at(agent, thread(name))
     assert b.tree(f"/{name}/head") == shown(now.get("files"))
     (answer,) = b.backend.download_files([f"/{name}/messages.jsonl"])
     assert answer.content is not None
@@ -122,7 +122,7 @@ def test_every_checkpoint_of_a_subagent_is_as_langgraph_finds_it(b: Bench) -> No
     namespace = space.rpartition("/")[2]
     assert namespace.startswith("tools:")
     config = thread("a_subagent", checkpoint_ns=namespace)
-    ids = agents.checkpoint_ids(agent, config)
+    ids = graphs.checkpoint_ids(agent, config)
     for checkpoint, directory in zip(ids, b.history(space), strict=True):
         saved = b.saver.get_tuple(thread("a_subagent", checkpoint_ns=namespace, checkpoint_id=checkpoint))
         channels, _ = channels_from_checkpoint(
@@ -135,22 +135,22 @@ def test_every_checkpoint_of_a_subagent_is_as_langgraph_finds_it(b: Bench) -> No
 
 @pytest.mark.slow
 def test_a_thread_of_400_checkpoints(b: Bench) -> None:
-    agent = agents.deep_agent(b.saver, agents.long_script(200))
+    agent = graphs.deep_agent(b.saver, graphs.long_script(200))
     agent.invoke(user_input(), thread("long"))
-    assert len(agents.checkpoint_ids(agent, thread("long"))) > 400
+    assert len(graphs.checkpoint_ids(agent, thread("long"))) > 400
     check(b, agent, "long")
 
 
 def user_input() -> dict[str, Any]:
-    return agents.user("go")
+    return graphs.user("go")
 
 
 @pytest.mark.slow
 @pytest.mark.alone
 def test_opening_a_thread_of_400_checkpoints_takes_no_time(tmp_path: Path) -> None:
     path = str(tmp_path / "threads.db")
-    with agents.sqlite_saver(path) as saver:
-        agents.deep_agent(saver, agents.long_script(200)).invoke(user_input(), thread("long"))
+    with graphs.sqlite_saver(path) as saver:
+        graphs.deep_agent(saver, graphs.long_script(200)).invoke(user_input(), thread("long"))
         took = []
         for _ in range(5):
             start = time.perf_counter()
@@ -163,7 +163,7 @@ def test_opening_a_thread_of_400_checkpoints_takes_no_time(tmp_path: Path) -> No
 
 def test_names_say_when_which_step_and_why(b: Bench) -> None:
     agent = threadcases.time_travel(b.saver)
-    ids = agents.checkpoint_ids(agent, thread("time_travel"))
+    ids = graphs.checkpoint_ids(agent, thread("time_travel"))
     names = [path.rpartition("/")[2] for path in b.history("/time_travel")]
     nodes = {"start", *(node.strip("_").replace(".", "_") for node in agent.nodes)}
     line = b.backend.volume.lookup(1, b"time_travel")

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import agents
+import graphs
 import pytest
 import threadcases
-from agents import say, thread, use, user, write
+from graphs import say, thread, use, user, write
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from profiles import examples
@@ -51,7 +51,7 @@ def names(b: Bench, path: str) -> list[str]:
 
 
 def put_files(saver: Any, thread_id: str, files: dict[str, Any]) -> Any:
-    agent = agents.deep_agent(saver, [say("ok")])
+    agent = graphs.deep_agent(saver, [say("ok")])
     agent.invoke(user("go", files=files), thread(thread_id))
     return agent
 
@@ -158,7 +158,7 @@ def test_five_mebibytes(b: Bench) -> None:
     (answer,) = b.backend.download_files(["/big/head/big.txt"])
     assert answer.content is not None
     assert len(answer.content) == 5 << 20
-    assert agents.state_at(agent, thread("big"))["files"]["/big.txt"]["content"].encode() == answer.content
+    assert graphs.state_at(agent, thread("big"))["files"]["/big.txt"]["content"].encode() == answer.content
 
 
 def test_everything_is_read_only(b: Bench) -> None:
@@ -224,7 +224,7 @@ def test_what_is_next_is_what_langgraph_says(tmp_path: Path, story: Any) -> None
 
 def test_langgraph_is_not_needed_to_read(tmp_path: Path) -> None:
     path = tmp_path / "threads.db"
-    with agents.sqlite_saver(path) as saver:
+    with graphs.sqlite_saver(path) as saver:
         threadcases.a_subagent(saver)
     program = (
         "import sys\n"
@@ -313,7 +313,7 @@ def test_writes_made_by_a_second_process_are_seen(b: Bench) -> None:
 
 def test_a_backend_can_be_made_from_a_path_alone(tmp_path: Path) -> None:
     path = str(tmp_path / "threads.db")
-    with agents.sqlite_saver(path) as saver:
+    with graphs.sqlite_saver(path) as saver:
         threadcases.plain(saver)
     with ThreadsBackend.from_sqlite(path) as backend:
         assert backend.read("/plain/head/a.txt").file_data is not None

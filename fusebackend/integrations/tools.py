@@ -1,4 +1,6 @@
-"""The tools of the MCP server: a function for each, its arguments a `msgspec.Struct`, its docstring what a model reads.
+"""Verbs as tools for models: a function for each, its arguments a `msgspec.Struct`, its docstring what a model reads.
+
+The MCP server has all of them, an agent of OpenAI's SDK those of files.
 
 A tool returns the lines of its answer, or raises `Refused` with one for the model. What is more than `PAGE_CHARACTERS`
 goes on with `cursor`, the number of the line to begin with: nothing is kept between two calls, so a change in between
@@ -8,7 +10,7 @@ may show a line twice or not at all.
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Literal, TypeVar
@@ -73,6 +75,18 @@ class Tool:
         _, components = msgspec.json.schema_components([self.arguments], ref_template="#/$defs/{name}")
         schema = components[self.arguments.__name__]
         return {key: value for key, value in schema.items() if key not in ("title", "description")}
+
+    async def answer(self, files: Any, given: Mapping[str, Any]) -> str:
+        """Call it with the arguments that a model gives. A tool of files takes any backend. Raises `Refused`."""
+        try:
+            asked = msgspec.convert(given, self.arguments)
+        except msgspec.ValidationError as error:
+            raise Refused(f"Wrong arguments of {self.name}: {error}") from None
+        try:
+            lines = await self.call(files, asked)
+        except (OSError, ValueError, NotImplementedError, RuntimeError) as error:
+            raise Refused(_words(error)) from error
+        return page(lines, getattr(asked, "cursor", 0))
 
 
 TOOLS: dict[str, Tool] = {}
@@ -440,6 +454,12 @@ def _check(error: str | None) -> None:
 def _check_conflicts(conflicts: Sequence[UndoConflict], hint: str) -> None:
     if conflicts:
         raise Refused("\n".join([*(f"{each.path}: {each.reason}" for each in conflicts), hint]))
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"'{error.filename}': {error.strerror}" if error.filename else error.strerror
+    return str(error) or type(error).__name__
 
 
 def _changes(changes: Sequence[UndoneChange]) -> list[str]:

@@ -1,0 +1,405 @@
+"""OpenAI's Agents SDK: its own runner with a scripted model, over several kinds of backends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("agents")
+
+from agents import Agent, ApplyPatchEditor, ApplyPatchOperation, Runner, set_trace_processors, trace
+from agents.testing import ScriptedModel
+from openai.types.responses import (
+    ResponseApplyPatchToolCall,
+    ResponseFunctionShellToolCall,
+    ResponseFunctionToolCall,
+    ResponseOutputMessage,
+    ResponseOutputText,
+)
+
+from fusebackend.backends import (
+    CompositeBackend,
+    FilesystemBackend,
+    InMemoryBackend,
+    LocalShellBackend,
+    SqliteBackend,
+    StoreBackend,
+)
+from fusebackend.integrations.openai_agents import PatchEditor, file_tools, patch_tool, shell_tool
+from fusebackend.protocol.actors import Actor, acting, current_actor
+
+set_trace_processors([])  # else a thread would send them to OpenAI
+
+PLAN = "monday\ntuesday\nwednesday\nthursday\nfriday\n"
+KINDS = ["memory", "sqlite", "directory", "store", "composite"]
+
+
+@pytest.fixture(params=KINDS)
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
+    with contextlib.ExitStack() as stack:
+        if request.param == "memory":
+            made: Any = InMemoryBackend()
+        elif request.param == "sqlite":
+            made = stack.enter_context(SqliteBackend(tmp_path / "files.db"))
+        elif request.param == "directory":
+            (tmp_path / "files").mkdir()
+            made = FilesystemBackend(tmp_path / "files")
+        elif request.param == "store":
+            from langgraph.store.memory import InMemoryStore
+
+            made = StoreBackend(InMemoryStore(), namespace=("files",))
+        else:
+            made = CompositeBackend(InMemoryBackend(), {"/work/": InMemoryBackend()})
+        yield made
+
+
+NUMBERS = itertools.count()
+
+
+def patched(kind: str, path: str, diff: str | None = None, call: str = "") -> ResponseApplyPatchToolCall:
+    call = call or f"patch-{next(NUMBERS)}"
+    operation = {"type": kind, "path": path} | ({} if diff is None else {"diff": diff})
+    return ResponseApplyPatchToolCall.model_validate(
+        {"id": call, "call_id": call, "operation": operation, "status": "completed", "type": "apply_patch_call"}
+    )
+
+
+def called(name: str, call: str = "", **arguments: Any) -> ResponseFunctionToolCall:
+    call = call or f"call-{next(NUMBERS)}"
+    return ResponseFunctionToolCall(
+        arguments=json.dumps(arguments), call_id=call, name=name, type="function_call", id=call
+    )
+
+
+def commanded(*commands: str, **limits: int) -> ResponseFunctionShellToolCall:
+    call = f"shell-{next(NUMBERS)}"
+    return ResponseFunctionShellToolCall.model_validate(
+        {
+            "id": call,
+            "call_id": call,
+            "action": {"commands": list(commands), "timeout_ms": None, "max_output_length": None, **limits},
+            "status": "completed",
+            "type": "shell_call",
+        }
+    )
+
+
+def said(words: str) -> ResponseOutputMessage:
+    text = ResponseOutputText(annotations=[], text=words, type="output_text")
+    return ResponseOutputMessage(id="m", content=[text], role="assistant", status="completed", type="message")
+
+
+def answers(tools: list[Any], *steps: Any) -> list[dict[str, Any]]:
+    """Run an agent whose model makes these calls one after the other, and return what it is answered."""
+    model = ScriptedModel([*([step] for step in steps), [said("done")]])
+    result = asyncio.run(Runner.run(Agent("planner", model=model, tools=tools), "go"))
+    assert result.final_output == "done"
+    return [item.raw_item for item in result.new_items if item.type == "tool_call_output_item"]
+
+
+def content(backend: Any, path: str) -> bytes | None:
+    answer = backend.download_files([path])[0]
+    return None if answer.error else answer.content
+
+
+def apply(editor: PatchEditor, kind: Any, path: str, diff: str | None = None, move_to: str | None = None) -> str:
+    operation = ApplyPatchOperation(kind, path, diff, move_to=move_to)
+    result = asyncio.run(getattr(editor, kind)(operation))
+    return f"{result.status}: {result.output}"
+
+
+def test_an_agent_works_with_files(backend: Any) -> None:
+    tools = [patch_tool(backend, root="/work"), *file_tools(backend, root="/work")]
+    done = answers(
+        tools,
+        patched("create_file", "plan.md", "+monday\n+tuesday\n+"),
+        patched("update_file", "/work/plan.md", "@@\n monday\n-tuesday\n+tuesday: rest\n"),
+        called("read", path="plan.md"),
+        called("grep", pattern="rest"),
+        called("ls"),
+        called("glob", pattern="**/*.md"),
+        patched("delete_file", "plan.md"),
+        called("read", path="plan.md"),
+    )
+    outputs = [each["output"] for each in done]
+    assert outputs[:4] == [
+        "Created plan.md",
+        "Updated /work/plan.md",
+        "     1\tmonday\n     2\ttuesday: rest",
+        "/work/plan.md:2: tuesday: rest",
+    ]
+    assert outputs[4].startswith("/work/plan.md\t")
+    assert outputs[5:7] == ["/work/plan.md", "Deleted plan.md"]
+    assert outputs[7].startswith("error: ")
+    assert [each.get("status") for each in done if each["type"] == "apply_patch_call_output"] == ["completed"] * 3
+    assert content(backend, "/work/plan.md") is None
+
+
+ATTACKS = [
+    "../x",
+    "/../x",
+    "../../etc/passwd",
+    "/etc/passwd",
+    "a/../../x",
+    "/work/../x",
+    "/workers/x",
+    "/work2/x",
+    "..",
+    "/",
+]
+
+
+@pytest.mark.parametrize("path", ATTACKS)
+def test_paths_that_lead_out_are_refused(path: str) -> None:
+    backend = InMemoryBackend()
+    for made in ("/x", "/etc/passwd", "/workers/x", "/work2/x"):
+        backend.upload_files([(made, b"secret\n")])
+    editor = PatchEditor(backend, root="/work")
+    refused = f"failed: {path}: '{path}' leads out of /work"
+    assert apply(editor, "create_file", path, "+x") == refused
+    assert apply(editor, "update_file", path, "@@\n-secret\n+known\n") == refused
+    assert apply(editor, "delete_file", path) == refused
+    backend.upload_files([("/work/a", b"a\n")])
+    assert apply(editor, "update_file", "a", "@@\n-a\n+b\n", path) == f"failed: a: '{path}' leads out of /work"
+    tools = file_tools(backend, "ls", "read", "grep", "write", "delete", "move", root="/work")
+    steps = [called("ls", path=path), called("read", path=path), called("grep", path=path, pattern="secret")]
+    steps += [called("write", path=path, content="x"), called("delete", path=path)]
+    steps += [called("move", source=path, destination="b"), called("move", source="a", destination=path)]
+    assert {each["output"] for each in answers(tools, *steps)} == {f"error: '{path}' leads out of /work"}
+    assert content(backend, "/work/a") == b"a\n"
+    assert {content(backend, made) for made in ("/x", "/etc/passwd", "/workers/x", "/work2/x")} == {b"secret\n"}
+
+
+@pytest.mark.parametrize("path", ["../x", "/../x", "a/../../x"])
+def test_nor_out_of_the_whole_backend(path: str) -> None:
+    backend = InMemoryBackend()
+    assert apply(PatchEditor(backend), "create_file", path, "+x") == f"failed: {path}: '{path}' leads out of /"
+    assert backend.ls("/").entries == []
+
+
+def test_a_pattern_does_not_lead_out() -> None:
+    backend = InMemoryBackend()
+    backend.upload_files([("/secret.md", b"x"), ("/work/a.md", b"x")])
+    (done,) = answers(file_tools(backend, "glob", root="/work"), called("glob", pattern="../*.md"))
+    assert done["output"].startswith("error: ") and "secret" not in done["output"]
+
+
+def test_a_file_that_was_changed_elsewhere_since_it_was_read_is_told_and_kept(backend: Any) -> None:
+    backend.upload_files([("/plan.md", PLAN.encode())])
+    editor = PatchEditor(backend)
+    backend.edit("/plan.md", "tuesday", "tuesday: work")  # by another, after the model has read it
+    refused = apply(editor, "update_file", "plan.md", "@@\n monday\n-tuesday\n+tuesday: rest\n")
+    assert refused.startswith("failed: plan.md: the patch does not fit the file as it is now: Invalid Context")
+    assert content(backend, "/plan.md") == PLAN.replace("tuesday", "tuesday: work").encode()
+    assert apply(editor, "update_file", "plan.md", "@@\n-friday\n+friday: rest\n") == "completed: Updated plan.md"
+    expected = PLAN.replace("tuesday", "tuesday: work").replace("friday", "friday: rest")
+    assert content(backend, "/plan.md") == expected.encode()
+
+
+@pytest.mark.parametrize("other", ["friday", "tuesday"])
+def test_a_change_between_the_read_and_the_write_of_a_patch_is_not_lost(other: str) -> None:
+    class Overtaken(InMemoryBackend):
+        done = False
+
+        def download_files(self, paths: list[str]) -> Any:
+            answer = super().download_files(paths)
+            if not self.done:
+                self.done = True
+                assert self.edit("/plan.md", other, f"{other}: work").error is None
+            return answer
+
+    backend = Overtaken()
+    backend.upload_files([("/plan.md", PLAN.encode())])
+    done = apply(PatchEditor(backend), "update_file", "plan.md", "@@\n-tuesday\n+tuesday: rest\n")
+    expected = PLAN.replace(other, f"{other}: work")
+    if other == "friday":
+        expected = expected.replace("tuesday", "tuesday: rest")
+    assert done.startswith("completed" if other == "friday" else "failed: plan.md: the patch does not fit")
+    assert content(backend, "/plan.md") == expected.encode()
+
+
+def test_fifty_patches_at_once_are_all_kept(backend: Any) -> None:
+    count = 50
+    backend.upload_files([("/shared.md", "".join(f"line {number:02}: old\n" for number in range(count)).encode())])
+    editors = [PatchEditor(backend), PatchEditor(backend)]  # as of two agents: they know nothing of each other
+
+    async def main() -> list[Any]:
+        operations = [
+            ApplyPatchOperation("update_file", "shared.md", f"@@\n-line {number:02}: old\n+line {number:02}: new\n")
+            for number in range(0, count, 2)
+        ]
+        return await asyncio.gather(
+            *(editors[turn % 2].update_file(operation) for turn, operation in enumerate(operations))
+        )
+
+    def others() -> None:
+        for number in range(1, count, 2):
+            while (done := backend.edit("/shared.md", f"{number:02}: old", f"{number:02}: new")).error is not None:
+                assert "meanwhile" in done.error  # a store can only tell
+
+    thread = threading.Thread(target=others)
+    thread.start()
+    results = asyncio.run(main())
+    thread.join()
+    assert {result.status for result in results} == {"completed"}
+    assert content(backend, "/shared.md") == "".join(f"line {number:02}: new\n" for number in range(count)).encode()
+
+
+def test_what_a_patch_does_not_do(backend: Any) -> None:
+    backend.upload_files([("/d/a.md", b"a\n"), ("/b.md", b"b\n"), ("/bytes", b"\xff\xfe\n")])
+    editor = PatchEditor(backend)
+    assert isinstance(editor, ApplyPatchEditor)
+    assert "exists" in apply(editor, "create_file", "b.md", "+new")
+    assert apply(editor, "create_file", "c.md", "no plus").startswith("failed: c.md: the patch does not fit the file")
+    assert apply(editor, "update_file", "none.md", "@@\n-a\n+b\n") == "failed: none.md: there is no such file"
+    assert apply(editor, "update_file", "d", "@@\n-a\n+b\n") == "failed: d: it is a directory"
+    assert apply(editor, "update_file", "bytes", "@@\n-a\n+b\n") == "failed: bytes: it is no text in UTF-8"
+    assert apply(editor, "delete_file", "none.md") == "failed: none.md: there is no such file"
+    assert apply(editor, "delete_file", "d") == "failed: d: it is a directory"
+    assert apply(editor, "delete_file", "/") == "failed: /: it is a directory"
+    assert apply(editor, "update_file", "b.md", "@@\n-b\n+c\n", "d/a.md") == "failed: b.md: d/a.md is there already"
+    assert apply(editor, "update_file", "b\0.md", "@@\n-b\n+c\n").startswith("failed: ")
+    kept = {path: content(backend, path) for path in ("/d/a.md", "/b.md", "/bytes", "/c.md")}
+    assert kept == {"/d/a.md": b"a\n", "/b.md": b"b\n", "/bytes": b"\xff\xfe\n", "/c.md": None}
+
+
+def test_texts_of_all_kinds(backend: Any) -> None:
+    backend.upload_files(
+        [("/empty", b""), ("/crlf", b"one\r\ntwo\r\n"), ("/last", b"one\ntwo"), ("/한글.md", b"x\nx\n")]
+    )
+    editor = PatchEditor(backend)
+    assert apply(editor, "update_file", "empty", "@@\n+first\n") == "completed: Updated empty"
+    assert content(backend, "/empty") in (b"first\n", b"first")
+    assert apply(editor, "update_file", "crlf", "@@\n one\n-two\n+2\n") == "completed: Updated crlf"
+    assert content(backend, "/crlf") == b"one\r\n2\r\n"
+    assert apply(editor, "update_file", "last", "@@\n one\n-two\n+2\n") == "completed: Updated last"
+    assert content(backend, "/last") == b"one\n2"
+    assert apply(editor, "update_file", "한글.md", "@@\n x\n-x\n+日本\n", "moved/날.md") == (
+        "completed: Updated 한글.md\nMoved 한글.md to moved/날.md"
+    )
+    assert (content(backend, "/한글.md"), content(backend, "/moved/날.md")) == (None, "x\n日本\n".encode())
+
+
+def test_a_backend_that_refuses_is_told() -> None:
+    class Full(InMemoryBackend):
+        def edit(self, *args: Any, **options: Any) -> Any:
+            answer = super().edit("/none", "a", "b")
+            answer.error = "Error: no space"
+            return answer
+
+    backend = Full()
+    backend.upload_files([("/a", b"a\n")])
+    assert apply(PatchEditor(backend), "update_file", "a", "@@\n-a\n+b\n") == "failed: a: Error: no space"
+
+
+def test_arguments_that_a_model_gets_wrong() -> None:
+    backend = InMemoryBackend()
+    wrong = called("read")
+    wrong.arguments = "{"
+    none = called("ls")
+    none.arguments = ""
+    listed = called("ls")
+    listed.arguments = "[]"
+    steps = [wrong, none, listed, called("read"), called("read", path=3), called("ls", lines=3)]
+    outputs = [each["output"] for each in answers(file_tools(backend), *steps)]
+    assert outputs[0].startswith("error: Expecting property name")
+    assert outputs[1] == "(nothing)"
+    assert outputs[2].startswith("error: ")
+    assert outputs[3] == "error: Wrong arguments of read: Object missing required field `path`"
+    assert outputs[4].startswith("error: ")
+    assert outputs[5] == "error: Wrong arguments of ls: Object contains unknown field `lines`"
+
+
+def test_wrong_uses() -> None:
+    with pytest.raises(ValueError, match="there is no tool 'undo'; there are ls, read"):
+        file_tools(InMemoryBackend(), "undo")
+    with pytest.raises(TypeError, match="is no backend"):
+        patch_tool(3)
+    with pytest.raises(TypeError, match=r"<InMemoryBackend.*> runs no commands"):
+        shell_tool(InMemoryBackend())
+
+
+def test_commands(tmp_path: Path) -> None:
+    (tmp_path / "sub dir").mkdir()
+    backend = LocalShellBackend(tmp_path)
+    tool = shell_tool(backend)
+    done, failed, slow, long = answers(
+        [tool],
+        commanded("echo one; echo two >&2", "true", "echo over; exit 3"),
+        commanded("cat none.txt"),
+        commanded("echo begun; sleep 60", "echo never > never.txt", timeout_ms=300),
+        commanded("printf 0123456789", max_output_length=4),
+    )
+    first, second, third = done["output"]
+    assert (first["stdout"], first["stderr"], first["outcome"]) == ("one\n", "two", {"type": "exit", "exit_code": 0})
+    assert (second["stdout"], second["stderr"]) == ("", "")
+    assert (third["stdout"].strip(), third["outcome"]["exit_code"]) == ("over", 3)
+    assert "none.txt" in failed["output"][0]["stderr"] and failed["output"][0]["outcome"]["exit_code"] == 1
+    assert [each["outcome"]["type"] for each in slow["output"]] == ["timeout"]
+    assert "begun" in slow["output"][0]["stdout"] and not (tmp_path / "never.txt").exists()
+    assert long["output"][0]["stdout"] == "0123" and long["max_output_length"] == 4
+
+
+def seen_actors(steps: list[Any], *, options: dict[str, Any] | None = None, **named: str) -> set[Actor]:
+    seen = set()
+
+    class Watching(InMemoryBackend):
+        def edit(self, *args: Any, **options: Any) -> Any:
+            seen.add(current_actor())
+            return super().edit(*args, **options)
+
+        def ls(self, path: str) -> Any:
+            seen.add(current_actor())
+            return super().ls(path)
+
+    backend = Watching()
+    backend.upload_files([("/plan.md", PLAN.encode())])
+    answers([patch_tool(backend, **named, **(options or {})), *file_tools(backend, **named)], *steps)
+    return seen
+
+
+STEPS = [patched("update_file", "plan.md", "@@\n-monday\n+1\n", call="one"), called("ls", call="two")]
+
+
+def test_who_does_it() -> None:
+    assert seen_actors(STEPS, agent="planner") == {Actor("planner", "", "one"), Actor("planner", "", "two")}
+    assert {each.call for each in seen_actors(STEPS, options={"needs_approval": lambda *_: False})} == {
+        "one",
+        "two",
+    }
+    with trace("work", group_id="chat-7"):
+        assert {each.thread for each in seen_actors(STEPS)} == {"chat-7"}
+    with acting(Actor(agent="team", thread="t")):
+        assert {(each.agent, each.thread) for each in seen_actors(STEPS, agent="planner")} == {("team", "t")}
+
+
+def test_approvals_of_the_sdk_hold() -> None:
+    backend = InMemoryBackend()
+    backend.upload_files([("/plan.md", PLAN.encode())])
+
+    async def asks(context: Any, operation: ApplyPatchOperation, call: str) -> bool:
+        assert call == "one"
+        return operation.type == "update_file"
+
+    async def main(approve: bool) -> Any:
+        model = ScriptedModel([[STEPS[0]], [said("done")]])
+        agent = Agent("planner", model=model, tools=[patch_tool(backend, needs_approval=asks)])
+        result = await Runner.run(agent, "go")
+        (item,) = result.interruptions
+        assert content(backend, "/plan.md") == PLAN.encode()
+        state = result.to_state()
+        (state.approve if approve else state.reject)(item)
+        return (await Runner.run(agent, state)).final_output
+
+    assert asyncio.run(main(False)) == "done"
+    assert content(backend, "/plan.md") == PLAN.encode()
+    assert asyncio.run(main(True)) == "done"
+    assert content(backend, "/plan.md") == PLAN.replace("monday", "1").encode()
