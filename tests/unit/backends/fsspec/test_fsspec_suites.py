@@ -95,6 +95,7 @@ class TestSftp(Served):
     def test_the_root_of_a_server(self, fs):
         with FsspecBackend(fs, "/") as backend:
             assert backend.write("/of-the-root", "x").error is None
+        with FsspecBackend(fs, "/") as backend:
             assert "/of-the-root" in [entry["path"] for entry in backend.ls("/").entries]
             assert backend.delete("/of-the-root").error is None
 
