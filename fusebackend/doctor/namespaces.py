@@ -75,6 +75,9 @@ def propagation(mountpoint: str | None) -> Iterable[Finding]:
     """Whether a mount made here is seen in other mount namespaces: on the host of a container, and the reverse."""
     path = table.resolve(mountpoint or "/")
     holding = [each for each in table.mounts() if _holds(each.mountpoint, path)]
+    if not holding:  # in a plain chroot, whose root directory is no mount
+        why = f"no mount that this process sees holds '{path}': its root directory is not a mount"
+        return [warning("propagation", why, "bind the root directory onto itself before chroot, or use a container")]
     inner = max(holding, key=lambda each: len(each.mountpoint))
     if inner.is_shared:
         return [ok("propagation", f"'{inner.mountpoint}' is shared: mounts below it are seen in other namespaces")]

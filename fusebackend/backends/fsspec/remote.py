@@ -74,6 +74,8 @@ class FsspecRemote:
         self.fs = fs
         fs.dircache = DirCache(use_listings_cache=False)  # as an option, some hand it to the library behind them
         self._root = root.rstrip("/")
+        # The paths of sftp begin with a slash though its root marker is empty; an archive's names have none.
+        self._is_absolute = root.startswith("/") or bool(fs.root_marker)
         self._renames = not _RENAMED.isdisjoint(protocols(fs))
         protocol = protocols(fs)[0]
         self.name = f"fsspec {protocol}"
@@ -260,8 +262,10 @@ class FsspecRemote:
     # -- of all ------------------------------------------------------------------------------------------------
 
     def _path(self, key: str) -> str:
-        path = f"{self._root}/{key}".rstrip("/") or self.fs.root_marker
-        return path if self._root or self.fs.root_marker else path.lstrip("/")  # an archive's names have no slash
+        path = f"{self._root}/{key}".rstrip("/")
+        if self._is_absolute:
+            return path or "/"
+        return path if self._root else path.lstrip("/")
 
     def _key(self, path: str) -> str:
         return path.removeprefix(self._root).strip("/")

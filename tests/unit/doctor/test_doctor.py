@@ -208,6 +208,14 @@ class TestNamespaces:
         shared = diagnosed(str(tmp_path / "mnt"), wrapper=within("mount --make-rshared /"))
         says(shared["propagation"], "ok", "is shared")
 
+    def test_a_root_directory_that_is_no_mount(self, tmp_path: Path) -> None:
+        script = (
+            f'd="{tmp_path}"; for x in /*; do if [ -L "$x" ] || [ -f "$x" ]; then cp -a "$x" "$d"; '
+            'else mkdir "$d$x"; mount --rbind "$x" "$d$x"; fi; done; set -- chroot "$d" "$@"'
+        )
+        found = diagnosed(wrapper=within(script))
+        says(found["propagation"], "warning", "no mount that this process sees holds '/'", "bind the root directory")
+
     def test_control_groups(self) -> None:
         found = diagnosed(wrapper=within("umount -R -l /sys/fs/cgroup"))
         says(found["control groups"], "warning", "none for memory and pids", "Delegate=yes")

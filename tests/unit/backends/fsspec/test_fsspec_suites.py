@@ -92,6 +92,13 @@ class TestSftp(Served):
         with self.place(fs, "") as backend:
             yield backend
 
+    def test_the_root_of_a_server(self, fs):
+        with FsspecBackend(fs, "/") as backend:
+            assert backend.write("/of-the-root", "x").error is None
+        with FsspecBackend(fs, "/") as backend:
+            assert "/of-the-root" in [entry["path"] for entry in backend.ls("/").entries]
+            assert backend.delete("/of-the-root").error is None
+
 
 @pytest.mark.services
 class TestWebdav(Served):

@@ -13,7 +13,7 @@ import sandboxes
 
 from fusebackend.backends import DockerBackend
 from fusebackend.backends.sandbox.scripts import Script
-from fusebackend.backends.sandbox.staged import StagedSandbox
+from fusebackend.backends.sandbox.staged import INLINE_FILES, StagedSandbox
 from fusebackend.protocol import ExecuteResponse
 from fusebackend.remote.buffer import digest_of
 
@@ -307,7 +307,9 @@ def test_a_thousand_files_in_one_upload(tmp_path):
     found = staged.download_files([path for path, _ in files[500:]])
     assert found[-1].content == found[-2].content == b"the last one wins"
     assert [response.content for response in found[:-2]] == [content for _, content in files[500:-2]]
-    assert len(staged.commands) < 30 and sum(staged.sent) == 998
+    assert len(staged.commands) < 30
+    # How many make a batch depends on the length of their paths, and a last small batch goes with its command.
+    assert 998 - INLINE_FILES <= sum(staged.sent) <= 998
 
 
 @pytest.mark.parametrize(
