@@ -50,6 +50,7 @@ def serve_http(files: Client, host: str, port: int, token: str, on_ready: Callab
     with socket.socket(family, socket.SOCK_STREAM) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host, port))
+        listening.listen()  # a client may come as soon as it knows the address, which is before uvicorn listens
         app = MountServer(files).server.streamable_http_app(streamable_http_path=PATH, host=host)
         config = uvicorn.Config(_guarded(app, token), log_config=None, access_log=False)
         shown = f"[{host}]" if ":" in host else host
