@@ -1,4 +1,5 @@
-"""Servers that file systems of fsspec reach: FTP and SFTP, each in a process of its own, on loopback, of a directory.
+"""Servers that file systems of fsspec reach: FTP, SFTP and HTTP, each in a process of its own, on loopback, of a
+directory. The one of HTTP lists directories in HTML, and knows ranges, ETags and `If-Match`.
 
 with running("ftp", tmp_path) as port:
     fsspec.filesystem("ftp", host="127.0.0.1", port=port, username=USER, password=PASSWORD)
@@ -20,11 +21,11 @@ import pytest
 USER, PASSWORD = "agent", "secret"
 STOP_LIMIT_S = 10.0
 
-PACKAGES = {"ftp": ("pyftpdlib",), "sftp": ("asyncssh", "paramiko")}
+PACKAGES = {"ftp": ("pyftpdlib",), "sftp": ("asyncssh", "paramiko"), "http": ("aiohttp",)}
 
 
 @contextlib.contextmanager
-def running(kind: Literal["ftp", "sftp"], root: Path) -> Iterator[int]:
+def running(kind: Literal["ftp", "sftp", "http"], root: Path) -> Iterator[int]:
     """Run a server for the length of a block; its port."""
     for package in PACKAGES[kind]:
         if find_spec(package) is None:
@@ -83,8 +84,20 @@ async def serve_sftp(root: str) -> None:
     await server.wait_closed()
 
 
+async def serve_http(root: str) -> None:
+    from aiohttp import web
+
+    application = web.Application()
+    application.router.add_static("/", root, show_index=True)
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    print(runner.addresses[0][1], flush=True)
+    await asyncio.Event().wait()
+
+
+SERVE = {"ftp": serve_ftp, "sftp": lambda root: asyncio.run(serve_sftp(root)), "http": lambda root: asyncio.run(serve_http(root))}
+
 if __name__ == "__main__":
-    if sys.argv[1] == "ftp":
-        serve_ftp(sys.argv[2])
-    else:
-        asyncio.run(serve_sftp(sys.argv[2]))
+    SERVE[sys.argv[1]](sys.argv[2])

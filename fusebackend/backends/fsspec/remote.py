@@ -17,10 +17,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from fsspec import AbstractFileSystem
-from fsspec.caching import BlockCache, BytesCache, ReadAheadCache
 from fsspec.dircache import DirCache
-from fsspec.spec import AbstractBufferedFile
 
+from fusebackend.backends.fsspec.reading import FILE_BYTES, reader_of
 from fusebackend.backends.fsspec.told import told
 from fusebackend.base import paths
 from fusebackend.base.errors import oserror
@@ -28,12 +27,6 @@ from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, 
 from fusebackend.remote.buffer import begins_with
 
 PIECE_BYTES = 1 << 20
-
-BLOCK_BYTES = 4 << 20
-"""What is read ahead of a reader, where the file system buffers at all."""
-
-BLOCKS = 4
-"""So many of these are kept of an open file."""
 
 TEMPORARY = ".fusebackend-"
 """How the names of files begin that are being stored. No listing shows them."""
@@ -198,16 +191,14 @@ class FsspecRemote:
         self._require(key, etag)
         path = self._path(key)
         with told(path):
-            file = self.fs.open(path, "rb", block_size=BLOCK_BYTES)
-            _keep_blocks(file)
-            return _Reader(path, file)
+            return reader_of(path, self.fs.open(path, "rb", block_size=FILE_BYTES), size)
 
     def load(self, key: str, etag: Etag | None) -> Iterable[bytes]:
         self._require(key, etag)
         return self._pieces(self._path(key))
 
     def _pieces(self, path: str) -> Iterator[bytes]:
-        with told(path), self.fs.open(path, "rb", block_size=BLOCK_BYTES) as file:
+        with told(path), self.fs.open(path, "rb", block_size=FILE_BYTES) as file:
             while piece := file.read(PIECE_BYTES):
                 yield piece
 
@@ -288,33 +279,6 @@ class FsspecRemote:
             raise oserror(errno.ENOENT, self._path(key))
         if etag is not None and head.etag != etag:
             raise oserror(errno.ESTALE, self._path(key))
-
-
-class _Reader:
-    """Reads parts of an open file."""
-
-    def __init__(self, path: str, file: Any) -> None:
-        self._path = path
-        self._file = file
-
-    def read(self, offset: int, size: int) -> bytes:
-        with told(self._path):
-            self._file.seek(offset)
-            data: bytes = self._file.read(size)
-            return data
-
-    def close(self) -> None:
-        with told(self._path):
-            self._file.close()
-
-
-def _keep_blocks(file: Any) -> None:
-    """Give a file of fsspec a cache of blocks. Its own ones keep one stretch, and the kernel's reads of a file may
-    overtake each other: each that did had 4 MiB fetched again."""
-    cache = getattr(file, "cache", None)
-    reads_by_cache = getattr(type(file), "read", None) is AbstractBufferedFile.read
-    if reads_by_cache and isinstance(cache, (ReadAheadCache, BytesCache)) and cache.size is not None:
-        file.cache = BlockCache(cache.blocksize, cache.fetcher, cache.size, maxblocks=BLOCKS)
 
 
 _RENAMED = frozenset({"file", "local", "ftp", "sftp", "ssh"})
