@@ -97,7 +97,9 @@ async def serve_http(root: str) -> None:
     await asyncio.Event().wait()
 
 
-SERVE = {"ftp": serve_ftp, "sftp": lambda root: asyncio.run(serve_sftp(root)), "http": lambda root: asyncio.run(serve_http(root))}
-
 if __name__ == "__main__":
-    SERVE[sys.argv[1]](sys.argv[2])
+    kind, top = sys.argv[1:]
+    if kind == "ftp":
+        serve_ftp(top)
+    else:
+        asyncio.run(serve_sftp(top) if kind == "sftp" else serve_http(top))

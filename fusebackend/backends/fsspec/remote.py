@@ -13,14 +13,14 @@ import errno
 import hashlib
 import secrets
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
 
 from fsspec import AbstractFileSystem
 from fsspec.dircache import DirCache
 
-from fusebackend.backends.fsspec.reading import FILE_BYTES, reader_of
-from fusebackend.backends.fsspec.told import told
+from fusebackend.backends.fsspec.reading import FILE_BYTES, Asking, reader_of
 from fusebackend.base import paths
 from fusebackend.base.errors import oserror
 from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Reader, Stamp
@@ -66,6 +66,7 @@ class FsspecRemote:
     def __init__(self, fs: Any, root: str, *, read_only: bool = False) -> None:
         self.fs = fs
         fs.dircache = DirCache(use_listings_cache=False)  # as an option, some hand it to the library behind them
+        self._asking = Asking()
         self._root = root.rstrip("/")
         # The paths of sftp begin with a slash though its root marker is empty; an archive's names have none.
         self._is_absolute = root.startswith("/") or bool(fs.root_marker)
@@ -85,7 +86,7 @@ class FsspecRemote:
 
     def contents(self, directory: str) -> Contents:
         path = self._path(directory)
-        with told(path):
+        with self._asking.of(path):
             self.fs.invalidate_cache(path)
             listed = self.fs.ls(path, detail=True)
         infos = {}
@@ -138,13 +139,13 @@ class FsspecRemote:
             if replace:
                 return None
             raise oserror(errno.EEXIST, path)
-        with told(path):
+        with self._asking.of(path):
             self.fs.mkdir(path, create_parents=False)
         return None
 
     def delete(self, key: str) -> None:
         path = self._path(key)
-        with contextlib.suppress(FileNotFoundError), told(path):
+        with contextlib.suppress(FileNotFoundError), self._asking.of(path):
             if key.endswith("/"):
                 self.fs.rmdir(path)
             else:
@@ -160,7 +161,7 @@ class FsspecRemote:
             raise oserror(errno.EEXIST, target)
         if replaced is not None:
             self._require(new, replaced[0])
-        with told(source):
+        with self._asking.of(source):
             # Those that rename take no `recursive`; the others copy file by file, and ask for it.
             self.fs.mv(source, target, **({} if self._renames else {"recursive": old.endswith("/")}))
         copied()
@@ -175,8 +176,13 @@ class FsspecRemote:
         version = _version(info)
         size = info.get("size")
         if size is None:
-            size = sum(map(len, self.load(key, None)))
+            size = self._count(self._path(key))
         return Head(size, version, version, _time_ns(info))
+
+    def _count(self, path: str) -> int:
+        """The size of a file that the file system does not know."""
+        with self._asking.of(path), self.fs.open(path, "rb", block_size=0) as file:
+            return sum(map(len, iter(lambda: file.read(PIECE_BYTES), b"")))
 
     def heads(self, wanted: Iterable[tuple[str, int]]) -> Sequence[Head | OSError | None]:
         found: list[Head | OSError | None] = []
@@ -189,18 +195,20 @@ class FsspecRemote:
 
     def reader(self, key: str, etag: Etag | None, size: int) -> Reader:
         self._require(key, etag)
+        return self._reader(key, size)
+
+    def _reader(self, key: str, size: int) -> Reader:
         path = self._path(key)
-        with told(path):
-            return reader_of(path, self.fs.open(path, "rb", block_size=FILE_BYTES), size)
+        with self._asking.of(path):
+            return reader_of(path, self.fs.open(path, "rb", block_size=FILE_BYTES), size, self._asking)
 
     def load(self, key: str, etag: Etag | None) -> Iterable[bytes]:
-        self._require(key, etag)
-        return self._pieces(self._path(key))
+        return self._pieces(key, self._require(key, etag))
 
-    def _pieces(self, path: str) -> Iterator[bytes]:
-        with told(path), self.fs.open(path, "rb", block_size=FILE_BYTES) as file:
-            while piece := file.read(PIECE_BYTES):
-                yield piece
+    def _pieces(self, key: str, head: Head) -> Iterator[bytes]:
+        with closing(self._reader(key, head.size)) as reader:
+            for offset in range(0, head.size, PIECE_BYTES):
+                yield reader.read(offset, PIECE_BYTES)
 
     def put(self, key: str, data: Bytes, stamp: Stamp, *, over: Etag | None, create: bool) -> Etag | None:
         path = self._path(key)
@@ -208,7 +216,7 @@ class FsspecRemote:
             raise oserror(errno.ESTALE, path)
         if not create and over is not None:
             self._require(key, over)
-        with told(path):
+        with self._asking.of(path):
             self._store(path, data)
         head = self.head(key)
         return None if head is None else head.etag
@@ -225,7 +233,7 @@ class FsspecRemote:
 
     def same(self, key: str, data: Bytes, stamp: Stamp) -> Etag | None:
         head = self.head(key)
-        if head is None or head.size != data.size or not begins_with(data, self._pieces(self._path(key))):
+        if head is None or head.size != data.size or not begins_with(data, self._pieces(key, head)):
             return None
         return head.etag
 
@@ -248,7 +256,8 @@ class FsspecRemote:
         self.fs.invalidate_cache()
 
     def close(self) -> None:
-        """The connections are fsspec's."""
+        """Read ahead no more. The connections are fsspec's."""
+        self._asking.fetchers.close()
 
     # -- of all ------------------------------------------------------------------------------------------------
 
@@ -265,20 +274,21 @@ class FsspecRemote:
         """What the file system says of a file or directory now; None where nothing is."""
         path = self._path(key)
         try:
-            with told(path):
+            with self._asking.of(path):
                 self.fs.invalidate_cache(path)
                 info: dict[str, Any] = self.fs.info(path)
                 return info
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def _require(self, key: str, etag: Etag | None) -> None:
-        """ENOENT if a file is not there, ESTALE if it is another version."""
+    def _require(self, key: str, etag: Etag | None) -> Head:
+        """What is there now. ENOENT if a file is not there, ESTALE if it is another version."""
         head = self.head(key)
         if head is None:
             raise oserror(errno.ENOENT, self._path(key))
         if etag is not None and head.etag != etag:
             raise oserror(errno.ESTALE, self._path(key))
+        return head
 
 
 _RENAMED = frozenset({"file", "local", "ftp", "sftp", "ssh"})
