@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
+from urllib.parse import quote
 
 import pytest
 
@@ -87,12 +88,23 @@ async def serve_sftp(root: str) -> None:
 async def serve_http(root: str) -> None:
     from aiohttp import web
 
+    async def answer(request: web.Request) -> web.StreamResponse:
+        path = Path(root) / request.match_info["path"]
+        if not path.exists() or (request.path.endswith("/") and not path.is_dir()):
+            raise web.HTTPNotFound
+        if not path.is_dir():
+            return web.FileResponse(path)
+        if not request.path.endswith("/"):
+            raise web.HTTPMovedPermanently(f"{request.path}/")
+        names = [f"{quote(each.name)}{'/' * each.is_dir()}" for each in sorted(path.iterdir())]
+        links = [f'<a href="{name}">{name}</a>' for name in ("?C=N;O=D", "../", *names)]
+        return web.Response(text="<br>".join(links), content_type="text/html")
+
     application = web.Application()
-    application.router.add_static("/", root, show_index=True)
+    application.router.add_get("/{path:.*}", answer)
     runner = web.AppRunner(application, access_log=None)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
     print(runner.addresses[0][1], flush=True)
     await asyncio.Event().wait()
 

@@ -44,16 +44,20 @@ Fetch = Callable[[int, int], bytes]
 
 
 class Asking:
-    """How a file system is asked: by one thread at a time, for its connection is one, and fsspec's are no safer.
+    """How a file system is asked: by one thread at a time, for its connection is one, unless it has a loop of its own.
 
     Args:
+        fs: an `fsspec.AbstractFileSystem`.
         clock: seconds that only grow.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, fs: Any, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self.fetchers = Fetchers(1)
-        self._lock = threading.RLock()
+        self.at_once = bool(fs.async_impl)
+        self._lock: contextlib.AbstractContextManager[Any] = (
+            contextlib.nullcontext() if self.at_once else threading.RLock()
+        )
 
     @contextlib.contextmanager
     def of(self, path: str) -> Iterator[None]:
@@ -74,11 +78,14 @@ class _Range:
         self._done = threading.Event()
 
     def fetch(self, asking: Asking, path: str, fetch: Fetch) -> None:
-        """ESTALE where the file has fewer bytes than its version had."""
+        """ESTALE where the file is gone, or has fewer bytes than its version had."""
         began = asking.clock()
         try:
-            with asking.of(path):
-                data = fetch(self.start, self.end)
+            try:
+                with asking.of(path):
+                    data = fetch(self.start, self.end)
+            except FileNotFoundError:
+                raise oserror(errno.ESTALE, path) from None
             if len(data) != self.end - self.start:
                 raise oserror(errno.ESTALE, path)
             is_slow = asking.clock() - began > SLOW_S
