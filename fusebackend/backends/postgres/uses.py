@@ -1,5 +1,5 @@
 """A host's records about nodes. `Uses`: which are open, or known to the kernel. `BareNodes`: which have no xattrs.
-`OwnDirectories`: their rows.
+`Accesses`: when they were read.
 
 `Uses` also detects write conflicts: whether another host has changed a file since it was opened here for writing. The
 file's row has the version that last changed its bytes (`contents`), and the one that last made it 0 bytes long
@@ -8,7 +8,6 @@ file's row has the version that last changed its bytes (`contents`), and the one
 
 from __future__ import annotations
 
-import copy
 import os
 import threading
 from collections.abc import Iterable, Sequence
@@ -20,8 +19,6 @@ WRITING = os.O_WRONLY | os.O_RDWR
 
 MAX_NODES = 50_000
 """With so many, all are forgotten."""
-
-MAX_DIRECTORIES = 1_000
 
 MAX_PAGES = 64
 """Of listings. The oldest is forgotten first."""
@@ -78,46 +75,30 @@ class BareNodes:
                 self._bare.discard(node)
 
 
-class OwnDirectories:
-    """The rows of directories that this host has changed, until another host is known to have changed them.
+class Accesses:
+    """Access times that have moved and are not in the tables yet. They are sent with the next question.
 
-    The kernel asks for a directory's attributes after each name that is made in it. Any thread may call any method.
+    Any thread may call any method.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._rows: dict[int, StoredInode] = {}
-        self._changes = 0
+        self._times: dict[int, int] = {}
 
-    @property
-    def moment(self) -> int:
-        """To be read before a commit, and passed to `note` after it."""
-        return self._changes
+    def __bool__(self) -> bool:
+        return bool(self._times)
 
-    def note(self, moment: int, inodes: Iterable[StoredInode]) -> None:
-        """This host has committed these rows. Another host's change may have come since `moment`: then they are old."""
-        directories = [inode for inode in inodes if inode.is_dir]
+    def __contains__(self, node: int) -> bool:
+        return node in self._times
+
+    def note(self, node: int, atime_ns: int) -> None:
         with self._lock:
-            for inode in directories:
-                self._rows.pop(inode.node, None)
-                if moment == self._changes and inode.nlink:
-                    self._rows[inode.node] = copy.copy(inode)
-            while len(self._rows) > MAX_DIRECTORIES:
-                del self._rows[next(iter(self._rows))]
+            self._times[node] = atime_ns
 
-    def get(self, node: int) -> StoredInode | None:
-        """A copy of the row."""
-        row = self._rows.get(node)
-        return None if row is None else copy.copy(row)
-
-    def changed(self, node: int | None) -> None:
-        """The row has changed; None stands for any."""
+    def take(self) -> dict[int, int]:
         with self._lock:
-            self._changes += 1
-            if node is None:
-                self._rows.clear()
-            else:
-                self._rows.pop(node, None)
+            times, self._times = self._times, {}
+        return times
 
 
 class Opened:
