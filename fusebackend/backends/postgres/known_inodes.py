@@ -96,13 +96,12 @@ class KnownInodes:
                     self._set(_Known(copy.copy(inode), before.get(inode.node, 0), None))
 
     def accessed(self, node: int, atime_ns: int) -> None:
-        """The access time of a node has moved, or is about to."""
+        """The access time of a node's row has been set."""
         with self._lock:
             known = self._known.get(node)
             if known is not None:
-                inode = copy.copy(known.inode)
-                inode.atime_ns = atime_ns
-                known.inode = inode
+                known.inode = copy.copy(known.inode)
+                known.inode.atime_ns = atime_ns
 
     def changed(self, node: int | None) -> None:
         """A row has changed; None stands for any."""

@@ -197,7 +197,8 @@ class StoredTree(TreeVolume):
         Not within a change of several operations: it has been done before.
         """
         if self._scope.transaction is None:
-            self._store_accesses()
+            if self._accesses:
+                self._store_accesses()
             self._drafts.settle_all()
 
     def _look(self, wanted: Wanted, rule: Callable[..., T], *arguments: Any) -> T:
@@ -413,20 +414,23 @@ class StoredTree(TreeVolume):
         return rows, missing(links, there)
 
     def _ask(self, *questions: Statement) -> list[Rows]:
-        """The rows of statements, in one round trip; before them access times are set."""
-        if not self._accesses:
+        """The rows of statements, in one round trip."""
+        if not self._accesses.is_due:
             return self._connections.run(lambda connection: send(connection, questions))
+        return self._store_accesses(*questions)
+
+    def _store_accesses(self, *questions: Statement) -> list[Rows]:
+        """Store access times that have moved. Returns the rows of statements that are sent along."""
         will_wait()
-        times = self._accesses.take()
+        times = self._accesses.times()
         sent = [statements.accessed(self.id, times), *questions]
         accessed, *answers = self._connections.run(lambda connection: send(connection, sent))
         for node, is_set in accessed:
             self._guesses.accessed(node, times[node] if is_set else None)
+            if is_set:
+                self._known.accessed(node, times[node])
+        self._accesses.stored(times)
         return answers
-
-    def _store_accesses(self) -> None:
-        if self._accesses:
-            self._ask()
 
     def through(self, links: Sequence[Link], call: Callable[[], T], *, absent: bool = False) -> T:
         """As in `Volume`: reads ask for the links in the same round trip, changes before they begin."""

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 
 from fusebackend.backends.postgres.statements import StoredInode
 
 WRITING = os.O_WRONLY | os.O_RDWR
 
+MAX_ACCESSES = 500
+ACCESSES_S = 1.0
 
 MAX_NODES = 50_000
 """With so many, all are forgotten."""
@@ -76,14 +79,15 @@ class BareNodes:
 
 
 class Accesses:
-    """Access times that have moved and are not in the tables yet. They are sent with the next question.
+    """Access times that have moved and are not in the tables yet: a read of a file waits for no write.
 
-    Any thread may call any method.
+    Until they are stored, this host shows them by `shown`. Any thread may call any method.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._times: dict[int, int] = {}
+        self._since_s = 0.0
 
     def __bool__(self) -> bool:
         return bool(self._times)
@@ -91,14 +95,35 @@ class Accesses:
     def __contains__(self, node: int) -> bool:
         return node in self._times
 
+    @property
+    def is_due(self) -> bool:
+        """Whether the next question stores them."""
+        return bool(self._times) and (len(self._times) >= MAX_ACCESSES or time.monotonic() - self._since_s > ACCESSES_S)
+
     def note(self, node: int, atime_ns: int) -> None:
         with self._lock:
+            if not self._times:
+                self._since_s = time.monotonic()
             self._times[node] = atime_ns
 
-    def take(self) -> dict[int, int]:
+    def shown(self, inode: StoredInode) -> StoredInode:
+        """An inode of the tables, with its access time."""
+        atime_ns = self._times.get(inode.node)
+        if atime_ns is not None:
+            inode.atime_ns = atime_ns
+        return inode
+
+    def times(self) -> dict[int, int]:
         with self._lock:
-            times, self._times = self._times, {}
-        return times
+            self._since_s = time.monotonic()
+            return dict(self._times)
+
+    def stored(self, times: Mapping[int, int]) -> None:
+        """These are in the tables, or another change has come before them."""
+        with self._lock:
+            for node, atime_ns in times.items():
+                if self._times.get(node) == atime_ns:
+                    del self._times[node]
 
 
 class Opened:

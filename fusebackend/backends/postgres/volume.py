@@ -123,6 +123,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
             session = Session(feed or conninfo, number, uses, self._feed, pool)
             undo.callback(session.close)
             super().__init__(pool, number, session, uses, last_writer_wins=conflict == "last-writer", is_shared=shared)
+            session.each_period = lambda: self._accesses and self._store_accesses()
             self._snapshots = Snapshots(number, self._connections.query)
             self._require_root()
             session.run(lambda connection: self._feed.start(connection, self.changed_elsewhere, self._feed_became))
@@ -209,11 +210,12 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         self._require_directory(rows[0][:2] if rows else (), node)
         if not after:
             mode, _, atime_ns, mtime_ns, ctime_ns = rows[0][:5]
-            self._note_access(Attr(node, mode, atime_ns=atime_ns, mtime_ns=mtime_ns, ctime_ns=ctime_ns))
+            if node not in self._accesses:
+                self._note_access(Attr(node, mode, atime_ns=atime_ns, mtime_ns=mtime_ns, ctime_ns=ctime_ns))
         named = [(row[5], row[6:]) for row in rows if row[5] is not None]
         sound = [(name, row) for name, row in named if self._is_entry(node, name, row)]
         self._guesses.note((row for _, row in sound), {(node, name): row[0] for name, row in sound})
-        listed = [(name, StoredInode.of(row)) for name, row in sound]
+        listed = [(name, self._accesses.shown(StoredInode.of(row))) for name, row in sound]
         self._bare.listed(inode.node for _, inode in listed)
         shown = self._damage.shown(node, listed)
         if named and not shown:  # none of them can be shown: go on after them
@@ -231,7 +233,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         if not is_in_range(row[:12]):
             self._damage.tell(f"inode {row[0]} has {tuple(row[1:12])!r}")
             raise oserror(errno.EIO)
-        return StoredInode.of(row)
+        return self._accesses.shown(StoredInode.of(row))
 
     def wrong_links(self, links: Sequence[Link]) -> Sequence[Link]:
         if not links:
@@ -300,7 +302,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         if self._feed.live and self._scope.view is None:
             known = self._known.get(node)
             if known is not None:
-                return known
+                return self._accesses.shown(known)
         return self._read_inode(node)
 
     def _read_inode(self, node: int) -> StoredInode:
@@ -432,7 +434,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
             return self._change(Wanted(nodes=(node,), read=(node, first, last)), super().read, node, offset, size)
         known = self._known.data(node) if self._feed.live and self._scope.view is None else None
         if known is not None and node not in self._drafts.pending():
-            inode, chunks = known[0], {0: known[1]}
+            inode, chunks = self._accesses.shown(known[0]), {0: known[1]}
         else:
             inode, chunks = self._read_contents(node, first, last)
         if stat.S_ISDIR(inode.mode):
@@ -442,9 +444,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
 
     def _note_access(self, attr: Attr) -> None:
         if tree.is_access_noted(attr) and self._scope.view is None:
-            at = now_ns()
-            self._known.accessed(attr.node, at)
-            self._accesses.note(attr.node, at)
+            self._accesses.note(attr.node, now_ns())
 
     def _read_contents(self, node: int, first: int, last: int) -> tuple[StoredInode, dict[int, bytes]]:
         self._drafts.settle(node)
