@@ -18,6 +18,8 @@ from fusebackend.backends.postgres.statements import StoredInode
 WRITING = os.O_WRONLY | os.O_RDWR
 
 MAX_ACCESSES = 500
+"""With so many, or after `ACCESSES_S`, they are stored with the next question."""
+
 ACCESSES_S = 1.0
 
 MAX_NODES = 50_000

@@ -1,9 +1,10 @@
 """`RouteExecutor`: calls into one volume. Inline where it doesn't block; in threads, under a deadline, where it may.
 
 A thread hop costs about as much as a whole FUSE request, so memory, SQLite and local directories are called on the
-loop's own thread. Half of it is that the thread wakes the loop, which had gone to sleep: so while one caller alone makes
-calls that are short, the loop waits for each of them right here, for a moment. A blocking volume has `max_calls` places for calls, a deadline for each call, which includes the wait
-for a place, and a circuit breaker. When it hangs, its callers get ETIMEDOUT and other routes go on.
+loop's own thread. Half of it is that the thread wakes the loop, which had gone to sleep: so while one caller alone
+makes calls that are short, the loop waits for each of them right here, for a moment. A blocking volume has `max_calls`
+places for calls, a deadline for each call, which includes the wait for a place, and a circuit breaker. When it hangs,
+its callers get ETIMEDOUT and other routes go on.
 
 A thread can't be ended. After its call was given up it goes on until the backend answers, and keeps its place until
 then, so there are never more than `max_calls` of them. Agents call in other threads (`run`), and have as many places
