@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from fusebackend.backends.postgres.schema import CHANGE_LOCK, RENAME_LOCK, TURN_LOCK
 from fusebackend.databases.pipeline import Statement
 from fusebackend.protocol import ROOT_NODE, Link
-from fusebackend.volumes.chunks import Chunk
+from fusebackend.volumes.chunks import CHUNK_BYTES, Chunk
 from fusebackend.volumes.storage import Inode
 
 FIELDS = (
@@ -559,6 +559,15 @@ def contents(volume: int, node: int, first: int, last: int) -> Statement:
     )
 
 
+def opened(volume: int, node: int, sent: int) -> Statement:
+    """The inode of a file with its only chunk, or nulls where it has more, or none, or where its bytes are `sent`."""
+    return (
+        f"SELECT {_I}, k.data FROM fusebackend.inode i LEFT JOIN fusebackend.chunk k ON k.volume = i.volume"
+        " AND k.node = i.node AND k.idx = 0 AND i.size <= %s AND i.contents <> %s WHERE i.volume = %s AND i.node = %s",
+        (CHUNK_BYTES, sent, volume, node),
+    )
+
+
 def attributes(volume: int, node: int) -> Statement:
     """The link count of a node, with each of its extended attributes, or nulls for none."""
     return (
@@ -594,6 +603,10 @@ def totals(volume: int, opened: Sequence[int]) -> Statement:
     )
 
 
-def accessed(volume: int, node: int, atime_ns: int) -> Statement:
-    """Unless somebody is changing the node: then its times will have moved anyway."""
-    return "SELECT fusebackend.note_access(%s::int, %s, %s)", (volume, node, atime_ns)
+def accessed(volume: int, times: Mapping[int, int]) -> Statement:
+    """Set access times of nodes, except of those that somebody is changing: their times will have moved anyway.
+
+    Returns the nodes, and whether that was done.
+    """
+    query = "SELECT node, fusebackend.note_access(%s::int, node, at) FROM unnest(%s::int8[], %s::int8[]) k (node, at)"
+    return query, (volume, list(times), list(times.values()))
