@@ -127,6 +127,9 @@ class Drafts:
         self._thread: threading.Thread | None = None
         self._closed = False
 
+    def __contains__(self, node: int) -> bool:
+        return node in self._drafts
+
     def begin(self, inode: StoredInode, name: tuple[int, bytes], version: int) -> None:
         """This host has created a file and has it open."""
         with self._changed:

@@ -47,6 +47,7 @@ class KnownInodes:
         self._changes: dict[int, int] = {}  # when a node last changed; all others did at `_floor` or before
         self._floor = 0
         self._sent: dict[int, int] = {}  # versions of bytes that the kernel has been given
+        self._ends: dict[int, tuple[bytes, int]] = {}  # the last name of a directory, and since when
 
     @property
     def moment(self) -> int:
@@ -70,11 +71,33 @@ class KnownInodes:
         """Which version of a file's bytes was last read from here; -1 for none. The kernel may still have them."""
         return self._sent.get(node, -1)
 
+    def ends(self, directory: int, name: bytes) -> bool:
+        """Whether no name of a directory comes after this one."""
+        last, moment = self._ends.get(directory, (b"", -1))
+        return last == name and self._changed_at(directory) <= moment
+
+    def ended(self, moment: int, directory: int, name: bytes) -> None:
+        """A listing has ended with this name."""
+        with self._lock:
+            self._ends.pop(directory, None)
+            self._ends[directory] = name, moment
+            while len(self._ends) > MAX_INODES:
+                del self._ends[next(iter(self._ends))]
+
     def found(self, moment: int, inode: StoredInode, data: bytes | None = None) -> None:
         """A row was read, and perhaps all bytes of the file."""
         with self._lock:
             if self._changed_at(inode.node) <= moment:
+                known = self._known.get(inode.node)
+                if data is None and known is not None and known.inode.version == inode.version:
+                    return
                 self._set(_Known(copy.copy(inode), 0, data))
+
+    def listed(self, moment: int, inodes: Iterable[StoredInode]) -> None:
+        """Rows were read. Those that are known are no older from now on, for times don't go back."""
+        for inode in inodes:
+            if inode.node in self._known:
+                self.found(moment, inode)
 
     def committed(self, moment: int, inodes: Iterable[StoredInode], before: Mapping[int, int]) -> None:
         """This host has committed these rows.

@@ -152,6 +152,8 @@ class Guess(NamedTuple):
     """Names in some of these directories, with the nodes under them; None for a name that is not there."""
     empty: int = 0
     """A directory of `rows` that has no names; 0 for none."""
+    links: Sequence[Link] = ()
+    """Names on the way to it, and where they lead."""
 
 
 def lock_guessed(volume: int, guess: Guess, count: int | None) -> Statement:
@@ -180,6 +182,10 @@ def lock_guessed(volume: int, guess: Guess, count: int | None) -> Statement:
     if guess.empty:
         conditions += " AND NOT EXISTS (SELECT FROM fusebackend.dentry WHERE volume = %s AND parent = %s)"
         names += [volume, guess.empty]
+    if guess.links:
+        there, parameters = links(volume, guess.links)
+        conditions += f" AND (SELECT count(*) FROM ({there}) l) = {len(guess.links)}"
+        names += parameters
     return (
         f"WITH lock AS MATERIALIZED (SELECT pg_advisory_xact_lock_shared(%s::int, %s::int), {_COUNT} AS count),"
         " locked AS MATERIALIZED (SELECT i.node FROM lock CROSS JOIN"

@@ -120,21 +120,25 @@ class StoredTree(TreeVolume):
                     transaction.flush()
                 transaction.fetch(wanted)
                 return rule(*arguments)
-        self._compare_links()
         if any(node in self._accesses for node in wanted.nodes):
             self._store_accesses()  # the attributes that are returned have them
         version = self._session.new_version()
         guess = self._guesses.of(wanted)
+        if guess is not None:
+            guess = guess._replace(links=self._scope.links)
 
         def attempt(connection: Connection[Any]) -> T:
             nonlocal guess
             if self._unsynced.is_due:
                 self._unsynced.sync(connection)
             guessed, guess = guess, None
+            if guessed is None:
+                self._compare_links(connection)
             try:
                 with self._transaction(self._begun(connection, version)) as transaction:
                     if guessed is not None and transaction.guess(guessed):
                         return _as_guessed(rule, *arguments)
+                    self._compare_links(connection)
                     transaction.fetch(wanted)
                     return rule(*arguments)
             except BaseException:
@@ -142,11 +146,13 @@ class StoredTree(TreeVolume):
                     self._guesses.wrong(guessed)
                 raise
 
-        return self._connections.run(attempt)
+        result = self._connections.run(attempt)
+        self._scope.links = ()
+        return result
 
     def _change_file(self, wanted: Wanted, size: int, rule: Callable[..., T], node: int, *arguments: Any) -> T:
         """Run a rule that writes so many bytes of a file, or sets attributes: on its draft, if there is one."""
-        if self._scope.transaction is None:
+        if self._scope.transaction is None and node in self._drafts:
             self._compare_links()
 
             def make(draft: Draft) -> T:
@@ -449,11 +455,13 @@ class StoredTree(TreeVolume):
         finally:
             scope.links = scope.links_above = ()
 
-    def _compare_links(self) -> None:
-        """Compare what `through` has been given, if no question has."""
-        if self._scope.links:
-            (there,) = self._ask(statements.links(self.id, self._scope.links))
-            self._compared(missing(self._scope.links, there))
+    def _compare_links(self, connection: Connection[Any] | None = None) -> None:
+        """Compare what `through` has been given, if no question has. On this connection, or any."""
+        links = self._scope.links
+        if links:
+            question = statements.links(self.id, links)
+            (there,) = self._ask(question) if connection is None else send(connection, [question])
+            self._compared(missing(links, there))
 
     def _compared(self, wrong: Sequence[Link]) -> None:
         """Whatever follows a wrong link fails, too: the first question may be one whose errors do not matter."""

@@ -175,7 +175,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
             inode = self._inode_of(way[parent, name])
             self._damage.require_entry(parent, name, inode)
             return inode
-        pending = self._drafts.pending()
+        pending, moment = self._drafts.pending(), self._known.moment
         question = statements.found(self.id, parent, name)
         wrong: Sequence[Link] = ()
         if self._scope.links_above and not self._guesses.is_there((parent, name)):
@@ -193,7 +193,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         if found[0] is None:
             self._guesses.note([directory], {(parent, name): None})
             raise oserror(errno.ENOENT, name)
-        inode = self._inode_of(found)
+        inode = self._note_inode(moment, found)
         self._guesses.note([directory, found], {(parent, name): inode.node})
         self._damage.require_entry(parent, name, inode)
         return inode
@@ -201,6 +201,10 @@ class PostgresVolume(StoredTree, SnapshotVolume):
     def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
         if self._scope.transaction is not None:
             return self._change(Wanted(nodes=(node,)), super().readdir, node, after, limit)
+        is_told = self._feed.live and self._scope.view is None
+        if after and is_told and self._known.ends(node, after):
+            return []
+        moment = self._known.moment
         pending = self._drafts.pending()
         rows = self._query(statements.listed(self.id, node, after, limit))
         if changed := [row[6] for row in rows if row[6] in pending]:
@@ -213,10 +217,14 @@ class PostgresVolume(StoredTree, SnapshotVolume):
             if node not in self._accesses:
                 self._note_access(Attr(node, mode, atime_ns=atime_ns, mtime_ns=mtime_ns, ctime_ns=ctime_ns))
         named = [(row[5], row[6:]) for row in rows if row[5] is not None]
+        if is_told and 0 < len(named) < limit:
+            self._known.ended(moment, node, named[-1][0])
         sound = [(name, row) for name, row in named if self._is_entry(node, name, row)]
         self._guesses.note((row for _, row in sound), {(node, name): row[0] for name, row in sound})
         listed = [(name, self._accesses.shown(StoredInode.of(row))) for name, row in sound]
         self._bare.listed(inode.node for _, inode in listed)
+        if is_told:
+            self._known.listed(moment, (inode for _, inode in listed))
         shown = self._damage.shown(node, listed)
         if named and not shown:  # none of them can be shown: go on after them
             return self.readdir(node, named[-1][0], limit)
@@ -583,6 +591,8 @@ class PostgresVolume(StoredTree, SnapshotVolume):
                 self._bare.changed(change.node)
                 self._drafts.doubt(change.node)
                 self._known.changed(change.node)
+            if change.parent is not None:
+                self._known.changed(change.parent)
             entry = None if change.parent is None or change.name is None else (change.parent, change.name)
             self._guesses.changed(change.node, entry)
             nodes = [change.node] if change != Change() else self._uses.opened()

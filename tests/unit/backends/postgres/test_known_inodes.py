@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,7 +19,7 @@ from fusebackend.backends.postgres.known_inodes import MAX_BYTES, MAX_INODES, Kn
 from fusebackend.backends.postgres.statements import StoredInode
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.databases import pipeline
-from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
+from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, Link, WrongLinks
 
 NODE = 7
 LIMIT_S = 30.0
@@ -158,13 +159,13 @@ def test_a_small_file_is_opened_and_read_in_one_round_trip(
 ) -> None:
     one, two = hosts
     node = put(one, b"content")
-    assert trips(lambda: whole(two, node)) == 1
+    eventually(lambda: trips(lambda: whole(two, node)) == 1, LIMIT_S)  # once it is told of all changes
     large = 100_000
     one.open(node, os.O_RDWR)
     one.write(node, 0, bytes(large))
     one.release(node, os.O_RDWR)
     assert whole(one, node) == whole(two, node) == bytes(large)
-    assert trips(lambda: whole(two, node)) == 2, "its bytes are asked for by themselves"
+    eventually(lambda: trips(lambda: whole(two, node)) == 2, LIMIT_S)  # its bytes are asked for by themselves
 
 
 @pytest.mark.services
@@ -219,3 +220,52 @@ def test_access_times_are_shown_at_once_and_stored_together(
     one.sync()
     assert two.lookup(ROOT_NODE, b"file").atime_ns == one.getattr(node).atime_ns > shown
     assert trips(lambda: one.unlink(ROOT_NODE, b"file")) == 1, "its row is guessed with that time"
+
+
+@pytest.mark.services
+def test_a_listing_of_few_names_is_one_round_trip_until_there_are_others(
+    hosts: tuple[PostgresVolume, PostgresVolume], trips: Trips
+) -> None:
+    one, two = hosts
+    directory = one.mkdir(ROOT_NODE, b"d", 0o755, ME).node
+
+    def names(volume: PostgresVolume) -> list[bytes]:
+        found: list[bytes] = []
+        while page := volume.readdir(directory, found[-1] if found else b"", 3):
+            found += [name for name, _ in page]
+        return found
+
+    for number in range(4):
+        one.mkdir(directory, b"%d" % number, 0o755, ME)
+    assert names(one) == [b"0", b"1", b"2", b"3"]
+    assert trips(lambda: names(one)) == 2, "a page of three and one of one"
+    one.rename(directory, b"1", directory, b"5")
+    assert one.readdir(directory, b"3", 3)[0][0] == b"5"
+    names(two)
+    one.mkdir(directory, b"6", 0o755, ME)
+    eventually(lambda: [name for name, _ in two.readdir(directory, b"5", 3)] == [b"6"], LIMIT_S)
+
+
+@pytest.mark.services
+def test_the_names_above_are_compared_with_the_change(
+    hosts: tuple[PostgresVolume, PostgresVolume], trips: Trips, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = hosts
+    monkeypatch.setattr(KnownInodes, "changed", lambda self, node: None)
+    directory = one.mkdir(ROOT_NODE, b"d", 0o755, ME).node
+    inner = one.mkdir(directory, b"e", 0o755, ME).node
+    links = [Link(ROOT_NODE, b"d", directory), Link(directory, b"e", inner)]
+
+    def chmod(mode: int) -> object:
+        return one.through(links, lambda: one.setattr(inner, AttrChanges(mode=mode)))
+
+    assert trips(lambda: chmod(0o700)) == 1
+    two.rename(directory, b"e", directory, b"f")
+    for _ in range(2):
+        with pytest.raises(WrongLinks) as wrong:
+            chmod(0o500)
+        assert wrong.value.links == links[1:]
+    assert stat.S_IMODE(two.getattr(inner).mode) == 0o700
+    links[1] = Link(directory, b"f", inner)
+    chmod(0o500)
+    assert stat.S_IMODE(one.getattr(inner).mode) == 0o500
