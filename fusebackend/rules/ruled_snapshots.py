@@ -1,14 +1,14 @@
 """`RuledSnapshotVolume`: a volume with snapshots as the rules of its route show it, for every reader.
 
 The snapshots are those of the volume below: a mount without the rules has the same ones, with all that is hidden here.
-Each is looked at through the rules that the route has now. What a mount keeps besides names and bytes by their node (the
-images of an undo, the files of a branch), so a file has here the number that it has below, in every state of it.
+Each is looked at through the rules that the route has now. An undo and a branch find files by their nodes, also after a
+restart of the server, so a file has the number here that it has below, in every state.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 from fusebackend.protocol import Snapshot, SnapshotVolume, Volume
 from fusebackend.rules.ruled_volume import RuledVolume, pass_on

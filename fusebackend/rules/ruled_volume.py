@@ -376,6 +376,12 @@ class RuledVolume(NativeVolume):
             if attr.is_dir and (not attr.mode & 0o444 or not self.readdir(attr.node, b"", 1)):
                 raise oserror(errno.EACCES, name) from None
 
+    def require_empty(self, node: int, name: bytes) -> None:
+        with self.lock:
+            super().require_empty(node, name)
+            if self.below.readdir(node, b"", 1):
+                raise oserror(errno.EACCES, name)
+
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
         with self.lock:
             old = self._own_path(parent, name)

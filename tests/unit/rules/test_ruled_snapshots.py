@@ -87,7 +87,11 @@ def test_what_is_hidden_now_is_in_no_snapshot(below: SnapshotVolume) -> None:
     volume = ruled(below)
     taken = volume.snapshot("before the rule")
     assert tree(taken) == tree(volume) == {"/a": b"/a", "/sub": None, "/sub/x": b"x"}
-    for parent, name in ((ROOT_NODE, b".env"), (ROOT_NODE, b"private"), (taken.lookup(ROOT_NODE, b"sub").node, b".env")):
+    for parent, name in (
+        (ROOT_NODE, b".env"),
+        (ROOT_NODE, b"private"),
+        (taken.lookup(ROOT_NODE, b"sub").node, b".env"),
+    ):
         with pytest.raises(FileNotFoundError):
             taken.lookup(parent, name)
     shown = taken.lookup(taken.lookup(ROOT_NODE, b"sub").node, b"x")
