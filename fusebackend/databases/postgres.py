@@ -22,6 +22,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fusebackend.base.waiting import will_wait
 from fusebackend.databases.pipeline import Rows, is_lost, rollback, send
 
 if TYPE_CHECKING:
@@ -287,6 +288,7 @@ class Connections:
     @contextlib.contextmanager
     def _place(self) -> Iterator[None]:
         """Wait for a free connection."""
+        will_wait()
         if not self._places.acquire(timeout=BUSY_S):
             raise OSError(errno.ETIMEDOUT, f"PostgreSQL: all connections have been busy for {BUSY_S} s")
         try:

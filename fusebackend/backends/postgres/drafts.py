@@ -24,6 +24,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from fusebackend.backends.postgres.statements import StoredInode
+from fusebackend.base import waiting
 from fusebackend.volumes.chunks import Chunk
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Draft:
     """
 
     def __init__(self, inode: StoredInode, name: tuple[int, bytes], version: int) -> None:
-        self.lock = threading.Lock()
+        self.lock = waiting.Lock()
         self.shown = copy.copy(inode)
         self.shown.xattrs = {}
         self.created = copy.copy(inode)
@@ -125,6 +126,9 @@ class Drafts:
         self._failed: dict[int, OSError] = {}
         self._thread: threading.Thread | None = None
         self._closed = False
+
+    def __contains__(self, node: int) -> bool:
+        return node in self._drafts
 
     def begin(self, inode: StoredInode, name: tuple[int, bytes], version: int) -> None:
         """This host has created a file and has it open."""
@@ -243,6 +247,8 @@ class Drafts:
 
     def _end(self, draft: Draft) -> None:
         node = draft.shown.node
+        if draft.steps:
+            waiting.will_wait()
         try:
             if draft.steps:
                 self._store(draft)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from fusebackend.backends.postgres.statements import Guess, StoredInode
+from fusebackend.backends.postgres.statements import FIELDS, Guess, StoredInode
 from fusebackend.backends.postgres.transaction import Wanted
 
 MAX_ROWS: Final = 5_000
@@ -28,6 +28,8 @@ Row = Sequence[Any]
 """Values of `statements.COLUMNS`."""
 
 _UNKNOWN: Final = -1
+
+_ATIME: Final = FIELDS.index("atime_ns")
 
 
 class Guesses:
@@ -61,6 +63,13 @@ class Guesses:
             self._rows.pop(_UNKNOWN if node is None else node, None)
             if name is not None:
                 self._names.pop(name, None)
+
+    def accessed(self, node: int, atime_ns: int | None) -> None:
+        """The access time of a node's row has been set; None if that is not known."""
+        with self._lock:
+            row = self._rows.pop(node, None)
+            if row is not None and atime_ns is not None:
+                self._rows[node] = (*row[:_ATIME], atime_ns, *row[_ATIME + 1 :])
 
     def is_there(self, name: Name) -> bool:
         """Whether a name leads somewhere, most likely."""

@@ -143,6 +143,9 @@ class Session:
     id = 0
     """0 until it is registered."""
 
+    each_period: Callable[[], object] = staticmethod(lambda: None)
+    """Called every `PERIOD_S` in the session's thread. May raise OSError."""
+
     def __init__(self, conninfo: str, volume: int, uses: Uses, feed: VolumeFeed, connections: Connections) -> None:
         self._volume = volume
         self._uses = uses
@@ -211,6 +214,7 @@ class Session:
                 if self._uses.unused() or self._unregistered:
                     self.run(self._note)
                 if time.monotonic() - freed_at >= PERIOD_S:
+                    self.each_period()
                     if self._feed.has_duties:
                         self._free()
                         self._prunes = self._prunes or self.run(self._is_left)

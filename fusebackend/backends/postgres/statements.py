@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from fusebackend.backends.postgres.schema import CHANGE_LOCK, RENAME_LOCK, TURN_LOCK
 from fusebackend.databases.pipeline import Statement
 from fusebackend.protocol import ROOT_NODE, Link
-from fusebackend.volumes.chunks import Chunk
+from fusebackend.volumes.chunks import CHUNK_BYTES, Chunk
 from fusebackend.volumes.storage import Inode
 
 FIELDS = (
@@ -152,6 +152,8 @@ class Guess(NamedTuple):
     """Names in some of these directories, with the nodes under them; None for a name that is not there."""
     empty: int = 0
     """A directory of `rows` that has no names; 0 for none."""
+    links: Sequence[Link] = ()
+    """Names on the way to it, and where they lead."""
 
 
 def lock_guessed(volume: int, guess: Guess, count: int | None) -> Statement:
@@ -180,6 +182,10 @@ def lock_guessed(volume: int, guess: Guess, count: int | None) -> Statement:
     if guess.empty:
         conditions += " AND NOT EXISTS (SELECT FROM fusebackend.dentry WHERE volume = %s AND parent = %s)"
         names += [volume, guess.empty]
+    if guess.links:
+        there, parameters = links(volume, guess.links)
+        conditions += f" AND (SELECT count(*) FROM ({there}) l) = {len(guess.links)}"
+        names += parameters
     return (
         f"WITH lock AS MATERIALIZED (SELECT pg_advisory_xact_lock_shared(%s::int, %s::int), {_COUNT} AS count),"
         " locked AS MATERIALIZED (SELECT i.node FROM lock CROSS JOIN"
@@ -559,6 +565,15 @@ def contents(volume: int, node: int, first: int, last: int) -> Statement:
     )
 
 
+def opened(volume: int, node: int, sent: int) -> Statement:
+    """The inode of a file with its only chunk, or nulls where it has more, or none, or where its bytes are `sent`."""
+    return (
+        f"SELECT {_I}, k.data FROM fusebackend.inode i LEFT JOIN fusebackend.chunk k ON k.volume = i.volume"
+        " AND k.node = i.node AND k.idx = 0 AND i.size <= %s AND i.contents <> %s WHERE i.volume = %s AND i.node = %s",
+        (CHUNK_BYTES, sent, volume, node),
+    )
+
+
 def attributes(volume: int, node: int) -> Statement:
     """The link count of a node, with each of its extended attributes, or nulls for none."""
     return (
@@ -594,6 +609,10 @@ def totals(volume: int, opened: Sequence[int]) -> Statement:
     )
 
 
-def accessed(volume: int, node: int, atime_ns: int) -> Statement:
-    """Unless somebody is changing the node: then its times will have moved anyway."""
-    return "SELECT fusebackend.note_access(%s::int, %s, %s)", (volume, node, atime_ns)
+def accessed(volume: int, times: Mapping[int, int]) -> Statement:
+    """Set access times of nodes, except of those that somebody is changing: their times will have moved anyway.
+
+    Returns the nodes, and whether that was done.
+    """
+    query = "SELECT node, fusebackend.note_access(%s::int, node, at) FROM unnest(%s::int8[], %s::int8[]) k (node, at)"
+    return query, (volume, list(times), list(times.values()))

@@ -18,14 +18,16 @@ from fusebackend.backends.postgres import feed, statements
 from fusebackend.backends.postgres.drafts import Draft, Drafts, Step
 from fusebackend.backends.postgres.guesses import Guesses
 from fusebackend.backends.postgres.host_session import Session, opening
+from fusebackend.backends.postgres.known_inodes import KnownInodes
 from fusebackend.backends.postgres.old_rows import Newest
 from fusebackend.backends.postgres.shared_quota import Growing, SharedQuota
 from fusebackend.backends.postgres.statements import StoredInode
 from fusebackend.backends.postgres.transaction import Transaction, Walk, Wanted, gone, overtaken
 from fusebackend.backends.postgres.unsynced import Unsynced
-from fusebackend.backends.postgres.uses import OwnDirectories, Uses
+from fusebackend.backends.postgres.uses import Accesses, Uses
 from fusebackend.base.paths import PathError
 from fusebackend.base.stamps import CLOCK
+from fusebackend.base.waiting import will_wait
 from fusebackend.databases.pipeline import COMMIT, Rows, Statement, send
 from fusebackend.databases.postgres import REPEATABLE, Connections, translate_errors
 from fusebackend.protocol import ROOT_NODE, Change, Changes, Link, WrongLinks
@@ -89,7 +91,8 @@ class StoredTree(TreeVolume):
         self._uses = uses
         self._unsynced = Unsynced(volume_id, uses.is_open)
         self._drafts = Drafts(self._store)
-        self._directories = OwnDirectories()
+        self._known = KnownInodes()
+        self._accesses = Accesses()
         self._guesses = Guesses()
         self._last_writer_wins = last_writer_wins
         self._is_shared = is_shared
@@ -117,19 +120,25 @@ class StoredTree(TreeVolume):
                     transaction.flush()
                 transaction.fetch(wanted)
                 return rule(*arguments)
-        self._compare_links()
+        if any(node in self._accesses for node in wanted.nodes):
+            self._store_accesses()  # the attributes that are returned have them
         version = self._session.new_version()
         guess = self._guesses.of(wanted)
+        if guess is not None:
+            guess = guess._replace(links=self._scope.links)
 
         def attempt(connection: Connection[Any]) -> T:
             nonlocal guess
             if self._unsynced.is_due:
                 self._unsynced.sync(connection)
             guessed, guess = guess, None
+            if guessed is None:
+                self._compare_links(connection)
             try:
                 with self._transaction(self._begun(connection, version)) as transaction:
                     if guessed is not None and transaction.guess(guessed):
                         return _as_guessed(rule, *arguments)
+                    self._compare_links(connection)
                     transaction.fetch(wanted)
                     return rule(*arguments)
             except BaseException:
@@ -137,11 +146,13 @@ class StoredTree(TreeVolume):
                     self._guesses.wrong(guessed)
                 raise
 
-        return self._connections.run(attempt)
+        result = self._connections.run(attempt)
+        self._scope.links = ()
+        return result
 
     def _change_file(self, wanted: Wanted, size: int, rule: Callable[..., T], node: int, *arguments: Any) -> T:
         """Run a rule that writes so many bytes of a file, or sets attributes: on its draft, if there is one."""
-        if self._scope.transaction is None:
+        if self._scope.transaction is None and node in self._drafts:
             self._compare_links()
 
             def make(draft: Draft) -> T:
@@ -192,6 +203,8 @@ class StoredTree(TreeVolume):
         Not within a change of several operations: it has been done before.
         """
         if self._scope.transaction is None:
+            if self._accesses:
+                self._store_accesses()
             self._drafts.settle_all()
 
     def _look(self, wanted: Wanted, rule: Callable[..., T], *arguments: Any) -> T:
@@ -237,14 +250,14 @@ class StoredTree(TreeVolume):
                 self._uses.wrote(node, transaction.version, contents, emptied)
             payloads: list[str] = []
             xid = feed.NO_XID
-            moment = self._directories.moment
+            moment = self._known.moment
             try:
                 rows = transaction.commit(lambda changes: self._notices(changes, payloads))
                 xid = int(rows[0][0]) if rows else xid
             finally:  # it may have happened without an answer
                 self._session.announce(payloads, xid)
             changed = transaction.inodes()
-            self._directories.note(moment, changed)
+            self._known.committed(moment, changed, transaction.before)
             self._guesses.note([inode.row for inode in changed], transaction.names())
             self._unsnapped = self._unsnapped or bool(transaction.before)
             self._unsynced.committed(
@@ -396,16 +409,34 @@ class StoredTree(TreeVolume):
             with translate_errors():
                 return send(scope.view, [statement])[0]
         if not scope.links:
-            return self._connections.query(*statement)
+            return self._ask(statement)[0]
         rows, wrong = self._query_with(scope.links, statement)
         self._compared(wrong)
         return rows
 
     def _query_with(self, links: Sequence[Link], statement: Statement) -> tuple[Rows, Sequence[Link]]:
         """The rows of a statement, and those of these links that are not there, in one round trip."""
-        both = [statement, statements.links(self.id, links)]
-        rows, there = self._connections.run(lambda connection: send(connection, both))
+        rows, there = self._ask(statement, statements.links(self.id, links))
         return rows, missing(links, there)
+
+    def _ask(self, *questions: Statement) -> list[Rows]:
+        """The rows of statements, in one round trip."""
+        if not self._accesses.is_due:
+            return self._connections.run(lambda connection: send(connection, questions))
+        return self._store_accesses(*questions)
+
+    def _store_accesses(self, *questions: Statement) -> list[Rows]:
+        """Store access times that have moved. Returns the rows of statements that are sent along."""
+        will_wait()
+        times = self._accesses.times()
+        sent = [statements.accessed(self.id, times), *questions]
+        accessed, *answers = self._connections.run(lambda connection: send(connection, sent))
+        for node, is_set in accessed:
+            self._guesses.accessed(node, times[node] if is_set else None)
+            if is_set:
+                self._known.accessed(node, times[node])
+        self._accesses.stored(times)
+        return answers
 
     def through(self, links: Sequence[Link], call: Callable[[], T], *, absent: bool = False) -> T:
         """As in `Volume`: reads ask for the links in the same round trip, changes before they begin."""
@@ -424,11 +455,13 @@ class StoredTree(TreeVolume):
         finally:
             scope.links = scope.links_above = ()
 
-    def _compare_links(self) -> None:
-        """Compare what `through` has been given, if no question has."""
-        if self._scope.links:
-            (there,) = self._connections.run(lambda at: send(at, [statements.links(self.id, self._scope.links)]))
-            self._compared(missing(self._scope.links, there))
+    def _compare_links(self, connection: Connection[Any] | None = None) -> None:
+        """Compare what `through` has been given, if no question has. On this connection, or any."""
+        links = self._scope.links
+        if links:
+            question = statements.links(self.id, links)
+            (there,) = self._ask(question) if connection is None else send(connection, [question])
+            self._compared(missing(links, there))
 
     def _compared(self, wrong: Sequence[Link]) -> None:
         """Whatever follows a wrong link fails, too: the first question may be one whose errors do not matter."""

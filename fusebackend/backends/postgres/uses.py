@@ -1,5 +1,5 @@
 """A host's records about nodes. `Uses`: which are open, or known to the kernel. `BareNodes`: which have no xattrs.
-`OwnDirectories`: their rows.
+`Accesses`: when they were read.
 
 `Uses` also detects write conflicts: whether another host has changed a file since it was opened here for writing. The
 file's row has the version that last changed its bytes (`contents`), and the one that last made it 0 bytes long
@@ -8,20 +8,22 @@ file's row has the version that last changed its bytes (`contents`), and the one
 
 from __future__ import annotations
 
-import copy
 import os
 import threading
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 
 from fusebackend.backends.postgres.statements import StoredInode
 
 WRITING = os.O_WRONLY | os.O_RDWR
 
+MAX_ACCESSES = 500
+"""With so many, or after `ACCESSES_S`, they are stored with the next question."""
+
+ACCESSES_S = 1.0
 
 MAX_NODES = 50_000
 """With so many, all are forgotten."""
-
-MAX_DIRECTORIES = 1_000
 
 MAX_PAGES = 64
 """Of listings. The oldest is forgotten first."""
@@ -78,46 +80,52 @@ class BareNodes:
                 self._bare.discard(node)
 
 
-class OwnDirectories:
-    """The rows of directories that this host has changed, until another host is known to have changed them.
+class Accesses:
+    """Access times that have moved and are not in the tables yet: a read of a file waits for no write.
 
-    The kernel asks for a directory's attributes after each name that is made in it. Any thread may call any method.
+    Until they are stored, this host shows them by `shown`. Any thread may call any method.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._rows: dict[int, StoredInode] = {}
-        self._changes = 0
+        self._times: dict[int, int] = {}
+        self._since_s = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self._times)
+
+    def __contains__(self, node: int) -> bool:
+        return node in self._times
 
     @property
-    def moment(self) -> int:
-        """To be read before a commit, and passed to `note` after it."""
-        return self._changes
+    def is_due(self) -> bool:
+        """Whether the next question stores them."""
+        return bool(self._times) and (len(self._times) >= MAX_ACCESSES or time.monotonic() - self._since_s > ACCESSES_S)
 
-    def note(self, moment: int, inodes: Iterable[StoredInode]) -> None:
-        """This host has committed these rows. Another host's change may have come since `moment`: then they are old."""
-        directories = [inode for inode in inodes if inode.is_dir]
+    def note(self, node: int, atime_ns: int) -> None:
         with self._lock:
-            for inode in directories:
-                self._rows.pop(inode.node, None)
-                if moment == self._changes and inode.nlink:
-                    self._rows[inode.node] = copy.copy(inode)
-            while len(self._rows) > MAX_DIRECTORIES:
-                del self._rows[next(iter(self._rows))]
+            if not self._times:
+                self._since_s = time.monotonic()
+            self._times[node] = atime_ns
 
-    def get(self, node: int) -> StoredInode | None:
-        """A copy of the row."""
-        row = self._rows.get(node)
-        return None if row is None else copy.copy(row)
+    def shown(self, inode: StoredInode) -> StoredInode:
+        """An inode of the tables, with its access time."""
+        atime_ns = self._times.get(inode.node)
+        if atime_ns is not None:
+            inode.atime_ns = atime_ns
+        return inode
 
-    def changed(self, node: int | None) -> None:
-        """The row has changed; None stands for any."""
+    def times(self) -> dict[int, int]:
         with self._lock:
-            self._changes += 1
-            if node is None:
-                self._rows.clear()
-            else:
-                self._rows.pop(node, None)
+            self._since_s = time.monotonic()
+            return dict(self._times)
+
+    def stored(self, times: Mapping[int, int]) -> None:
+        """These are in the tables, or another change has come before them."""
+        with self._lock:
+            for node, atime_ns in times.items():
+                if self._times.get(node) == atime_ns:
+                    del self._times[node]
 
 
 class Opened:

@@ -5,7 +5,7 @@ Each operation that changes something is one transaction of two round trips, com
 when the server rolls it back in favour of another one; but what fills a new file is one transaction at its close, of
 one round trip (`drafts.py`), and so is a new name in a directory that this host has changed last. Reads are single
 statements: each sees one state and waits for no lock, and any number of them run at once. Of what another host could
-have changed, only rows of directories are kept in memory (`OwnDirectories`).
+have changed, only single rows are kept in memory, and bytes of small files that are open (`KnownInodes`).
 
 `lock` does nothing here. Several calls become one in `change_as_one`, which locks what it changes, and in `changing`,
 which keeps all other changes of the volume out, on every host; and in `viewing` all reads see one state. All of them
@@ -24,6 +24,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import os
 import stat
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
@@ -94,6 +95,8 @@ class PostgresVolume(StoredTree, SnapshotVolume):
 
     features = Features(stores_at_close=True, blocking=True, shared=True)
 
+    at_once = frozenset({"release"})
+
     def __init__(
         self,
         conninfo: str,
@@ -120,6 +123,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
             session = Session(feed or conninfo, number, uses, self._feed, pool)
             undo.callback(session.close)
             super().__init__(pool, number, session, uses, last_writer_wins=conflict == "last-writer", is_shared=shared)
+            session.each_period = lambda: self._accesses and self._store_accesses()
             self._snapshots = Snapshots(number, self._connections.query)
             self._require_root()
             session.run(lambda connection: self._feed.start(connection, self.changed_elsewhere, self._feed_became))
@@ -171,7 +175,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
             inode = self._inode_of(way[parent, name])
             self._damage.require_entry(parent, name, inode)
             return inode
-        pending = self._drafts.pending()
+        pending, moment = self._drafts.pending(), self._known.moment
         question = statements.found(self.id, parent, name)
         wrong: Sequence[Link] = ()
         if self._scope.links_above and not self._guesses.is_there((parent, name)):
@@ -189,7 +193,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         if found[0] is None:
             self._guesses.note([directory], {(parent, name): None})
             raise oserror(errno.ENOENT, name)
-        inode = self._inode_of(found)
+        inode = self._note_inode(moment, found)
         self._guesses.note([directory, found], {(parent, name): inode.node})
         self._damage.require_entry(parent, name, inode)
         return inode
@@ -197,6 +201,10 @@ class PostgresVolume(StoredTree, SnapshotVolume):
     def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
         if self._scope.transaction is not None:
             return self._change(Wanted(nodes=(node,)), super().readdir, node, after, limit)
+        is_told = self._feed.live and self._scope.view is None
+        if after and is_told and self._known.ends(node, after):
+            return []
+        moment = self._known.moment
         pending = self._drafts.pending()
         rows = self._query(statements.listed(self.id, node, after, limit))
         if changed := [row[6] for row in rows if row[6] in pending]:
@@ -206,12 +214,17 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         self._require_directory(rows[0][:2] if rows else (), node)
         if not after:
             mode, _, atime_ns, mtime_ns, ctime_ns = rows[0][:5]
-            self._note_access(Attr(node, mode, atime_ns=atime_ns, mtime_ns=mtime_ns, ctime_ns=ctime_ns))
+            if node not in self._accesses:
+                self._note_access(Attr(node, mode, atime_ns=atime_ns, mtime_ns=mtime_ns, ctime_ns=ctime_ns))
         named = [(row[5], row[6:]) for row in rows if row[5] is not None]
+        if is_told and 0 < len(named) < limit:
+            self._known.ended(moment, node, named[-1][0])
         sound = [(name, row) for name, row in named if self._is_entry(node, name, row)]
         self._guesses.note((row for _, row in sound), {(node, name): row[0] for name, row in sound})
-        listed = [(name, StoredInode.of(row)) for name, row in sound]
+        listed = [(name, self._accesses.shown(StoredInode.of(row))) for name, row in sound]
         self._bare.listed(inode.node for _, inode in listed)
+        if is_told:
+            self._known.listed(moment, (inode for _, inode in listed))
         shown = self._damage.shown(node, listed)
         if named and not shown:  # none of them can be shown: go on after them
             return self.readdir(node, named[-1][0], limit)
@@ -228,7 +241,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         if not is_in_range(row[:12]):
             self._damage.tell(f"inode {row[0]} has {tuple(row[1:12])!r}")
             raise oserror(errno.EIO)
-        return StoredInode.of(row)
+        return self._accesses.shown(StoredInode.of(row))
 
     def wrong_links(self, links: Sequence[Link]) -> Sequence[Link]:
         if not links:
@@ -295,18 +308,24 @@ class PostgresVolume(StoredTree, SnapshotVolume):
             return attr
         self._drafts.settle(node)
         if self._feed.live and self._scope.view is None:
-            directory = self._directories.get(node)
-            if directory is not None:
-                return directory
+            known = self._known.get(node)
+            if known is not None:
+                return self._accesses.shown(known)
         return self._read_inode(node)
 
     def _read_inode(self, node: int) -> StoredInode:
+        moment = self._known.moment
         rows = self._query(statements.inode(self.id, node))
         if not rows:
             raise gone()
-        inode = self._inode_of(rows[0])
+        return self._note_inode(moment, rows[0])
+
+    def _note_inode(self, moment: int, row: Sequence[Any], data: bytes | None = None) -> StoredInode:
+        inode = self._inode_of(row)
         if inode.nlink == 0:
-            self._require_used(node)
+            self._require_used(inode.node)
+        elif self._feed.live and self._scope.view is None:
+            self._known.found(moment, inode, data)
         return inode
 
     def setattr(self, node: int, changes: AttrChanges) -> Attr:
@@ -386,9 +405,18 @@ class PostgresVolume(StoredTree, SnapshotVolume):
             inode = self._change(Wanted(nodes=(node,)), self._stored, node)
         else:
             self._drafts.settle(node)
-            inode = self._read_inode(node)
+            is_read = flags & os.O_ACCMODE == os.O_RDONLY
+            inode = self._read_small(node) if is_read else self._read_inode(node)
         self._uses.open(node, flags, inode.contents)
         return inode
+
+    def _read_small(self, node: int) -> StoredInode:
+        """The inode. If it is a small file, of which the kernel has no bytes, they are known from now on."""
+        moment = self._known.moment
+        rows = self._query(statements.opened(self.id, node, self._known.sent(node)))
+        if not rows:
+            raise gone()
+        return self._note_inode(moment, rows[0][:FIELD_COUNT], rows[0][FIELD_COUNT])
 
     def flush(self, node: int) -> None:
         self._drafts.require_stored(node)
@@ -412,7 +440,11 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         last = (offset + max(size, 1) - 1) >> CHUNK_SHIFT
         if self._scope.transaction is not None:
             return self._change(Wanted(nodes=(node,), read=(node, first, last)), super().read, node, offset, size)
-        inode, chunks = self._read_contents(node, first, last)
+        known = self._known.data(node) if self._feed.live and self._scope.view is None else None
+        if known is not None and node not in self._drafts.pending():
+            inode, chunks = self._accesses.shown(known[0]), {0: known[1]}
+        else:
+            inode, chunks = self._read_contents(node, first, last)
         if stat.S_ISDIR(inode.mode):
             raise oserror(errno.EISDIR)
         self._note_access(inode)
@@ -420,9 +452,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
 
     def _note_access(self, attr: Attr) -> None:
         if tree.is_access_noted(attr) and self._scope.view is None:
-            self._directories.changed(attr.node)
-            self._guesses.changed(attr.node)
-            self._query(statements.accessed(self.id, attr.node, now_ns()))
+            self._accesses.note(attr.node, now_ns())
 
     def _read_contents(self, node: int, first: int, last: int) -> tuple[StoredInode, dict[int, bytes]]:
         self._drafts.settle(node)
@@ -560,7 +590,9 @@ class PostgresVolume(StoredTree, SnapshotVolume):
             if change.node is not None or change == Change():
                 self._bare.changed(change.node)
                 self._drafts.doubt(change.node)
-                self._directories.changed(change.node)
+                self._known.changed(change.node)
+            if change.parent is not None:
+                self._known.changed(change.parent)
             entry = None if change.parent is None or change.name is None else (change.parent, change.name)
             self._guesses.changed(change.node, entry)
             nodes = [change.node] if change != Change() else self._uses.opened()
@@ -571,7 +603,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
 
     def _feed_became(self, live: bool) -> None:
         self.features = replace(self.features, change_feed=live)
-        self._directories.changed(None)
+        self._known.changed(None)
         self._guesses.changed(None)
         self.expire()
         if live and self._unsynced.is_pending:

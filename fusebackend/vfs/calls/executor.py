@@ -1,8 +1,10 @@
 """`RouteExecutor`: calls into one volume. Inline where it doesn't block; in threads, under a deadline, where it may.
 
 A thread hop costs about as much as a whole FUSE request, so memory, SQLite and local directories are called on the
-loop's own thread. A blocking volume has `max_calls` places for calls, a deadline for each call, which includes the wait
-for a place, and a circuit breaker. When it hangs, its callers get ETIMEDOUT and other routes go on.
+loop's own thread. Half of it is that the thread wakes the loop, which had gone to sleep: so while one caller alone
+makes calls that are short, the loop waits for each of them right here, for a moment. A blocking volume has `max_calls`
+places for calls, a deadline for each call, which includes the wait for a place, and a circuit breaker. When it hangs,
+its callers get ETIMEDOUT and other routes go on.
 
 A thread can't be ended. After its call was given up it goes on until the backend answers, and keeps its place until
 then, so there are never more than `max_calls` of them. Agents call in other threads (`run`), and have as many places
@@ -24,6 +26,7 @@ import contextvars
 import errno
 import logging
 import random
+import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -49,6 +52,12 @@ INLINE_SYNC_S = 1e-3
 P = ParamSpec("P")
 T = TypeVar("T")
 
+AWAITED_S = 1e-3
+"""How long the loop itself waits for a call in a thread, if calls take less than this on average."""
+
+ALONE_S = 5e-3
+"""A call of another thread in this time means that callers are many, and that the loop has other things to do."""
+
 PATIENCE_S = 0.25
 """How long a call waits before the first look whether its process was killed."""
 
@@ -73,20 +82,39 @@ FILE_S = 0.5
 class _Call(Generic[T]):
     """One call in a thread, as the loop sees it."""
 
-    def __init__(self, function: Callable[[], T]) -> None:
+    def __init__(self, function: Callable[[], T], *, is_awaited: bool) -> None:
         self.ended = trio.Event()
         self.given_up = False
+        self.took_s = 0.0
         self.answer: T
         self.error: BaseException | None = None
         self._function = function
         self._run_in = contextvars.copy_context().run
+        self._is_awaited = is_awaited
+        self._answered = threading.Lock()
+        self._answered.acquire()
 
     def run(self) -> None:
         """In the thread."""
+        start = time.perf_counter()
         try:
             self.answer = self._run_in(self._function)
         except BaseException as error:
             self.error = error
+        self.took_s = time.perf_counter() - start
+
+    def tell(self, loop: Callable[[], None]) -> None:
+        """In the thread: the call has ended. Tells the loop, unless that waits here and sees it."""
+        self._answered.release()
+        if not self._is_awaited:
+            loop()
+
+    def awaited(self, seconds: float) -> bool:
+        """On the loop, which does nothing else meanwhile: whether the call ends in so many seconds."""
+        if self._answered.acquire(timeout=seconds):
+            return True
+        self._is_awaited = False
+        return self._answered.acquire(blocking=False)  # it has ended just now, and may not have told the loop
 
 
 class RouteExecutor:
@@ -122,6 +150,8 @@ class RouteExecutor:
         self.tries_all = volume is not None and volume.all_at_once
         """Each call is made on the loop first, and once more in a thread if it would wait."""
         self._sync_s = INLINE_SYNC_S  # a moving average of how long a sync takes
+        self._call_s = AWAITED_S  # the same of calls in threads
+        self._caller, self._called_at = 0, 0.0
         self._running = 0
         self._waiting: deque[trio.Event] = deque()
         self._calls = Calls(max_calls, self._log_late)
@@ -230,10 +260,14 @@ class RouteExecutor:
         asked = request.current()
         give_up_at = trio.current_time() + self.deadline_s
         await self._take_place(asked, give_up_at)
-        call = _Call(function)
+        is_awaited = self._is_awaited(asked)
+        call = _Call(function, is_awaited=is_awaited)
         token = trio.lowlevel.current_trio_token()
-        trio.lowlevel.start_thread_soon(call.run, lambda _: _tell_loop(token, partial(self._ended, call)))
+        tell = partial(call.tell, partial(_tell_loop, token, partial(self._ended, call)))
+        trio.lowlevel.start_thread_soon(call.run, lambda _: tell())
         try:
+            if is_awaited and call.awaited(AWAITED_S):
+                self._ended(call)
             await self._until(call.ended, asked, give_up_at)
         except BaseException as error:
             call.given_up = True
@@ -243,6 +277,16 @@ class RouteExecutor:
         if call.error is not None:
             raise call.error
         return call.answer
+
+    def _is_awaited(self, asked: request.Request) -> bool:
+        """Whether the loop had better wait for a call than be woken by its thread, which costs half of the hop.
+
+        That is so for one caller, who asks for nothing else meanwhile, and for short calls.
+        """
+        now = time.perf_counter()
+        is_alone = self._running == 1 and (asked.thread == self._caller or now - self._called_at > ALONE_S)
+        self._caller, self._called_at = asked.thread, now
+        return is_alone and self._call_s < AWAITED_S
 
     async def _take_place(self, asked: request.Request, give_up_at: float) -> None:
         """Wait for one of `max_calls` places, in the order of the calls."""
@@ -281,6 +325,9 @@ class RouteExecutor:
 
     def _ended(self, call: _Call[Any]) -> None:
         """A thread has ended; on the loop."""
+        if call.ended.is_set():
+            return  # it was awaited, and has told all the same
+        self._call_s += (call.took_s - self._call_s) / 8
         self._leave_place()
         call.ended.set()
         if call.given_up:

@@ -69,6 +69,68 @@ def until(what: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
+# -- the hop -----------------------------------------------------------------------------------------------------
+
+
+def test_the_loop_waits_for_short_calls_of_one_caller_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "AWAITED_S", LIMIT_S)
+    route_executor = RouteExecutor(True, deadline_s=2 * LIMIT_S)
+    route_executor._call_s = 0.0
+    begun, let_go = threading.Event(), threading.Event()
+    turns: list[str] = []
+
+    def blocked() -> str:
+        begun.set()
+        assert let_go.wait(LIMIT_S)
+        return "answer"
+
+    async def call(thread: int) -> None:
+        request._current.set(request.Request("read", thread))
+        assert await route_executor.call(blocked) == "answer"
+        turns.append(f"call of {thread}")
+
+    async def other_task() -> None:
+        turns.append("another task")
+
+    async def main() -> None:
+        timer = threading.Timer(0.05, let_go.set)
+        timer.start()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(call, 1)
+            await trio.lowlevel.checkpoint()
+            nursery.start_soon(other_task)
+        timer.join()
+        assert turns == ["call of 1", "another task"], "the loop did nothing else"
+        turns.clear()
+        let_go.clear()
+        monkeypatch.setattr(executor, "ALONE_S", LIMIT_S)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(call, 2)
+            nursery.start_soon(call, 3)
+            await trio.to_thread.run_sync(begun.wait)
+            turns.append("another task")
+            let_go.set()
+        assert turns[0] == "another task", "there are several callers"
+
+    run(main)
+
+
+def test_no_answer_is_lost_or_told_twice_when_the_loop_has_waited_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "AWAITED_S", 1e-4)
+    route_executor = RouteExecutor(True, deadline_s=LIMIT_S, max_calls=2)
+
+    async def main() -> None:
+        for number in range(500):
+            route_executor._call_s = 0.0
+            pause_s = (number % 40) * 1e-5
+            assert await route_executor.call(lambda n=number, s=pause_s: (time.sleep(s), n)[1]) == number
+            assert route_executor._running == 0
+        with pytest.raises(ZeroDivisionError):
+            await route_executor.call(lambda: 1 / 0)
+
+    run(main)
+
+
 # -- places ------------------------------------------------------------------------------------------------------
 
 

@@ -95,6 +95,7 @@ def test_what_one_has_done_is_there_for_the_other(one: Host, two: Host) -> None:
     assert two.content(node) == b"hello"
     version = two.getattr(node).version
     one.setattr(node, AttrChanges(mode=0o600))
+    assert two.lookup(ROOT_NODE, b"file").mode & 0o777 == 0o600
     assert two.getattr(node).mode & 0o777 == 0o600
     assert two.getattr(node).version not in (0, version)
     one.rename(ROOT_NODE, b"file", ROOT_NODE, b"other")
@@ -253,7 +254,7 @@ def test_a_change_of_attributes_alone_is_no_conflict(one: Host, two: Host) -> No
     two.setattr(node, AttrChanges(mode=0o600))
     two.setxattr(node, b"user.x", b"1")
     one.setattr(node, AttrChanges(size=0))
-    assert two.getattr(node).size == 0
+    assert two.lookup(ROOT_NODE, b"file").size == two.getattr(node).size == 0
 
 
 def test_what_this_host_writes_itself_is_no_conflict(one: Host) -> None:
