@@ -10,13 +10,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from mounts import Mounted, Serve
 
 import fusebackend
+from fusebackend.backends.sqlite.backend import SqliteVolume
+from fusebackend.volumes.agent_face import VolumeBackend
+from fusebackend.volumes.walk import resolve
 
 pytestmark = pytest.mark.mounted
 
@@ -50,18 +53,23 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
+def store(path: str, files: Mapping[str, str]) -> None:
+    """Make files, and a snapshot of them, where no rule is."""
+    volume = SqliteVolume(path)
+    answers = VolumeBackend(volume).upload_files([(f"/{name}", text.encode()) for name, text in files.items()])
+    assert [answer.error for answer in answers] == [None] * len(files)
+    if "secret/key" in files:
+        volume.link(resolve(volume, "/sub/x").found.node, resolve(volume, "/secret").found.node, b"linked")
+    volume.take_snapshot("before-the-rule")
+    volume.close()
+
+
 @pytest.fixture
 def ruled(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mounted]:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    plain = serve(f"sqlite:{tmp_path}/volume.db", routes={"/ro": f"sqlite:{tmp_path}/ro.db"}, at="before")
-    for name, text in {**FILES, "ro/r": "r\n", "ro/r.key": SECRET}.items():
-        (plain.path / name).parent.mkdir(exist_ok=True)
-        (plain.path / name).write_text(text)
-    os.link(plain.path / "sub/x", plain.path / "secret/linked")
-    with fusebackend.connect(plain.path) as files:
-        files.create_snapshot("before-the-rule")
-    plain.stop()
+    store(f"{tmp_path}/volume.db", FILES)
+    store(f"{tmp_path}/ro.db", {"r": "r\n", "r.key": SECRET})
     yield serve("", config=config(tmp_path), options=["snapshots=auto", "history=on"])
 
 
