@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from profiles import examples
 
 from fusebackend.backends.memory import InMemoryVolume
+from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol import ROOT_NODE, Caller, SnapshotVolume, Volume
@@ -35,9 +36,15 @@ def ruled(below: SnapshotVolume, *, read_only: bool = False) -> RuledSnapshotVol
     return RuledSnapshotVolume(below, View("/", [HIDDEN]), read_only=read_only)
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.services)])
 def below(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SnapshotVolume]:
-    volume = InMemoryVolume() if request.param == "memory" else SqliteVolume(str(tmp_path / "v.db"))
+    volume: SnapshotVolume
+    if request.param == "memory":
+        volume = InMemoryVolume()
+    elif request.param == "sqlite":
+        volume = SqliteVolume(str(tmp_path / "v.db"))
+    else:
+        volume = PostgresVolume(request.getfixturevalue("postgres_dsn"), "v")
     yield volume
     volume.close()
 
