@@ -25,7 +25,7 @@ from fusebackend.base.merge_lines import is_binary, merge_lines
 from fusebackend.base.paths import AgentPath
 from fusebackend.history.records import Image, Record, Stamp
 from fusebackend.protocol import ROOT_NODE, Attr, SnapshotVolume, UndoConflict, Volume
-from fusebackend.volumes.frozen import FrozenTree
+from fusebackend.volumes.frozen import LooksAhead
 from fusebackend.volumes.placing import TEMPORARY, BytesSource, KeptSource, NodeSource, Source, State
 from fusebackend.volumes.walk import entries
 
@@ -170,7 +170,7 @@ class UndoPlan:
             if isinstance(volume, SnapshotVolume):
                 with contextlib.suppress(OSError):  # `image_source` finds the same
                     view = volume.snapshot(name)
-                    if isinstance(view, FrozenTree):
+                    if isinstance(view, LooksAhead):
                         view.ahead(wanted)
 
     def _refuse(self, record: Record, conflict: _Conflict) -> None:

@@ -41,6 +41,11 @@ class SnapshotVolume(Volume):
     """Called with the name of each snapshot that another host has taken or deleted, by any thread with no lock held."""
 
     @property
+    def kept_by(self) -> SnapshotVolume:
+        """The volume that has these snapshots: itself, unless it shows the files of another one."""
+        return self
+
+    @property
     @abc.abstractmethod
     def is_changed(self) -> bool:
         """True if something but access times has changed since the newest snapshot was taken. May be true too often."""

@@ -91,6 +91,7 @@ class RuledVolume(NativeVolume):
         prefix: where the volume is in that tree, `/` for its root.
         changed: gives what the changes of the kernel go through; `below` when None.
         read_only: nothing can be changed: EROFS.
+        for_all: no reader sees the volume in another way, and `view` only hides: every file has the volume's number.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class RuledVolume(NativeVolume):
         *,
         changed: Callable[[], Writable] | None = None,
         read_only: bool = False,
+        for_all: bool = False,
     ) -> None:
         super().__init__()
         self.below = below
@@ -112,6 +114,7 @@ class RuledVolume(NativeVolume):
         self._prefix = prefix
         self._changed = changed or (lambda: below)
         self._read_only = read_only
+        self._for_all = for_all
         self._names: dict[int, tuple[int, bytes]] = {}  # directories, by where each was found last
         self._held: set[int] = set()  # those that the kernel knows
         self._paths: dict[int, AgentPath] = {}  # of directories, as long as none moves
@@ -150,12 +153,16 @@ class RuledVolume(NativeVolume):
             if node == ROOT_NODE:
                 inner = "/".join(map(to_text, reversed(names)))
                 return AgentPath(join(self._prefix, inner) if inner else self._prefix)
-            place = self._names.get(node)
+            place = self._names.get(node) or self._place(node)
             if place is None or not self._leads_to(*place, node):
                 break
             names.append(place[1])
             node = place[0]
         raise oserror(errno.ESTALE)
+
+    def _place(self, node: int) -> tuple[int, bytes] | None:
+        """Return the directory that a directory is in, and its name there, if the volume knows it."""
+        return None
 
     def _leads_to(self, parent: int, name: bytes, node: int) -> bool:
         try:
@@ -218,11 +225,12 @@ class RuledVolume(NativeVolume):
 
     def _shown(self, attr: Attr, bits: int) -> Attr:
         """Return the attributes of something as the view shows them."""
-        if not attr.is_dir and attr.nlink > 1 and self.view.hides and not bits:
+        is_linked = not attr.is_dir and attr.nlink > 1 and self.view.hides
+        if is_linked and not bits and not self._for_all:
             bits = LINKED
         if attr.node > NODES:
             raise OSError(errno.EOVERFLOW, "The volume's node numbers leave no room for rules")
-        if not (bits & NO_READ or self.view.hides if attr.is_dir else bits):
+        if not (bits & NO_READ or self.view.hides if attr.is_dir else bits or is_linked):
             return attr
         mode = attr.mode
         if not attr.is_dir:
@@ -367,6 +375,12 @@ class RuledVolume(NativeVolume):
             attr = self.lookup(parent, name)
             if attr.is_dir and (not attr.mode & 0o444 or not self.readdir(attr.node, b"", 1)):
                 raise oserror(errno.EACCES, name) from None
+
+    def require_empty(self, node: int, name: bytes) -> None:
+        with self.lock:
+            super().require_empty(node, name)
+            if self.below.readdir(node, b"", 1):
+                raise oserror(errno.EACCES, name)
 
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
         with self.lock:
@@ -611,12 +625,17 @@ def _stripped(change: Change) -> Change:
     return change if change.node is None else change._replace(node=change.node & NODES)
 
 
-for _name in ("unpublished", "watched", "ttl_s", "at_once", "most_nodes", "byte_cache"):
+def pass_on(kind: type[RuledVolume], *names: str) -> None:
+    """Have attributes of a class be those of the volume below."""
+    for each in names:
 
-    def _get(self: RuledVolume, name: str = _name) -> Any:
-        return getattr(self.below, name)
+        def get(self: RuledVolume, name: str = each) -> Any:
+            return getattr(self.below, name)
 
-    def _set(self: RuledVolume, value: Any, name: str = _name) -> None:
-        setattr(self.below, name, value)
+        def put(self: RuledVolume, value: Any, name: str = each) -> None:
+            setattr(self.below, name, value)
 
-    setattr(RuledVolume, _name, property(_get, _set))
+        setattr(kind, each, property(get, put))
+
+
+pass_on(RuledVolume, "unpublished", "watched", "ttl_s", "at_once", "most_nodes", "byte_cache")

@@ -93,12 +93,16 @@ class Forgetting:
             images.clean(self._recorder.history.images("file"), below)
         for path in chosen:  # while the snapshots below them have the names
             self._in_branches(path, dry_run=False)
-        done: set[int] = set()
+        same: dict[SnapshotVolume, list[AgentPath]] = {}
         for prefix, volume in self._volumes.items():
-            if isinstance(volume, SnapshotVolume) and id(volume) not in done and self._concerns(chosen, prefix):
-                done.add(id(volume))
-                same = [each for each, other in self._volumes.items() if other is volume]
-                result.left += volume.forget_versions(set().union(*(nodes[each] for each in same)))
+            if isinstance(volume, SnapshotVolume) and self._concerns(chosen, prefix):
+                same.setdefault(volume.kept_by, []).append(prefix)
+        for keeper, prefixes in same.items():
+            going = [each for each in prefixes if not self._volumes[each].features.read_only]
+            if going:
+                result.left += keeper.forget_versions(set().union(*(nodes[each] for each in going)))
+            else:
+                result.left.append(f"snapshots of route '{prefixes[0]}', which is read-only here")
         for _, branch in self._opened():  # also for what they have deleted
             branch.forget_versions(())
         broken = [] if self._branches is None else self._branches.broken

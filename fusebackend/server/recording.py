@@ -132,7 +132,7 @@ class Recording:
             route.undo = "none" if route.volume.features.read_only else "copies"
             if isinstance(route.volume, SnapshotVolume):
                 route.volume.before_commit = self.history.flush
-                if self._automatic is not None:
+                if self._automatic is not None and not route.volume.features.read_only:
                     route.undo = "instant"
         if self._automatic is not None:
             self._automatic.keep = lambda: self.history.images("snapshot")

@@ -1,7 +1,8 @@
 """The rules of a mount: those of its routes, and its views, as trees and as agent faces.
 
 A route with rules is served through a `RuledVolume` in place of its own backend, for every reader and both faces: what
-it hides is in no tree, snapshot, branch or history either, for the mount does not have it. A view is a tree beside the
+it hides is in no tree, snapshot, branch or history either, for the mount does not have it (snapshots are of the volume
+below, and are looked at through the same rules). A view is a tree beside the
 main one (`FileSystem.add_view`); its agent face is a composite of the same routes, each through a `RuledVolume`.
 """
 
@@ -17,8 +18,10 @@ from fusebackend.base import paths
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.composite.backend import CompositeBackend
+from fusebackend.protocol import SnapshotVolume
 from fusebackend.remote.volume import volume_of
 from fusebackend.rules.rule import RouteRules, RuleError, within
+from fusebackend.rules.ruled_snapshots import RuledSnapshotVolume
 from fusebackend.rules.ruled_volume import RuledVolume
 from fusebackend.rules.view import View
 from fusebackend.vfs.junctions import VIEWS_NAME
@@ -54,7 +57,12 @@ def with_route_rules(backend: CompositeBackend, rules: Mapping[AgentPath, RouteR
 
 def _ruled(backend: Any, prefix: AgentPath, rules: RouteRules) -> VolumeBackend:
     hidden = [within(rules.hide)] if rules.hide else []
-    volume = RuledVolume(volume_of(backend), View(prefix, hidden), read_only=rules.read_only)
+    below, view = volume_of(backend), View(prefix, hidden)
+    volume = (
+        RuledSnapshotVolume(below, view, read_only=rules.read_only)
+        if isinstance(below, SnapshotVolume)
+        else RuledVolume(below, view, read_only=rules.read_only, for_all=True)
+    )
     return VolumeBackend(volume, on_exists=getattr(backend, "on_exists", "error"))
 
 

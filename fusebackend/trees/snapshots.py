@@ -88,10 +88,10 @@ class Snapshots:
         self.volumes = {prefix: volume for prefix, volume in volumes.items() if isinstance(volume, SnapshotVolume)}
         """Those that keep snapshots."""
         self.distinct: dict[AgentPath, SnapshotVolume] = {}
-        """Each of them once, by its first prefix."""
+        """The volumes that have them, each once, by its first prefix."""
         for prefix, volume in self.volumes.items():
-            if volume not in self.distinct.values():
-                self.distinct[prefix] = volume
+            if volume.kept_by not in self.distinct.values():
+                self.distinct[prefix] = volume.kept_by
         self._guard = threading.Lock()
         self._listeners: list[Callable[[str], None]] = []
         for volume in self.distinct.values():

@@ -14,6 +14,7 @@ from fusebackend.base.errors import oserror
 from fusebackend.protocol import Attr, Features, Volume
 from fusebackend.volumes.posix import TreeVolume
 from fusebackend.volumes.storage import Inode
+from fusebackend.volumes.walk import entries
 
 
 def _refuse(*_: object) -> Any:
@@ -23,10 +24,22 @@ def _refuse(*_: object) -> Any:
 _REFUSED: Any = _refuse
 
 
-class FrozenTree(TreeVolume):
+class LooksAhead(Volume):
+    """A volume that gets nodes together, where each takes a query."""
+
+    def ahead(self, nodes: Sequence[int], *, contents: bool = False) -> None:
+        """Nodes are about to be read: get them. What is not there has no error.
+
+        Args:
+            contents: get their first chunks as well.
+        """
+
+
+class FrozenTree(TreeVolume, LooksAhead):
     """A read-only tree. Every change is EROFS, and reads move no access times."""
 
     features = Features(read_only=True)
+    directory_moves = 0
 
     # What a `Volume` does that can't be changed: EROFS.
     mknod, mkdir, symlink, link = Volume.mknod, Volume.mkdir, Volume.symlink, Volume.link
@@ -37,12 +50,19 @@ class FrozenTree(TreeVolume):
     _new_inode = _changed = _drop = _set_child = _REFUSED
     _new_chunk = _chunk_changed = _drop_chunks = _xattrs_changed = _REFUSED
 
-    def ahead(self, nodes: Sequence[int], *, contents: bool = False) -> None:
-        """Nodes are about to be read: get them together, where each takes a query. What is not there has no error.
+    def place_of(self, directory: int) -> tuple[int, bytes]:
+        """Return the directory that a directory is in, and its name there, for which that one is listed.
 
-        Args:
-            contents: get their first chunks as well.
+        Raises:
+            OSError: ENOTDIR, it is none; ESTALE, it is not there, or is the root.
         """
+        with self.lock:
+            self._directory(directory)
+            parent = self._parent_of(directory)
+            for name, attr in entries(self, parent):
+                if attr.node == directory:
+                    return parent, name
+        raise oserror(errno.ESTALE)
 
     def _accessed(self, inode: Inode) -> None:
         """Reads change nothing."""

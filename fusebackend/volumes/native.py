@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import errno
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeAlias, TypeVar
 
+from fusebackend.base.errors import oserror
 from fusebackend.protocol import Attr, AttrChanges, Change, Changes, Guard, ObservableVolume, Observer
 
 log = logging.getLogger(__name__)
@@ -126,6 +128,15 @@ class NativeVolume(ObservableVolume):
             OSError: EEXIST; ENOSPC; from `pieces`. Nothing is made then.
         """
         return None
+
+    def require_empty(self, node: int, name: bytes) -> None:
+        """Raise what `rmdir` of a directory would, by its name: a directory is about to be moved, to be removed later.
+
+        Raises:
+            OSError: ENOTEMPTY; EACCES, it has names that are hidden.
+        """
+        if self.readdir(node, b"", 1):
+            raise oserror(errno.ENOTEMPTY, name)
 
     def change_at_once(self, work: Callable[[Changes], T]) -> T:
         """Do what `change_as_one` does, for names and attributes: of any number of them, a crash leaves all or none."""

@@ -44,7 +44,7 @@ from fusebackend.protocol import (
 )
 from fusebackend.volumes.chunks import CHUNK_BYTES
 from fusebackend.volumes.contents import PIECE_BYTES, data_pieces, opened
-from fusebackend.volumes.frozen import FrozenTree
+from fusebackend.volumes.frozen import LooksAhead
 from fusebackend.volumes.native import NativeVolume
 
 TEMPORARY: Final = b".fusebackend-placing-"
@@ -115,7 +115,7 @@ class NodeSource:
         self.state = state_of(volume, volume.getattr(node)) if state is None else state
 
     def pieces(self) -> Iterator[tuple[int, bytes]]:
-        if isinstance(self.volume, FrozenTree) and self.state.size <= CHUNK_BYTES:  # one chunk at most has all of it
+        if isinstance(self.volume, LooksAhead) and self.state.size <= CHUNK_BYTES:  # one chunk at most has all of it
             return iter([(0, self.volume.read(self.node, 0, self.state.size))])
         return data_pieces(self.volume, self.node)
 
@@ -154,12 +154,12 @@ class BytesSource:
 def ahead(sources: Sequence[Source | None]) -> int:
     """Read the small files of snapshots among the next sources together, as many as `AHEAD_BYTES` allow: one by one,
     each takes a query. Returns the number of sources that were looked at."""
-    nodes: dict[FrozenTree, list[int]] = {}
+    nodes: dict[LooksAhead, list[int]] = {}
     taken = size = 0
     while taken < len(sources) and size <= AHEAD_BYTES:
         source = sources[taken]
         taken += 1
-        if isinstance(source, NodeSource) and isinstance(source.volume, FrozenTree):
+        if isinstance(source, NodeSource) and isinstance(source.volume, LooksAhead):
             nodes.setdefault(source.volume, []).append(source.node)
             size += min(source.state.size, CHUNK_BYTES)
     for volume, wanted in nodes.items():

@@ -1001,6 +1001,7 @@ def test_a_view_shows_what_its_rules_allow(tmp_path: Path, serve: Serve) -> None
         """
         [routes]
         "/ro" = { url = "memory:", read_only = true }
+        "/hiding" = { url = "memory:", hide = ["*.key"] }
         [views.v]
         rules = [
             { operations = ["read", "write"], paths = ["/**/.env"], mode = "hide" },
@@ -1014,7 +1015,7 @@ def test_a_view_shows_what_its_rules_allow(tmp_path: Path, serve: Serve) -> None
     (mounted / "secrets").mkdir()
     for name in (".env", "secrets/key", "log", "plain"):
         (mounted / name).write_text("text")
-    assert sorted(os.listdir(view)) == ["log", "plain", "ro", "secrets"]
+    assert sorted(os.listdir(view)) == ["hiding", "log", "plain", "ro", "secrets"]
     assert os.listdir(view / "secrets") == []
     assert os.stat(view / "plain").st_ino == os.stat(mounted / "plain").st_ino
     for number, work in (
@@ -1026,10 +1027,19 @@ def test_a_view_shows_what_its_rules_allow(tmp_path: Path, serve: Serve) -> None
         (errno.EXDEV, lambda: os.rename(view / "secrets", view / "public")),
         (errno.EXDEV, lambda: os.rename(view / "plain", mounted / "moved")),
         (errno.EROFS, lambda: (mounted / "ro/x").write_text("x")),
+        (errno.EACCES, lambda: (mounted / "hiding/.key").write_text("x")),
     ):
         with pytest.raises(OSError) as refused:
             work()
         assert refused.value.errno == number
+    with fusebackend.connect(mounted) as client:
+        (mounted / "hiding/seen").write_text("1")
+        assert client.create_snapshot("s").routes == ["/", "/hiding/", "/ro/"]
+        client.create_branch("b")
+        assert os.listdir(mounted / ".fusebackend/snapshots/s/hiding") == ["seen"]
+        (mounted / ".fusebackend/branches/b/hiding/.key").write_text("x")
+        with pytest.raises(PermissionError):
+            client.merge_branch("b")
     with (view / "log").open("a") as log:
         log.write("more")
     with fusebackend.connect(mounted, view="v") as client:

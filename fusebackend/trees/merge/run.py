@@ -627,7 +627,11 @@ class _AtOnce(_Steps):
         mark = self.records.mark()
         try:
             for index, step in enumerate(self.steps):
-                self._run(step, b"%d" % index, changes)
+                try:
+                    self._run(step, b"%d" % index, changes)
+                except PermissionError as error:  # of a route's rules
+                    text = f"'{self.route.shown(step.path)}' can't be merged: {error.strerror}"
+                    raise OSError(error.errno, text) from error
         except BaseException:
             for back in reversed(self._back):
                 back(changes)
@@ -659,6 +663,7 @@ class _AtOnce(_Steps):
             assert attr is not None
             if attr.is_dir and self.volume.readdir(attr.node, b"", 1):
                 raise MainChangedError(self.route.shown(step.path))
+            self._require_empty(attr, final)
             node, is_dir = attr.node, attr.is_dir
             self.going(step, attr)
             self.volume.rename(parent, final, staging, b"old-" + name, RENAME_NOREPLACE)
@@ -678,11 +683,18 @@ class _AtOnce(_Steps):
         node = self.staged[name]
         flags = RENAME_NOREPLACE if attr is None else RENAME_EXCHANGE
         is_new = attr is None
+        self._require_empty(attr, final)
         self.going(step, attr)
         self.volume.rename(staging, name, parent, final, flags)
         self.come(step, node)
         self.report(changes, parent, final, node, "make" if is_new else "replace", step.path)
         self._undo_by(self._swap_back, name, parent, final, flags)
+
+    def _require_empty(self, attr: Attr | None, name: bytes) -> None:
+        """A directory goes into the staging directory, which could not be removed with names that rules hide in it."""
+        if attr is not None and attr.is_dir:
+            assert isinstance(self.volume, NativeVolume)
+            self.volume.require_empty(attr.node, name)
 
     # -- taking back -------------------------------------------------------------------------------------------
 

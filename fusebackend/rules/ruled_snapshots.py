@@ -1,0 +1,90 @@
+"""`RuledSnapshotVolume`: a volume with snapshots as the rules of its route show it, for every reader.
+
+The snapshots are those of the volume below: a mount without the rules has the same ones, with all that is hidden here.
+Each is looked at through the rules that the route has now. An undo and a branch find files by their nodes, also after a
+restart of the server, so a file has the number here that it has below, in every state.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection, Sequence
+
+from fusebackend.protocol import Snapshot, SnapshotVolume, Volume
+from fusebackend.rules.ruled_volume import RuledVolume, pass_on
+from fusebackend.rules.view import View
+from fusebackend.volumes.frozen import FrozenTree, LooksAhead
+
+
+class RuledSnapshotVolume(RuledVolume, SnapshotVolume):
+    """See the module's docstring. Any thread, as the volume below.
+
+    Args:
+        below: the volume; it reports changes, too.
+        view: what is hidden, by paths inside the volume.
+        read_only: its files can't be changed: EROFS. Snapshots are taken and deleted as of any other.
+    """
+
+    def __init__(self, below: SnapshotVolume, view: View, *, read_only: bool = False) -> None:
+        super().__init__(below, view, read_only=read_only, for_all=True)
+        self._kept = below
+        self._shown_as: weakref.WeakValueDictionary[str, RuledSnapshot] = weakref.WeakValueDictionary()
+
+    @property
+    def kept_by(self) -> SnapshotVolume:
+        return self._kept.kept_by
+
+    @property
+    def is_changed(self) -> bool:
+        return self._kept.is_changed
+
+    def snapshot_bytes(self) -> int:
+        return self._kept.snapshot_bytes()
+
+    def snapshots(self) -> Sequence[Snapshot]:
+        return self._kept.snapshots()
+
+    def take_snapshot(self, name: str) -> Snapshot:
+        return self._kept.take_snapshot(name)
+
+    def delete_snapshot(self, name: str) -> None:
+        self._kept.delete_snapshot(name)
+
+    def forget_versions(self, nodes: Collection[int]) -> list[str]:
+        self._writable()
+        return self._kept.forget_versions(nodes)
+
+    def snapshot(self, name: str) -> Volume:
+        frozen = self._kept.snapshot(name)
+        if not self.view.rules:
+            return frozen
+        with self.lock:
+            shown = self._shown_as.get(name)
+            if shown is None or shown.below is not frozen:
+                shown = self._shown_as[name] = RuledSnapshot(frozen, self.view)
+            return shown
+
+
+pass_on(RuledSnapshotVolume, "may_go", "before_commit", "on_snapshot")
+
+
+class RuledSnapshot(RuledVolume, LooksAhead):
+    """A snapshot as the rules of its route show it.
+
+    A branch has the node of a directory from an earlier session, and looks no path up before it uses it. So the path is
+    found from the node here.
+    """
+
+    def __init__(self, frozen: Volume, view: View) -> None:
+        super().__init__(frozen, view, read_only=True, for_all=True)
+
+    def _place(self, node: int) -> tuple[int, bytes] | None:
+        if not isinstance(self.below, FrozenTree):
+            return None
+        parent, name = self.below.place_of(node)
+        self._found(parent, name, self.below.getattr(node))
+        return parent, name
+
+    def ahead(self, nodes: Sequence[int], *, contents: bool = False) -> None:
+        if isinstance(self.below, LooksAhead):
+            self.below.ahead(nodes, contents=contents)
