@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from fusebackend.backends.fsspec.installed import NEEDS_FSSPEC, installed_protocols
 from fusebackend.cli.status import cannot
 from fusebackend.urls.opening import Scheme, scheme_table
 from fusebackend.urls.registry import MEANINGS
@@ -39,7 +40,31 @@ def _as_object(name: str, scheme: Scheme | Exception) -> dict[str, Any]:
         "parameters": None if scheme.parameters is None else sorted(scheme.parameters),
         "execute": scheme.execute,
         "features": None if scheme.features is None else asdict(scheme.features),
+        **(_protocols() if name == "fsspec" else {}),
     }
+
+
+def _protocols() -> dict[str, Any]:
+    """The protocols of fsspec: `installed` ones, and what `missing` ones need."""
+    found = installed_protocols()
+    return {"installed": [], "missing": {"fsspec": NEEDS_FSSPEC}} if found is None else found._asdict()
+
+
+def _show_protocols() -> None:
+    found = installed_protocols()
+    if found is None:
+        click.echo(f"    {NEEDS_FSSPEC}")
+        return
+    formatter = click.HelpFormatter(width=100)
+    formatter.indent()
+    formatter.indent()
+    formatter.write_text(f"protocols: {', '.join(found.installed)}")
+    words: dict[str, list[str]] = {}
+    for protocol, need in found.missing.items():
+        words.setdefault(need, []).append(protocol)
+    for need, named in words.items():
+        formatter.write_text(f"not installed: {', '.join(named)}: {need}")
+    click.echo(formatter.getvalue().rstrip())
 
 
 def _show(name: str, scheme: Scheme | Exception) -> None:
@@ -53,3 +78,5 @@ def _show(name: str, scheme: Scheme | Exception) -> None:
         click.echo(f"    parameters: {', '.join(sorted(scheme.parameters))}")
     if scheme.features is not None and (unable := cannot(asdict(scheme.features))):
         click.echo(f"    cannot: {unable}")
+    if name == "fsspec":
+        _show_protocols()

@@ -16,19 +16,14 @@ does to the backend's verbs: it may lead out of `root`, and never out of the bac
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Iterator
 from typing import Any
 
 from anthropic.lib.tools import BetaAbstractMemoryTool, BetaAsyncAbstractMemoryTool, ToolError
-from anthropic.types.beta import (
-    BetaMemoryTool20250818CreateCommand,
-    BetaMemoryTool20250818DeleteCommand,
-    BetaMemoryTool20250818InsertCommand,
-    BetaMemoryTool20250818RenameCommand,
-    BetaMemoryTool20250818StrReplaceCommand,
-    BetaMemoryTool20250818ViewCommand,
-)
+from anthropic.types import beta
 
 from fusebackend.base.awaiting import aside
 from fusebackend.base.errors import IS_DIRECTORY
@@ -45,6 +40,14 @@ DIRECTORY_BYTES = 4096
 """The size that a directory is listed with, as ext4 has it: a verb gives none."""
 
 MAX_LINES = 999_999
+
+
+REFUSALS = {
+    ABSENT: "The path {0} does not exist. Please provide a valid path.",
+    IS_DIRECTORY: "The path {0} is not a file.",
+    NO_TEXT: "path {0!r} is not valid utf-8",
+}
+CANT_BE_READ = "The file {0} can't be read: {1}"
 
 
 class MemoryTool(BetaAbstractMemoryTool):
@@ -65,17 +68,18 @@ class MemoryTool(BetaAbstractMemoryTool):
         self._root = posixpath.normpath("/" + root.strip("/"))
         self._texts = Texts(self._files, self._root)
 
-    def view(self, command: BetaMemoryTool20250818ViewCommand) -> str:
+    def view(self, command: beta.BetaMemoryTool20250818ViewCommand) -> str:
         path = self._path(command.path)
         kind = self._texts.kind(path)
         if kind is None:
-            raise ToolError(f"The path {command.path} does not exist. Please provide a valid path.")
+            raise ToolError(REFUSALS[ABSENT].format(command.path))
         if kind == "directory":
             header = f"Here're the files and directories up to {DEPTH} levels deep in {command.path}"
             lines = [f"{_size(DIRECTORY_BYTES)}\t{command.path}"]
             lines += (f"{_size(size)}\t{command.path}/{name}" for name, size in self._below(path, "", DEPTH))
             return f"{header}, excluding hidden items:\n" + "\n".join(lines)
-        lines = self._text(command.path, path).split("\n")
+        with _refusing(command.path):
+            lines = self._texts.read(path).split("\n")
         if len(lines) > MAX_LINES:
             raise ToolError(f"File {command.path} exceeds maximum line limit of {MAX_LINES:,} lines.")
         first, last = 1, len(lines)
@@ -84,14 +88,14 @@ class MemoryTool(BetaAbstractMemoryTool):
             last = last if command.view_range[1] == -1 else command.view_range[1]
         return f"Here's the content of {command.path} with line numbers:\n" + _numbered(lines[first - 1 : last], first)
 
-    def create(self, command: BetaMemoryTool20250818CreateCommand) -> str:
+    def create(self, command: beta.BetaMemoryTool20250818CreateCommand) -> str:
         path = self._path(command.path)
         error = self._files.write(path, command.file_text).error if path != self._root else "it is the root"
         if error is not None:
             raise ToolError(f"File {command.path} already exists" if self._texts.kind(path) else error)
         return f"File created successfully at: {command.path}"
 
-    def str_replace(self, command: BetaMemoryTool20250818StrReplaceCommand) -> str:
+    def str_replace(self, command: beta.BetaMemoryTool20250818StrReplaceCommand) -> str:
         old, new = command.old_str, command.new_str
 
         def replaced(text: str) -> tuple[str, str]:
@@ -101,14 +105,16 @@ class MemoryTool(BetaAbstractMemoryTool):
                     f"No replacement was performed, old_str `{old}` did not appear verbatim in {command.path}."
                 )
             if count > 1:
-                lines = ", ".join(str(text.count("\n", 0, at) + 1) for at in _places(text, old))
+                places = re.finditer(f"(?={re.escape(old)})", text)  # overlapping ones too
+                lines = ", ".join(str(text.count("\n", 0, place.start()) + 1) for place in places)
                 raise ToolError(
                     f"No replacement was performed. Multiple occurrences of old_str `{old}` in lines: {lines}. "
                     "Please ensure it is unique"
                 )
             return old, new
 
-        text = self._edit(command.path, replaced)
+        with _refusing(command.path):
+            text = self._texts.change(self._path(command.path), replaced)
         line = text.count("\n", 0, text.index(old))
         first = max(0, line - 2)
         return (
@@ -116,7 +122,7 @@ class MemoryTool(BetaAbstractMemoryTool):
             + _numbered(text.replace(old, new).split("\n")[first : line + 3], first + 1)
         )
 
-    def insert(self, command: BetaMemoryTool20250818InsertCommand) -> str:
+    def insert(self, command: beta.BetaMemoryTool20250818InsertCommand) -> str:
         def inserted(text: str) -> tuple[str, str]:
             lines = text.removesuffix("\n").split("\n") if text else []
             if not 0 <= command.insert_line <= len(lines):
@@ -128,34 +134,26 @@ class MemoryTool(BetaAbstractMemoryTool):
             new = "\n".join(lines)
             return text, new if new.endswith("\n") else new + "\n"
 
-        self._edit(command.path, inserted)
+        with _refusing(command.path):
+            self._texts.change(self._path(command.path), inserted)
         return f"The file {command.path} has been edited."
 
-    def delete(self, command: BetaMemoryTool20250818DeleteCommand) -> str:
-        path = self._path(command.path)
-        if path == self._root:
-            raise ToolError(f"Cannot delete the {MEMORIES} directory itself")
-        error = self._files.delete(path).error
-        if error is not None:
-            raise ToolError(error if self._texts.kind(path) else f"The path {command.path} does not exist")
+    def delete(self, command: beta.BetaMemoryTool20250818DeleteCommand) -> str:
+        path = self._below_root(command.path, "delete")
+        self._require(self._files.delete(path).error, path, command.path)
         return f"Successfully deleted {command.path}"
 
-    def rename(self, command: BetaMemoryTool20250818RenameCommand) -> str:
-        old, new = self._path(command.old_path), self._path(command.new_path)
-        if old == self._root:
-            raise ToolError(f"Cannot rename the {MEMORIES} directory itself")
+    def rename(self, command: beta.BetaMemoryTool20250818RenameCommand) -> str:
+        old, new = self._below_root(command.old_path, "rename"), self._path(command.new_path)
         if self._texts.kind(new):
             raise ToolError(f"The destination {command.new_path} already exists")
-        error = self._files.move(old, new).error
-        if error is not None:
-            raise ToolError(error if self._texts.kind(old) else f"The path {command.old_path} does not exist")
+        self._require(self._files.move(old, new).error, old, command.old_path)
         return f"Successfully renamed {command.old_path} to {command.new_path}"
 
     def clear_all_memory(self) -> str:
         for entry in self._files.ls(self._root).entries or []:
-            error = self._files.delete(entry["path"].rstrip("/")).error
-            if error is not None:
-                raise ToolError(error)
+            path = entry["path"].rstrip("/")
+            self._require(self._files.delete(path).error, path, path)
         return "All memory cleared"
 
     # -- of all commands ------------------------------------------------------------------------------------------
@@ -169,10 +167,21 @@ class MemoryTool(BetaAbstractMemoryTool):
             raise ToolError(f"Path {given} would escape {MEMORIES} directory")
         return posixpath.normpath(f"{self._root}/{path.removeprefix(MEMORIES)}".replace("//", "/"))
 
+    def _below_root(self, given: str, verb: str) -> str:
+        """The same for what is not `/memories` itself."""
+        path = self._path(given)
+        if path == self._root:
+            raise ToolError(f"Cannot {verb} the {MEMORIES} directory itself")
+        return path
+
+    def _require(self, error: str | None, path: str, given: str) -> None:
+        if error is not None:
+            raise ToolError(error if self._texts.kind(path) else f"The path {given} does not exist")
+
     def _below(self, path: str, prefix: str, depth: int) -> Iterator[tuple[str, int]]:
-        found = self._files.ls(path).entries or []
-        named = ((posixpath.basename(entry["path"].rstrip("/")), entry) for entry in found)
-        for name, entry in sorted(named, key=lambda each: each[0]):
+        """What `view` lists below a directory: names with the prefix, and sizes in bytes."""
+        entries = {posixpath.basename(each["path"].rstrip("/")): each for each in self._files.ls(path).entries or []}
+        for name, entry in sorted(entries.items()):
             if name.startswith("."):
                 continue
             if not entry.get("is_dir"):
@@ -181,22 +190,6 @@ class MemoryTool(BetaAbstractMemoryTool):
             yield f"{prefix}{name}/", DIRECTORY_BYTES
             if depth > 1:
                 yield from self._below(f"{path}/{name}", f"{prefix}{name}/", depth - 1)
-
-    def _text(self, given: str, path: str) -> str:
-        """The text of a file. Raises `ToolError` for what is none."""
-        try:
-            return self._texts.read(path)
-        except NoText as error:
-            raise _refusal(given, error.reason) from None
-
-    def _edit(self, given: str, change: Callable[[str], tuple[str, str]]) -> str:
-        """Make a change to a text, as `Texts.change` does."""
-        try:
-            return self._texts.change(self._path(given), change)
-        except NoText as error:
-            raise _refusal(given, error.reason) from None
-        except NotChanged as error:
-            raise ToolError(str(error)) from None
 
 
 class AsyncMemoryTool(BetaAsyncAbstractMemoryTool):
@@ -215,22 +208,15 @@ class AsyncMemoryTool(BetaAsyncAbstractMemoryTool):
         return await aside(self._tool, "clear_all_memory", self._tool.clear_all_memory)
 
 
-def _refusal(given: str, reason: str) -> ToolError:
-    if reason == ABSENT:
-        return ToolError(f"The path {given} does not exist. Please provide a valid path.")
-    if reason == IS_DIRECTORY:
-        return ToolError(f"The path {given} is not a file.")
-    if reason == NO_TEXT:
-        return ToolError(f"path {given!r} is not valid utf-8")
-    return ToolError(f"The file {given} can't be read: {reason}")
-
-
-def _places(text: str, old: str) -> Iterator[int]:
-    """Where `old` begins, overlapping ones too."""
-    at = text.find(old)
-    while at >= 0:
-        yield at
-        at = text.find(old, at + 1)
+@contextlib.contextmanager
+def _refusing(given: str) -> Iterator[None]:
+    """Raise what `Texts` raises about the path that the model gave, as `ToolError`."""
+    try:
+        yield
+    except NoText as error:
+        raise ToolError(REFUSALS.get(error.reason, CANT_BE_READ).format(given, error.reason)) from None
+    except NotChanged as error:
+        raise ToolError(str(error)) from None
 
 
 def _numbered(lines: list[str], first: int) -> str:

@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from fsspec import AbstractFileSystem
+from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.spec import AbstractBufferedFile
 from fsspec.utils import stringify_path
 
@@ -190,6 +191,12 @@ class FusebackendFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec
             raise ValueError(f"mode '{mode}' is none of rb, wb, ab and xb")
         return _Writing(self, path, mode, autocommit=autocommit)
 
+    def open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+        if "b" in mode or mode in ("r", "rt"):
+            return super().open(path, mode, **options)
+        words = {name: options.pop(name) for name in ("encoding", "errors", "newline") if name in options}
+        return _WritingText(self.open(path, f"{mode.replace('t', '')}b", **options), **words)
+
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
         if start is not None or end is not None:
             return super().cat_file(path, start, end, **options)  # type: ignore[no-any-return]
@@ -235,6 +242,18 @@ class FusebackendFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
         with self.open(path, "xb" if mode == "create" else "wb") as file:
             file.write(value)
+
+    def put_file(
+        self, lpath: Any, rpath: str, callback: Any = DEFAULT_CALLBACK, mode: str = "overwrite", **options: Any
+    ) -> None:
+        """Send a file of this machine, in one call."""
+        if mode == "create" or os.path.isdir(lpath):
+            super().put_file(lpath, rpath, callback=callback, mode=mode, **options)
+            return
+        with open(lpath, "rb") as file:
+            callback.set_size(os.fstat(file.fileno()).st_size)
+            self._send(self._strip_protocol(rpath), file)
+            callback.absolute_update(file.tell())
 
     def cp_file(self, path1: str, path2: str, **_: Any) -> None:
         source, target = self._strip_protocol(path1), self._strip_protocol(path2)
@@ -349,7 +368,7 @@ class _Writing(io.IOBase):
     def write(self, data: Any) -> int:
         if self.closed:
             raise ValueError("I/O operation on closed file.")
-        return self._file.write(data)
+        return len(data) if self._is_done else self._file.write(data)
 
     def tell(self) -> int:
         return self._start + self._file.tell()
@@ -385,7 +404,7 @@ class _Writing(io.IOBase):
                 self.fs._send(self.path, file)
 
     def discard(self) -> None:
-        """Drop what was written."""
+        """Drop what was written, and what is written until it is closed."""
         if not self._is_done:
             self._is_done = True
             self._file.close()
@@ -395,6 +414,17 @@ class _Writing(io.IOBase):
     ) -> None:
         if error is not None:
             self.discard()
+        self.close()
+
+
+class _WritingText(io.TextIOWrapper):
+    """A text that is being written, by a `_Writing` or what compresses for it; also nothing after an exception."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None and isinstance(self.buffer, _Writing):
+            self.buffer.discard()
         self.close()
 
 

@@ -9,6 +9,7 @@ buffer.py        the bytes of a file while it is written
 conflicts.py     when what was written is stored, and what a conflict is
 rename.py        what takes a name out of its directory
 gate.py          many may pass, or one alone
+fetchers.py      threads that read ahead
 parallel.py      one request for each of many items
 agent_remote.py  agent verbs as a `Remote`; the optional hooks of a backend
 agent_verbs.py   `FileVerbs`: the agent's verbs over a few primitives

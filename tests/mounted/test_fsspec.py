@@ -72,6 +72,44 @@ def test_what_is_on_an_ftp_server_and_in_an_archive(tmp_path: Path, serve: Serve
         mount.stop()
 
 
+def test_a_web_server_is_a_read_only_route(tmp_path: Path, serve: Serve) -> None:
+    top = tmp_path / "web"
+    (top / "d/empty").mkdir(parents=True)
+    (top / "d/a b%41.txt").write_text("one\n")
+    content = os.urandom(5 << 20)
+    for name in ("large", "replaced"):
+        (top / name).write_bytes(content)
+    os.utime(top / "large", (1_000_000_000, 1_000_000_000))
+    with (top / "huge").open("wb") as huge:
+        huge.truncate(GIB)
+    with fsspec_servers.running("http", top) as port:
+        mount = serve("memory:", routes={"/w": f"fsspec:http://127.0.0.1:{port}/?ttl=0"})
+        at = mount.path / "w"
+        assert sorted(os.listdir(at)) == ["d", "huge", "large", "replaced"]
+        assert sorted(os.listdir(at / "d")) == ["a b%41.txt", "empty"]
+        assert os.listdir(at / "d/empty") == [] and (at / "d/a b%41.txt").read_text() == "one\n"
+        assert (at / "large").read_bytes() == content and (at / "large").stat().st_mtime == 1_000_000_000
+        with pytest.raises(OSError) as caught:
+            (at / "d/new").touch()
+        assert caught.value.errno == errno.EROFS
+        with pytest.raises(FileNotFoundError):
+            (at / "d/none").stat()
+        before = mount.memory_kib()
+        with (at / "huge").open("rb", buffering=0) as opened:
+            opened.seek(GIB - 4096)
+            assert opened.read(4096) == bytes(4096)
+        assert mount.memory_kib() - before < 64 << 10
+        (top / "d/a b%41.txt").write_text("other\n")
+        assert (at / "d/a b%41.txt").read_text() == "other\n"
+        with (at / "replaced").open("rb", buffering=0) as opened:
+            assert opened.read(4096) == content[:4096]
+            (top / "replaced").write_bytes(bytes(5 << 20))
+            with pytest.raises(OSError) as caught:  # none mixes two versions
+                os.pread(opened.fileno(), 4096, 4 << 20)
+            assert caught.value.errno == errno.ESTALE
+        mount.stop()
+
+
 def test_bad_urls_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "mnt").mkdir()
     for url, said in (

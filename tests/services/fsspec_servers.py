@@ -1,4 +1,5 @@
-"""Servers that file systems of fsspec reach: FTP and SFTP, each in a process of its own, on loopback, of a directory.
+"""Servers that file systems of fsspec reach: FTP, SFTP and HTTP, each in a process of its own, on loopback, of a
+directory. The one of HTTP lists directories in HTML, and knows ranges, ETags and `If-Match`.
 
 with running("ftp", tmp_path) as port:
     fsspec.filesystem("ftp", host="127.0.0.1", port=port, username=USER, password=PASSWORD)
@@ -14,17 +15,18 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
+from urllib.parse import quote
 
 import pytest
 
 USER, PASSWORD = "agent", "secret"
 STOP_LIMIT_S = 10.0
 
-PACKAGES = {"ftp": ("pyftpdlib",), "sftp": ("asyncssh", "paramiko")}
+PACKAGES = {"ftp": ("pyftpdlib",), "sftp": ("asyncssh", "paramiko"), "http": ("aiohttp",)}
 
 
 @contextlib.contextmanager
-def running(kind: Literal["ftp", "sftp"], root: Path) -> Iterator[int]:
+def running(kind: Literal["ftp", "sftp", "http"], root: Path) -> Iterator[int]:
     """Run a server for the length of a block; its port."""
     for package in PACKAGES[kind]:
         if find_spec(package) is None:
@@ -83,8 +85,33 @@ async def serve_sftp(root: str) -> None:
     await server.wait_closed()
 
 
+async def serve_http(root: str) -> None:
+    from aiohttp import web
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        path = Path(root) / request.match_info["path"]
+        if not path.exists() or (request.path.endswith("/") and not path.is_dir()):
+            raise web.HTTPNotFound
+        if not path.is_dir():
+            return web.FileResponse(path)
+        if not request.path.endswith("/"):
+            raise web.HTTPMovedPermanently(f"{request.path}/")
+        names = [f"{quote(each.name)}{'/' * each.is_dir()}" for each in sorted(path.iterdir())]
+        links = [f'<a href="{name}">{name}</a>' for name in ("?C=N;O=D", "../", *names)]
+        return web.Response(text="<br>".join(links), content_type="text/html")
+
+    application = web.Application()
+    application.router.add_get("/{path:.*}", answer)
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    print(runner.addresses[0][1], flush=True)
+    await asyncio.Event().wait()
+
+
 if __name__ == "__main__":
-    if sys.argv[1] == "ftp":
-        serve_ftp(sys.argv[2])
+    kind, top = sys.argv[1:]
+    if kind == "ftp":
+        serve_ftp(top)
     else:
-        asyncio.run(serve_sftp(sys.argv[2]))
+        asyncio.run(serve_sftp(top) if kind == "sftp" else serve_http(top))

@@ -1,7 +1,9 @@
 """Any file system of fsspec as a route: `fsspec:sftp://…`, `fsspec:ftp://…`, `fsspec:zip://…`.
 
 backend.py    `FsspecBackend`: the agent face
+installed.py  which protocols work here
 opening.py    from a URL to a file system
+reading.py    readers of open files, in ranges
 remote.py     `FsspecRemote`: the file system as a `Remote`
 told.py       what file systems raise, as `OSError`
 """

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from fusebackend.backends.fsspec.installed import NEEDS_FSSPEC
 from fusebackend.protocol import DEFAULT_TTL_S
 from fusebackend.protocol.scheme import Url, UrlError, mask
 
@@ -20,7 +21,7 @@ OWN = ("read_only", "ttl", "on_exists")
 def open_fsspec(url: Url) -> Any:
     """The backend of `fsspec:PROTOCOL://…?…`. Raises `UrlError`."""
     if find_spec("fsspec") is None:
-        raise UrlError(f"'{url.masked}' needs fsspec: pip install 'fusebackend[fsspec]'")
+        raise UrlError(f"'{url.masked}' {NEEDS_FSSPEC}")
     import fsspec.core
 
     from fusebackend.backends.fsspec.backend import FsspecBackend

@@ -13,32 +13,28 @@ import errno
 import hashlib
 import secrets
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import closing
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
+from urllib.parse import quote, unquote
 
 from fsspec import AbstractFileSystem
-from fsspec.caching import BlockCache, BytesCache, ReadAheadCache
 from fsspec.dircache import DirCache
-from fsspec.spec import AbstractBufferedFile
 
-from fusebackend.backends.fsspec.told import told
+from fusebackend.backends.fsspec.reading import FILE_BYTES, Asking, reader_of
 from fusebackend.base import paths
 from fusebackend.base.errors import oserror
 from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Reader, Stamp
 from fusebackend.remote.buffer import begins_with
+from fusebackend.remote.parallel import WIDTH, each
 
 PIECE_BYTES = 1 << 20
-
-BLOCK_BYTES = 4 << 20
-"""What is read ahead of a reader, where the file system buffers at all."""
-
-BLOCKS = 4
-"""So many of these are kept of an open file."""
 
 TEMPORARY = ".fusebackend-"
 """How the names of files begin that are being stored. No listing shows them."""
 
-TIMES = ("mtime", "last_modified", "LastModified", "modified", "updated", "date_time", "modify")
+TIMES = ("mtime", "last_modified", "LastModified", "Last-Modified", "modified", "updated", "date_time", "modify")
 """Names that file systems give to the time of the last change."""
 
 VERSIONS = (
@@ -47,6 +43,8 @@ VERSIONS = (
     "e_tag",
     "md5",
     "content_md5",
+    "Content-MD5",
+    "Digest",
     "checksum",
     "sha",
     "oid",
@@ -73,11 +71,13 @@ class FsspecRemote:
     def __init__(self, fs: Any, root: str, *, read_only: bool = False) -> None:
         self.fs = fs
         fs.dircache = DirCache(use_listings_cache=False)  # as an option, some hand it to the library behind them
+        self._asking = Asking(fs)
         self._root = root.rstrip("/")
         # The paths of sftp begin with a slash though its root marker is empty; an archive's names have none.
         self._is_absolute = root.startswith("/") or bool(fs.root_marker)
         self._renames = not _RENAMED.isdisjoint(protocols(fs))
         protocol = protocols(fs)[0]
+        self._is_web = protocol in _WEB
         self.name = f"fsspec {protocol}"
         self.abilities = Abilities(
             ranges=True,
@@ -92,12 +92,16 @@ class FsspecRemote:
 
     def contents(self, directory: str) -> Contents:
         path = self._path(directory)
-        with told(path):
+        with self._asking.of(path):
             self.fs.invalidate_cache(path)
             listed = self.fs.ls(path, detail=True)
         infos = {}
         for info in listed:
-            name = info["name"].rstrip("/").rpartition("/")[2]
+            above, _, name = info["name"].rstrip("/").rpartition("/")
+            if self._is_web:
+                if above != path or "?" in name or "#" in name:
+                    continue  # a link on the page that leads elsewhere, or sorts it
+                name = unquote(name)
             if info["name"].strip("/") == path.strip("/"):
                 if info["type"] != "directory":
                     raise oserror(errno.ENOTDIR, path)
@@ -111,11 +115,10 @@ class FsspecRemote:
     def _listed(self, name: str, info: dict[str, Any]) -> Info:
         is_dir = info["type"] == "directory"
         size = info.get("size")
-        if size is None and not is_dir:  # a server that does not say
-            head = self.head(self._key(info["name"]))
-            size = head.size if head is not None else 0
+        if is_dir or size is None:  # a server that does not say; `heads` asks
+            return Info(name, is_dir, mtime_ns=_time_ns(info), version=_version(info) if is_dir else None)
         version = _version(info)
-        return Info(name, is_dir, None if is_dir else size, _time_ns(info), version, None if is_dir else version)
+        return Info(name, is_dir, size, _time_ns(info), version, version)
 
     def find(self, directory: str, segment: str) -> tuple[Info, Head | None] | None:
         raise NotImplementedError("no listing is large")
@@ -145,13 +148,13 @@ class FsspecRemote:
             if replace:
                 return None
             raise oserror(errno.EEXIST, path)
-        with told(path):
+        with self._asking.of(path):
             self.fs.mkdir(path, create_parents=False)
         return None
 
     def delete(self, key: str) -> None:
         path = self._path(key)
-        with contextlib.suppress(FileNotFoundError), told(path):
+        with contextlib.suppress(FileNotFoundError), self._asking.of(path):
             if key.endswith("/"):
                 self.fs.rmdir(path)
             else:
@@ -167,7 +170,7 @@ class FsspecRemote:
             raise oserror(errno.EEXIST, target)
         if replaced is not None:
             self._require(new, replaced[0])
-        with told(source):
+        with self._asking.of(source):
             # Those that rename take no `recursive`; the others copy file by file, and ask for it.
             self.fs.mv(source, target, **({} if self._renames else {"recursive": old.endswith("/")}))
         copied()
@@ -177,39 +180,49 @@ class FsspecRemote:
 
     def head(self, key: str, known: Etag | None = None, fetch_bytes: int = 0) -> Head | None:
         info = self._info(key)
-        if info is None or info["type"] == "directory":
-            return None
+        return None if info is None or info["type"] == "directory" else self._head(key, info)
+
+    def _head(self, key: str, info: dict[str, Any]) -> Head:
         version = _version(info)
         size = info.get("size")
         if size is None:
-            size = sum(map(len, self.load(key, None)))
+            size = self._count(self._path(key))
         return Head(size, version, version, _time_ns(info))
 
+    def _count(self, path: str) -> int:
+        """The size of a file that the file system does not know."""
+        with self._asking.of(path), self.fs.open(path, "rb", block_size=0) as file:
+            return sum(map(len, iter(lambda: file.read(PIECE_BYTES), b"")))
+
     def heads(self, wanted: Iterable[tuple[str, int]]) -> Sequence[Head | OSError | None]:
-        found: list[Head | OSError | None] = []
-        for key, _ in wanted:
-            try:
-                found.append(self.head(key))
-            except OSError as error:
-                found.append(error)
-        return found
+        return each(self._head_or_error, [key for key, _ in wanted], WIDTH if self._asking.at_once else 1)
+
+    def _head_or_error(self, key: str) -> Head | OSError | None:
+        try:
+            return self.head(key)
+        except OSError as error:
+            return error
 
     def reader(self, key: str, etag: Etag | None, size: int) -> Reader:
-        self._require(key, etag)
+        return self._reader(key, self._require(key, etag), size)
+
+    def _reader(self, key: str, info: dict[str, Any], size: int) -> Reader:
         path = self._path(key)
-        with told(path):
-            file = self.fs.open(path, "rb", block_size=BLOCK_BYTES)
-            _keep_blocks(file)
-            return _Reader(path, file)
+        options = {}
+        if self._is_web and str(info.get("ETag")).startswith('"'):  # If-Match never matches a weak one
+            headers = self.fs.kwargs.get("headers", {})
+            options = {"size": size, "headers": {**headers, "If-Match": info["ETag"]}}
+        with self._asking.of(path):
+            return reader_of(path, self.fs.open(path, "rb", block_size=FILE_BYTES, **options), size, self._asking)
 
     def load(self, key: str, etag: Etag | None) -> Iterable[bytes]:
-        self._require(key, etag)
-        return self._pieces(self._path(key))
+        info = self._require(key, etag)
+        return self._pieces(key, info, self._head(key, info).size)
 
-    def _pieces(self, path: str) -> Iterator[bytes]:
-        with told(path), self.fs.open(path, "rb", block_size=BLOCK_BYTES) as file:
-            while piece := file.read(PIECE_BYTES):
-                yield piece
+    def _pieces(self, key: str, info: dict[str, Any], size: int) -> Iterator[bytes]:
+        with closing(self._reader(key, info, size)) as reader:
+            for offset in range(0, size, PIECE_BYTES):
+                yield reader.read(offset, PIECE_BYTES)
 
     def put(self, key: str, data: Bytes, stamp: Stamp, *, over: Etag | None, create: bool) -> Etag | None:
         path = self._path(key)
@@ -217,7 +230,7 @@ class FsspecRemote:
             raise oserror(errno.ESTALE, path)
         if not create and over is not None:
             self._require(key, over)
-        with told(path):
+        with self._asking.of(path):
             self._store(path, data)
         head = self.head(key)
         return None if head is None else head.etag
@@ -233,8 +246,11 @@ class FsspecRemote:
             self.fs.mv(aside, path)
 
     def same(self, key: str, data: Bytes, stamp: Stamp) -> Etag | None:
-        head = self.head(key)
-        if head is None or head.size != data.size or not begins_with(data, self._pieces(self._path(key))):
+        info = self._info(key)
+        if info is None or info["type"] == "directory":
+            return None
+        head = self._head(key, info)
+        if head.size != data.size or not begins_with(data, self._pieces(key, info, head.size)):
             return None
         return head.etag
 
@@ -257,68 +273,46 @@ class FsspecRemote:
         self.fs.invalidate_cache()
 
     def close(self) -> None:
-        """The connections are fsspec's."""
+        """Read ahead no more. The connections are fsspec's."""
+        self._asking.fetchers.close()
 
     # -- of all ------------------------------------------------------------------------------------------------
 
     def _path(self, key: str) -> str:
+        if self._is_web:
+            return f"{self._root}/{quote(key)}".rstrip("/")
         path = f"{self._root}/{key}".rstrip("/")
         if self._is_absolute:
             return path or "/"
         return path if self._root else path.lstrip("/")
 
-    def _key(self, path: str) -> str:
-        return path.removeprefix(self._root).strip("/")
-
     def _info(self, key: str) -> dict[str, Any] | None:
         """What the file system says of a file or directory now; None where nothing is."""
         path = self._path(key)
+        is_page = self._is_web and (not key or key.endswith("/"))  # all that HTTP knows of directories
         try:
-            with told(path):
+            with self._asking.of(path):
                 self.fs.invalidate_cache(path)
-                info: dict[str, Any] = self.fs.info(path)
-                return info
+                info: dict[str, Any] = self.fs.info(f"{path}/" if is_page else path)
+                return {**info, "type": "directory"} if is_page else info
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def _require(self, key: str, etag: Etag | None) -> None:
-        """ENOENT if a file is not there, ESTALE if it is another version."""
-        head = self.head(key)
-        if head is None:
+    def _require(self, key: str, etag: Etag | None) -> dict[str, Any]:
+        """What is there now. ENOENT if a file is not there, ESTALE if it is another version."""
+        info = self._info(key)
+        if info is None or info["type"] == "directory":
             raise oserror(errno.ENOENT, self._path(key))
-        if etag is not None and head.etag != etag:
+        if etag is not None and _version(info) != etag:
             raise oserror(errno.ESTALE, self._path(key))
-
-
-class _Reader:
-    """Reads parts of an open file."""
-
-    def __init__(self, path: str, file: Any) -> None:
-        self._path = path
-        self._file = file
-
-    def read(self, offset: int, size: int) -> bytes:
-        with told(self._path):
-            self._file.seek(offset)
-            data: bytes = self._file.read(size)
-            return data
-
-    def close(self) -> None:
-        with told(self._path):
-            self._file.close()
-
-
-def _keep_blocks(file: Any) -> None:
-    """Give a file of fsspec a cache of blocks. Its own ones keep one stretch, and the kernel's reads of a file may
-    overtake each other: each that did had 4 MiB fetched again."""
-    cache = getattr(file, "cache", None)
-    reads_by_cache = getattr(type(file), "read", None) is AbstractBufferedFile.read
-    if reads_by_cache and isinstance(cache, (ReadAheadCache, BytesCache)) and cache.size is not None:
-        file.cache = BlockCache(cache.blocksize, cache.fetcher, cache.size, maxblocks=BLOCKS)
+        return info
 
 
 _RENAMED = frozenset({"file", "local", "ftp", "sftp", "ssh"})
 """Protocols whose rename replaces a file at once."""
+
+_WEB = frozenset({"http", "https"})
+"""Protocols of which a directory is a page with links, and a path a URL."""
 
 _BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "hf"})
 """Protocols whose `mkdir` makes a bucket, or nothing."""
@@ -354,11 +348,19 @@ def _time_ns(info: dict[str, Any]) -> int | None:
 
 
 def _read_time(text: str) -> datetime | None:
-    """ISO 8601, or the digits that FTP servers send (RFC 3659, 2.3)."""
-    for read in (datetime.fromisoformat, lambda digits: datetime.strptime(digits[:14], "%Y%m%d%H%M%S")):
+    """ISO 8601, the digits that FTP servers send (RFC 3659, 2.3), or the words of HTTP (RFC 9110, 5.6.7)."""
+    for read in (
+        datetime.fromisoformat,
+        parsedate_to_datetime,
+        lambda digits: datetime.strptime(digits[:14], "%Y%m%d%H%M%S"),
+    ):
         try:
             found = read(text)
         except ValueError:
             continue
         return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
     return None
+
+
+def _read_digits(text: str) -> datetime:
+    return datetime.strptime(text[:14], "%Y%m%d%H%M%S")

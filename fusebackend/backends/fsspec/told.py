@@ -28,6 +28,10 @@ REPLIES = {"550": errno.ENOENT, "530": errno.EACCES, "553": errno.EACCES, "552":
 """Of FTP servers (RFC 959, 4.2): `ftplib` raises them as text. 550 is no such file, or no right to it."""
 
 
+STATUSES = {401: errno.EACCES, 403: errno.EACCES, 404: errno.ENOENT, 410: errno.ENOENT, 412: errno.ESTALE}
+"""Of HTTP (RFC 9110, 15.5): `aiohttp` raises them with a `status`. 412: `If-Match` names another version."""
+
+
 @contextlib.contextmanager
 def told(path: str) -> Iterator[None]:
     """Raise what is raised inside as an `OSError` about `path`."""
@@ -41,7 +45,9 @@ def told(path: str) -> Iterator[None]:
     except NotImplementedError as error:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), path) from error
     except Exception as error:  # of the library behind the file system
-        number = REPLIES.get(str(error)[:3], errno.EIO) if type(error).__module__ == "ftplib" else errno.EIO
+        number = STATUSES.get(getattr(error, "status", 0), errno.EIO)
+        if type(error).__module__ == "ftplib":
+            number = REPLIES.get(str(error)[:3], errno.EIO)
         if number == errno.EIO:
             log.warning("%s: %s: %s", path, type(error).__name__, error)
         raise OSError(number, os.strerror(number), path) from error

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 
 from fusebackend.backends.object_store.bucket.errors import object_errors
 from fusebackend.backends.object_store.bucket.throttling import patiently
-from fusebackend.backends.object_store.read_ahead import BLOCK_BYTES, PART_BYTES, Allowance, Fetchers, Run
+from fusebackend.backends.object_store.read_ahead import BLOCK_BYTES, PART_BYTES, Allowance, Run
 from fusebackend.base.errors import oserror
 from fusebackend.base.waiting import will_wait
+from fusebackend.remote.fetchers import Fetchers
 
 if TYPE_CHECKING:
     from obstore import GetOptions

@@ -482,3 +482,34 @@ def test_a_zip_file_and_a_text_file(fs: FusebackendFileSystem, top: str) -> None
     with fs.open(f"{top}.gz", "wt", compression="infer") as text:
         text.write("compressed")
     assert io.TextIOWrapper(fs.open(f"{top}.gz", compression="gzip")).read() == "compressed"
+
+
+def test_a_text_is_stored_whole_or_not_at_all(fs: FusebackendFileSystem, top: str) -> None:
+    path = f"{top}/text"
+    with fs.open(path, "w", encoding="latin-1", newline="\r\n") as file:
+        file.write("ä\n")
+    assert fs.cat(path) == b"\xe4\r\n"
+    for mode in ("w", "wt", "at"):
+        with pytest.raises(KeyError), fs.open(path, mode) as file:
+            file.write("a part\n" * 10_000)
+            raise KeyError
+        assert file.closed and fs.cat(path) == b"\xe4\r\n"
+    with fs.open(path, "a", encoding="latin-1") as file:
+        file.write("more")
+    assert fs.cat(path) == b"\xe4\r\nmore"
+    with pytest.raises(FileExistsError):
+        fs.open(path, "xt")
+    assert fs.read_text(path, encoding="latin-1") == "ä\nmore"
+
+
+def test_a_file_is_put_in_one_call(fs: FusebackendFileSystem, top: str, tmp_path: Path) -> None:
+    local = tmp_path / "local"
+    local.write_bytes(b"x" * (BLOCK_BYTES + 5))
+    told = fsspec.callbacks.Callback()
+    fs.put_file(str(local), f"{top}/new/below", callback=told)
+    assert fs.cat(f"{top}/new/below") == local.read_bytes()
+    assert (told.size, told.value) == (BLOCK_BYTES + 5, BLOCK_BYTES + 5)
+    with pytest.raises(FileExistsError):
+        fs.put_file(str(local), f"{top}/new/below", mode="create")
+    with pytest.raises(IsADirectoryError):
+        fs.put_file(str(local), f"{top}/new")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import uuid
 
 import pytest
@@ -14,7 +15,8 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from services import fsspec_servers, webdav
 
 from fusebackend.backends.fsspec.backend import FsspecBackend
-from fusebackend.backends.fsspec.remote import BLOCK_BYTES, FsspecRemote
+from fusebackend.backends.fsspec.reading import RANGE_BYTES, UNIT_BYTES
+from fusebackend.backends.fsspec.remote import FsspecRemote
 from fusebackend.testing.conformance import BackendConformance
 
 
@@ -121,11 +123,12 @@ class Buffered(AbstractFileSystem):
     """One file, of which it counts what is fetched."""
 
     protocol = "buffered"
-    content = bytes(range(256)) * (2 * BLOCK_BYTES // 256)
+    content = bytes(range(256)) * (RANGE_BYTES // 256)
 
     def __init__(self, **options):
         super().__init__(**options)
-        self.fetched = 0
+        self.fetched = self.ranges = 0
+        self.broken = False
 
     def info(self, path, **options):
         return {"name": path, "type": "file", "size": len(self.content)}
@@ -136,16 +139,64 @@ class Buffered(AbstractFileSystem):
 
 class Fetched(AbstractBufferedFile):
     def _fetch_range(self, start, end):
+        if self.fs.broken:
+            raise OSError(errno.EIO, "Input/output error", self.path)
         self.fs.fetched += end - start
+        self.fs.ranges += 1
         return self.fs.content[start:end]
 
 
-def test_reads_that_overtake_each_other_fetch_nothing_twice():
+@pytest.fixture
+def buffered():
     fs = Buffered(skip_instance_cache=True)
-    reader = FsspecRemote(fs, "").reader("file", None, len(fs.content))
-    step = BLOCK_BYTES // 4
+    remote = FsspecRemote(fs, "")
+    reader = remote.reader("file", None, len(fs.content))
+    yield fs, reader
+    reader.close()
+    remote.close()
+
+
+def test_reads_that_overtake_each_other_fetch_nothing_twice(buffered):
+    fs, reader = buffered
+    step = RANGE_BYTES // 8
     for number in (1, 0, 3, 2, 4, 6, 5, 7, 3, 0):
         at = number * step
         assert reader.read(at, step) == fs.content[at : at + step]
-    reader.close()
+    assert reader.read(len(fs.content) - 5, 10) == fs.content[-5:]
     assert fs.fetched == len(fs.content)
+
+
+def test_ranges_grow_with_a_sequential_read(buffered):
+    fs, reader = buffered
+    for at in range(0, len(fs.content), 1000):
+        assert reader.read(at, 1000) == fs.content[at : at + 1000]
+    assert fs.fetched == len(fs.content) and fs.ranges <= 1 + (RANGE_BYTES // UNIT_BYTES).bit_length()
+
+
+def test_a_small_read_fetches_little(buffered):
+    fs, reader = buffered
+    middle = RANGE_BYTES // 2 + 5
+    assert reader.read(middle, 10) == fs.content[middle : middle + 10]
+    assert fs.fetched == UNIT_BYTES
+
+
+def test_an_error_of_reading_ahead_is_told_to_the_read_that_comes_to_it(buffered):
+    fs, reader = buffered
+    for at in range(0, 3 * UNIT_BYTES, UNIT_BYTES):
+        reader.read(at, UNIT_BYTES)
+    fs.broken = True
+    with pytest.raises(OSError, match="Input/output error"):
+        for at in range(3 * UNIT_BYTES, len(fs.content), UNIT_BYTES):
+            reader.read(at, UNIT_BYTES)
+    fs.broken = False
+    last = len(fs.content) - UNIT_BYTES
+    assert reader.read(last, UNIT_BYTES) == fs.content[last:]
+
+
+def test_a_file_that_was_cut_is_stale(buffered):
+    fs, reader = buffered
+    fs.content = fs.content[:UNIT_BYTES]
+    assert reader.read(0, 10) == fs.content[:10]
+    with pytest.raises(OSError) as caught:
+        reader.read(UNIT_BYTES, 10)
+    assert caught.value.errno == errno.ESTALE
