@@ -104,9 +104,8 @@ def route(name: str, home: Path) -> Iterator[str]:
         with service.running() as server, server.bucket() as bucket:
             yield bucket.url()
         return
-    yield {"sqlite": f"sqlite:{home}/files.db", "dir": f"dir:{home}/files", "store": f"store+sqlite:{home}/store.db"}[
-        name
-    ]
+    urls = {"sqlite": f"sqlite:{home}/files.db", "dir": f"dir:{home}/files", "store": f"store+sqlite:{home}/store.db"}
+    yield urls[name]
 
 
 def fill(tree: Path, files: int, keeps: bool) -> None:
