@@ -265,7 +265,7 @@ class FusebackendFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec
             self._send(target, file)
 
     def touch(self, path: str, truncate: bool = True, **options: Any) -> None:
-        """Make an empty file, or empty one. With `truncate=False` one that is there stays as it is; its time too."""
+        """Make an empty file, or empty one. With `truncate=False` an existing file keeps its bytes and time."""
         with contextlib.suppress(*(() if truncate else (FileExistsError,))):
             self.pipe_file(path, b"", mode="overwrite" if truncate else "create")
 

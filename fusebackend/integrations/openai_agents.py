@@ -87,7 +87,7 @@ def shell_tool(backend: Any, *, root: str = "/", agent: str = "", **options: Any
 
 
 def file_tools(backend: Any, *names: str, root: str = "/", agent: str = "") -> list[agents.FunctionTool]:
-    """Verbs as function tools: `ls`, `read`, `grep` and `glob`, or those that are named, such as `edit`.
+    """Verbs as function tools: `ls`, `read`, `grep` and `glob`, or others by name, such as `edit`.
 
     Raises:
         ValueError: there is no such tool.
@@ -158,7 +158,7 @@ class _Place:
         self._agent = agent
 
     def path(self, given: str) -> str:
-        """The path in the backend. Raises `Refused` for one that leads out of the root."""
+        """The path in the backend. Raises `Refused` if it leads out of the root."""
         path = posixpath.normpath("./" + posixpath.join(self.root, given).lstrip("/"))
         absolute = "/" if path == "." else f"/{path}"
         if path.split("/")[0] == ".." or not f"{absolute}/".startswith(self.root.rstrip("/") + "/"):

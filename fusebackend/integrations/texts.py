@@ -1,4 +1,4 @@
-"""`Texts`: changes of text files that depend on what is in them, without losing those that others make meanwhile.
+"""`Texts`: changes of text files that depend on what is in them, without losing changes made meanwhile.
 
 A change is computed from the file's text and made with one `edit` of that text, which fails where the text is gone:
 then it is computed anew, from the new text.

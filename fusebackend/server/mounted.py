@@ -949,7 +949,7 @@ class MountedBackend(ServedMount):
             title: one line for people, such as a command.
             pid: the process; None for this one.
             id: the caller's own name for the call, such as that of a tool call. `end_call` takes it, too.
-            agent, thread: as of `Actor`.
+            agent, thread: as of `Actor`; without them, and without `id`, those of `acting`, or of a LangGraph run.
 
         Returns:
             The id, which is made up where none was given. The call is in the log as soon as it changes something.
@@ -957,7 +957,8 @@ class MountedBackend(ServedMount):
         Raises:
             OSError: ESRCH, there is no such process; ENOTSUP, the mount keeps no history.
         """
-        actor = Actor(agent, thread, id)
+        known = current_actor()
+        actor = Actor(agent or known.agent, thread or known.thread, id or known.call)
         return self._remembered().begin_call(title, os.getpid() if pid is None else pid, actor)
 
     def end_call(self, id: str) -> str | None:

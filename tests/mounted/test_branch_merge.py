@@ -110,7 +110,7 @@ def test_what_both_changed_is_refused_and_decided(mounted: Mounted) -> None:
 
 
 def test_a_merge_names_the_writers_of_the_branch(serve: Serve) -> None:
-    """Those that wrote by a verb and by the kernel, also in a copy of it; those that only read are none."""
+    """By a verb and by the kernel, also in a copy of it. Readers are not named."""
     path = serve("memory:", options=["history=on", "snapshots=manual"]).path
     branch = "/.fusebackend/branches/idea"
     with fusebackend.connect(path) as files:

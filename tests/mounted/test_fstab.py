@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import mounts
@@ -57,21 +56,7 @@ says last umount mnt
 def run(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Run a script in namespaces of its own; returns its lines, with the directory as `HERE`."""
     mounts.require()
-    for name in ("XDG_RUNTIME_DIR", "XDG_DATA_HOME", "XDG_STATE_HOME"):
-        monkeypatch.setenv(name, str(tmp_path / name))
-        (tmp_path / name).mkdir(mode=0o700)
-    # A server that a failure leaves ends with the pid namespace.
-    words = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", AROUND + script]
-    done = subprocess.run(
-        words,
-        cwd=tmp_path,
-        env={**served.environment(), "PYTHON": served.command()[0]},
-        capture_output=True,
-        text=True,
-        timeout=served.LIMIT_S * 2,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.replace(str(tmp_path), "HERE").splitlines()
+    return [line.replace(str(tmp_path), "HERE") for line in served.script(AROUND + script, tmp_path, monkeypatch)]
 
 
 def test_a_line_of_fstab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

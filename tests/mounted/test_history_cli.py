@@ -257,6 +257,22 @@ def test_a_call_is_named_for_a_process_and_its_descendants(mounted: Mounted) -> 
             files.begin_call("x", pid=2**22 + 1)
 
 
+def test_a_named_call_is_by_the_actor_of_the_client_or_the_block(mounted: Mounted) -> None:
+    with fusebackend.connect(mounted.path, actor=Actor(agent="planner", thread="t1")) as files:
+        first = files.begin_call("first")
+        (mounted.path / "one").write_text("1")
+        files.end_call(first)
+        with fusebackend.acting(Actor(agent="coder", call="toolu_8")):
+            assert files.begin_call("second") == "toolu_8"
+            (mounted.path / "two").write_text("2")
+            files.end_call("toolu_8")
+            files.end_call(files.begin_call("third", agent="other", id="mine"))
+        found = files.log(limit=2)
+    assert [(each.title, each.actor.agent, each.actor.thread, each.actor.call) for each in found] == [
+        ("second", "coder", "", "toolu_8"), ("first", "planner", "t1", ""),
+    ]  # fmt: skip
+
+
 def test_log_in_pages(mounted: Mounted) -> None:
     with fusebackend.connect(mounted.path) as files:
         for number in range(5):

@@ -34,25 +34,11 @@ fusebackend umount mnt
 
 def test_a_mount_in_a_user_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mounts.require()
-    for name in ("XDG_RUNTIME_DIR", "XDG_DATA_HOME", "XDG_STATE_HOME"):
-        monkeypatch.setenv(name, str(tmp_path / name))
-        (tmp_path / name).mkdir(mode=0o700)
     (tmp_path / "mnt").mkdir()
-    namespace = ["unshare", "--user", "--map-root-user", "--mount"]
-    if subprocess.run([*namespace, "true"], capture_output=True).returncode != 0:
+    user = ("--user", "--map-root-user")
+    if subprocess.run(["unshare", *user, "true"], capture_output=True).returncode != 0:
         pytest.skip("no user namespace for this user")
-    # A server that a failure leaves ends with the pid namespace.
-    words = [*namespace, "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", WORK]
-    done = subprocess.run(
-        words,
-        cwd=tmp_path,
-        env={**served.environment(), "PYTHON": served.command()[0]},
-        capture_output=True,
-        text=True,
-        timeout=served.LIMIT_S * 2,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = done.stdout.splitlines()
+    lines = served.script(WORK, tmp_path, monkeypatch, *user)
     assert lines[:2] == ["ids 1", "1"]  # one id alone is mapped: no rights outside
     assert lines[2].startswith(f"mounted {tmp_path}/mnt (process ")
     rest = [line for line in lines[3:] if not line.startswith("  ")]

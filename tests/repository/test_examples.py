@@ -210,24 +210,26 @@ def test_without_arguments_each_says_how_to_use_it(name: str) -> None:
     assert done.stderr.startswith(f"usage: {name} MOUNTPOINT") and done.stderr.count("\n") == 1
 
 
-def test_claude_memory(serve: Serve) -> None:
-    pytest.importorskip("anthropic")
-    mount = serve("memory:")
-    program = [sys.executable, str(ROOT / "examples/claude_memory.py"), str(mount.path)]
+def said(name: str, mount: mounts.Mounted) -> str:
+    """Run an example on a mount; returns what it printed."""
+    program = [sys.executable, str(ROOT / "examples" / name), str(mount.path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(program, capture_output=True, text=True, timeout=LIMIT_S, env=environment)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    assert done.stdout.endswith("I have noted it.\n")
+    return done.stdout
+
+
+def test_claude_memory(serve: Serve) -> None:
+    pytest.importorskip("anthropic")
+    mount = serve("memory:")
+    assert said("claude_memory.py", mount).endswith("I have noted it.\n")
     assert (mount.path / "memories/coffee.md").read_text() == "They like coffee.\nWithout milk.\n"
 
 
 def test_openai_agent(serve: Serve) -> None:
     pytest.importorskip("agents")
     mount = serve("memory:")
-    program = [sys.executable, str(ROOT / "examples/openai_agent.py"), str(mount.path)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(program, capture_output=True, text=True, timeout=LIMIT_S, env=environment)
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    assert done.stdout.startswith("Created plan.md\nUpdated plan.md\n") and "2 plan.md" in done.stdout
-    assert done.stdout.endswith("     1\tmonday: write\n     2\ttuesday: rest\nThe plan is written.\n")
+    printed = said("openai_agent.py", mount)
+    assert printed.startswith("Created plan.md\nUpdated plan.md\n") and "2 plan.md" in printed
+    assert printed.endswith("     1\tmonday: write\n     2\ttuesday: rest\nThe plan is written.\n")
     assert (mount.path / "plan.md").read_text() == "monday: write\ntuesday: rest\n"

@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import pytest
+
 from fusebackend.control import rendezvous
 
 ROOT = Path(__file__).parents[2]
@@ -55,6 +57,29 @@ def run(*words: str, status: int = 0, wrapper: Sequence[str] = ()) -> str:
     assert done.returncode == status, said
     assert "Traceback" not in said, said
     return said
+
+
+def script(text: str, place: Path, monkeypatch: pytest.MonkeyPatch, *namespaces: str) -> list[str]:
+    """Run a script of the shell in a directory and in namespaces of its own; returns its lines.
+
+    Args:
+        namespaces: options of unshare(1) besides `--mount` and `--pid`.
+    """
+    for name in ("XDG_RUNTIME_DIR", "XDG_DATA_HOME", "XDG_STATE_HOME"):
+        monkeypatch.setenv(name, str(place / name))
+        (place / name).mkdir(mode=0o700)
+    # A server that a failure leaves ends with the pid namespace.
+    own = ["--mount", "--pid", "--fork", "--mount-proc", "--kill-child", *namespaces]
+    done = subprocess.run(
+        ["unshare", *own, "sh", "-c", text],
+        cwd=place,
+        env={**environment(), "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S * 2,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from fusebackend.backends.directory import dirfd
 from fusebackend.backends.directory.dirfd import FILE_FLAGS, PATH_FLAGS, Descriptor, OpenFile, born_ns
 from fusebackend.backends.directory.nodes import Node, Places, attr_of, check_name, group_of_new
+from fusebackend.base import acl
 from fusebackend.base.errors import oserror
 from fusebackend.protocol import RENAME_EXCHANGE, Attr, AttrChanges, Caller, Features, StatFs
 from fusebackend.volumes.native import NativeVolume, Pieces
@@ -56,6 +57,7 @@ class DirectoryVolume(NativeVolume):
         self._nodes = self._places.table
         self._listings: OrderedDict[int, list[bytes]] = OrderedDict()
         self._may_chown = os.geteuid() == 0
+        self._may_have_acls = True  # until the file system says that it has none
 
     # -- names -------------------------------------------------------------------------------------------------
 
@@ -141,13 +143,28 @@ class DirectoryVolume(NativeVolume):
             if self._may_chown:
                 os.chown(new.path, caller.uid, group_of_new(at, caller))
             if mode is not None:
-                os.chmod(new.path, stat.S_IMODE(mode))
+                os.chmod(new.path, self._mode_of_new(at, mode))
             status = os.fstat(new.fd)
         except OSError:
             with contextlib.suppress(OSError):  # the first error is the one to tell
                 unmake(name, dir_fd=at.fd)
             raise
         return self._made(directory, name, status)
+
+    def _mode_of_new(self, at: Descriptor, mode: int) -> int:
+        """The mode of something new in a directory: a default ACL there takes permissions away (acl(5)).
+
+        The new file has that ACL from the lower file system, which made it with the owner's permissions alone.
+        """
+        mode = stat.S_IMODE(mode)
+        if self._may_have_acls:
+            try:
+                default = os.getxattr(at.path, os.fsdecode(acl.DEFAULT))
+            except OSError as error:
+                self._may_have_acls = error.errno != errno.ENOTSUP
+            else:
+                mode = mode & ~0o777 | acl.inherited(default, mode & 0o777)[1]
+        return mode
 
     def _made(self, directory: Node, name: bytes, status: os.stat_result, *, new: bool = True) -> Attr:
         node = self._nodes.seen(directory, name, status, new=new)
@@ -296,7 +313,7 @@ class DirectoryVolume(NativeVolume):
             try:
                 if self._may_chown:
                     os.fchown(new.fd, caller.uid, group_of_new(at, caller))
-                os.fchmod(new.fd, stat.S_IMODE(mode))
+                os.fchmod(new.fd, self._mode_of_new(at, mode))
                 status = os.fstat(new.fd)
             except OSError:
                 with contextlib.suppress(OSError):  # the first error is the one to tell

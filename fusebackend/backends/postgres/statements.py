@@ -328,9 +328,9 @@ def walked_chunks(volume: int, top: int, names: Sequence[bytes], chunks: int) ->
 def entries(volume: int, keys: Sequence[tuple[int, bytes]], lock: bool) -> Statement:
     if len(keys) == 1:  # as nearly always; arrays take longer to send, and to plan for
         return (
-            f"SELECT d.parent, d.name, {_I} FROM fusebackend.dentry d JOIN fusebackend.inode i ON i.volume = d.volume"
-            f" AND i.node = d.node WHERE d.volume = %s AND d.parent = %s AND d.name = %s{_locking(lock, 'i')}",
-            (volume, *keys[0]),
+            f"SELECT d.parent, d.name, {_I} FROM {_dentry_of('%s', '%s')} d"
+            f" CROSS JOIN LATERAL {_inode_of('d.node', lock)} i",
+            (volume, *keys[0], volume),
         )
     return (
         f"SELECT d.parent, d.name, {_I} FROM (SELECT d.parent, d.name, d.node"
@@ -353,9 +353,10 @@ def links(volume: int, links: Sequence[Link]) -> Statement:
 def is_empty(volume: int, entry: tuple[int, bytes]) -> Statement:
     """The node under a name, if nothing is in it."""
     return (
-        "SELECT d.node FROM fusebackend.dentry d WHERE d.volume = %s AND d.parent = %s AND d.name = %s AND NOT EXISTS"
-        " (SELECT 1 FROM fusebackend.dentry e WHERE e.volume = d.volume AND e.parent = d.node)",
-        (volume, *entry),
+        f"SELECT d.node FROM {_dentry_of('%s', '%s')} d LEFT JOIN LATERAL"
+        " (SELECT 1 AS one FROM fusebackend.dentry WHERE volume = %s AND parent = d.node LIMIT 1) e ON true"
+        " WHERE e.one IS NULL",
+        (volume, *entry, volume),
     )
 
 
@@ -537,10 +538,9 @@ def inode(volume: int, node: int) -> Statement:
 def found(volume: int, parent: int, name: bytes) -> Statement:
     """The inode of a directory, and the inode under a name in it, or nulls."""
     return (
-        f"SELECT {_P}, {_C} FROM fusebackend.inode p LEFT JOIN fusebackend.dentry d ON d.volume = p.volume"
-        " AND d.parent = p.node AND d.name = %s"
-        " LEFT JOIN fusebackend.inode c ON c.volume = d.volume AND c.node = d.node WHERE p.volume = %s AND p.node = %s",
-        (name, volume, parent),
+        f"SELECT {_P}, {_C} FROM {_inode_of('%s', False)} p LEFT JOIN LATERAL {_dentry_of('p.node', '%s')} d ON true"
+        f" LEFT JOIN LATERAL {_inode_of('d.node', False)} c ON true",
+        (volume, parent, volume, name, volume),
     )
 
 

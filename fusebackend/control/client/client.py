@@ -630,7 +630,9 @@ class Client(SandboxBackendProtocol):
     def begin_call(self, title: str, *, pid: int | None = None, id: str = "", agent: str = "", thread: str = "") -> str:
         """Have what a process and its descendants change belong to one call; see `MountedBackend.begin_call`. Without
         `pid` it is this process."""
-        params = {"title": title, "pid": pid or os.getpid(), "id": id, "agent": agent, "thread": thread}
+        known = current_actor(self.actor)
+        by = {"id": id or known.call, "agent": agent or known.agent, "thread": thread or known.thread}
+        params = {"title": title, "pid": pid or os.getpid(), **by}
         return self._done(str, "begin_call", params)
 
     def end_call(self, id: str) -> str | None:

@@ -73,8 +73,6 @@ async def _read(resolver: InodeResolver, route: Route, node: int, bound: int) ->
         entries += page
         if len(entries) > bound:
             return None
-        if len(page) < PAGE_ENTRIES:
-            break
         await trio.lowlevel.checkpoint()
     return KeptListing(fingerprint, changes, entries)
 

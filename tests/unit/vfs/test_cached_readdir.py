@@ -68,6 +68,18 @@ class Directory:
         return [name for name, _ in self.read(self.open(), 0)][2:]
 
 
+def test_an_empty_page_alone_is_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `Volume.readdir` promises: a volume may leave out what is damaged, or hidden."""
+    directory = Directory()
+    directory.make(*(b"f%d" % number for number in range(5)))
+    assert len(directory.names()) == 5
+    tick()
+    readdir = directory.volume.readdir
+    monkeypatch.setattr(directory.volume, "readdir", lambda node, after, limit: readdir(node, after, min(limit, 2)))
+    assert directory.is_kept()
+    assert len(directory.names()) == 5
+
+
 @pytest.fixture
 def directory() -> Directory:
     return Directory()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import shutil
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -64,6 +67,36 @@ def listing(volume, node=ROOT_NODE, limit=100):
 
 def open_descriptors():
     return len(os.listdir("/proc/self/fd"))
+
+
+# -- default ACLs ----------------------------------------------------------------------------------------------------
+
+DEFAULT_ACLS = ("u::rwx,g::r,o:-", "u::rw,g::rwx,o:rx,u:65533:rwx,m::rx", "u::rwx,g::-,o:rwx,g:65532:rw,m::rwx")
+
+
+@pytest.mark.skipif(not shutil.which("setfacl"), reason="the package acl is not installed")
+@pytest.mark.parametrize("default", DEFAULT_ACLS)
+def test_a_default_acl_of_the_lower_directory_holds_for_what_is_made(volume, disk, default):
+    subprocess.run(["setfacl", "-d", "-m", default, disk], check=True)
+    before = os.umask(0)  # the kernel has taken it off, or would where it knew of the ACL
+    try:
+        for mode in (0o666, 0o640, 0o4755, 0o777):
+            name = f"{mode:o}"
+            volume.release(volume.create(ROOT_NODE, name.encode(), mode, os.O_RDWR, ME).node, os.O_RDWR)
+            volume.mkdir(ROOT_NODE, f"d{name}".encode(), mode & 0o777, ME)
+            volume.mknod(ROOT_NODE, f"p{name}".encode(), stat.S_IFIFO | mode & 0o777, 0, ME)
+            os.close(os.open(disk / f"{name}.plain", os.O_CREAT | os.O_WRONLY, mode))
+            (disk / f"d{name}.plain").mkdir(mode & 0o777)
+            os.mkfifo(disk / f"p{name}.plain", mode & 0o777)
+    finally:
+        os.umask(before)
+    made = sorted(disk.iterdir())
+    says = subprocess.run(["getfacl", "-np", *made], check=True, capture_output=True, text=True).stdout
+    each = [re.sub("^# file: .*", "", part) for part in says.strip().split("\n\n")]
+    assert len(each) == 24
+    for one, two in zip(range(0, 24, 2), range(1, 24, 2), strict=True):
+        assert each[one] == each[two], made[one]
+        assert made[one].stat().st_mode == made[two].stat().st_mode
 
 
 # -- names -----------------------------------------------------------------------------------------------------------
