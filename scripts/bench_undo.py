@@ -104,7 +104,11 @@ def route(name: str, home: Path) -> Iterator[str]:
         with service.running() as server, server.bucket() as bucket:
             yield bucket.url()
         return
-    urls = {"sqlite": f"sqlite:{home}/files.db", "dir": f"dir:{home}/files", "store": f"store+sqlite:{home}/store.db"}
+    urls = {
+        "sqlite": f"sqlite:{home}/files.db",
+        "dir": f"dir:{home}/files",
+        "store": f"store+sqlite:{home}/store.db?ns=memories",
+    }
     yield urls[name]
 
 
