@@ -107,6 +107,20 @@ class TestSftp(Served):
 
 
 @pytest.mark.services
+class TestSmb(Served):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def fs(cls, tmp_path_factory):
+        with fsspec_servers.running("smb", tmp_path_factory.mktemp("smb")) as port:
+            yield opened("smb", port=port, **LOGIN)
+
+    @pytest.fixture
+    def backend(self, fs):
+        with self.place(fs, "/files") as backend:
+            yield backend
+
+
+@pytest.mark.services
 class TestWebdav(Served):
     @pytest.fixture(scope="class")
     @classmethod
