@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from fusebackend.backends.postgres import old_rows, statements
 from fusebackend.backends.postgres.feed import VolumeFeed, hello
-from fusebackend.backends.postgres.schema import NODES_AT_ONCE, REAP_LOCK, SESSION_LOCK, VERSION
+from fusebackend.backends.postgres.schema import LEASE_LOCK, NODES_AT_ONCE, REAP_LOCK, SESSION_LOCK, VERSION
 from fusebackend.backends.postgres.uses import Uses
 from fusebackend.databases.listener import Ask, Listener
 from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, rollback, send, share
@@ -62,6 +62,9 @@ SETTINGS = {
 GRACE_S = 60.0
 """How long a node without a name is kept for other hosts that may have it open; and how long a host that has lost its
 connection has to come back."""
+
+REJOIN_S: Final = 20.0
+"""A session without a connection for so long may be taken for dead soon."""
 
 PERIOD_S = 10.0
 """How often the thread frees nodes, and checks its connection."""
@@ -190,6 +193,18 @@ class Session:
     def announce(self, payloads: Sequence[str], xid: int) -> None:
         """Send other hosts a wake-up for these payloads, which this transaction of the session has added."""
         self._feed.announce(payloads, xid)
+
+    def rejoin(self, connection: Connection[Any]) -> None:
+        """Add the session again before a change, if it has been without its connection, and was removed as a dead one.
+
+        Another one may have the lease, which this change would break.
+        """
+        if self._feed.lost_s < REJOIN_S:
+            return
+        if not _ask(connection, "SELECT true FROM fusebackend.session WHERE id = %s", (self.id,)):
+            self._add(connection)
+            send(connection, [hello(self._volume, self.id)])
+            self._wait_for_lease(connection)
 
     # -- nodes without a name ----------------------------------------------------------------------------------
 
@@ -352,11 +367,7 @@ class Session:
             send(connection, [(_CUT_OFF, (SESSION_LOCK, self.id)), (_CLAIM, (SESSION_LOCK, self.id))])
         with _transaction(connection):
             if self.id:
-                query = (
-                    "INSERT INTO fusebackend.session (volume, id, host, pid, version) VALUES (%s, %s, %s, %s, %s)"
-                    " ON CONFLICT (id) DO UPDATE SET missing_since = NULL"
-                )
-                _ask(connection, query, (self._volume, self.id, socket.gethostname(), os.getpid(), VERSION))
+                self._add(connection)
             else:
                 query = (
                     "INSERT INTO fusebackend.session (volume, host, pid, version) VALUES (%s, %s, %s, %s) RETURNING id"
@@ -368,9 +379,29 @@ class Session:
             _ask(connection, reader, (self.id, self._volume))
         name = ("SELECT set_config('application_name', %s, false)", (f"fusebackend-feed-{self.id}",))
         send(connection, [name, hello(self._volume, self.id)])
+        self._wait_for_lease(connection)
         self._feed.prepare(connection)
         self._unregistered.update(self._uses.nameless(), self._uses.opened())
         self._wake.set()
+
+    def _add(self, connection: Connection[Any]) -> None:
+        """Have a row, also if it was taken for dead."""
+        query = (
+            "INSERT INTO fusebackend.session (volume, id, host, pid, version) VALUES (%s, %s, %s, %s, %s)"
+            " ON CONFLICT (id) DO UPDATE SET missing_since = NULL"
+        )
+        _ask(connection, query, (self._volume, self.id, socket.gethostname(), os.getpid(), VERSION))
+
+    def _wait_for_lease(self, connection: Connection[Any]) -> None:
+        """Wait until no other session has the lease (`lease.py`), which hears of this one. If it does not, cut it off."""
+        from psycopg.errors import LockNotAvailable
+
+        wait = ("SELECT pg_advisory_xact_lock_shared(%s::int, %s::int)", (LEASE_LOCK, self._volume))
+        try:
+            send(connection, [wait])
+        except LockNotAvailable:
+            log.warning("another host of the volume does not answer: its connection to the server is ended")
+            send(connection, [(_CUT_OFF, (LEASE_LOCK, self._volume)), wait])
 
     def heard(self, payload: str) -> None:
         self._feed.heard(payload)

@@ -545,9 +545,9 @@ def found(volume: int, parent: int, name: bytes) -> Statement:
 
 
 def listed(volume: int, parent: int, after: bytes, limit: int) -> Statement:
-    """The mode, link count and times of a directory, and names in it with their inodes, or nulls for none."""
+    """The mode, link count, times and version of a directory, and names in it with their inodes, or nulls for none."""
     return (
-        f"SELECT p.mode, p.nlink, p.atime_ns, p.mtime_ns, p.ctime_ns, d.name, {_C}"
+        f"SELECT p.mode, p.nlink, p.atime_ns, p.mtime_ns, p.ctime_ns, p.version, d.name, {_C}"
         " FROM fusebackend.inode p LEFT JOIN LATERAL (SELECT name, node"
         " FROM fusebackend.dentry WHERE volume = %s AND parent = %s AND name > %s ORDER BY name LIMIT %s) d ON true"
         f" LEFT JOIN LATERAL {_inode_of('d.node', False)} c ON true"
@@ -571,6 +571,16 @@ def opened(volume: int, node: int, sent: int) -> Statement:
         f"SELECT {_I}, k.data FROM fusebackend.inode i LEFT JOIN fusebackend.chunk k ON k.volume = i.volume"
         " AND k.node = i.node AND k.idx = 0 AND i.size <= %s AND i.contents <> %s WHERE i.volume = %s AND i.node = %s",
         (CHUNK_BYTES, sent, volume, node),
+    )
+
+
+def small(volume: int, nodes: Sequence[int]) -> Statement:
+    """The inodes of files with their only chunk, or nulls where they have more, or none."""
+    return (
+        f"SELECT {_I}, c.data FROM unnest(%s::int8[]) AS k (node) CROSS JOIN LATERAL {_inode_of('k.node', False)} i"
+        " LEFT JOIN LATERAL (SELECT data FROM fusebackend.chunk WHERE volume = %s AND node = i.node AND idx = 0"
+        " AND i.size <= %s OFFSET 0) c ON true",
+        (list(nodes), volume, volume, CHUNK_BYTES),
     )
 
 
