@@ -29,6 +29,7 @@ from fusebackend.backends.postgres import old_rows, statements
 from fusebackend.backends.postgres.feed import VolumeFeed, hello
 from fusebackend.backends.postgres.schema import LEASE_LOCK, NODES_AT_ONCE, REAP_LOCK, SESSION_LOCK, VERSION
 from fusebackend.backends.postgres.uses import Uses
+from fusebackend.base.waiting import will_wait
 from fusebackend.databases.listener import Ask, Listener
 from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, rollback, send, share
 from fusebackend.databases.postgres import Connections, translate_errors, when_free
@@ -357,8 +358,13 @@ class Session:
 
         Changes of other hosts wait meanwhile: it must be short.
         """
+        will_wait()
         with translate_errors():
             return self._host.run(work)
+
+    def query(self, query: str, parameters: Sequence[object]) -> Rows:
+        """The rows of one short statement."""
+        return self.run(lambda connection: send(connection, [(query, parameters)])[0])
 
     def prepare(self, connection: Connection[Any]) -> None:
         """Set up a new connection. A replacement takes over the lock of the lost one; uses are registered anew."""

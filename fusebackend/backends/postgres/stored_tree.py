@@ -103,8 +103,8 @@ class StoredTree(TreeVolume):
         self._scope = _Scope()
         self._damage = Damage(f"volume {volume_id} of the database")
         self._newest = Newest(volume_id, is_shared=is_shared)
-        self._unsnapped = True
-        """Whether something may have changed since the newest snapshot; not known at first."""
+        # Whether something may have changed since the newest snapshot, by this host or by others; not known at first.
+        self._unsnapped_here, self._unsnapped_elsewhere = False, True
 
     @property
     def session(self) -> str:
@@ -167,7 +167,7 @@ class StoredTree(TreeVolume):
                     self._scope.draft = None
                 return cast("T", draft.attr) if result is draft.shown else result
 
-            self._unsnapped = True
+            self._unsnapped_here = True
             made = self._drafts.change(node, size, Step(wanted, rule, (node, *arguments)), make)
             if made is not None:
                 return made[0]
@@ -265,7 +265,7 @@ class StoredTree(TreeVolume):
             known = names if transaction.has_all_names else None
             self._known.committed(moment, changed, transaction.before, known)
             self._guesses.note([inode.row for inode in changed], names)
-            self._unsnapped = self._unsnapped or bool(transaction.before)
+            self._unsnapped_here = self._unsnapped_here or bool(transaction.before)
             self._unsynced.committed(
                 transaction.incarnation,
                 transaction.before,

@@ -135,7 +135,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
                 pool, number, session, uses, self._feed.lease, last_writer_wins=last_writer_wins, is_shared=shared
             )
             session.each_period = lambda: self._accesses and self._store_accesses()
-            self._snapshots = Snapshots(number, self._connections.query)
+            self._snapshots = Snapshots(number, self._connections.query, session.query)
             self._require_root()
             session.run(lambda connection: self._feed.start(connection, self.changed_elsewhere, self._feed_became))
             if limits is not None:
@@ -556,7 +556,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
     @property
     def is_changed(self) -> bool:
         """As far as this host has been told."""
-        return self._unsnapped
+        return self._unsnapped_here or self._unsnapped_elsewhere
 
     def snapshot_bytes(self) -> int:
         return self._snapshots.kept_bytes()
@@ -566,13 +566,14 @@ class PostgresVolume(StoredTree, SnapshotVolume):
 
     def take_snapshot(self, name: str) -> Snapshot:
         self.settle()
-        self._unsnapped = False  # before: what is changed meanwhile may be in it or not
+        # Before: what is changed meanwhile may be in it or not.
+        self._unsnapped_here = self._unsnapped_elsewhere = False
         try:
             with self._alone(durable=False) as transaction:
                 taken = self._snapshots.take(transaction, name)
                 transaction.announce(SNAPSHOTS)
         except BaseException:
-            self._unsnapped = True
+            self._unsnapped_here = True
             raise
         return taken
 
@@ -641,16 +642,21 @@ class PostgresVolume(StoredTree, SnapshotVolume):
 
     def changed_elsewhere(self, changes: Sequence[Change]) -> None:
         """Other hosts have made these changes: open nodes may have lost their names."""
+        is_taken = False
         if self.on_snapshot is not None and not {SNAPSHOTS, Change()}.isdisjoint(changes):
+            taken = self._snapshots.taken
             try:
                 for name in self._snapshots.news():
                     self.on_snapshot(name)
+                is_taken = self._snapshots.taken > taken
             except OSError as error:  # told again when the connection is back
                 log.info("which snapshots there are can't be read yet: %s", error)
         changes = [change for change in changes if change != SNAPSHOTS]
         if not changes:
+            if is_taken:  # all changes before it have been told of
+                self._unsnapped_elsewhere = False
             return
-        self._unsnapped = True
+        self._unsnapped_elsewhere = True
         if self._shared_quota is not None:
             self._shared_quota.doubt()
         for change in changes:
