@@ -44,7 +44,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from fusebackend.backends.postgres import lease
@@ -269,6 +269,10 @@ class _Ages:
             on_delay(max(0.0, age_s) + waited_s)
 
 
+_Published: TypeAlias = bool | Sequence[Change] | Callable[[], object]
+"""Whether there is a feed, changes, or what is to be called after those before it."""
+
+
 class VolumeFeed:
     """See the module's docstring. `announce` may be called by any thread; most else by the thread of its connection.
 
@@ -285,7 +289,8 @@ class VolumeFeed:
         stir: is called after each change of the volume, by any session.
         on_delay: is called for each change of another session, after it was told of here, with the seconds since its
             transaction began, by the server's clock.
-        has_duties: whether this session looks after dead ones, and after nodes without a name.
+        leads: whether this session is among the first `WATCHERS`, which do what one of all has to do.
+        has_duties: whether it looks after dead ones, and after nodes without a name.
         lease: held while there is no other session.
     """
 
@@ -298,7 +303,7 @@ class VolumeFeed:
         self._lost_at = 0.0
         self._volume = volume_id
         self.on_delay: Callable[[float], None] | None = None
-        self._published: queue.Queue[bool | Sequence[Change] | Callable[[], object] | None] = queue.Queue()  # None ends the thread
+        self._published: queue.Queue[_Published | None] = queue.Queue()  # None ends the thread
         self._publisher: threading.Thread | None = None
         self._guard = threading.Lock()
         self._pending: dict[str, int] = {}  # payloads since the last wake-up, and the last transaction with each
@@ -306,7 +311,7 @@ class VolumeFeed:
         self._called = False  # a wake-up has come
         self._overflown = False  # changes were dropped, and a `Change()` follows
         self._is_back = False  # the connection is new, and the position of an earlier one
-        self.has_duties = True
+        self.leads = self.has_duties = True
         self._others = 1  # other sessions, as far as is known
         self._watches = True
         self._position = NOTHING
@@ -515,7 +520,8 @@ class VolumeFeed:
         server, *counts, nameless = ((result.get_value(0, column) or b"").decode() for column in range(6))
         joined, older, self._others, before = map(int, counts)
         self.lease.is_alone = not self._others
-        self._watches = bool(self._others) and before < WATCHERS
+        self.leads = before < WATCHERS
+        self._watches = bool(self._others) and self.leads
         self.has_duties = self._watches or nameless == "t"
         self._joined = -1 if older else joined
         return server
@@ -542,7 +548,7 @@ class VolumeFeed:
             self._overflown = True
             self._put([Change()])
 
-    def _put(self, item: bool | Sequence[Change] | Callable[[], object]) -> None:
+    def _put(self, item: _Published) -> None:
         if self._publisher is not None:
             self._published.put(item)
 

@@ -399,7 +399,7 @@ class Session:
         _ask(connection, query, (self._volume, self.id, socket.gethostname(), os.getpid(), VERSION))
 
     def _wait_for_lease(self, connection: Connection[Any]) -> None:
-        """Wait until no other session has the lease (`lease.py`), which hears of this one. If it does not, cut it off."""
+        """Wait until no other session has the lease (`lease.py`): it has heard of this one, or it is cut off."""
         from psycopg.errors import LockNotAvailable
 
         wait = ("SELECT pg_advisory_xact_lock_shared(%s::int, %s::int)", (LEASE_LOCK, self._volume))

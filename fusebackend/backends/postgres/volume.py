@@ -156,6 +156,11 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         return self._lease.held
 
     @property
+    def leads(self) -> bool:
+        """Whether this host is to do what one of all hosts has to do."""
+        return self._feed.leads
+
+    @property
     def connections(self) -> Connections:
         """For further queries on the volume's behalf, until it is closed."""
         return self._connections
@@ -448,9 +453,8 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         else:
             self._drafts.settle(node)
             is_read = flags & os.O_ACCMODE == os.O_RDONLY
-            inode = self._opened_leased(node, is_read) if self._is_leased else None
-            if inode is None:
-                inode = self._read_small(node) if is_read else self._read_inode(node)
+            known = self._opened_leased(node, is_read) if self._is_leased else None
+            inode = known or (self._read_small(node) if is_read else self._read_inode(node))
         self._uses.open(node, flags, inode.contents)
         return inode
 
