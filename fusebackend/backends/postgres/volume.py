@@ -145,7 +145,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         self._closed = False
 
     def _ask_briefly(self, query: str, parameters: Sequence[object]) -> Rows:
-        """The rows of a short statement, with the session's connection; where that is lost, with one that is awaited."""
+        """The rows of a short statement, by the session, or by a connection that is awaited."""
         if self._feed.live:
             with contextlib.suppress(OSError):
                 return self._session.query(query, parameters)
