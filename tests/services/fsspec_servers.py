@@ -1,6 +1,6 @@
 """Servers that file systems of fsspec reach: FTP, SFTP, HTTP and SMB, each in a process of its own, on loopback, of a
-directory. The one of HTTP lists directories in HTML, and knows ranges, ETags and `If-Match`. That of SMB is Samba's; its
-share is `files`.
+directory. The one of HTTP lists directories in HTML, and knows ranges, ETags and `If-Match`. That of SMB is Samba's;
+its share is `files`.
 
 with running("ftp", tmp_path) as port:
     fsspec.filesystem("ftp", host="127.0.0.1", port=port, username=USER, password=PASSWORD)
