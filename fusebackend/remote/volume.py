@@ -21,6 +21,7 @@ import contextlib
 import errno
 import os
 import stat
+import threading
 import time
 import weakref
 from collections import OrderedDict
@@ -85,7 +86,9 @@ class RemoteVolume(NativeVolume):
             read_only=abilities.read_only,
             blocking=abilities.blocking,
         )
-        self.lock: AbstractContextManager[Any] = contextlib.nullcontext() if abilities.concurrent else Lock()
+        self.lock: AbstractContextManager[Any] = contextlib.nullcontext()
+        if not abilities.concurrent:
+            self.lock = Lock() if self.at_once else threading.RLock()
         self._ranges = abilities.ranges
         self._max_file_bytes = max_file_bytes
         self._gate = Gate(needed=abilities.concurrent)
