@@ -519,7 +519,10 @@ class VolumeFeed:
         self._surveyed_at = time.monotonic()
         server, *counts, nameless = ((result.get_value(0, column) or b"").decode() for column in range(6))
         joined, older, self._others, before = map(int, counts)
-        self.lease.is_alone = not self._others
+        if self._others:  # that has not said hello yet: the lock must not be given back before the lease has ended
+            self.lease.end()
+        else:
+            self.lease.is_alone = True
         self.leads = before < WATCHERS
         self._watches = bool(self._others) and self.leads
         self.has_duties = self._watches or nameless == "t"

@@ -400,14 +400,25 @@ class Session:
 
     def _wait_for_lease(self, connection: Connection[Any]) -> None:
         """Wait until no other session has the lease (`lease.py`): it has heard of this one, or it is cut off."""
-        from psycopg.errors import LockNotAvailable
+        from psycopg.errors import InsufficientPrivilege, LockNotAvailable
 
-        wait = ("SELECT pg_advisory_xact_lock_shared(%s::int, %s::int)", (LEASE_LOCK, self._volume))
+        # The role may have a limit for statements, and a pooler's connection has none for locks.
+        limits = "SELECT set_config('lock_timeout', %s, true), set_config('statement_timeout', '0', true)"
+        lock = ("SELECT pg_advisory_xact_lock_shared(%s::int, %s::int)", (LEASE_LOCK, self._volume))
+        wait: list[Statement] = [BEGIN, (limits, (f"{LOCK_S}s",)), lock, COMMIT]
         try:
-            send(connection, [wait])
+            send(connection, wait)
         except LockNotAvailable:
+            rollback(connection)
             log.warning("another host of the volume does not answer: its connection to the server is ended")
-            send(connection, [(_CUT_OFF, (LEASE_LOCK, self._volume)), wait])
+            try:
+                send(connection, [(_CUT_OFF, (LEASE_LOCK, self._volume))])
+            except InsufficientPrivilege:  # its lease has ended all the same: it was silent for longer than that holds
+                log.warning("that takes the same role, or pg_signal_backend: each newcomer waits until it is gone")
+            else:
+                send(connection, wait)
+        finally:
+            rollback(connection)
 
     def heard(self, payload: str) -> None:
         self._feed.heard(payload)
