@@ -442,9 +442,11 @@ class VolumeFeed:
         return due_at - time.monotonic()
 
     def _turn_lease(self, ask: Ask) -> None:
-        if not self.lease.is_alone:
+        if self.lease.is_over:
             self.lease.give_back(ask)
-        elif self.lease.take(self.session, ask):
+        if self.lease.take(self.session, ask):
+            if self.lease.drops:
+                self._publish([Change()])
             self._look(ask)
             self._put(self.lease.beginning())
 
@@ -484,7 +486,7 @@ class VolumeFeed:
         running = "{" + ",".join(map(str, before.running)) + "}"
         after = before.xmax if before is not NOTHING else NO_XID
         words = (str(self._volume), str(after), running, str(self.session))
-        sent_at = time.monotonic()
+        sent_at = lease.now_s()
         result = ask(b"fusebackend_look", [word.encode() for word in words])
         self._looked_at = time.monotonic()
         self.lease.answered(sent_at)
