@@ -241,6 +241,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
             return None
         if (parent, name) not in self._guesses:
             self._guesses.note([known.row], {(parent, name): node})
+        self._damage.require_entry(parent, name, known)
         return self._drafts.attr(node) or self._accesses.shown(known)
 
     def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:

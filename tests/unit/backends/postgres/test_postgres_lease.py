@@ -351,6 +351,22 @@ def test_a_sibling_that_is_damaged_or_gone_keeps_no_file_from_being_opened(one: 
     assert whole(one, sound) == b"content"
 
 
+def test_a_name_that_leads_to_a_directory_elsewhere_is_refused(one: PostgresVolume, database: str) -> None:
+    directory = one.mkdir(ROOT_NODE, b"d", 0o755, ME).node
+    inner = one.mkdir(directory, b"inner", 0o755, ME).node
+    with psycopg.connect(database, autocommit=True) as connection:
+        lead = "INSERT INTO fusebackend.dentry (volume, parent, name, node) VALUES (%s, %s, %s, %s)"
+        connection.execute(lead, [one.id, inner, b"again", directory])
+    for leased in (False, True):
+        if leased:
+            has_lease(one)
+            assert names(one) == [b"d"]
+            names(one, inner)
+        with pytest.raises(OSError) as refused:
+            one.lookup(inner, b"again")
+        assert refused.value.errno == errno.EIO
+
+
 @pytest.mark.parametrize("setting", ["statement_timeout = '1s'", "lock_timeout = 0"])
 def test_a_newcomer_waits_as_long_as_the_lease_may_hold(
     database: str, one: PostgresVolume, monkeypatch: pytest.MonkeyPatch, setting: str
