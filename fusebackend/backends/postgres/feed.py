@@ -300,7 +300,7 @@ class VolumeFeed:
         self.wake: Callable[[], None] = lambda: None
         self.stir: Callable[[], None] = lambda: None
         self.lease = Lease(volume_id, lambda: self.wake())
-        self._lost_at = 0.0
+        self._answered_at = lease.now_s()
         self._volume = volume_id
         self.on_delay: Callable[[float], None] | None = None
         self._published: queue.Queue[_Published | None] = queue.Queue()  # None ends the thread
@@ -383,9 +383,9 @@ class VolumeFeed:
         return f"+{self.session}"
 
     @property
-    def lost_s(self) -> float:
-        """How long there has been no feed."""
-        return 0.0 if self.live else time.monotonic() - self._lost_at
+    def silent_s(self) -> float:
+        """How long ago the last question was asked that the server has answered: the connection was there then."""
+        return lease.now_s() - self._answered_at
 
     # -- the connection's thread -------------------------------------------------------------------------------
 
@@ -417,7 +417,6 @@ class VolumeFeed:
         words = " ".join(str(error).split())
         log.warning("what other hosts change in the volume is not told until the connection is back: %s", words)
         self.lease.lost()
-        self._lost_at = time.monotonic()
         self.live = False
         self._put(False)
         self._publish([Change()])
@@ -490,6 +489,7 @@ class VolumeFeed:
         result = ask(b"fusebackend_look", [word.encode() for word in words])
         self._looked_at = time.monotonic()
         self.lease.answered(sent_at)
+        self._answered_at = sent_at
         now = PgSnapshot.parse((result.get_value(0, 0) or b"").decode())
         floor = (result.get_value(0, 1) or b"").decode()
         self._position = now

@@ -65,7 +65,7 @@ GRACE_S = 60.0
 connection has to come back."""
 
 REJOIN_S: Final = 20.0
-"""A session without a connection for so long may be taken for dead soon."""
+"""A session whose connection was silent for so long, as that of a computer that slept, may be taken for dead soon."""
 
 PERIOD_S = 10.0
 """How often the thread frees nodes, and checks its connection."""
@@ -196,11 +196,11 @@ class Session:
         self._feed.announce(payloads, xid)
 
     def rejoin(self, connection: Connection[Any]) -> None:
-        """Add the session again before a change, if it has been without its connection, and was removed as a dead one.
+        """Add the session again before a change, if its connection was silent, and it was removed as a dead one.
 
         Another one may have the lease, which this change would break.
         """
-        if self._feed.lost_s < REJOIN_S:
+        if self._feed.silent_s < REJOIN_S:
             return
         if not _ask(connection, "SELECT true FROM fusebackend.session WHERE id = %s", (self.id,)):
             self._add(connection)

@@ -309,6 +309,23 @@ def test_a_session_that_was_taken_for_dead_comes_back_before_it_changes_anything
             eventually(lambda: one._feed.live, LIMIT_S)
 
 
+def test_a_session_that_does_not_know_that_it_was_taken_for_dead_comes_back(
+    database: str, one: PostgresVolume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A computer has slept: its feed still seems to be live when the first change is made."""
+    monkeypatch.setattr(host_session, "REJOIN_S", 0.3)
+    node = put(one, b"file", b"0")
+    monkeypatch.setattr(one._feed, "turn", lambda ask: 1000.0)
+    with psycopg.connect(database, autocommit=True) as connection, opened(database) as two:
+        assert whole(two, node) == b"0"
+        connection.execute("DELETE FROM fusebackend.session WHERE id = %s", [int(one.session)])
+        has_lease(two)
+        assert one._feed.live
+        rewrite(one, node, b"1")
+        assert not is_held(two)
+        assert whole(two, node) == b"1"
+
+
 def refuse() -> Any:
     raise psycopg.OperationalError("refused by the test")
 
