@@ -159,7 +159,9 @@ class AutomaticSnapshots:
                 if self.take_if_changed() or self._monotonic_s() >= clean_at_s:
                     self.clean()
                     clean_at_s = self._monotonic_s() + CLEAN_S
-            except Exception:  # the next one may work
+            except OSError as error:  # of a server that is away, say; the next one may work
+                log.warning("automatic snapshots can't be kept up now: %s", error.strerror or error)
+            except Exception:
                 log.exception("automatic snapshots can't be kept up")
 
     def clean(self) -> None:

@@ -8,6 +8,7 @@ its plan: a path of two names in a volume of 1,200 took 12 ms.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -22,6 +23,9 @@ FIELDS = (
     "version", "contents", "emptied", "made",
 )  # fmt: skip
 COLUMNS = ", ".join(FIELDS)
+
+
+_row: Final = operator.attrgetter(*FIELDS)
 
 
 def columns_of(table: str) -> str:
@@ -54,9 +58,21 @@ class StoredInode(Inode):
         inode.ctime_before_ns, inode.mtime_before_ns = inode.ctime_ns, inode.mtime_ns
         return inode
 
+    def __copy__(self) -> StoredInode:
+        """Each answer from memory is a copy; by way of `__reduce_ex__` it takes thirteen times as long."""
+        twin = StoredInode.__new__(StoredInode)
+        (
+            twin.node, twin.mode, twin.nlink, twin.uid, twin.gid, twin.rdev, twin.size, twin.blocks,
+            twin.atime_ns, twin.mtime_ns, twin.ctime_ns, twin.parent,
+            twin.version, twin.contents, twin.emptied, twin.made,
+        ) = self.row  # fmt: skip
+        twin.opens, twin.unnoted, twin.xattrs, twin.is_new = self.opens, self.unnoted, self.xattrs, self.is_new
+        twin.ctime_before_ns, twin.mtime_before_ns = self.ctime_before_ns, self.mtime_before_ns
+        return twin
+
     @property
     def row(self) -> tuple[int, ...]:
-        return tuple(getattr(self, field) for field in FIELDS)
+        return _row(self)
 
     def settle_times(self) -> None:
         """A change is never dated before the one it follows, though the clocks of two hosts may say so.

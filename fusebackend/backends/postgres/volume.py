@@ -41,6 +41,7 @@ from fusebackend.backends.postgres.transaction import Wanted, gone
 from fusebackend.backends.postgres.uses import BareNodes, Uses
 from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import now_ns
+from fusebackend.databases.pipeline import Rows
 from fusebackend.databases.postgres import Connections
 from fusebackend.protocol import (
     ROOT_NODE,
@@ -136,13 +137,20 @@ class PostgresVolume(StoredTree, SnapshotVolume):
                 pool, number, session, uses, self._feed.lease, last_writer_wins=last_writer_wins, is_shared=shared
             )
             session.each_period = lambda: self._accesses and self._store_accesses()
-            self._snapshots = Snapshots(number, self._connections.query, session.query)
+            self._snapshots = Snapshots(number, self._connections.query, self._ask_briefly)
             self._require_root()
             session.run(lambda connection: self._feed.start(connection, self.changed_elsewhere, self._feed_became))
             if limits is not None:
                 self._limit(limits, lambda: self._feed.live)
             undo.pop_all()
         self._closed = False
+
+    def _ask_briefly(self, query: str, parameters: Sequence[object]) -> Rows:
+        """The rows of a short statement, by the session, or by a connection that is awaited."""
+        if self._feed.live:
+            with contextlib.suppress(OSError):
+                return self._session.query(query, parameters)
+        return self._connections.query(query, parameters)
 
     def _require_root(self) -> None:
         """Without it nothing can be mounted: the kernel would wait for an answer that never comes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -185,6 +186,15 @@ def test_names_of_a_new_directory_and_their_bound() -> None:
     assert (known.child(4, b"a"), known.child(4, b"b")) == (8, None)
     known.committed(known.moment, [new], {DIRECTORY: 0})
     assert known.child(DIRECTORY, b"a") == UNKNOWN
+
+
+def test_a_copy_has_every_field() -> None:
+    fields = [name for part in StoredInode.__mro__ for name in getattr(part, "__slots__", ())]
+    inode = StoredInode(1, 0o100644)
+    for number, name in enumerate(fields):
+        setattr(inode, name, number)
+    twin = copy.copy(inode)
+    assert [getattr(twin, name) for name in fields] == list(range(len(fields)))
 
 
 def test_bounds() -> None:
