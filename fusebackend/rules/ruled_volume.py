@@ -45,6 +45,7 @@ from fusebackend.protocol import (
     ObservableVolume,
     Observer,
     StatFs,
+    Usage,
     Volume,
     Writable,
 )
@@ -545,6 +546,10 @@ class RuledVolume(NativeVolume):
     @property
     def trouble(self) -> tuple[float, str] | None:
         return self.below.trouble
+
+    @property
+    def usage(self) -> Usage | None:
+        return self.below.usage
 
     # -- changes, which the volume below reports ---------------------------------------------------------------
 

@@ -968,7 +968,12 @@ class MountedBackend(ServedMount):
 
     def df(self) -> SpaceInfo:
         """Return what the mount takes of the disk."""
-        return space(self._snapshots, self._past, sum(each.size_bytes for each in self.branches()))
+        usages = {
+            route.prefix if route.prefix == ROOT else route.prefix + "/": usage
+            for route in self.filesystem.tree.routes
+            if (usage := route.volume.usage) is not None
+        }
+        return space(self._snapshots, self._past, sum(each.size_bytes for each in self.branches()), usages)
 
     def prune(self, *, dry_run: bool = False) -> PruneResult:
         """Delete what is kept of the past, but for snapshots that were asked for: automatic ones, and the history with
