@@ -308,21 +308,23 @@ class RuledVolume(NativeVolume):
                 raise oserror(errno.EACCES)
             found: list[tuple[bytes, Attr]] = []
             ruled, inside = self.view.ruled_names(path), "/" if path == "/" else path + "/"
-            while len(found) < limit:  # a page that is not full ends a listing
-                page = self.below.readdir(node, after, limit - len(found))
-                if not page:
-                    break
+            give, is_directory = found.append, stat.S_ISDIR
+            while not found and (page := self.below.readdir(node, after, limit)):  # an empty page would be the end
                 for entry in page:
                     name, attr = entry
-                    is_plain = attr.nlink == 1 and attr.node <= NODES and not stat.S_ISDIR(attr.mode)
-                    if is_plain and (ruled is None or not ruled(to_text(name))):
-                        found.append(entry)  # as most names are, and `_shown` would give it
+                    if (
+                        attr.nlink == 1
+                        and attr.node <= NODES
+                        and not is_directory(attr.mode)
+                        and (ruled is None or not ruled(name.decode("utf-8", "surrogateescape")))
+                    ):
+                        give(entry)  # as most names are, and `_shown` would give it
                         continue
                     shown = AgentPath(inside + to_text(name))
                     bits = self._bits(shown)
                     if bits is not None and not bits & NO_READ:
                         self._found(node, name, attr)
-                        found.append((name, self._shown(attr, bits)))
+                        give((name, self._shown(attr, bits)))
                 after = page[-1][0]
             return found
 

@@ -138,7 +138,7 @@ class Route:
     def numbers(self, attr: Attr, parent: int) -> tuple[int, int]:
         """Return `number` and `above` in one step, for listings."""
         files = self.files
-        if attr.is_dir or (self.is_ruled and attr.node > NODES):
+        if stat.S_ISDIR(attr.mode) or (self.is_ruled and attr.node > NODES):
             files = self
         elif files is not self and parent >> NODE_BITS == self.index:
             parent = files.index << NODE_BITS | parent & MAX_NODE

@@ -103,7 +103,9 @@ class Twins:
 
     def note_name(self, directory: int, name: bytes) -> None:
         """Note that the kernel gets a name, or its absence, in a directory of another tree than the main one."""
-        names = self._noted.setdefault(directory, set())
+        names = self._noted.get(directory)
+        if names is None:
+            names = self._noted[directory] = set()
         if len(names) < MAX_NOTED:
             names.add(name)
 
