@@ -581,12 +581,15 @@ class MountedBackend(ServedMount):
 
     def _at_volume(self, verb: str, path: str, work: Callable[[VolumeBackend, str], R]) -> R:
         """Return what `work` does with the volume that holds a path, and with the path there."""
-        name, outer = self._placed(path)
-        route = self.filesystem.tree.route_of(outer)
-        volume = self._views.volume(name, route)
-        if not isinstance(volume, NativeVolume):
-            raise errors.oserror(errno.ENOTSUP)
-        return route.executor.run(verb, lambda: work(VolumeBackend(volume), route.inner(outer)))
+        try:
+            name, outer = self._placed(path)
+            route = self.filesystem.tree.route_of(outer)
+            volume = self._views.volume(name, route)
+            if not isinstance(volume, NativeVolume):
+                raise errors.oserror(errno.ENOTSUP)
+            return route.executor.run(verb, lambda: work(VolumeBackend(volume), route.inner(outer)))
+        except OSError as error:
+            raise errors.about(error, path) from None
 
     def _look(
         self, view: str | None, volume: Volume, route: Route, outer: AgentPath, follow: bool
@@ -889,7 +892,10 @@ class MountedBackend(ServedMount):
             OSError: ENOENT, EISDIR; EINVAL, it is no regular file; ENOTSUP, the mount keeps no history; or an error of
                 the volume.
         """
-        return self._remembered().blame(path)
+        try:
+            return self._remembered().blame(path)
+        except OSError as error:
+            raise errors.about(error, path) from None
 
     def diff_pieces(
         self, call: str, *, paths: Sequence[str] = (), form: DiffForm = "patch", columns: int = STAT_COLUMNS

@@ -162,6 +162,8 @@ class InodeResolver:
         Args:
             generation: `Overtaken.generation` from before the volume was asked.
         """
+        if route.files is not route:
+            self.twins.note_name(parent, name)
         entry = self._referenced(route, parent, name, attr, generation)
         self._keep(route, parent, name, entry)
         return entry
@@ -169,7 +171,10 @@ class InodeResolver:
     def emit_entry(
         self, route: Route, parent: int, name: bytes, attr: Attr, generation: int, emit: Emit, following: int
     ) -> bool:
-        """Emit one readdirplus entry. Returns False, and takes the reference back, if the kernel's buffer is full."""
+        """Emit one readdirplus entry. Returns False, and takes the reference back, if the kernel's buffer is full.
+
+        `Twins.note_names` precedes it.
+        """
         entry = self._referenced(route, parent, name, attr, generation)
         if not emit(name, entry, following):
             self.inodes.forget([(entry.inode, 1)])  # and no more than that: nothing was held for it
@@ -183,7 +188,6 @@ class InodeResolver:
             inode = inode_number(route.index, attr.node)
         else:
             inode, parent = route.numbers(attr, parent)
-            self.twins.note_name(directory, name)
         known = self.inodes.reference(inode, parent, name, attr)
         if attr.size != known.size:
             self._append_end.size_sent(inode, known, attr.size)

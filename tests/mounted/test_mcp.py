@@ -257,6 +257,20 @@ def test_a_view_holds(mount: Mounted) -> None:
     assert not (mount.path / "x").exists()
 
 
+def test_a_socket_of_a_view_has_the_tools_of_a_view(mount: Mounted) -> None:
+    with fusebackend.connect(mount.path) as files:
+        socket = files.view_socket("reader")
+
+    async def main() -> None:
+        with fusebackend.connect(socket) as files:
+            async with Client(MountServer(files).server) as client:
+                names = {tool.name for tool in (await client.list_tools()).tools}
+                assert names == {name for name, tool in TOOLS.items() if not tool.of_all}
+                assert "error" not in await text(client, "ls")
+
+    run(main)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_call_that_is_cancelled_ends_and_one_that_takes_long_says_so(mount: Mounted, mode: str) -> None:
     async def main() -> None:

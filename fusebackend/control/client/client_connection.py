@@ -19,6 +19,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
+from fusebackend.base import errors
 from fusebackend.control import wire
 from fusebackend.control.client.waits import Waits
 from fusebackend.control.verbs import VERBS
@@ -64,12 +65,16 @@ class Refused(Exception):
         self.code = error.code
         self.data = error.data or {}
 
-    def as_exception(self) -> Exception:
-        """Return the exception that the same call raises in the server's own process."""
+    def as_exception(self, path: str | None = None) -> Exception:
+        """Return the exception that the same call raises in the server's own process.
+
+        Args:
+            path: that the call names.
+        """
         if self.code == wire.INVALID_PARAMS:
             return ValueError(str(self))
         if self.code == wire.SYSTEM_ERROR:
-            return OSError(self.data.get("errno", errno.EIO), str(self))
+            return errors.about(OSError(self.data.get("errno", errno.EIO), str(self)), path)
         return RuntimeError(str(self))
 
 

@@ -73,7 +73,8 @@ class MountServer:
 
     def __init__(self, files: Client) -> None:
         self._files = files
-        self._tools = {name: tool for name, tool in TOOLS.items() if not (tool.of_all and files.view)}
+        in_view = bool(files.status().get("view"))  # chosen here, by its socket, or the mount's default
+        self._tools = {name: tool for name, tool in TOOLS.items() if not (tool.of_all and in_view)}
         self._bus = _Bus(self._watch)
         self._subscribers: dict[str, set[ServerSession]] = {}
         self._tasks: TaskGroup | None = None
@@ -81,7 +82,7 @@ class MountServer:
         self.server: Server[dict[str, Any]] = Server(
             "fusebackend",
             version=__version__,
-            instructions=INSTRUCTIONS_OF_A_VIEW if files.view else INSTRUCTIONS,
+            instructions=INSTRUCTIONS_OF_A_VIEW if in_view else INSTRUCTIONS,
             lifespan=self._lifespan,
             get_tool_input_schema=lambda name: self._tools[name].schema if name in self._tools else None,
             on_list_tools=self._list_tools,
