@@ -64,7 +64,7 @@ from fusebackend.protocol import (
 )
 from fusebackend.protocol.records import FILE_TYPES
 from fusebackend.rules import met
-from fusebackend.server.approvals import MAX_CHANGE_BYTES, Approvals, info_of
+from fusebackend.server.approvals import MAX_CHANGE_BYTES, READING, Approvals, info_of
 from fusebackend.server.asking import KEPT_OUTPUT, Asking, Change
 from fusebackend.server.forget import Forgetting
 from fusebackend.server.history import MountHistory, said
@@ -254,7 +254,40 @@ class MountedBackend(ServedMount):
         return self._for(path).ls(path)
 
     def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
-        return self._for(file_path).read(file_path, offset, limit)
+        return self._reading(
+            "read",
+            file_path,
+            lambda backend, path: backend.read(path, offset, limit),
+            lambda why: ReadResult(error=f"Error: {why}"),
+            lambda: Change(offset=offset, limit=limit),
+        )
+
+    def _reading(
+        self,
+        verb: str,
+        path: str,
+        read: Callable[[CompositeBackend, str], R],
+        refused: Callable[[str], R],
+        arguments: Callable[[], Change] = Change,
+    ) -> R:
+        """Read a file. Where a view interrupts it, it waits for an approval, which is for one read.
+
+        Args:
+            read: reads the file by its path in a backend.
+            refused: makes the answer, if it is not read.
+        """
+        if not self._views.by_name:
+            return read(self._for(path), path)
+        with met.meeting() as found:
+            answer = read(self._for(path), path)
+        where = self._asking.where(self._view_name, [path]) if found.refused and found.paths else None
+        if where is None:
+            return answer
+        view, (inside,) = where
+        face, why = self._asking.reading(view, verb, inside, found, arguments())
+        if face is not None:
+            return read(face, inside)
+        return answer if why is None else refused(why)
 
     def write(self, file_path: str, content: str) -> WriteResult:
         def write(backend: CompositeBackend) -> WriteResult:
@@ -330,7 +363,19 @@ class MountedBackend(ServedMount):
         return answers
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        return self._for(*paths).download_files(paths)
+        if not self._views.by_name:
+            return self._for(*paths).download_files(paths)
+        with met.meeting() as found:
+            answers = self._for(*paths).download_files(paths)
+        if not (found.refused and found.paths):
+            return answers
+        return [self._downloaded(each.path) if each.error is not None else each for each in answers]
+
+    def _downloaded(self, path: str) -> FileDownloadResponse:
+        def read(backend: CompositeBackend, inside: str) -> FileDownloadResponse:
+            return replace(backend.download_files([inside])[0], path=path)
+
+        return self._reading("download_files", path, read, lambda why: FileDownloadResponse(path, error=why))
 
     def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
         """`upload_files` of one file, from an open file; see `CompositeBackend.upload_from`."""
@@ -353,7 +398,11 @@ class MountedBackend(ServedMount):
 
     def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
         """`download_files` of one file into another, see `CompositeBackend.download_to`."""
-        return self._for(path).download_to(path, file)
+
+        def read(backend: CompositeBackend, inside: str) -> FileDownloadResponse:
+            return replace(backend.download_to(inside, file), path=path)
+
+        return self._reading("download_files", path, read, lambda why: FileDownloadResponse(path, error=why))
 
     @property
     def id(self) -> str:
@@ -438,6 +487,8 @@ class MountedBackend(ServedMount):
 
     def _make(self, request: Request, command: Command | None) -> tuple[Any, str | None]:
         """Make what was approved, as its actor. CanNotBeMade."""
+        if request.asked.verb in READING:
+            return None, None  # its caller reads, and nothing of it is kept
         with acting(request.asked.actor):
             asked = self._asking.arguments(request)
             if request.asked.verb == "execute":

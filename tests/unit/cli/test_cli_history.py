@@ -62,7 +62,10 @@ class Files:
         return self.undone
 
     def df(self) -> SpaceInfo:
-        limits = [LimitInfo("/", 4096, 1 << 20, (1 << 20) - 4096, 1, None, None), LimitInfo("/m/", 0, None, None, 9, 8, 0)]
+        limits = [
+            LimitInfo("/", 4096, 1 << 20, (1 << 20) - 4096, 1, None, None),
+            LimitInfo("/m/", 0, None, None, 9, 8, 0),
+        ]
         return SpaceInfo(None, 3 << 30, 1500, 0, 12 << 20, (3 << 30) + 1500, limits)
 
     def prune(self, *, dry_run: bool = False) -> PruneResult:
