@@ -78,8 +78,8 @@ class Refused(Exception):
         return RuntimeError(str(self))
 
 
-_APPROVED = ("read", "download_files")
-"""Verbs that change nothing, and that a view may interrupt."""
+_ACTED = ("read", "download_files", "begin_call", "end_call")
+"""Verbs for which the actor counts, though they change nothing: a view may interrupt a read."""
 
 
 class Connection:
@@ -177,14 +177,14 @@ class Connection:
     def numbered(self, verb: str, params: Mapping[str, Any]) -> tuple[int, bytes | bytearray]:
         """A call as it is sent, and its number.
 
-        Before a change by another actor than the one before, and a read that may need an approval, it has a `hello`
-        without an id, which the server does not answer: so who acts may differ from call to call, and costs no round
-        trip.
+        Before a change by another actor than the one before, and other verbs for which the actor counts, it has a
+        `hello` without an id, which the server does not answer: so who acts may differ from call to call, and costs no
+        round trip.
         """
         number = next(self._ids)
         line = wire.encode({"jsonrpc": "2.0", "id": number, "method": verb, "params": params})
         known = VERBS[verb]
-        if not (known.changes or known.command or verb in _APPROVED):
+        if not (known.changes or known.command or verb in _ACTED):
             return number, line
         actor = self._actor()
         said = {"agent": actor.agent, "thread": actor.thread, "call": actor.call}
