@@ -1019,8 +1019,8 @@ class MountedBackend(ServedMount):
         return self._remembered().begin_call(title, os.getpid() if pid is None else pid, actor)
 
     def end_call(self, id: str) -> str | None:
-        """End a call of `begin_call`, or the present actor's tool call of that name, which else ends after 2 s of quiet.
-        Returns its name in the log, such as `c42`; None if it has changed nothing, or if none goes on. OSError:
+        """End a call of `begin_call`, or the present actor's tool call of that name, which else ends after 2 s of
+        quiet. Returns its name in the log, such as `c42`; None if it has changed nothing, or if none goes on. OSError:
         ENOTSUP, as `log`."""
         return self._remembered().end_call(id)
 
