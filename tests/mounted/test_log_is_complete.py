@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from fusebackend import Actor
 from fusebackend.control.client.client import Client
 from fusebackend.protocol import ChangeInfo
 
-pytestmark = [pytest.mark.mounted, pytest.mark.slow]
+pytestmark = [pytest.mark.mounted, pytest.mark.slow, pytest.mark.timeout(3600)]
 
 STEPS = amount("FUSEBACKEND_ACTORS_STEPS", dev=200, ci=600, soak=20_000)
 KILLS = amount("FUSEBACKEND_LOG_KILLS", dev=2, ci=6, soak=200)
@@ -179,9 +179,8 @@ class Program(Author):
             self.files.end_call(call)
 
 
-def records(files: Client) -> Iterator[ChangeInfo]:
-    """Everything in the log, in its order."""
-    after = 0
+def records(files: Client, after: int = 0) -> Iterator[ChangeInfo]:
+    """The log after a record, in its order."""
     while page := files.changes(after=after):
         yield from page
         after = page[-1].number
@@ -197,9 +196,9 @@ def calls(files: Client) -> dict[str, Actor]:
     return found
 
 
-def replayed(changes: Iterator[ChangeInfo] | list[ChangeInfo]) -> set[str]:
-    """The paths that there are after these changes of an empty tree. Fails where one can't follow on those before."""
-    there: set[str] = set()
+def replayed(changes: list[ChangeInfo], before: Iterable[str] = ()) -> set[str]:
+    """The paths that there are after these changes of a tree. Fails where one can't follow on those before."""
+    there = set(before)
     for each in changes:
         if each.change == "create":
             assert each.path not in there, each
@@ -338,7 +337,8 @@ def test_a_kill_leaves_no_durable_change_without_its_record(
     chance = random.Random(11)
     server = serve(url, at="mnt", options=["history=on"])
     (server.path / "home").mkdir()
-    seen = 0
+    everything: list[ChangeInfo] = []
+    replay: set[str] = set()
     for number in range(KILLS):
         with fusebackend.connect(server.path) as files:
             writers = []
@@ -365,8 +365,10 @@ def test_a_kill_leaves_no_durable_change_without_its_record(
             assert process.returncode == 0, said
         server = serve(url, at="mnt", options=["history=on"])
         with fusebackend.connect(server.path) as files:
-            actors, everything = calls(files), list(records(files))
-            there, replay = tree(server.path), replayed(everything)
+            new = list(records(files, everything[-1].number if everything else 0))
+            everything += new
+            replay = replayed(new, replay)
+            actors, there = calls(files), tree(server.path)
             wrong = sorted(there ^ replay)[:5]
             told = [each for each in everything if each.path in wrong or each.to_path in wrong]
             assert wrong == [], (
@@ -375,10 +377,11 @@ def test_a_kill_leaves_no_durable_change_without_its_record(
             for each in (server.path / "home").iterdir():
                 call = each.read_text()
                 assert not call or wrote(everything, actors, call, f"/home/{each.name}"), (number, each.name, call)
-            problems = files.verify_log().problems
-            assert problems == [], problems[:20]
-            seen = len(everything)
-    assert seen > KILLS
+    with fusebackend.connect(server.path) as files:
+        assert [each.number for each in records(files)] == [each.number for each in everything]
+        problems = files.verify_log().problems
+        assert problems == [], problems[:20]
+    assert len(everything) > 5 * KILLS
 
 
 def wrote(changes: list[ChangeInfo], actors: dict[str, Actor], call: str, path: str) -> bool:
