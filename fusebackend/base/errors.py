@@ -73,6 +73,13 @@ def words_of(code: str) -> str:
     return os.strerror(ERRNO_OF_CODE[code]) if code in ERRNO_OF_CODE else code
 
 
+def about(error: OSError, path: str | None) -> OSError:
+    """An error of a call that names a path, with that path, unless its text is a sentence of its own."""
+    if path is None or error.errno is None or error.strerror != os.strerror(error.errno):
+        return error
+    return OSError(error.errno, error.strerror, path)
+
+
 def oserror(number: int, what: object = None) -> OSError:
     """An `OSError` with the system's message, as the C library would have it."""
     return OSError(number, os.strerror(number), what) if what is not None else OSError(number, os.strerror(number))

@@ -220,20 +220,15 @@ def name_test(segments: frozenset[str]) -> Callable[[str], object] | None:
             begins.append(segment[:-1])
         else:
             others.append(segment)
-    tests: list[Callable[[str], object]] = []
-    if plain:
-        tests.append(plain.__contains__)
-    if ends or begins:
-        last, first = tuple(ends), tuple(begins)
-        tests.append(lambda name: name.endswith(last) or name.startswith(first))
-    if others:
-        fits = re.compile("|".join(_translate(segment, dots=True) for segment in others)).fullmatch
-        tests.append(lambda name: fits(name) or "\n" in name)  # as in `_fitting`
-    return functools.reduce(_either, tests) if tests else None
-
-
-def _either(first: Callable[[str], object], second: Callable[[str], object]) -> Callable[[str], object]:
-    return lambda name: first(name) or second(name)
+    if not (ends or begins or others):
+        return plain.__contains__ if plain else None
+    last, first = tuple(ends), tuple(begins)
+    if not others:
+        return lambda name: name in plain or name.endswith(last) or name.startswith(first)
+    fits = re.compile("|".join(_translate(segment, dots=True) for segment in others)).fullmatch
+    return lambda name: (
+        name in plain or name.endswith(last) or name.startswith(first) or fits(name) or "\n" in name  # as in `_fitting`
+    )
 
 
 def _short(pattern: str) -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any
 
 import click
 
 from fusebackend.cli import target
 from fusebackend.cli.show import Failed, Output, json_option
 from fusebackend.cli.states import in_a_line
-from fusebackend.cli.target import mount_option
+from fusebackend.cli.target import complete_mountpoint, mount_option
 from fusebackend.protocol import PruneResult
 
 _LINES = {
@@ -26,19 +28,26 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 @click.command()
-@json_option("{live, snapshots, images, branches, log, reclaimable}, in bytes; null where it is not known.")
+@click.argument("mountpoint", required=False, shell_complete=complete_mountpoint)
+@json_option("{live, snapshots, images, branches, log, reclaimable}, in bytes; null where it is not known; and limits.")
 @mount_option
-def df(as_json: bool, mount: str | None) -> None:
-    """Show what a mount takes of the disk: its files, snapshots, the bytes that undo needs, branches, and the log."""
+def df(mountpoint: str | None, as_json: bool, mount: str | None) -> None:
+    """Show what a mount takes of the disk: its files, snapshots, the bytes that undo needs, branches, and the log; and
+    what routes with limits hold.
+
+    MOUNTPOINT is as --mount.
+    """
     output = Output()
     with in_a_line():
-        space = asdict(target.here(mount).files.df())
+        space = asdict(target.here(mount if mountpoint is None else mountpoint).files.df())
     if as_json:
         output.document(space)
         return
     for name, words in _LINES.items():
         size = space[name]
         output.line(f"{name:<11}  {'?' if size is None else size_text(size):>10}  {words}")
+    for limit in space["limits"]:
+        output.line(limit_text(limit["route"], limit))
 
 
 @click.command()
@@ -79,11 +88,21 @@ def _words(going: PruneResult) -> str:
     )
 
 
+def limit_text(route: str, usage: Mapping[str, Any]) -> str:
+    """Return what a route with limits holds of what it may, and what is left."""
+    parts = []
+    for unit, words, text in (("bytes", "", size_text), ("files", " files and directories", "{:,}".format)):
+        used, limit = usage[f"used_{unit}"], usage[f"limit_{unit}"]
+        of, left = ("", "") if limit is None else (f" of {text(limit)}", f" ({text(max(0, limit - used))} left)")
+        parts.append(f"{text(used)}{of}{words}{left}")
+    return f"{route} holds {', '.join(parts)}"
+
+
 def size_text(size_bytes: int) -> str:
     """Return a size for people: three digits and a unit."""
     size = float(size_bytes)
     for unit in _UNITS:
-        if size < 1000 or unit == _UNITS[-1]:
+        if size < 999.5 or unit == _UNITS[-1]:
             break
         size /= 1024
     return f"{size_bytes} bytes" if unit == "bytes" else f"{size:.3g} {unit}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fusebackend.cli.space import size_text
+from fusebackend.cli.space import limit_text
 from fusebackend.cli.target import complete_mountpoint
 from fusebackend.linux import mount_table as table
 from fusebackend.linux.mount_table import MountError, MountState
@@ -127,11 +127,7 @@ def _usage(route: dict[str, Any]) -> str | None:
     usage = route.get("usage")
     if not usage:
         return None
-    used_bytes, limit_bytes = size_text(usage["used_bytes"]), usage["limit_bytes"]
-    parts = [used_bytes if limit_bytes is None else f"{used_bytes} of {size_text(limit_bytes)}"]
-    limit_files = "" if usage["limit_files"] is None else f" of {usage['limit_files']:,}"
-    parts.append(f"{usage['used_files']:,}{limit_files} files and directories")
-    return f"{route.get('prefix')} holds {', '.join(parts)}"
+    return limit_text(str(route.get("prefix")), usage)
 
 
 def _trouble(route: dict[str, Any]) -> str | None:

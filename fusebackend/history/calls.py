@@ -243,6 +243,13 @@ class Calls:
             call.last_s = self._now_s()
             return call
 
+    def tool(self, name: str) -> OpenCall | None:
+        """Return the tool call of this name by the present actor, if it goes on and nothing in it does."""
+        actor = current_actor(self._server)
+        with self._guard:
+            call = self._tools.get((actor.agent, actor.thread, name))
+            return None if call is None or call.users else call
+
     def started(self, call: OpenCall, pid: int) -> Callable[[], None]:
         """Have the changes of a command's processes belong to a call, by its first process, before it starts others.
         Returns the function that ends that."""

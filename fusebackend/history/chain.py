@@ -224,7 +224,7 @@ def _links(connection: sqlite3.Connection) -> Iterator[_Link]:
 
 
 def _of_calls(connection: sqlite3.Connection) -> Iterator[_Link]:
-    for row in connection.execute("SELECT * FROM calls ORDER BY number"):
+    for row in connection.execute("SELECT * FROM calls ORDER BY link"):
         link, found = row[-2:]
         yield _Link(link, found, f"call c{row[0]}", digest(link, "call", said_of_call(row)), row[0])
 

@@ -35,6 +35,7 @@ __all__ = [
     "GlobResult",
     "GrepMatch",
     "GrepResult",
+    "LimitInfo",
     "LsResult",
     "MergeResult",
     "MoveResult",
@@ -584,12 +585,25 @@ class RestoreResult:
 
 
 @dataclass
+class LimitInfo:
+    """What a route with limits holds, and what is left of them. None where it has no such limit."""
+
+    route: str
+    used_bytes: int
+    limit_bytes: int | None
+    left_bytes: int | None
+    used_files: int
+    limit_files: int | None
+    left_files: int | None
+
+
+@dataclass
 class SpaceInfo:
     """What a mount takes of the disk, in bytes.
 
     `live` are the files as they are, `snapshots` the bytes that only snapshots have, `images` those that calls replaced
     and that no snapshot has, `branches` the files of branches, `log` the file of calls and records. `reclaimable` is
-    what `prune` would free of all that. None where it is not known.
+    what `prune` would free of all that. None where it is not known. `limits` are those of the routes that have any.
     """
 
     live: int | None = None
@@ -598,6 +612,7 @@ class SpaceInfo:
     branches: int | None = None
     log: int | None = None
     reclaimable: int | None = None
+    limits: list[LimitInfo] = field(default_factory=list)
 
 
 @dataclass

@@ -45,11 +45,12 @@ from fusebackend.protocol import (
     ObservableVolume,
     Observer,
     StatFs,
+    Usage,
     Volume,
     Writable,
 )
 from fusebackend.rules import met
-from fusebackend.rules.rule import Mode
+from fusebackend.rules.rule import Mode, Operation
 from fusebackend.rules.view import ALLOWED, View
 from fusebackend.volumes.native import NativeVolume
 
@@ -60,9 +61,13 @@ LINKED, NO_READ, NO_WRITE, APPEND = (1 << _SHIFT << bit for bit in range(4))
 INTERRUPT = NO_WRITE | APPEND
 """Of a file: it may not be written without an approval."""
 
+ASK_TO_READ = LINKED | NO_READ
+"""Of a file: it may not be read without an approval."""
+
 NODES = (1 << _SHIFT) - 1
 """The numbers of the volume below."""
 
+_READING: dict[Mode, int] = {"allow": 0, "interrupt": ASK_TO_READ}
 _WRITING: dict[Mode, int] = {"allow": 0, "append": APPEND, "interrupt": INTERRUPT}
 
 VARIANTS = tuple(bits << _SHIFT for bits in range(16))
@@ -108,9 +113,9 @@ class RuledVolume(NativeVolume):
         self.below = below
         self.view = view
         self.lock: AbstractContextManager[Any] = below.lock
-        self.on_interrupt: Callable[[AgentPath | None, int], None] | None = None
-        """Called for a change by the kernel that is refused, and that could be approved for a verb: with its path; for
-        a file that is known by its node alone, with None and the node. It must not wait."""
+        self.on_interrupt: Callable[[AgentPath | None, int, Operation], None] | None = None
+        """Called for what the kernel's caller is refused, and could be approved for a verb: with its path; for a file
+        that is known by its node alone, with None and the node. It must not wait."""
         self._prefix = prefix
         self._changed = changed or (lambda: below)
         self._read_only = read_only
@@ -182,8 +187,7 @@ class RuledVolume(NativeVolume):
             return None
         if "interrupt" in decided and (noted := met.current()) is not None:
             noted.note(path)
-        bits = 0 if reading == "allow" else NO_READ
-        return bits | _WRITING.get(writing, NO_WRITE)
+        return _READING.get(reading, NO_READ) | _WRITING.get(writing, NO_WRITE)
 
     def _writable(self) -> None:
         if self._read_only:
@@ -221,7 +225,7 @@ class RuledVolume(NativeVolume):
             noted.note(path)
             noted.refused = True
         elif self.on_interrupt is not None:
-            self.on_interrupt(path, ROOT_NODE)
+            self.on_interrupt(path, ROOT_NODE, "write")
 
     def _shown(self, attr: Attr, bits: int) -> Attr:
         """Return the attributes of something as the view shows them."""
@@ -235,8 +239,7 @@ class RuledVolume(NativeVolume):
         mode = attr.mode
         if not attr.is_dir:
             mode &= ~0o6000
-            mode &= ~(0o555 if bits & NO_READ else 0)
-            mode &= ~(0o222 if bits & INTERRUPT == NO_WRITE else 0)
+            mode &= ~(0o111 * _refused_permissions(bits))
         elif bits & NO_READ:
             mode &= ~0o444
         return Attr(
@@ -270,8 +273,11 @@ class RuledVolume(NativeVolume):
             return
         if (noted := met.current()) is not None:
             noted.refused = True  # its path was noted when it was looked up
-        elif self.on_interrupt is not None and node & INTERRUPT == INTERRUPT:
-            self.on_interrupt(None, node)
+        elif self.on_interrupt is not None:
+            if bits & NO_WRITE and node & INTERRUPT == INTERRUPT:
+                self.on_interrupt(None, node, "write")
+            elif bits & NO_READ and node & ASK_TO_READ == ASK_TO_READ:
+                self.on_interrupt(None, node, "read")
         raise oserror(errno.EACCES)
 
     def _may_write(self, node: int) -> None:
@@ -307,21 +313,23 @@ class RuledVolume(NativeVolume):
                 raise oserror(errno.EACCES)
             found: list[tuple[bytes, Attr]] = []
             ruled, inside = self.view.ruled_names(path), "/" if path == "/" else path + "/"
-            while len(found) < limit:  # a page that is not full ends a listing
-                page = self.below.readdir(node, after, limit - len(found))
-                if not page:
-                    break
+            give, is_directory = found.append, stat.S_ISDIR
+            while not found and (page := self.below.readdir(node, after, limit)):  # an empty page would be the end
                 for entry in page:
                     name, attr = entry
-                    is_plain = attr.nlink == 1 and attr.node <= NODES and not stat.S_ISDIR(attr.mode)
-                    if is_plain and (ruled is None or not ruled(to_text(name))):
-                        found.append(entry)  # as most names are, and `_shown` would give it
+                    if (
+                        attr.nlink == 1
+                        and attr.node <= NODES
+                        and not is_directory(attr.mode)
+                        and (ruled is None or not ruled(name.decode("utf-8", "surrogateescape")))
+                    ):
+                        give(entry)  # as most names are, and `_shown` would give it
                         continue
                     shown = AgentPath(inside + to_text(name))
                     bits = self._bits(shown)
                     if bits is not None and not bits & NO_READ:
                         self._found(node, name, attr)
-                        found.append((name, self._shown(attr, bits)))
+                        give((name, self._shown(attr, bits)))
                 after = page[-1][0]
             return found
 
@@ -435,7 +443,7 @@ class RuledVolume(NativeVolume):
             self._may_read(node)
             value = self.below.getxattr(node & NODES, name)
             if name == acl.ACCESS and (bits := own_bits(node)):  # the kernel answers access(2) from it
-                return acl.masked(value, 7 & ~(5 if bits & NO_READ else 0) & ~(2 if bits & NO_WRITE else 0))
+                return acl.masked(value, 7 & ~_refused_permissions(bits))
             return value
 
     def setxattr(self, node: int, name: bytes, value: bytes) -> None:
@@ -546,6 +554,10 @@ class RuledVolume(NativeVolume):
     def trouble(self) -> tuple[float, str] | None:
         return self.below.trouble
 
+    @property
+    def usage(self) -> Usage | None:
+        return self.below.usage
+
     # -- changes, which the volume below reports ---------------------------------------------------------------
 
     def subscribe(self, callback: Callable[[Change], None]) -> Callable[[], None]:
@@ -607,6 +619,11 @@ class RuledVolume(NativeVolume):
 
     def publish(self, *changes: Change) -> None:
         self._native().publish(*map(_stripped, changes))
+
+
+def _refused_permissions(bits: int) -> int:
+    """Return the permissions (0 to 7) that the kernel shall refuse by itself."""
+    return (5 if bits & ASK_TO_READ == NO_READ else 0) | (2 if bits & INTERRUPT == NO_WRITE else 0)
 
 
 def _strips(work: Callable[[Changes], T]) -> Callable[[Changes], T]:

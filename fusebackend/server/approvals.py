@@ -20,7 +20,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from fusebackend.base import budget
 from fusebackend.base.paths import AgentPath
@@ -68,9 +68,12 @@ LOOK_S: Final = 0.2
 MAX_REASON: Final = 500
 """Characters of a reason."""
 
-BY_KERNEL: Final = "a system call can't wait: make the change by a verb, which asks for an approval"
+BY_KERNEL: Final = "a system call can't wait: use a verb, which asks for an approval"
 
 WAITING: Final = ("pending", "approved")
+
+READING: Final = ("read", "download_files")
+"""Verbs that change nothing. Approved, they are made for their caller alone, once; no bytes are kept."""
 
 
 class CanNotAsk(Exception):
@@ -160,7 +163,11 @@ class Approvals:
                     self._become(request, "failed", None, f"it can't be kept: {error.strerror}")
                 raise CanNotAsk(f"the request can't be kept: {error.strerror}") from None
         try:
-            return self._waited(request.number)
+            request = self._waited(request.number)
+            with self._changed:
+                if asked.verb in READING and request.state not in WAITING:
+                    self._same.pop(_identity(asked, data), None)
+            return request
         finally:
             with self._changed:
                 if command is not None and self._commands.get(request.number) is command:
@@ -178,7 +185,7 @@ class Approvals:
         """Return the request for the same change."""
         number = self._same.get(_identity(asked, change))
         request = None if number is None else self._requests.get(number)
-        if request is None or (request.state not in WAITING and not asked.actor.call):
+        if request is None or not (request.state in WAITING or asked.actor.call or asked.verb in READING):
             return None
         return request
 
@@ -202,10 +209,10 @@ class Approvals:
                     return request
                 self._changed.wait(LOOK_S if request.state == "approved" else min(left_s, LOOK_S))
 
-    def refused_by_kernel(self, view: str, path: AgentPath, actor: Actor) -> None:
+    def refused_by_kernel(self, view: str, path: AgentPath, actor: Actor, what: Literal["read", "change"]) -> None:
         """Note that the kernel's caller was refused what a verb could have asked for. It never waits."""
         now_s = time.monotonic()
-        key = (view, path, actor.command, str(actor.pid))
+        key = (view, path, actor.command, str(actor.pid), what)
         with self._changed:
             if now_s - self._noted.get(key, -NOTED_AGAIN_S) < NOTED_AGAIN_S:
                 return
@@ -215,7 +222,7 @@ class Approvals:
             self._clean()
             self._noted[key] = now_s
             time_ns = self._time_ns()
-            asked = Asked(time_ns, time_ns, actor, view, "change", [path], [path], f"change {path}", [])
+            asked = Asked(time_ns, time_ns, actor, view, what, [path], [path], f"{what} {path}", [])
             self._add(Request(self._last + 1, asked, new_key(), None, "refused", Became(time_ns, None, BY_KERNEL)))
 
     # -- deciding ----------------------------------------------------------------------------------------------

@@ -39,12 +39,13 @@ from fusebackend.protocol import (
     current_actor,
 )
 from fusebackend.rules.met import Met
-from fusebackend.server.approvals import MAX_CHANGE_BYTES, Approvals, CanNotAsk, CanNotBeMade, said
+from fusebackend.server.approvals import MAX_CHANGE_BYTES, READING, Approvals, CanNotAsk, CanNotBeMade, said
 from fusebackend.server.rules import Views
 from fusebackend.volumes.placing import NodeSource
 from fusebackend.volumes.walk import entries, resolve
 
 if TYPE_CHECKING:
+    from fusebackend.composite.backend import CompositeBackend
     from fusebackend.vfs.junctions import MountTree
 
 COMPARED_BYTES: Final = 4 << 20
@@ -80,6 +81,9 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     command: str | None = None
     timeout_s: float | None = None
     stdin: bytes | None = None
+    offset: int = 0
+    limit: int = 0
+    """Of `read`."""
 
 
 _ANSWERS: Final[dict[str, Any]] = {
@@ -164,6 +168,28 @@ class Asking:
         title = f"{verb} {' '.join(named)}".replace("\n", "\\n")
         return self._ask(view, verb, named, list(dict.fromkeys([*own, *met.paths])), title, change)
 
+    def reading(
+        self, view: str, verb: str, path: AgentPath, met: Met, change: Change
+    ) -> tuple[CompositeBackend | None, str | None]:
+        """Have a verb wait that only reads, and was refused.
+
+        Returns:
+            What makes it, once it is approved, else None; and why there is none, as of `ask`.
+        """
+        mode = self._views.shown(view).decide("read", path)
+        if mode in ("deny", "hide"):
+            return None, None
+        granted = list(dict.fromkeys([*([path] if mode == "interrupt" else []), *met.paths]))
+        try:
+            request = self._asked(view, verb, [path], granted, f"{verb} {path}".replace("\n", "\\n"), change)
+            if request.state == "made":
+                return self.face(request), None
+        except CanNotAsk as error:
+            return None, f"'{path}' needs an approval, and can't be asked for: {error}"
+        except CanNotBeMade as error:
+            return None, f"'{path}' needs an approval: it was approved, and could not be read: {error}"
+        return self._answer(request, f"'{path}'")
+
     def before_command(self, view: str, command: Command, run: Callable[[], ExecuteResponse]) -> ExecuteResponse:
         """Start a command, if the rules of its view allow that.
 
@@ -199,20 +225,33 @@ class Asking:
         command: Command | None = None,
     ) -> tuple[Any, str | None]:
         shown = "a command" if command is not None else f"'{named[0]}'"
-        key = new_key()
-        time_ns = time.time_ns()
-        expires_ns = time_ns + int(self.approvals.options.expire_s * 1e9)
         try:
-            size = sum(map(len, change.contents)) + len(change.content or "")
-            if size > MAX_CHANGE_BYTES:
-                raise CanNotAsk(f"a request keeps at most {MAX_CHANGE_BYTES >> 10} KiB of a change")
-            stamps = [] if verb == "execute" else [self._stamp(verb, path, key) for path in named]
-            actor = current_actor(self._server)
-            asked = Asked(time_ns, expires_ns, actor, view, verb, list(named), list(granted), title, stamps)
-            request = self.approvals.ask(asked, change, key, command)
+            request = self._asked(view, verb, named, granted, title, change, command)
         except CanNotAsk as error:
             return None, f"{shown} needs an approval, and can't be asked for: {error}"
         return self._answer(request, shown)
+
+    def _asked(
+        self,
+        view: str,
+        verb: str,
+        named: list[AgentPath],
+        granted: list[AgentPath],
+        title: str,
+        change: Change,
+        command: Command | None = None,
+    ) -> Request:
+        """Return the request for a verb, as it is when its caller need not wait any more. CanNotAsk."""
+        key = new_key()
+        time_ns = time.time_ns()
+        expires_ns = time_ns + int(self.approvals.options.expire_s * 1e9)
+        size = sum(map(len, change.contents)) + len(change.content or "")
+        if size > MAX_CHANGE_BYTES:
+            raise CanNotAsk(f"a request keeps at most {MAX_CHANGE_BYTES >> 10} KiB of a change")
+        stamps = [] if verb == "execute" else [self._stamp(verb, path, key) for path in named]
+        actor = current_actor(self._server)
+        asked = Asked(time_ns, expires_ns, actor, view, verb, list(named), list(granted), title, stamps)
+        return self.approvals.ask(asked, change, key, command)
 
     def _answer(self, request: Request, shown: str) -> tuple[Any, str | None]:
         """Return the answer of a verb, or why there is none. `shown` is what it would change."""
@@ -256,7 +295,7 @@ class Asking:
     def _stamp(self, verb: str, path: AgentPath, key: bytes) -> str:
         """Return what is at a path. CanNotAsk: it can't be compared."""
         route = self._tree.route_of(path)
-        follow = verb in ("write", "edit", "upload_files")
+        follow = verb in ("write", "edit", "upload_files", *READING)
         try:
             return route.executor.run("stat", partial(_stamped, route.volume, route.inner(path), follow, key))
         except OSError as error:
@@ -275,6 +314,8 @@ class Asking:
         asked = request.asked
         if asked.verb == "execute":
             return f"{change.command}\n"
+        if asked.verb in READING:
+            return f"read {asked.paths[0]}\n"
         if asked.verb == "move":
             return f"rename from {asked.paths[0]}\nrename to {asked.paths[1]}\n"
         pieces: list[bytes] = []

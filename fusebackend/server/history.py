@@ -287,6 +287,7 @@ class MountHistory:
         """End a call; returns its name in the log, None if it has changed nothing, or if none goes on."""
         with self._guard:
             call = self._named.pop(name, None)
+        call = call or self._recorder.calls.tool(name)
         if call is None:
             return None
         self._recorder.calls.end(call)

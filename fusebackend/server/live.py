@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from fusebackend.history.masking import LogOptions
     from fusebackend.history.requests import ApprovalOptions
     from fusebackend.mount.session import Session
-    from fusebackend.rules.rule import RouteRules
+    from fusebackend.rules.rule import Operation, RouteRules
     from fusebackend.rules.view import View
     from fusebackend.server.guest import Guest
     from fusebackend.server.metrics import Metrics
@@ -291,7 +291,7 @@ class LiveMount:
         if self.automatic is not None:
             self.automatic.stop()
 
-    def _interrupted(self, route: Route, view: View, path: AgentPath | None, node: int) -> None:
+    def _interrupted(self, route: Route, view: View, path: AgentPath | None, node: int, operation: Operation) -> None:
         """A system call was refused in a view where a verb could have asked for an approval."""
         if path is None:
             inner = self.filesystem.names.last(route, node)
@@ -301,7 +301,7 @@ class LiveMount:
         actor = Actor(uid=request.current().uid)
         if self.recording is not None and self.recording.is_open:
             actor = self.recording.calls.current().actor
-        self.approvals.refused_by_kernel(view.name, path, actor)
+        self.approvals.refused_by_kernel(view.name, path, actor, "read" if operation == "read" else "change")
 
     def _describe(self) -> dict[str, Any]:
         control = {"socket": self._control.address, **self._control.counts()}

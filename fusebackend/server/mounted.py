@@ -64,7 +64,7 @@ from fusebackend.protocol import (
 )
 from fusebackend.protocol.records import FILE_TYPES
 from fusebackend.rules import met
-from fusebackend.server.approvals import MAX_CHANGE_BYTES, Approvals, info_of
+from fusebackend.server.approvals import MAX_CHANGE_BYTES, READING, Approvals, info_of
 from fusebackend.server.asking import KEPT_OUTPUT, Asking, Change
 from fusebackend.server.forget import Forgetting
 from fusebackend.server.history import MountHistory, said
@@ -254,7 +254,40 @@ class MountedBackend(ServedMount):
         return self._for(path).ls(path)
 
     def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
-        return self._for(file_path).read(file_path, offset, limit)
+        return self._reading(
+            "read",
+            file_path,
+            lambda backend, path: backend.read(path, offset, limit),
+            lambda why: ReadResult(error=f"Error: {why}"),
+            lambda: Change(offset=offset, limit=limit),
+        )
+
+    def _reading(
+        self,
+        verb: str,
+        path: str,
+        read: Callable[[CompositeBackend, str], R],
+        refused: Callable[[str], R],
+        arguments: Callable[[], Change] = Change,
+    ) -> R:
+        """Read a file. Where a view interrupts it, it waits for an approval, which is for one read.
+
+        Args:
+            read: reads the file by its path in a backend.
+            refused: makes the answer, if it is not read.
+        """
+        if not self._views.by_name:
+            return read(self._for(path), path)
+        with met.meeting() as found:
+            answer = read(self._for(path), path)
+        where = self._asking.where(self._view_name, [path]) if found.refused and found.paths else None
+        if where is None:
+            return answer
+        view, (inside,) = where
+        face, why = self._asking.reading(view, verb, inside, found, arguments())
+        if face is not None:
+            return read(face, inside)
+        return answer if why is None else refused(why)
 
     def write(self, file_path: str, content: str) -> WriteResult:
         def write(backend: CompositeBackend) -> WriteResult:
@@ -330,7 +363,19 @@ class MountedBackend(ServedMount):
         return answers
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        return self._for(*paths).download_files(paths)
+        if not self._views.by_name:
+            return self._for(*paths).download_files(paths)
+        with met.meeting() as found:
+            answers = self._for(*paths).download_files(paths)
+        if not (found.refused and found.paths):
+            return answers
+        return [self._downloaded(each.path) if each.error is not None else each for each in answers]
+
+    def _downloaded(self, path: str) -> FileDownloadResponse:
+        def read(backend: CompositeBackend, inside: str) -> FileDownloadResponse:
+            return replace(backend.download_files([inside])[0], path=path)
+
+        return self._reading("download_files", path, read, lambda why: FileDownloadResponse(path, error=why))
 
     def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
         """`upload_files` of one file, from an open file; see `CompositeBackend.upload_from`."""
@@ -353,7 +398,11 @@ class MountedBackend(ServedMount):
 
     def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
         """`download_files` of one file into another, see `CompositeBackend.download_to`."""
-        return self._for(path).download_to(path, file)
+
+        def read(backend: CompositeBackend, inside: str) -> FileDownloadResponse:
+            return replace(backend.download_to(inside, file), path=path)
+
+        return self._reading("download_files", path, read, lambda why: FileDownloadResponse(path, error=why))
 
     @property
     def id(self) -> str:
@@ -438,6 +487,8 @@ class MountedBackend(ServedMount):
 
     def _make(self, request: Request, command: Command | None) -> tuple[Any, str | None]:
         """Make what was approved, as its actor. CanNotBeMade."""
+        if request.asked.verb in READING:
+            return None, None  # its caller reads, and nothing of it is kept
         with acting(request.asked.actor):
             asked = self._asking.arguments(request)
             if request.asked.verb == "execute":
@@ -581,12 +632,15 @@ class MountedBackend(ServedMount):
 
     def _at_volume(self, verb: str, path: str, work: Callable[[VolumeBackend, str], R]) -> R:
         """Return what `work` does with the volume that holds a path, and with the path there."""
-        name, outer = self._placed(path)
-        route = self.filesystem.tree.route_of(outer)
-        volume = self._views.volume(name, route)
-        if not isinstance(volume, NativeVolume):
-            raise errors.oserror(errno.ENOTSUP)
-        return route.executor.run(verb, lambda: work(VolumeBackend(volume), route.inner(outer)))
+        try:
+            name, outer = self._placed(path)
+            route = self.filesystem.tree.route_of(outer)
+            volume = self._views.volume(name, route)
+            if not isinstance(volume, NativeVolume):
+                raise errors.oserror(errno.ENOTSUP)
+            return route.executor.run(verb, lambda: work(VolumeBackend(volume), route.inner(outer)))
+        except OSError as error:
+            raise errors.about(error, path) from None
 
     def _look(
         self, view: str | None, volume: Volume, route: Route, outer: AgentPath, follow: bool
@@ -889,7 +943,10 @@ class MountedBackend(ServedMount):
             OSError: ENOENT, EISDIR; EINVAL, it is no regular file; ENOTSUP, the mount keeps no history; or an error of
                 the volume.
         """
-        return self._remembered().blame(path)
+        try:
+            return self._remembered().blame(path)
+        except OSError as error:
+            raise errors.about(error, path) from None
 
     def diff_pieces(
         self, call: str, *, paths: Sequence[str] = (), form: DiffForm = "patch", columns: int = STAT_COLUMNS
@@ -962,13 +1019,19 @@ class MountedBackend(ServedMount):
         return self._remembered().begin_call(title, os.getpid() if pid is None else pid, actor)
 
     def end_call(self, id: str) -> str | None:
-        """End a call of `begin_call`. Returns its name in the log, such as `c42`; None if it has changed nothing, or if
-        none goes on. OSError: ENOTSUP, as `log`."""
+        """End a call of `begin_call`, or the present actor's tool call of that name, which else ends after 2 s of
+        quiet. Returns its name in the log, such as `c42`; None if it has changed nothing, or if none goes on. OSError:
+        ENOTSUP, as `log`."""
         return self._remembered().end_call(id)
 
     def df(self) -> SpaceInfo:
         """Return what the mount takes of the disk."""
-        return space(self._snapshots, self._past, sum(each.size_bytes for each in self.branches()))
+        usages = {
+            route.prefix if route.prefix == ROOT else route.prefix + "/": usage
+            for route in self.filesystem.tree.routes
+            if (usage := route.volume.usage) is not None
+        }
+        return space(self._snapshots, self._past, sum(each.size_bytes for each in self.branches()), usages)
 
     def prune(self, *, dry_run: bool = False) -> PruneResult:
         """Delete what is kept of the past, but for snapshots that were asked for: automatic ones, and the history with

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from fusebackend.protocol import PruneResult, SnapshotVolume, SpaceInfo
+from fusebackend.protocol import LimitInfo, PruneResult, SnapshotVolume, SpaceInfo, Usage
 from fusebackend.server.history import MountHistory
 from fusebackend.trees.automatic import time_of
 from fusebackend.trees.snapshots import Snapshots
 
 
-def space(snapshots: Snapshots | None, past: MountHistory | None, branch_bytes: int) -> SpaceInfo:
+def space(
+    snapshots: Snapshots | None, past: MountHistory | None, branch_bytes: int, usages: Mapping[str, Usage]
+) -> SpaceInfo:
     """Return what a mount takes of the disk. Files are those of routes that keep snapshots; others are not counted:
-    that would be a walk of all their files."""
+    that would be a walk of all their files.
+
+    Args:
+        usages: of the routes with limits.
+    """
     volumes = _volumes(snapshots)
     kept = sum(volume.snapshot_bytes() for volume in volumes)
     live = sum(_used_bytes(volume) for volume in volumes) - kept if volumes else None
@@ -21,7 +27,15 @@ def space(snapshots: Snapshots | None, past: MountHistory | None, branch_bytes: 
     log = 0 if past is None else past.log_bytes
     automatic, named = _by_kind(snapshots)
     goes = kept if automatic and not named else 0
-    return SpaceInfo(live, kept, images, branch_bytes, log, goes + images + log)
+    limits = [_limit(route, usage) for route, usage in usages.items()]
+    return SpaceInfo(live, kept, images, branch_bytes, log, goes + images + log, limits)
+
+
+def _limit(route: str, usage: Usage) -> LimitInfo:
+    used_bytes, limit_bytes, used_files, limit_files = usage
+    left_bytes = None if limit_bytes is None else max(0, limit_bytes - used_bytes)
+    left_files = None if limit_files is None else max(0, limit_files - used_files)
+    return LimitInfo(route, used_bytes, limit_bytes, left_bytes, used_files, limit_files, left_files)
 
 
 def prune(snapshots: Snapshots | None, past: MountHistory | None, *, dry_run: bool) -> PruneResult:

@@ -269,7 +269,7 @@ SCHEMES: dict[str, Scheme] = {
         _open_directory,
         takes="path",
         parameters={"max_file_size_mb": _positive, "on_exists": ON_EXISTS},
-        features=Features(change_feed=False),
+        features=Features(acls=True, change_feed=False),
     ),
     "shell": Scheme(
         "shell:PATH",
@@ -282,7 +282,7 @@ SCHEMES: dict[str, Scheme] = {
             "on_exists": ON_EXISTS,
             "timeout": _positive,
         },
-        features=Features(change_feed=False),
+        features=Features(acls=True, change_feed=False),
         execute=True,
     ),
     "state": Scheme(
@@ -347,7 +347,7 @@ SCHEMES: dict[str, Scheme] = {
             "volume": str,
         },
         passed_on=LIBPQ_WORDS,
-        features=Features(stores_at_close=True, blocking=True, shared=True),
+        features=Features(acls=True, stores_at_close=True, blocking=True, shared=True),
     ),
     "s3": Scheme(
         "s3://BUCKET/PREFIX?endpoint=URL&region=REGION",

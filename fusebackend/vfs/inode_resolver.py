@@ -16,13 +16,14 @@ from typing import Any
 
 from fusebackend.base.errors import oserror
 from fusebackend.protocol import MAX_NODE, NAME_MAX_BYTES, Attr
-from fusebackend.rules.ruled_volume import NODES, VARIANTS
+from fusebackend.rules.ruled_volume import NODES
 from fusebackend.vfs.coherence.append_end import AppendEnd
 from fusebackend.vfs.coherence.dentries import Dentries
 from fusebackend.vfs.coherence.overtaken import Overtaken
 from fusebackend.vfs.coherence.revalidation import Revalidation
 from fusebackend.vfs.coherence.twins import Twins
 from fusebackend.vfs.inodes import (
+    NODE_BITS,
     SYNTHETIC_INDEX,
     Emit,
     Entry,
@@ -60,6 +61,7 @@ class InodeResolver:
         self._marked = set_id.marked
         self._revalidation = revalidation
         self._checks_late = late_forget
+        self._restricted: set[int] = inodes.by_inode(set())  # files by a number of their own (`Route.is_restricted`)
         self.own_changes = 0
         """Counts the changes of names and attributes by the kernel."""
         self.synthesised = servers_directory()
@@ -102,13 +104,15 @@ class InodeResolver:
 
     def _unknown(self, family: list[Route], nodes: list[int]) -> list[int]:
         """Return those of the nodes of these routes' volume that the kernel knows by none of their inodes."""
-        is_ruled = any(route.is_ruled for route in family)
-        below = NODES if is_ruled else MAX_NODE
-        others = [
-            inode_number(route.index, bits) for route in family for bits in (VARIANTS if route.is_ruled else (0,))
+        below = NODES if any(route.is_ruled for route in family) else MAX_NODE
+        others = {route.index: inode_number(route.index, 0) for route in family}
+        known = {node_of(inode) & NODES for inode in self._restricted if route_index(inode) in others}
+        firsts, are_unknown = tuple(others.values()), self.inodes.are_unknown
+        return [
+            node
+            for node in nodes
+            if node & below not in known and are_unknown([first | node & below for first in firsts])
         ]
-        unknown = self.inodes.are_unknown
-        return [node for node in nodes if unknown([other | node & below for other in others])]
 
     async def place(self, inode: int, make: bool = False) -> tuple[Route, int]:
         """The route and node of an inode. ENOENT for a synthesised directory, unless `make` may make it real."""
@@ -158,6 +162,8 @@ class InodeResolver:
         Args:
             generation: `Overtaken.generation` from before the volume was asked.
         """
+        if route.files is not route:
+            self.twins.note_name(parent, name)
         entry = self._referenced(route, parent, name, attr, generation)
         self._keep(route, parent, name, entry)
         return entry
@@ -165,7 +171,10 @@ class InodeResolver:
     def emit_entry(
         self, route: Route, parent: int, name: bytes, attr: Attr, generation: int, emit: Emit, following: int
     ) -> bool:
-        """Emit one readdirplus entry. Returns False, and takes the reference back, if the kernel's buffer is full."""
+        """Emit one readdirplus entry. Returns False, and takes the reference back, if the kernel's buffer is full.
+
+        `Twins.note_names` precedes it.
+        """
         entry = self._referenced(route, parent, name, attr, generation)
         if not emit(name, entry, following):
             self.inodes.forget([(entry.inode, 1)])  # and no more than that: nothing was held for it
@@ -179,21 +188,23 @@ class InodeResolver:
             inode = inode_number(route.index, attr.node)
         else:
             inode, parent = route.numbers(attr, parent)
-            self.twins.note_name(directory, name)
         known = self.inodes.reference(inode, parent, name, attr)
         if attr.size != known.size:
             self._append_end.size_sent(inode, known, attr.size)
         if attr.mode & SET_ID or self._marked:
             self._set_id.attr_sent(inode, attr)
         timeout_s = route.policy.timeout(attr) if route.shared else route.policy.timeout_s
-        if (self.twins.contended and self.twins.is_contended(directory)) or (
-            route.is_ruled and route.is_restricted(attr.node)
-        ):
+        if route.is_ruled and attr.node > NODES:
+            self._restricted.add(inode)
+            timeout_s = 0.0
+        elif self.twins.contended and self.twins.is_contended(directory):
             timeout_s = 0.0
         return self.overtaken.checked(Entry(inode, attr, timeout_s), generation)
 
     def _keep(self, route: Route, parent: int, name: bytes, entry: Entry) -> None:
-        route.volume.hold(node_of(entry.inode))  # perhaps again: a forget may have overtaken the answer of a thread
+        inode = entry.inode
+        holder = route if inode >> NODE_BITS == route.index else route.files  # as in `let_go`
+        holder.volume.hold(inode & MAX_NODE)  # perhaps again: a forget may have overtaken the answer of a thread
         if route.shared:
             self.dentries.found((parent, name), entry.inode)
 

@@ -37,6 +37,7 @@ from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath, is_below, join, parent_and_name, split, to_name, to_text
 from fusebackend.composite.route_table import RouteTable
 from fusebackend.protocol import DEFAULT_TTL_S, MAX_NODE, ROOT_NODE, Attr, Caller, Features, Volume, Writable
+from fusebackend.rules.rule import Operation
 from fusebackend.rules.ruled_volume import NODES, RuledVolume
 from fusebackend.rules.view import View
 from fusebackend.vfs.calls.executor import RouteExecutor
@@ -138,7 +139,7 @@ class Route:
     def numbers(self, attr: Attr, parent: int) -> tuple[int, int]:
         """Return `number` and `above` in one step, for listings."""
         files = self.files
-        if attr.is_dir or (self.is_ruled and attr.node > NODES):
+        if stat.S_ISDIR(attr.mode) or (self.is_ruled and attr.node > NODES):
             files = self
         elif files is not self and parent >> NODE_BITS == self.index:
             parent = files.index << NODE_BITS | parent & MAX_NODE
@@ -380,7 +381,7 @@ class MountTree:
         self._by_prefix = {route.prefix: route for route in self.routes}
         options = trees or TreesOptions()
         self.files = PseudoFiles()
-        self.on_interrupt: Callable[[Route, View, AgentPath | None, int], None] | None = None
+        self.on_interrupt: Callable[[Route, View, AgentPath | None, int, Operation], None] | None = None
         """Told of a change in a view that is refused, and that an approval could allow a verb; see `RuledVolume`."""
         """The files of the trees directory."""
         self.trees_path: AgentPath | None = None if options.shown == "off" else join(ROOT, options.name)
@@ -518,9 +519,9 @@ class MountTree:
             member.twins = tuple(other for other in family if other is not member)
         return twin
 
-    def _interrupted(self, route: Route, view: View, path: AgentPath | None, node: int) -> None:
+    def _interrupted(self, route: Route, view: View, path: AgentPath | None, node: int, operation: Operation) -> None:
         if self.on_interrupt is not None:
-            self.on_interrupt(route, view, path, node)
+            self.on_interrupt(route, view, path, node, operation)
 
     def route_of(self, path: AgentPath) -> Route:
         """The route of the main tree that has a path, those of the trees directory included."""

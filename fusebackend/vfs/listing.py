@@ -131,6 +131,7 @@ class Listing:
                 if not page:
                     self._cached.listed(handle.inode, len(names))
                     return
+            self._resolver.twins.note_names(route, handle.inode, (name for name, _ in page))
             for index, (name, attr) in enumerate(page):
                 after = name
                 if name in covered:

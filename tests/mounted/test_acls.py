@@ -11,10 +11,12 @@ from pathlib import Path
 
 import mounts
 import pytest
+from eventually import eventually
 from mounts import Serve
 
 import fusebackend
 from fusebackend.base import acl
+from fusebackend.urls import open_backend
 
 pytestmark = [
     pytest.mark.mounted,
@@ -78,16 +80,35 @@ def allow(path: Path, *entries: str) -> None:
     subprocess.run(["setfacl", *entries, path], check=True)
 
 
-@pytest.fixture(params=["sqlite:{tmp}/volume.db", "memory:"], ids=["sqlite", "memory"])
-def server(request: pytest.FixtureRequest, tmp_path: Path, serve: Serve) -> Iterator[mounts.Mounted]:
-    tmp_path.chmod(0o755)
-    for above in tmp_path.parents:
+OPTIONS = ["acl,allow_other"]
+
+BACKENDS = [
+    "sqlite:{tmp}/volume.db",
+    "memory:",
+    "dir:{tmp}/disk",
+    pytest.param("postgres:{dsn}?volume=v", marks=pytest.mark.services),
+]
+
+
+def reachable(directory: Path) -> Path:
+    """Let other users pass to a directory of a test."""
+    directory.chmod(0o755)
+    for above in directory.parents:
         if not above.stat().st_mode & 0o001 and os.access(above, os.W_OK):
             above.chmod(above.stat().st_mode | 0o011)
-    (tmp_path / "disk").mkdir()
-    yield serve(
-        request.param.format(tmp=tmp_path), routes={"/other": f"dir:{tmp_path}/disk"}, options=["acl,allow_other"]
-    )
+    return directory
+
+
+@pytest.fixture(params=BACKENDS, ids=["sqlite", "memory", "dir", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    (reachable(tmp_path) / "disk").mkdir()
+    dsn = request.getfixturevalue("postgres_dsn") if "{dsn}" in request.param else ""
+    return str(request.param.format(tmp=tmp_path, dsn=dsn))
+
+
+@pytest.fixture
+def server(url: str, serve: Serve) -> mounts.Mounted:
+    return serve(url, routes={"/other": "state:other"}, options=OPTIONS)
 
 
 def test_acls_are_as_on_a_plain_directory(server: mounts.Mounted, tmp_path: Path) -> None:
@@ -120,7 +141,17 @@ def test_the_kernel_checks_them(server: mounts.Mounted) -> None:
 
 
 def test_other_routes_refuse_them_and_work(server: mounts.Mounted) -> None:
-    file = server.path / "other" / "file"
+    refused_but_working(server.path / "other")
+    mask = os.umask(0o027)
+    try:
+        (server.path / "new").touch(mode=0o666)
+    finally:
+        os.umask(mask)
+    assert (server.path / "new").stat().st_mode & 0o777 == 0o640
+
+
+def refused_but_working(path: Path) -> None:
+    file = path / "file"
     file.write_text("x")
     file.chmod(0o640)
     assert not may(file, os.O_RDONLY) and may(file, os.O_RDONLY, group=0)
@@ -129,14 +160,12 @@ def test_other_routes_refuse_them_and_work(server: mounts.Mounted) -> None:
     assert failure.value.errno == errno.ENOTSUP
     mask = os.umask(0o027)
     try:
-        (server.path / "other" / "new").touch(mode=0o666)
-        (server.path / "other" / "directory").mkdir()
-        (server.path / "new").touch(mode=0o666)
+        (path / "new").touch(mode=0o666)
+        (path / "directory").mkdir()
     finally:
         os.umask(mask)
-    assert (server.path / "other" / "new").stat().st_mode & 0o777 == 0o640
-    assert (server.path / "other" / "directory").stat().st_mode & 0o777 == 0o750
-    assert (server.path / "new").stat().st_mode & 0o777 == 0o640
+    assert (path / "new").stat().st_mode & 0o777 == 0o640
+    assert (path / "directory").stat().st_mode & 0o777 == 0o750
 
 
 def _default() -> bytes:
@@ -145,11 +174,66 @@ def _default() -> bytes:
     return acl._packed(entries)
 
 
-def test_snapshots_and_branches_have_them_and_undo_brings_them_back(tmp_path: Path) -> None:
+def test_another_host_inherits_and_checks_them(postgres_dsn: str, tmp_path: Path, serve: Serve) -> None:
+    """Also where it knew of files and directories that they had none."""
+    reachable(tmp_path)
+    here, there = (serve(f"postgres:{postgres_dsn}?volume=v", options=OPTIONS).path for _ in range(2))
+    (here / "directory").mkdir()
+    for name in ("first", "second"):
+        (there / "directory" / name).write_text("x")
+        (there / "directory" / name).chmod(0o640)
+    assert not may(there / "directory/first", os.O_RDONLY)
+    allow(here / "directory", "-d", "-m", f"u:{OTHER}:rw")
+    allow(here / "directory/first", "-m", f"u:{OTHER}:rw")
+    (there / "directory/first").chmod(0o640)  # its mask, at once
+    eventually(lambda: may(there / "directory/first", os.O_RDONLY), 20)
+    assert not may(there / "directory/first", os.O_RDWR)
+    eventually(lambda: "#effective:r--" in shown(here / "directory"), 20)  # the mask is that of chmod
+    eventually(lambda: f"default:user:{OTHER}:rw" in shown(there / "directory"), 20)
+    (there / "directory" / "third").write_text("x")
+    (there / "directory" / "inner").mkdir()
+    assert may(there / "directory/third", os.O_RDWR) and not may(there / "directory/second", os.O_RDONLY)
+    eventually(lambda: shown(here / "directory") == shown(there / "directory"), 20)
+    assert may(here / "directory/third", os.O_RDWR)
+
+
+def test_those_of_a_directory_are_those_of_the_disk(tmp_path: Path, serve: Serve) -> None:
+    disk = tmp_path / "disk"
+    (reachable(tmp_path) / "disk").mkdir()
+    file = disk / "file"
+    file.write_text("x")
+    file.chmod(0o600)
+    allow(file, "-m", f"u:{OTHER}:r")
+    path = serve(f"dir:{disk}", options=[*OPTIONS, "ttl=50 ms"]).path
+    assert may(path / "file", os.O_RDONLY) and not may(path / "file", os.O_RDWR)
+    assert not may(path / "file", os.O_RDONLY, user=OTHER + 5, group=0), "the group has less than its mask"
+    allow(path / "file", "-m", f"u:{OTHER}:rw")
+    assert may(file, os.O_RDWR) and shown(path) == shown(disk)
+    allow(file, "-b")
+    eventually(lambda: not may(path / "file", os.O_RDWR), 20)
+
+
+@pytest.fixture
+def ramfs(tmp_path: Path) -> Iterator[Path]:
+    """A file system without ACLs. Request it before `serve`, which must end first."""
+    disk = reachable(tmp_path) / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "ramfs", "-o", "mode=755", "none", disk], check=True)
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+def test_a_disk_without_them_refuses_them_and_works(ramfs: Path, serve: Serve) -> None:
+    refused_but_working(serve(f"dir:{ramfs}", options=OPTIONS).path)
+
+
+def test_snapshots_and_branches_have_them_and_undo_brings_them_back(url: str, tmp_path: Path) -> None:
     path = tmp_path / "mnt"
     path.mkdir()
     with fusebackend.mount(
-        fusebackend.CompositeBackend(fusebackend.backends.SqliteBackend(tmp_path / "v.db")),
+        fusebackend.CompositeBackend(open_backend(url)),
         path,
         options=["acl"],
         history="on",
@@ -160,20 +244,26 @@ def test_snapshots_and_branches_have_them_and_undo_brings_them_back(tmp_path: Pa
         (directory / "file").write_text("x")
         before = shown(directory)
         assert f"user:{OTHER}:rwx" in before
-        mount.create_snapshot("s")
+        keeps_snapshots = not url.startswith("dir:")
+        if keeps_snapshots:
+            mount.create_snapshot("s")
         mount.create_branch("b")
         call = mount.begin_call("take the entries away")
         allow(directory / "file", "-b")
         allow(directory, "-k")
         taken = mount.end_call(call)
         assert shown(directory) != before
-        assert shown(path / ".fusebackend/snapshots/s/given") == before
+        assert taken is not None
         branch = path / ".fusebackend/branches/b/given"
+        if keeps_snapshots:
+            assert shown(path / ".fusebackend/snapshots/s/given") == before
+        else:
+            mount.undo(taken)  # the branch shows the directory as it is
         assert shown(branch) == before
         (branch / "file").write_text("copied up")
         (branch / "new").write_text("inherits")
         assert f"user:{OTHER}:rwx" in shown(branch)
 
-        assert taken is not None
-        mount.undo(taken)
+        if keeps_snapshots:
+            mount.undo(taken)
         assert shown(directory) == before

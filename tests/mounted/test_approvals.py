@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ rules = [
     { operations = ["read", "write"], paths = ["/prod/**/.env"], mode = "hide" },
     { operations = ["write"], paths = ["/prod/locked/**"], mode = "deny" },
     { operations = ["write"], paths = ["/prod/**"], mode = "interrupt" },
+    { operations = ["read"], paths = ["/asked/denied"], mode = "deny" },
+    { operations = ["read"], paths = ["/asked/**"], mode = "interrupt" },
     { operations = ["execute"], paths = ["/work"], mode = "interrupt" },
     { operations = ["execute"], paths = ["/never"], mode = "deny" },
 ]
@@ -63,9 +66,18 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
 def free(shared: Mounted) -> Iterator[Client]:
     """A client without a view, and the files as each test has them."""
     with fusebackend.connect(shared.path, view="") as files:
-        for path in ("/prod", "/work", "/never", "/draft", "/plain"):
+        for path in ("/prod", "/work", "/never", "/draft", "/plain", "/asked"):
             files.delete(path)
-        texts = {"/prod/a": "one\n", "/prod/dir/b": "b\n", "/draft": "draft\n", "/work/x": "", "/never/x": ""}
+        texts = {
+            "/asked/a": "key\n",
+            "/asked/b": "b",
+            "/asked/denied": "d",
+            "/prod/a": "one\n",
+            "/prod/dir/b": "b\n",
+            "/draft": "draft\n",
+            "/work/x": "",
+            "/never/x": "",
+        }
         assert all(each.error is None for each in files.upload_files([(p, t.encode()) for p, t in texts.items()]))
         yield files
         for each in waiting(files):
@@ -75,6 +87,13 @@ def free(shared: Mounted) -> Iterator[Client]:
 @pytest.fixture
 def agent(shared: Mounted, free: Client) -> Iterator[Client]:
     with fusebackend.connect(shared.path, view="agent") as files:
+        yield files
+
+
+@pytest.fixture
+def reader(shared: Mounted, free: Client) -> Iterator[Client]:
+    """The same, which has been told of no decision before."""
+    with fusebackend.connect(shared.path, view="agent", actor=Actor(thread=uuid.uuid4().hex)) as files:
         yield files
 
 
@@ -253,6 +272,93 @@ class TestAVerb:
         with fusebackend.connect(free.view_socket("agent")) as outside, pytest.raises(OSError, match="a view has no"):
             outside.approve(number)
         assert [each.number for each in waiting(free)] == [number]
+
+
+READS: dict[str, Callable[[Client, str], tuple[str | None, str | None]]] = {
+    "read": lambda files, path: (
+        (answer := files.read(path)).error,
+        None if answer.file_data is None else str(answer.file_data["content"]),
+    ),
+    "download": lambda files, path: (
+        (answer := files.download_files([path])[0]).error,
+        None if answer.content is None else answer.content.decode(),
+    ),
+}
+
+
+class TestReading:
+    @pytest.mark.parametrize("verb", READS)
+    def test_is_refused_with_a_number_and_happens_once_when_it_is_approved(
+        self, verb: str, reader: Client, free: Client
+    ) -> None:
+        read = READS[verb]
+        error, content = read(reader, "/asked/a")
+        assert content is None
+        number = asked(error, free)
+        assert free.approval(number).change == "read /asked/a\n"
+        assert free.approve(number).state == "made"
+        assert READS["download" if verb == "read" else "read"](reader, "/asked/a")[1] is None, "another verb"
+        error, content = read(reader, "/asked/a")
+        assert (error, (content or "").rstrip("\n")) == (None, "key")
+        error, content = read(reader, "/asked/a")
+        assert content is None and f"request {number};" not in str(error), "it was approved once"
+
+    def test_waits_and_keeps_no_bytes(self, tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+        server = serve(f"sqlite:{tmp_path}/volume.db", config=configured(tmp_path, '[approvals]\nwait = "60 s"\n'))
+        with fusebackend.connect(server.path, view="") as free, fusebackend.connect(server.path, view="agent") as agent:
+            free.upload_files([("/asked/a", b"unforgettable"), ("/asked/open", b"")])
+            answers: list[Any] = []
+            thread = threading.Thread(target=lambda: answers.extend(agent.download_files(["/asked/a"])))
+            thread.start()
+            free.approve(one(free).number)
+            thread.join(LIMIT_S)
+            assert [each.content for each in answers] == [b"unforgettable"]
+        server.stop()
+        kept = [each.read_bytes() for each in (tmp_path / "state").rglob("*") if each.is_file()]
+        assert any(b"/asked/a" in each for each in kept)
+        assert not any(b"unforgettable" in each or b"dW5mb3JnZXR0YWJsZQ" in each for each in kept)
+
+    def test_of_what_has_changed_since_or_was_denied(self, reader: Client, free: Client) -> None:
+        number = asked(reader.read("/asked/a").error, free)
+        free.upload_files([("/asked/a", b"another key")])
+        free.approve(number)
+        assert "was changed since it was asked for" in str(reader.read("/asked/a").error)
+        free.deny(asked(reader.read("/asked/a").error, free), "no")
+        assert "it was denied: no" in str(reader.read("/asked/a").error)
+        assert reader.read("/asked/denied").file_data is None and waiting(free) == []
+
+    def test_of_several_files_gives_what_is_allowed(self, reader: Client, free: Client) -> None:
+        found = reader.download_files(["/draft", "/asked/a", "/asked/denied", "/asked/b"])
+        assert [each.content for each in found] == [b"draft\n", None, None, None]
+        assert [each.paths for each in waiting(free)] == [["/asked/a"], ["/asked/b"]]
+        for each in waiting(free):
+            free.approve(each.number)
+        found = reader.download_files(["/asked/b", "/asked/a"])
+        assert [each.content for each in found] == [b"b", b"key\n"]
+
+    def test_by_a_path_of_the_view(self, free: Client) -> None:
+        path = "/.fusebackend/views/agent/asked/a"
+        free.approve(asked(free.read(path).error, free))
+        assert free.read(path).error is None
+
+    def test_a_listing_and_a_search_do_not_ask(self, reader: Client, free: Client) -> None:
+        assert {entry["path"] for entry in reader.ls("/asked").entries or []} <= {"/asked/"}
+        assert (reader.grep("key", "/").matches or []) == []
+        assert waiting(free) == []
+
+    def test_by_the_kernel_is_refused_at_once_with_a_number(self, shared: Mounted, free: Client) -> None:
+        view = shared.path / ".fusebackend/views/agent/asked"
+        before = len(free.approvals())
+        for name in ("a", "b", "a", "denied"):
+            with pytest.raises(PermissionError):
+                (view / name).read_bytes()
+        found = free.approvals()[before:]
+        assert [(each.state, each.verb, each.paths) for each in found] == [
+            ("refused", "read", ["/asked/a"]), ("refused", "read", ["/asked/b"]),
+        ]  # fmt: skip
+        titles = [each.title for each in free.log(limit=10) if each.kind == "request"]
+        assert f"request {found[0].number}: read /asked/a" in titles
 
 
 class TestACommand:

@@ -17,7 +17,7 @@ import httpx2
 import mounts
 import pytest
 from eventually import eventually
-from mounts import Mounted
+from mounts import Mounted, Serve
 from programs import command
 
 import fusebackend
@@ -152,7 +152,7 @@ def test_what_a_client_is_shown(mount: Mounted, mode: str) -> None:
             assert wrong == "error: Wrong arguments of read: Object missing required field `path`"
             wrong = await text(client, "ls", path="/", colour="red")
             assert wrong == "error: Wrong arguments of ls: Object contains unknown field `colour`"
-            assert await text(client, "blame", path="/none") == "error: No such file or directory"
+            assert await text(client, "blame", path="/none") == "error: '/none': No such file or directory"
             with pytest.raises(MCPError, match="there is no tool 'rm'"):
                 await client.call_tool("rm", {})
 
@@ -255,6 +255,36 @@ def test_a_view_holds(mount: Mounted) -> None:
 
     run(main)
     assert not (mount.path / "x").exists()
+
+
+def test_a_call_has_ended_when_it_is_answered(tmp_path: Path, serve: Serve) -> None:
+    server = serve("memory:", options=["history=on"])
+
+    async def main() -> None:
+        async with here(server) as client:
+            await text(client, "write", path="/note", content="one")
+            await text(client, "execute", command="echo two > other")
+
+    run(main)
+    with fusebackend.connect(server.path) as files:
+        found = files.log()
+        assert [(each.kind, each.changes > 0, each.ended_ns is not None) for each in found] == [
+            ("tool", True, True)
+        ] * 2
+
+
+def test_a_socket_of_a_view_has_the_tools_of_a_view(mount: Mounted) -> None:
+    with fusebackend.connect(mount.path) as files:
+        socket = files.view_socket("reader")
+
+    async def main() -> None:
+        with fusebackend.connect(socket) as files:
+            async with Client(MountServer(files).server) as client:
+                names = {tool.name for tool in (await client.list_tools()).tools}
+                assert names == {name for name, tool in TOOLS.items() if not tool.of_all}
+                assert "error" not in await text(client, "ls")
+
+    run(main)
 
 
 @pytest.mark.parametrize("mode", MODES)

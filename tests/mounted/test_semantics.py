@@ -293,8 +293,10 @@ def test_a_limit_is_an_error_and_loses_nothing(tmp_path: Path, serve: Serve, url
     assert "Disk quota exceeded" in run("tar", "-xf", "many.tar", "-C", path)
     assert usage() == {"used_bytes": (1 << 20) + 39 * 4096, "limit_bytes": 4 << 20, "used_files": 40, "limit_files": 40}
     assert os.statvfs(path).f_ffree == 0
-    shown = subprocess.run([sys.executable, "-m", "fusebackend", "status", path], capture_output=True, text=True)
-    assert "/ holds 1.15 MiB of 4 MiB, 40 of 40 files and directories" in shown.stdout
+    for command in ("status", "df"):
+        shown = subprocess.run([sys.executable, "-m", "fusebackend", command, path], capture_output=True, text=True)
+        said = "/ holds 1.15 MiB of 4 MiB (2.85 MiB left), 40 of 40 files and directories (0 left)"
+        assert said in shown.stdout, shown
     if url.startswith("sqlite"):
         mounts.sync(path)
         server.kill()

@@ -750,8 +750,11 @@ def test_four_doors_decide_alike(tmp_path: Path, serve: Serve) -> None:
     with fusebackend.connect(server.path, view="reviewer") as files:
         assert [by_verbs(files, "", *each) for each in asked] == by_words
         answer = files.run(COMMAND, stdin=json.dumps(asked).encode(), timeout=500)
-    assert json.loads(answer.output) == wanted
+    assert [LETTERS[letter] for letter in answer.output.strip()] == wanted
 
+
+LETTERS = {"y": "allow", "+": "append", "d": "denied", "-": "absent"}
+"""Of the answers of `COMMAND`: the output of a command is cut at 100,000 characters."""
 
 COMMAND = r"""python3 -c '
 import errno, json, os, sys
@@ -759,18 +762,18 @@ def ask(operation, path):
     try:
         if operation == "read":
             open(path, "rb").close()
-            return "allow"
+            return "y"
         file = os.open(path, os.O_WRONLY)
     except OSError as error:
-        return {errno.EACCES: "denied", errno.ENOENT: "absent"}[error.errno]
+        return {errno.EACCES: "d", errno.ENOENT: "-"}[error.errno]
     try:
         os.pwrite(file, b"text", 0)
-        return "allow"
+        return "y"
     except PermissionError:
-        return "append"
+        return "+"
     finally:
         os.close(file)
-print(json.dumps([ask(*each) for each in json.load(sys.stdin)]))
+print("".join(ask(*each) for each in json.load(sys.stdin)))
 '"""
 
 

@@ -35,6 +35,8 @@ LISTINGS = 8
 
 _NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT})
 """Of O_TMPFILE: the file system has none, or the kernel does not know it."""
+_NO_ACL = frozenset({errno.ENODATA, errno.ENOTSUP})
+"""Of the attribute: the file has none, or the file system knows none."""
 _NOT_GIVEN = frozenset({errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENOTSUP})
 """Of owner, extended attributes, mode and times."""
 
@@ -49,7 +51,7 @@ class DirectoryVolume(NativeVolume):
         FileNotFoundError, NotADirectoryError, PermissionError: there is no such directory, or it can't be entered.
     """
 
-    features = Features(change_feed=False)
+    features = Features(acls=True, change_feed=False)
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         super().__init__()
@@ -57,7 +59,6 @@ class DirectoryVolume(NativeVolume):
         self._nodes = self._places.table
         self._listings: OrderedDict[int, list[bytes]] = OrderedDict()
         self._may_chown = os.geteuid() == 0
-        self._may_have_acls = True  # until the file system says that it has none
 
     # -- names -------------------------------------------------------------------------------------------------
 
@@ -143,7 +144,7 @@ class DirectoryVolume(NativeVolume):
             if self._may_chown:
                 os.chown(new.path, caller.uid, group_of_new(at, caller))
             if mode is not None:
-                os.chmod(new.path, self._mode_of_new(at, mode))
+                os.chmod(new.path, self._mode_of_new(at, mode, caller))
             status = os.fstat(new.fd)
         except OSError:
             with contextlib.suppress(OSError):  # the first error is the one to tell
@@ -151,20 +152,19 @@ class DirectoryVolume(NativeVolume):
             raise
         return self._made(directory, name, status)
 
-    def _mode_of_new(self, at: Descriptor, mode: int) -> int:
-        """The mode of something new in a directory: a default ACL there takes permissions away (acl(5)).
+    def _mode_of_new(self, at: Descriptor, mode: int, caller: Caller) -> int:
+        """The mode of something new in a directory: a default ACL takes the place of the umask (acl(5)).
 
         The new file has that ACL from the lower file system, which made it with the owner's permissions alone.
         """
         mode = stat.S_IMODE(mode)
-        if self._may_have_acls:
-            try:
-                default = os.getxattr(at.path, os.fsdecode(acl.DEFAULT))
-            except OSError as error:
-                self._may_have_acls = error.errno != errno.ENOTSUP
-            else:
-                mode = mode & ~0o777 | acl.inherited(default, mode & 0o777)[1]
-        return mode
+        try:
+            default = os.getxattr(at.path, os.fsdecode(acl.DEFAULT))
+        except OSError as error:
+            if error.errno not in _NO_ACL:
+                raise
+            return mode & ~caller.umask
+        return mode & ~0o777 | acl.inherited(default, mode & 0o777)[1]
 
     def _made(self, directory: Node, name: bytes, status: os.stat_result, *, new: bool = True) -> Attr:
         node = self._nodes.seen(directory, name, status, new=new)
@@ -285,7 +285,12 @@ class DirectoryVolume(NativeVolume):
     def getxattr(self, node: int, name: bytes) -> bytes:
         with self.lock:
             at = self._places.of(self._nodes.get(node))
-            return os.getxattr(at.path, name)
+            try:
+                return os.getxattr(at.path, name)
+            except OSError as error:
+                if name in acl.NAMES and error.errno in _NO_ACL:
+                    raise oserror(errno.ENODATA, name) from None  # ENOTSUP fails the kernel's check of permissions
+                raise
 
     def setxattr(self, node: int, name: bytes, value: bytes) -> None:
         with self.lock:
@@ -313,7 +318,7 @@ class DirectoryVolume(NativeVolume):
             try:
                 if self._may_chown:
                     os.fchown(new.fd, caller.uid, group_of_new(at, caller))
-                os.fchmod(new.fd, self._mode_of_new(at, mode))
+                os.fchmod(new.fd, self._mode_of_new(at, mode, caller))
                 status = os.fstat(new.fd)
             except OSError:
                 with contextlib.suppress(OSError):  # the first error is the one to tell

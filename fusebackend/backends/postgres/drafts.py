@@ -66,7 +66,7 @@ class Draft:
     def __init__(self, inode: StoredInode, name: tuple[int, bytes], version: int) -> None:
         self.lock = waiting.Lock()
         self.shown = copy.copy(inode)
-        self.shown.xattrs = {}
+        self.shown.xattrs = dict(inode.xattrs or {})  # an ACL that it has inherited
         self.created = copy.copy(inode)
         self.name = name
         self.version = version

@@ -93,7 +93,9 @@ class Guesses:
 
     def of(self, wanted: Wanted) -> Guess | None:
         """What a change will find, if all of it is known."""
-        if wanted.walks or wanted.write or wanted.read or wanted.append or wanted.cut or wanted.xattrs:
+        if wanted.walks or wanted.write or wanted.read or wanted.append or wanted.cut:
+            return None
+        if wanted.xattrs and not wanted.bare:
             return None
         with self._lock:
             absent = None if wanted.makes else _UNKNOWN
@@ -108,7 +110,7 @@ class Guesses:
         directories = [node for node in children if rows[node].is_dir]
         if directories and wanted.rename:  # it needs the lock of directories' names, and those above
             return None
-        return Guess(rows, names, directories[0] if directories and wanted.empty else 0)
+        return Guess(rows, names, directories[0] if directories and wanted.empty else 0, wanted.xattrs)
 
     def _is_contested(self, nodes: Iterable[int]) -> bool:
         if not self._contested:

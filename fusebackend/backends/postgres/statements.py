@@ -168,6 +168,8 @@ class Guess(NamedTuple):
     """Names in some of these directories, with the nodes under them; None for a name that is not there."""
     empty: int = 0
     """A directory of `rows` that has no names; 0 for none."""
+    bare: int = 0
+    """A node of `rows` that has no extended attributes; 0 for none. What sets one gives the row another version."""
     links: Sequence[Link] = ()
     """Names on the way to it, and where they lead."""
 
@@ -198,6 +200,9 @@ def lock_guessed(volume: int, guess: Guess, count: int | None) -> Statement:
     if guess.empty:
         conditions += " AND NOT EXISTS (SELECT FROM fusebackend.dentry WHERE volume = %s AND parent = %s)"
         names += [volume, guess.empty]
+    if guess.bare:
+        conditions += " AND NOT EXISTS (SELECT FROM fusebackend.xattr WHERE volume = %s AND node = %s)"
+        names += [volume, guess.bare]
     if guess.links:
         there, parameters = links(volume, guess.links)
         conditions += f" AND (SELECT count(*) FROM ({there}) l) = {len(guess.links)}"

@@ -109,6 +109,8 @@ class Wanted:
     """The blocks that a node loses when it gets this size."""
     xattrs: int = 0
     """All extended attributes of this node."""
+    bare: bool = False
+    """Whether that node most likely has none."""
     walks: tuple[Walk, ...] = ()
 
 
@@ -260,7 +262,8 @@ class Transaction:
             node, first = wanted.cut[0], _first_cut(wanted.cut[1])
             if not self._has_set(node) and self._known_blocks(node, first) is None:
                 batch.append((statements.freed(volume, node, first), lambda rows: self._take_freed(node, first, rows)))
-        if wanted.xattrs and wanted.xattrs not in self._set_xattrs:
+        known = self._inodes.get(wanted.xattrs)
+        if wanted.xattrs and (known is None or known.xattrs is None):
             batch.append((statements.xattrs(volume, wanted.xattrs), lambda c: self._take_xattrs(wanted.xattrs, c)))
         self._send(batch)
         if begins and not self._snapshots.is_shared:
@@ -516,6 +519,8 @@ class Transaction:
         self._guess = [*self._opening, statements.lock_guessed(self._volume, guess, count)]
         self._inodes.update(guess.rows)
         self._locked.update(guess.rows)
+        if guess.bare:
+            self._inodes[guess.bare].xattrs = {}
         self._names.update(guess.names)
         self._empty.update({guess.empty} - {0})
         return True

@@ -61,6 +61,7 @@ from fusebackend.volumes import posix as tree
 from fusebackend.volumes.chunks import CHUNK_SHIFT
 from fusebackend.volumes.damage import is_in_range
 from fusebackend.volumes.quota import Limits
+from fusebackend.volumes.storage import Inode
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +104,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         OSError: the server can't be reached, or refuses; `VolumeDatabaseError` when its tables are too new.
     """
 
-    features = Features(stores_at_close=True, blocking=True, shared=True)
+    features = Features(acls=True, stores_at_close=True, blocking=True, shared=True)
 
     at_once = frozenset({"release"})
 
@@ -324,12 +325,31 @@ class PostgresVolume(StoredTree, SnapshotVolume):
             self._session.look_after(node)
 
     def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
-        return self._change(
-            Wanted(entries=((parent, name),), makes=True), super().mknod, parent, name, mode, rdev, caller
-        )
+        return self._make_heir(super().mknod, parent, name, mode, rdev, caller)
 
     def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr:
-        return self._change(Wanted(entries=((parent, name),), makes=True), super().mkdir, parent, name, mode, caller)
+        return self._make_heir(super().mkdir, parent, name, mode, caller)
+
+    def _make_heir(self, rule: Callable[..., Attr], parent: int, name: bytes, *arguments: Any) -> Attr:
+        """Make what inherits the directory's default ACL: most have none."""
+        moment = self._bare.moment
+        asks = self._scope.transaction is None  # else `_default_acl` does, where it has to
+        wanted = Wanted(entries=((parent, name),), makes=True, xattrs=parent if asks else 0, bare=True)
+        attr = self._change(wanted, rule, parent, name, *arguments)
+        if isinstance(attr, StoredInode) and not attr.xattrs:
+            self._bare.note(moment, [attr.node])
+        return attr
+
+    def _default_acl(self, directory: Inode) -> bytes | None:
+        """In a change of several operations it is asked for where it is not known that there is none."""
+        is_asked = directory.xattrs is None
+        if is_asked and self._feed.live and directory.node in self._bare:
+            return None
+        moment = self._bare.moment  # the directory's row is locked: nobody else sets one now
+        found = super()._default_acl(directory)
+        if is_asked and not directory.xattrs:
+            self._bare.note(moment, [directory.node])
+        return found
 
     def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Attr:
         return self._change(
@@ -388,7 +408,8 @@ class PostgresVolume(StoredTree, SnapshotVolume):
 
     def setattr(self, node: int, changes: AttrChanges) -> Attr:
         if changes.size is None:
-            return self._change_file(Wanted(nodes=(node,)), 0, super().setattr, node, changes)
+            wanted = Wanted(nodes=(node,), xattrs=0 if changes.mode is None else node, bare=True)  # it changes the ACL
+            return self._change_file(wanted, 0, super().setattr, node, changes)
         self._end_drafts(node)
         return self._change(Wanted(nodes=(node,), cut=(node, changes.size)), super().setattr, node, changes)
 
@@ -430,11 +451,11 @@ class PostgresVolume(StoredTree, SnapshotVolume):
 
     def _look_for_bare(self, node: int) -> None:
         """Query all nodes at once that were listed together."""
-        nodes = self._bare.beside(node)
+        moment = self._bare.moment
+        nodes = set(self._bare.beside(node)).difference(self._drafts.pending())
         if len(nodes) > 1:
-            moment = self._bare.moment
-            having = {node for (node,) in self._query(statements.with_xattrs(self.id, nodes))}
-            self._bare.note(moment, set(nodes) - having)
+            having = {node for (node,) in self._query(statements.with_xattrs(self.id, list(nodes)))}
+            self._bare.note(moment, nodes - having)
 
     def setxattr(self, node: int, name: bytes, value: bytes) -> None:
         self._bare.changed(node)
@@ -450,10 +471,8 @@ class PostgresVolume(StoredTree, SnapshotVolume):
     # -- data --------------------------------------------------------------------------------------------------
 
     def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> Attr:
-        moment = self._bare.moment
         attr = self.mknod(parent, name, stat.S_IFREG | stat.S_IMODE(mode), 0, caller)
         self._uses.open(attr.node, flags, 0)
-        self._bare.note(moment, [attr.node])
         if self._scope.transaction is None and self._feed.live and isinstance(attr, StoredInode):
             self._drafts.begin(attr, (parent, name), self._session.new_version())
         return attr

@@ -277,7 +277,7 @@ class Client(SandboxBackendProtocol):
         try:
             finished(self._now._append(path, pieces))
         except Refused as error:
-            raise error.as_exception() from None
+            raise error.as_exception(path) from None
 
     async def _append(self, path: str, pieces: Iterable[bytes]) -> None:
         waits = self._waits
@@ -731,7 +731,7 @@ class Client(SandboxBackendProtocol):
         try:
             return finished(self._now._call(kind, verb, params, take))
         except Refused as error:
-            raise error.as_exception() from None
+            raise error.as_exception(params.get("path")) from None
 
     async def _subscribe(self, path: str) -> Connection:
         try:

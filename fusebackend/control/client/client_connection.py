@@ -19,6 +19,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
+from fusebackend.base import errors
 from fusebackend.control import wire
 from fusebackend.control.client.waits import Waits
 from fusebackend.control.verbs import VERBS
@@ -64,13 +65,21 @@ class Refused(Exception):
         self.code = error.code
         self.data = error.data or {}
 
-    def as_exception(self) -> Exception:
-        """Return the exception that the same call raises in the server's own process."""
+    def as_exception(self, path: str | None = None) -> Exception:
+        """Return the exception that the same call raises in the server's own process.
+
+        Args:
+            path: that the call names.
+        """
         if self.code == wire.INVALID_PARAMS:
             return ValueError(str(self))
         if self.code == wire.SYSTEM_ERROR:
-            return OSError(self.data.get("errno", errno.EIO), str(self))
+            return errors.about(OSError(self.data.get("errno", errno.EIO), str(self)), path)
         return RuntimeError(str(self))
+
+
+_ACTED = ("read", "download_files", "begin_call", "end_call")
+"""Verbs for which the actor counts, though they change nothing: a view may interrupt a read."""
 
 
 class Connection:
@@ -168,13 +177,14 @@ class Connection:
     def numbered(self, verb: str, params: Mapping[str, Any]) -> tuple[int, bytes | bytearray]:
         """A call as it is sent, and its number.
 
-        Before a change by another actor than the one before, it has a `hello` without an id, which the server does not
-        answer: so who acts may differ from call to call, and costs no round trip.
+        Before a change by another actor than the one before, and other verbs for which the actor counts, it has a
+        `hello` without an id, which the server does not answer: so who acts may differ from call to call, and costs no
+        round trip.
         """
         number = next(self._ids)
         line = wire.encode({"jsonrpc": "2.0", "id": number, "method": verb, "params": params})
         known = VERBS[verb]
-        if not (known.changes or known.command):
+        if not (known.changes or known.command or verb in _ACTED):
             return number, line
         actor = self._actor()
         said = {"agent": actor.agent, "thread": actor.thread, "call": actor.call}

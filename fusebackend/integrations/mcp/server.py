@@ -13,6 +13,7 @@ import logging
 import mimetypes
 import uuid
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -73,7 +74,8 @@ class MountServer:
 
     def __init__(self, files: Client) -> None:
         self._files = files
-        self._tools = {name: tool for name, tool in TOOLS.items() if not (tool.of_all and files.view)}
+        self._in_view = bool(files.status().get("view"))  # chosen here, by its socket, or the mount's default
+        self._tools = {name: tool for name, tool in TOOLS.items() if not (tool.of_all and self._in_view)}
         self._bus = _Bus(self._watch)
         self._subscribers: dict[str, set[ServerSession]] = {}
         self._tasks: TaskGroup | None = None
@@ -81,7 +83,7 @@ class MountServer:
         self.server: Server[dict[str, Any]] = Server(
             "fusebackend",
             version=__version__,
-            instructions=INSTRUCTIONS_OF_A_VIEW if files.view else INSTRUCTIONS,
+            instructions=INSTRUCTIONS_OF_A_VIEW if self._in_view else INSTRUCTIONS,
             lifespan=self._lifespan,
             get_tool_input_schema=lambda name: self._tools[name].schema if name in self._tools else None,
             on_list_tools=self._list_tools,
@@ -112,11 +114,15 @@ class MountServer:
         async with anyio.create_task_group() as group:
             group.start_soon(_tell_progress, context, tool.name)
             # The number of the request would name calls of other sessions as well.
-            with acting(Actor(agent=_client(context), call=f"mcp-{uuid.uuid4().hex}")):
+            call = f"mcp-{uuid.uuid4().hex}"
+            with acting(Actor(agent=_client(context), call=call)):
                 try:
                     answer = _answer(await tool.answer(self._files, asked.arguments or {}))
                 except Refused as error:
                     answer = _answer(str(error), failed=True)
+                if tool.changes and not self._in_view:
+                    with contextlib.suppress(OSError):  # the mount keeps no history
+                        await aside(self._files, "end_call", partial(self._files.end_call, call))
             group.cancel_scope.cancel()
         return answer
 

@@ -134,6 +134,7 @@ class CachedReaddir:
         left = listing.after(position)
         if not left:
             self.closed(handle)  # read to its end: a directory that stays open needs it no more
+        resolver.twins.note_names(route, handle.inode, (name for _, name, _ in left))
         for following, name, attr in left:
             generation = resolver.overtaken.generation
             if listing.changes != resolver.changes:

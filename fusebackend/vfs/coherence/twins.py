@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
+from collections.abc import Iterable
 from functools import partial
 
 import trio
@@ -106,6 +107,13 @@ class Twins:
         names = self._noted.setdefault(directory, set())
         if len(names) < MAX_NOTED:
             names.add(name)
+
+    def note_names(self, route: Route, directory: int, names: Iterable[bytes]) -> None:
+        """Do it for names that the kernel is about to be given in a listing."""
+        if route.files is not route:
+            noted = self._noted.setdefault(directory, set())
+            if len(noted) < MAX_NOTED:
+                noted.update(names)
 
     def _may_be_cached(self, directory: int, name: bytes) -> bool:
         """True if the kernel may have this name, or its absence: in the main tree and on ways to routes always."""

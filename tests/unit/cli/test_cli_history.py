@@ -17,6 +17,7 @@ from fusebackend.protocol import (
     Actor,
     CallInfo,
     ChangeInfo,
+    LimitInfo,
     PruneResult,
     SpaceInfo,
     UndoConflict,
@@ -61,7 +62,11 @@ class Files:
         return self.undone
 
     def df(self) -> SpaceInfo:
-        return SpaceInfo(None, 3 << 30, 1500, 0, 12 << 20, (3 << 30) + 1500)
+        limits = [
+            LimitInfo("/", 4096, 1 << 20, (1 << 20) - 4096, 1, None, None),
+            LimitInfo("/m/", 0, None, None, 9, 8, 0),
+        ]
+        return SpaceInfo(None, 3 << 30, 1500, 0, 12 << 20, (3 << 30) + 1500, limits)
 
     def prune(self, *, dry_run: bool = False) -> PruneResult:
         self.asked.append(("prune", (), {"dry_run": dry_run}))
@@ -245,6 +250,8 @@ def test_df(command: Command) -> None:
         "branches        0 bytes  files of branches",
         "log              12 MiB  calls and their records",
         "reclaimable       3 GiB  of all this, 'fusebackend prune' frees",
+        "/ holds 4 KiB of 1 MiB (0.996 MiB left), 1 files and directories",
+        "/m/ holds 0 bytes, 9 of 8 files and directories (0 left)",
     ]
     assert command.json("df")["live"] is None
 

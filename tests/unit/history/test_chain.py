@@ -75,6 +75,17 @@ def test_an_untouched_history_is_as_it_was_written(history: HistoryFile, path: s
     again.close()
 
 
+def test_calls_whose_first_changes_come_in_another_order(history: HistoryFile) -> None:
+    """As of threads: a call has its number before its first change is added."""
+    numbers = [history.open_call("verb", f"call {each}", Actor()) for each in range(4)]
+    for number in (numbers[2], numbers[0], numbers[3], numbers[1]):
+        history.add(number, AgentPath(ROOT), "create", b"/a")
+    history.flush()
+    assert history.verify().problems == []
+    problems = tampered(history, "UPDATE calls SET title = 'another' WHERE number = ?", numbers[0])
+    assert problems == [f"call c{numbers[0]} was changed"]
+
+
 def test_calls_that_a_crash_interrupted(history: HistoryFile, tmp_path: Path) -> None:
     history.add(history.open_call("verb", "write", Actor()), ROOT, "create", b"/a")
     history.flush()

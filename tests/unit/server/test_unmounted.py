@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -308,3 +309,22 @@ main()
         timer.cancel()
         process.kill()
         process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("call", "number"),
+    [
+        (lambda files: files.read_range("/none", 0, 1), errno.ENOENT),
+        (lambda files: files.append("/mem", [b"x"]), errno.EISDIR),
+        (lambda files: files.make_directory("/mem/a/b"), errno.ENOENT),
+        (lambda files: files.remove_directory("/mem"), errno.EBUSY),
+        (lambda files: files.blame("/none"), errno.ENOENT),
+    ],
+    ids=["read_range", "append", "make_directory", "remove_directory", "blame"],
+)
+def test_an_error_has_the_path_that_it_is_about(files: Client, call: Callable[[Client], object], number: int) -> None:
+    with pytest.raises(OSError) as failure:
+        call(files)
+    assert failure.value.errno == number
+    assert str(failure.value.filename) in ("/none", "/mem", "/mem/a/b")
+    assert failure.value.filename in str(failure.value)

@@ -15,6 +15,7 @@ from services.postgres import Postgres
 from fusebackend.backends import PostgresBackend
 from fusebackend.backends.postgres import drafts
 from fusebackend.backends.postgres.volume import PostgresVolume
+from fusebackend.base import acl
 from fusebackend.databases import pipeline
 from fusebackend.protocol import RENAME_NOREPLACE, ROOT_NODE, Attr, AttrChanges, Caller
 
@@ -220,6 +221,31 @@ def test_agents_see_it_at_once(database: str) -> None:
             volume.write(node, 0, b"a needle")
             assert verb(f"/d/{number}") == answer
         assert volume.read(node, 0, 100) == b"a thread"
+
+
+def test_its_extended_attributes_are_seen_after_those_of_its_neighbours(one: PostgresVolume) -> None:
+    """One question asks for all files of a listing, and a draft's are not in the tables."""
+    stored = one.mknod(ROOT_NODE, b"stored", 0o100644, 0, ME).node
+    one.setxattr(stored, b"user.a", b"1")
+    node = create(one)
+    one._bare.changed(node)
+    one.readdir(ROOT_NODE, b"", 10)
+    one.setxattr(node, b"user.a", b"1")
+    assert one.listxattr(stored) == [b"user.a"]
+    assert one.listxattr(node) == [b"user.a"]
+
+
+def test_an_inherited_acl_is_that_of_the_draft(one: PostgresVolume, two: PostgresVolume) -> None:
+    acls = [(1, 6, 0xFFFFFFFF), (2, 6, 7), (4, 4, 0xFFFFFFFF), (16, 6, 0xFFFFFFFF), (32, 0, 0xFFFFFFFF)]
+    one.setxattr(ROOT_NODE, acl.DEFAULT, acl._packed(acls))
+    node = one.create(ROOT_NODE, b"file", 0o666, os.O_RDWR, Caller(1000, 1000, umask=0o077)).node
+    one.write(node, 0, b"draft")
+    one.setattr(node, AttrChanges(mode=0o640))
+    assert one.getattr(node).mode == 0o100640
+    one.flush(node)
+    assert acl.mode_of(two.getxattr(node, acl.ACCESS)) == (0o640, False)
+    assert two.getattr(node).mode == 0o100640
+    assert acl.mode_of(two.getxattr(two.mkdir(ROOT_NODE, b"d", 0o777, ME).node, acl.DEFAULT)) == (0o660, False)
 
 
 def test_it_is_in_a_snapshot(one: PostgresVolume) -> None:

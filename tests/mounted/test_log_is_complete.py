@@ -1,0 +1,394 @@
+"""The log has what ten actors at once have changed, each change once and by its actor; also where the server is killed.
+
+FUSEBACKEND_ACTORS_STEPS=20000 FUSEBACKEND_LOG_KILLS=200 pytest --tier all tests/mounted/test_log_is_complete.py
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mounts import Mounted, Serve
+from profiles import amount
+
+import fusebackend
+from fusebackend import Actor
+from fusebackend.control.client.client import Client
+from fusebackend.protocol import ChangeInfo
+
+pytestmark = [pytest.mark.mounted, pytest.mark.slow, pytest.mark.timeout(3600)]
+
+STEPS = amount("FUSEBACKEND_ACTORS_STEPS", dev=200, ci=600, soak=20_000)
+KILLS = amount("FUSEBACKEND_LOG_KILLS", dev=2, ci=6, soak=200)
+ACTORS = 10
+SHARED = [f"/shared/{number}" for number in range(4)]
+
+Changed = tuple[str, str, str | None]
+"""Of a record: what was changed, the path, and the new one."""
+
+PROGRAM = """
+import mmap, os, subprocess, sys
+
+def put(path, data, flags):
+    descriptor = os.open(path, flags, 0o644)
+    for part in (data[:3], data[3:]):
+        os.write(descriptor, part)
+    os.close(descriptor)
+
+def mapped(path):
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as view:
+        view[0] ^= 1
+        view.flush()
+
+def deep(path):
+    inner = f"echo deep > '{path}'"
+    subprocess.run(["sh", "-c", f'sh -c "{inner}" & wait'], check=True)
+
+WORK = {
+    "create": lambda path: put(path, b"created", os.O_WRONLY | os.O_CREAT | os.O_EXCL),
+    "append": lambda path: put(path, b"appended", os.O_WRONLY | os.O_APPEND),
+    "truncate": lambda path: os.truncate(path, os.stat(path).st_size + 5),
+    "map": mapped,
+    "deep": deep,
+    "rename": os.rename,
+    "link": os.link,
+    "remove": os.unlink,
+    "mkdir": os.mkdir,
+    "chmod": lambda path: os.chmod(path, os.stat(path).st_mode ^ 0o020),
+}
+for line in sys.stdin:
+    name, *paths = line.rstrip("\\n").split("\\t")
+    WORK[name](*paths)
+    print("done", flush=True)
+"""
+
+
+@dataclass
+class Author:
+    """One of the actors: it does one thing after another, each as a call of its own, and notes what it has done."""
+
+    name: str
+    files: Client
+    chance: random.Random
+    done: dict[str, list[Changed]] = field(default_factory=dict)
+    own: list[str] = field(default_factory=list)
+    linked: list[str] = field(default_factory=list)  # several names of a file: a record has one of them
+    made: int = 0
+
+    def new(self) -> str:
+        self.made += 1
+        return f"/{self.name}/{self.made}"
+
+    def step(self) -> None:
+        call = f"{self.name}-{len(self.done)}"
+        verb = self.chance.choice(["create", "create", "append", "shared", "rename", "remove", *self.more()])
+        path = self.chance.choice(self.own) if self.own else None
+        if path is None or verb == "create":
+            path = self.new()
+            self.do(call, "create", path)
+            self.own.append(path)
+            self.done[call] = [("create", path, None)]
+        elif verb == "rename":
+            new = self.new()
+            self.do(call, "rename", path, new)
+            self.own[self.own.index(path)] = new
+            self.done[call] = [("rename", path, new)]
+        elif verb == "remove":
+            self.do(call, "remove", path)
+            self.own.remove(path)
+            self.done[call] = [("remove", path, None)]
+        elif verb == "shared":
+            path = self.chance.choice(SHARED)
+            self.do(call, "append", path)
+            self.done[call] = [("content", path, None)]
+        else:
+            self.other(call, verb, path)
+
+    def more(self) -> list[str]:
+        return []
+
+    def other(self, call: str, verb: str, path: str) -> None:
+        self.do(call, verb, path)
+        self.done[call] = [("content", path, None)]
+
+    def do(self, call: str, verb: str, *paths: str) -> None:
+        raise NotImplementedError
+
+
+class Agent(Author):
+    """It changes files by verbs."""
+
+    def do(self, call: str, verb: str, *paths: str) -> None:
+        with fusebackend.acting(Actor(agent=self.name, call=call)):
+            if verb == "append":
+                self.files.append(paths[0], [b"more\n"])
+                return
+            answers: dict[str, Callable[[], Any]] = {
+                "create": lambda: self.files.write(paths[0], "created\n"),
+                "rename": lambda: self.files.move(*paths),
+                "remove": lambda: self.files.delete(paths[0]),
+            }
+            assert answers[verb]().error is None, (verb, paths)
+
+
+class Program(Author):
+    """It changes files by system calls, in a process of its own and, now and then, in its child's child."""
+
+    def __init__(self, name: str, files: Client, chance: random.Random) -> None:
+        super().__init__(name, files, chance)
+        words = [sys.executable, "-c", PROGRAM]
+        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def more(self) -> list[str]:
+        return ["truncate", "map", "deep", "link", "mkdir", "chmod"]
+
+    def other(self, call: str, verb: str, path: str) -> None:
+        if verb in ("append", "truncate", "map"):
+            super().other(call, verb, path)
+        elif verb == "chmod":
+            self.do(call, verb, path)
+            self.done[call] = [("attributes", path, None)]
+        else:
+            new = self.new()
+            self.do(call, verb, *([path, new] if verb == "link" else [new]))
+            self.done[call] = [("create", new, None)]
+            if verb == "link":
+                self.own.remove(path)
+                self.linked.append(path)
+            (self.own if verb == "deep" else self.linked).append(new)
+
+    def do(self, call: str, verb: str, *paths: str) -> None:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.files.begin_call(verb, pid=self.process.pid, id=call, agent=self.name)
+        try:
+            self.process.stdin.write("\t".join([verb, *(self.files.mountpoint + path for path in paths)]) + "\n")
+            self.process.stdin.flush()
+            assert self.process.stdout.readline() == "done\n", (verb, paths)
+        finally:
+            self.files.end_call(call)
+
+
+def records(files: Client, after: int = 0) -> Iterator[ChangeInfo]:
+    """The log after a record, in its order."""
+    while page := files.changes(after=after):
+        yield from page
+        after = page[-1].number
+
+
+def calls(files: Client) -> dict[str, Actor]:
+    """The actors of all calls by the calls' names."""
+    found: dict[str, Actor] = {}
+    before = None
+    while page := files.log(before=before):
+        found |= {each.call: each.actor for each in page}
+        before = page[-1].call
+    return found
+
+
+def replayed(changes: list[ChangeInfo], before: Iterable[str] = ()) -> set[str]:
+    """The paths that there are after these changes of a tree. Fails where one can't follow on those before."""
+    there = set(before)
+    for each in changes:
+        if each.change == "create":
+            assert each.path not in there, each
+            there.add(each.path)
+        elif each.change == "remove":
+            there.remove(each.path)
+        elif each.change == "rename":
+            assert each.to_path is not None
+            inside = {path for path in there if path == each.path or path.startswith(each.path + "/")}
+            assert inside, each
+            there = there - inside | {each.to_path + path[len(each.path) :] for path in inside}
+        else:
+            assert each.path in there, each
+    return there
+
+
+def tree(mount: Path) -> set[str]:
+    return {str(Path("/", each.relative_to(mount))) for each in mount.rglob("*")}
+
+
+@contextlib.contextmanager
+def authors(servers: list[Mounted], seed: int) -> Iterator[list[Author]]:
+    with contextlib.ExitStack() as ends:
+        found: list[Author] = []
+        for number in range(ACTORS):
+            files = ends.enter_context(fusebackend.connect(servers[number // 2 % len(servers)].path))
+            kind = Agent if number % 2 else Program
+            found.append(kind(f"{kind.__name__.lower()}{number}", files, random.Random(seed * ACTORS + number)))
+            files.make_directory(f"/{found[-1].name}")
+        try:
+            yield found
+        finally:
+            for each in found:
+                if isinstance(each, Program):
+                    assert each.process.stdin is not None and each.process.stdout is not None
+                    each.process.stdin.close()
+                    each.process.wait(60)
+                    each.process.stdout.close()
+
+
+def at_once(everybody: list[Author], steps: int) -> None:
+    failures: list[BaseException] = []
+
+    def work(author: Author) -> None:
+        try:
+            for _ in range(steps):
+                author.step()
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=work, args=(each,)) for each in everybody]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.services)])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Before `serve`: it goes after the server."""
+    if request.param == "sqlite":
+        return f"sqlite:{tmp_path}/volume.db"
+    return f"postgres:{request.getfixturevalue('postgres_dsn')}?volume=v"
+
+
+def test_ten_actors(url: str, serve: Serve) -> None:
+    """On two hosts over `postgres:`, each of which has the log of its own changes."""
+    servers = [serve(url, options=["history=on"]) for _ in range(1 if url.startswith("sqlite") else 2)]
+    with fusebackend.connect(servers[0].path) as files:
+        assert [each.error for each in files.upload_files([(path, b"") for path in SHARED])] == [None] * len(SHARED)
+    with authors(servers, seed=7) as everybody:
+        at_once(everybody, STEPS // ACTORS)
+        found: dict[str, list[Changed]] = {}
+        everything: list[ChangeInfo] = []
+        for server in servers:
+            with fusebackend.connect(server.path) as files:
+                actors, own = calls(files), list(records(files))
+                problems = files.verify_log().problems
+                assert problems == [], problems[:20]
+            everything += own
+            for each in own:
+                actor = actors[each.call]
+                if actor.call:
+                    assert actor.call.startswith(f"{actor.agent}-"), actor
+                    changes = found.setdefault(actor.call, [])
+                    changed = each.change, each.path, each.to_path
+                    if changed not in changes or each.path not in SHARED:  # once more after another call's change
+                        changes.append(changed)
+        done = {call: changes for each in everybody for call, changes in each.done.items()}
+        assert sum(map(len, done.values())) == STEPS // ACTORS * ACTORS
+        wrong = {call: (changes, found.get(call)) for call, changes in done.items() if found.get(call) != changes}
+        assert wrong == {}, f"{len(wrong)} calls, the first of {len(done)}: {dict(list(wrong.items())[:5])}"
+        assert found.keys() == done.keys()
+        there = tree(servers[0].path)
+        assert there == {*SHARED, "/shared", *(f"/{each.name}" for each in everybody)}.union(
+            *(each.own + each.linked for each in everybody)
+        )
+        if len(servers) == 1:
+            assert replayed(everything) == there
+
+
+# -- kills -------------------------------------------------------------------------------------------------------------
+
+WRITER = """
+import os, random, sys
+home, call, chance = sys.argv[1], sys.argv[2], random.Random(sys.argv[2])
+sys.stdin.readline()
+for number in range(10_000):
+    path = f"{home}/{chance.randrange(60)}"
+    try:
+        what = chance.randrange(4)
+        if what == 0:
+            os.rename(path, f"{home}/{chance.randrange(60)}")
+        elif what == 1:
+            os.unlink(path)
+        else:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+            os.write(descriptor, call.encode())
+            os.fsync(descriptor)
+            os.close(descriptor)
+    except FileNotFoundError:
+        continue
+    except OSError:
+        break
+"""
+
+
+def test_a_kill_leaves_no_durable_change_without_its_record(
+    url: str, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After each kill the log explains the tree: its names are those of the records, and each file has bytes of a call
+    that has a record of that file. On `postgres:` of what was changed a second before."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    chance = random.Random(11)
+    server = serve(url, at="mnt", options=["history=on"])
+    (server.path / "home").mkdir()
+    everything: list[ChangeInfo] = []
+    replay: set[str] = set()
+    for number in range(KILLS):
+        with fusebackend.connect(server.path) as files:
+            writers = []
+            for writer in range(2):
+                call = f"{uuid.uuid4().hex}-{writer}"
+                words = [sys.executable, "-c", WRITER, str(server.path / "home"), call]
+                process = subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                files.begin_call("write", pid=process.pid, id=call, agent=f"writer{writer}")
+                writers.append(process)
+        for process in writers:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            writers[0].wait(chance.uniform(0.05, 0.6))
+        if url.startswith("postgres"):  # a commit is there at once, and its record within 0.1 s
+            for process in writers:
+                process.send_signal(signal.SIGSTOP)
+            time.sleep(1)
+        server.kill()
+        for process in writers:
+            process.send_signal(signal.SIGCONT)
+            _, said = process.communicate(timeout=60)
+            assert process.returncode == 0, said
+        server = serve(url, at="mnt", options=["history=on"])
+        with fusebackend.connect(server.path) as files:
+            new = list(records(files, everything[-1].number if everything else 0))
+            everything += new
+            replay = replayed(new, replay)
+            actors, there = calls(files), tree(server.path)
+            wrong = sorted(there ^ replay)[:5]
+            told = [each for each in everything if each.path in wrong or each.to_path in wrong]
+            assert wrong == [], (
+                f"kill {number}: {wrong} of {len(there)} differ, {len(there - replay)} unrecorded: {told}"
+            )
+            for each in (server.path / "home").iterdir():
+                call = each.read_text()
+                assert not call or wrote(everything, actors, call, f"/home/{each.name}"), (number, each.name, call)
+    with fusebackend.connect(server.path) as files:
+        assert [each.number for each in records(files)] == [each.number for each in everything]
+        problems = files.verify_log().problems
+        assert problems == [], problems[:20]
+    assert len(everything) > 5 * KILLS
+
+
+def wrote(changes: list[ChangeInfo], actors: dict[str, Actor], call: str, path: str) -> bool:
+    """Whether a call has a record of a file that has this path now."""
+    for each in reversed(changes):
+        if each.change == "rename" and each.to_path == path:
+            path = each.path
+        elif each.path == path and actors[each.call].call == call and each.change in ("create", "content"):
+            return True
+    return False
