@@ -23,6 +23,7 @@ from fusebackend.base.paths import ROOT, AgentPath, to_text
 from fusebackend.base.stamps import TICK_NS
 from fusebackend.protocol import NAME_MAX_BYTES, BranchInfo, SnapshotVolume, Volume
 from fusebackend.trees.base_tree import BaseTree
+from fusebackend.trees.branch_calls import Authors
 from fusebackend.trees.branch_volume import BranchRoute, BranchVolume, read_routes
 from fusebackend.trees.composed import Places
 from fusebackend.trees.lower_tree import LowerTree
@@ -95,8 +96,8 @@ class Branches:
         self._open: dict[str, BranchVolume] = {}
         self._broken: dict[str, str] = {}
         self._needs: dict[str, frozenset[str]] = {}  # branch → the snapshots below it
-        self.author: Callable[[], str] | None = None
-        """Returns a word for the actor of a change; see `BranchVolume.author`."""
+        self.authors: Authors | None = None
+        """Know whose changes are made; see `BranchVolume.authors`."""
         self.past: Past | None = None
         """Knows states before the present; None while nothing does."""
         self.compare: Callable[[str], tuple[int, int]] | None = None
@@ -197,7 +198,7 @@ class Branches:
         except BaseException:
             volume.close()
             raise
-        volume.author = self.author
+        volume.authors = self.authors
         self._open[name] = volume
 
     # -- changes -----------------------------------------------------------------------------------------------
