@@ -177,8 +177,8 @@ class _Asked(NamedTuple):
 
     def calls(self) -> list[CallInfo]:
         """Return the calls, the newest first."""
-        asked = {"by": self.by, "since": self.since_ns, "paths": self.paths, "limit": self.limit}
-        return self.files.log(**asked, branch=self.branch)
+        by, since, paths = self.by, self.since_ns, self.paths
+        return self.files.log(by=by, since=since, paths=paths, limit=self.limit, branch=self.branch)
 
     def is_by(self, actor: Actor) -> bool:
         """Return True for an actor whose calls are asked for, as `Filter.by` has it."""

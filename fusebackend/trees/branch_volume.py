@@ -367,7 +367,7 @@ class BranchVolume(SqliteVolume):
                 return self._moved(below)
             last = "SELECT parent, name FROM branch_change WHERE node = ? AND parent ORDER BY number DESC LIMIT 1"
             found = self._db.execute(last, (node,)).fetchone()
-        return b"" if found is None else self._joined(*found, seen)
+        return b"" if found is None else self._joined(*found, seen=seen)
 
     def _moved(self, path: bytes) -> bytes:
         """Return where a path of the lower tree is in the branch: a directory above it may have another name."""
@@ -378,8 +378,16 @@ class BranchVolume(SqliteVolume):
             except OSError:
                 return path
             found = self._db.execute("SELECT parent, name FROM dentry WHERE node = ?", (number,)).fetchone()
-            at = join(at, name) if found is None else self._joined(*found, frozenset({number}))
+            at = join(at, name) if found is None else self._joined(*found, seen=frozenset({number}))
         return join(at, names[-1])
+
+    def keep_bytes(self, node: int) -> None:
+        """Copy the bytes of a live file up, if they are those of below, as a change of one would: a merge may replace
+        the file that they are read from. The copy is durable with the next `sync`."""
+        with self.lock:
+            inode = self._inode(node)
+            if stat.S_ISREG(inode.mode) and not self.has_own_bytes(node) and self.lower.is_live(node):
+                self._own_bytes(inode)
 
     def keeps_bytes_of(self, path: str) -> bool:
         """Return True if it has bytes of live files at or below a path of the lower tree, as they were."""

@@ -43,6 +43,7 @@ from fusebackend.protocol import (
     SnapshotVolume,
     Volume,
 )
+from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.merge.plan import PARKED, Conflict, Plan, Step
 from fusebackend.trees.merge.records import MergeRecords
 from fusebackend.trees.tree import split as split_path
@@ -154,6 +155,7 @@ class Merge:
         recording: encloses the changes of a plan, and yields what records them.
         follow: called with a number of its own for each merge, and with the old and the new path of everything that was
             renamed in main, in order: the branch may know files by their paths. Called again after a kill.
+        before: called with a plan, before the first change of main.
     """
 
     def __init__(
@@ -165,7 +167,9 @@ class Merge:
         written: Callable[[], Collection[tuple[AgentPath, int]]] = tuple,
         recording: Callable[[], AbstractContextManager[MergeRecords]] = _unrecorded,
         follow: Callable[[int, Sequence[tuple[bytes, bytes]]], None] = lambda number, moves: None,
+        before: Callable[[Plan], None] = lambda plan: None,
     ) -> None:
+        self._before = before
         self._follow = follow
         self._branch = branch
         self._volumes = volumes
@@ -197,6 +201,7 @@ class Merge:
                 return outcome
             if not plan.steps:
                 break
+            self._before(plan)
             try:
                 with self._recording() as records:
                     self._make(plan, done, partly, records)
@@ -720,6 +725,16 @@ class _AtOnce(_Steps):
     def _swap_back(self, changes: Changes, staged: bytes, parent: int, name: bytes, flags: int) -> None:
         self.volume.rename(parent, name, self.route.staging(), staged, flags)
         changes += [Change(node=parent), Change(parent=parent, name=name)]
+
+
+def keep_sources(branch: BranchVolume, plan: Plan) -> None:
+    """Copy up the bytes of the branch's files that it reads from live routes, and that steps of a plan are made of. Else
+    a step reads what an earlier one has put there, as where files have changed places (`mv a t; mv b a; mv t b`), and
+    so would the same merge once more after a kill."""
+    nodes = {step.item.node for step in plan.steps if step.word in ("make", "replace") and step.item is not None}
+    for node in sorted(nodes - {0}):
+        branch.keep_bytes(node)
+    branch.sync()
 
 
 def paths_of(steps: Iterable[Step]) -> Iterator[AgentPath]:
