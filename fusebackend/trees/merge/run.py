@@ -266,7 +266,9 @@ class Merge:
         for prefix in lines[0]["routes"]:
             if prefix in self._volumes:
                 route = self._route(AgentPath(prefix))
-                moves += route.bring_back(_made(route, [line for line in lines if line.get("prefix") == prefix]))
+                noted = [line for line in lines if line.get("prefix") == prefix]
+                finals = {line["moves"][0][1]: os.fsencode(line["final"]) for line in noted if "final" in line}
+                moves += route.bring_back(_made(route, noted), finals)
                 route.clear()
         if moves:
             self._follow(lines[0]["id"], moves)
@@ -371,8 +373,18 @@ class _Route:
             with contextlib.suppress(*spared):
                 self.volume.setattr(ROOT_NODE, AttrChanges(mtime_ns=before_ns))
 
-    def bring_back(self, moves: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-        """Give parked files their names again, or those that they were to get; returns all renames."""
+    def bring_back(
+        self, moves: Sequence[tuple[bytes, bytes]], finals: Mapping[str, bytes]
+    ) -> list[tuple[bytes, bytes]]:
+        """Give parked files their names again or, where a later step has put something there, those that they were to
+        get; returns all renames.
+
+        Args:
+            finals: those names, by the parked ones.
+
+        Raises:
+            OSError: one can't be brought back; its text names the file and the place. The same merge tries again.
+        """
         made = list(moves)
         for old, parked in moves:
             if not parked.startswith(PARKED) or any(each == parked for each, _ in moves):
@@ -381,10 +393,18 @@ class _Route:
                 attr = self.find(parked)
                 if attr is None:
                     continue
-                there, here = self.place(parked), self.place(old)
-                self.volume.rename(*there, *here, RENAME_NOREPLACE)
-                changes += [Change(node=here[0]), Change(attr.node, *here, "created", self.inner(old))]
-                made.append((parked, old))
+                final = finals.get(os.fsdecode(parked), old)
+                to_path = final if self.has(old) else old
+                there = self.place(parked)
+                try:
+                    here = self.place(to_path)
+                    self.volume.rename(*there, *here, RENAME_NOREPLACE)
+                except OSError as error:
+                    at = f"/{to_text(self.staging_name)}/{to_text(there[1])}"
+                    why = f"'{self.shown(to_path)}' is at '{at}', and can't be brought back: {error.strerror}"
+                    raise OSError(error.errno, f"{why}; merge again when it can be") from error
+                changes += [Change(node=here[0]), Change(attr.node, *here, "created", self.inner(to_path))]
+                made.append((parked, to_path))
         self.forget()
         return made
 
@@ -495,12 +515,14 @@ class _Steps:
         if is_dir:
             self.route.forget()
         # A parked file gets its record here: in reverse, an undo then finds its old place free.
-        parked = PARKED + step.to_path
-        final = (
-            step.to_path if step.word == "move" else next(each.to_path for each in self.steps if each.path == parked)
-        )
+        final = step.to_path if step.word == "move" else self.final(step)
         if not step.path.startswith(PARKED):
             self.records.renamed(self.route.prefix, self.recorded(step.path), self.recorded(final), node)
+
+    def final(self, step: Step) -> bytes:
+        """Return the path that a parked file gets in the end."""
+        parked = PARKED + step.to_path
+        return next(each.to_path for each in self.steps if each.path == parked)
 
     def _inner(self, path: bytes) -> str:
         if path.startswith(PARKED):
@@ -532,7 +554,10 @@ class _OneByOne(_Steps):
         for index, step in enumerate(self.steps):
             old, new = _ends(step)
             if new:
-                self._journal.note({"moves": [[os.fsdecode(old), os.fsdecode(new)]], "prefix": self.route.prefix})
+                line: dict[str, Any] = {"moves": [[os.fsdecode(old), os.fsdecode(new)]], "prefix": self.route.prefix}
+                if step.word == "park":
+                    line["final"] = os.fsdecode(self.final(step))
+                self._journal.note(line)
             self._run(step, b"%d" % index)
             self._done.append(step)
         self.route.clear()
