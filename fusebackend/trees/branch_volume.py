@@ -367,7 +367,7 @@ class BranchVolume(SqliteVolume):
                 return self._moved(below)
             last = "SELECT parent, name FROM branch_change WHERE node = ? AND parent ORDER BY number DESC LIMIT 1"
             found = self._db.execute(last, (node,)).fetchone()
-        return b"" if found is None else self._joined(*found, seen=seen)
+        return b"" if found is None else self._joined(found[0], found[1], seen)
 
     def _moved(self, path: bytes) -> bytes:
         """Return where a path of the lower tree is in the branch: a directory above it may have another name."""
@@ -378,7 +378,7 @@ class BranchVolume(SqliteVolume):
             except OSError:
                 return path
             found = self._db.execute("SELECT parent, name FROM dentry WHERE node = ?", (number,)).fetchone()
-            at = join(at, name) if found is None else self._joined(*found, seen=frozenset({number}))
+            at = join(at, name) if found is None else self._joined(found[0], found[1], frozenset({number}))
         return join(at, names[-1])
 
     def keep_bytes(self, node: int) -> None:

@@ -753,9 +753,9 @@ class _AtOnce(_Steps):
 
 
 def keep_sources(branch: BranchVolume, plan: Plan) -> None:
-    """Copy up the bytes of the branch's files that it reads from live routes, and that steps of a plan are made of. Else
-    a step reads what an earlier one has put there, as where files have changed places (`mv a t; mv b a; mv t b`), and
-    so would the same merge once more after a kill."""
+    """Copy up the bytes that steps of a plan are made of and that the branch reads from live routes. Else a step reads
+    what an earlier one has put there, as where files have changed places (`mv a t; mv b a; mv t b`), and so would the
+    same merge once more after a kill."""
     nodes = {step.item.node for step in plan.steps if step.word in ("make", "replace") and step.item is not None}
     for node in sorted(nodes - {0}):
         branch.keep_bytes(node)
