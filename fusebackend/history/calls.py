@@ -128,6 +128,8 @@ class Calls:
         self._named: dict[tuple[int, int], list[OpenCall]] = {}  # (pid, began) → calls named for it, the newest last
         self._found: dict[tuple[int, int], OpenCall | None] = {}  # process → the named call it belongs to, cached
         self._late: list[OpenCall] = []  # with a first change after their end
+        self.opened = threading.Event()
+        """Set while there may be calls for `end_quiet`."""
 
     # -- which call ------------------------------------------------------------------------------------------------
 
@@ -306,6 +308,7 @@ class Calls:
             with self._guard:
                 if call.number == 0:
                     call.number = self._history.open_call(call.kind, call.title, call.actor, call.undoes)
+                    self.opened.set()
                     if call.ended:
                         self._late.append(call)
         return call.number
@@ -348,6 +351,8 @@ class Calls:
                     if not call.users and (now_s - call.last_s > QUIET_S or is_long or is_large):
                         del table[key]  # type: ignore[arg-type]
                         over.append(call)
+            if not self._sessions and not self._tools:
+                self.opened.clear()
         for call in over:
             self.end(call)
 

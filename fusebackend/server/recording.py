@@ -38,7 +38,7 @@ KEPT_S: Final = 24 * 3600
 """Calls, their records and bytes are kept for so long after the call's end."""
 
 LOOK_S: Final = 0.5
-"""How often quiet calls are looked for."""
+"""How often quiet calls are looked for, while there are calls."""
 
 CLEAN_S: Final = 60.0
 """How often old ones are deleted."""
@@ -142,6 +142,7 @@ class Recording:
         if self._ending.is_set():
             return
         self._ending.set()
+        self.calls.opened.set()
         self._thread.join()
         for route in self._filesystem.tree.routes:
             if isinstance(route.volume, SnapshotVolume):
@@ -170,7 +171,10 @@ class Recording:
 
     def _run(self) -> None:
         clean_at_s = time.monotonic() + CLEAN_S
-        while not self._ending.wait(LOOK_S):
+        while True:
+            self.calls.opened.wait(CLEAN_S)
+            if self._ending.wait(LOOK_S):
+                return
             try:
                 self.calls.end_quiet()
                 if time.monotonic() >= clean_at_s:

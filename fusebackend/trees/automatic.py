@@ -40,6 +40,9 @@ MAX_SHARE: Final = 0.10
 FREE_SHARE: Final = 0.05
 """With less of the disk free, the oldest go as well."""
 
+CLEAN_S: Final = 600.0
+"""How often old ones are looked for while nothing changes. A mount without users asks its volumes nothing."""
+
 GONE_AT_ONCE: Final = 0.25
 """The share of the automatic snapshots that goes at one look when the bytes are too many: how many bytes that frees is
 known later."""
@@ -131,11 +134,13 @@ class AutomaticSnapshots:
         if self._monotonic_s() >= self._due_s:
             self.take_if_changed()
 
-    def take_if_changed(self) -> None:
-        """Take a snapshot unless nothing has changed since the newest one. A failure is logged, once in a row."""
+    def take_if_changed(self) -> bool:
+        """Take a snapshot unless nothing has changed since the newest one. A failure is logged, once in a row.
+
+        Returns whether it was tried."""
         with self._taking:
             if self._monotonic_s() < self._due_s or not any(volume.is_changed for volume in self._volumes()):
-                return
+                return False
             self._due_s = self._monotonic_s() + EVERY_S
             try:
                 self._snapshots.take(name_at(self._time_ns()), durably=False)
@@ -145,13 +150,18 @@ class AutomaticSnapshots:
                 self._failing = True
             else:
                 self._failing = False
+            return True
 
     def _run(self) -> None:
+        clean_at_s = 0.0
         while not self._ending.wait(EVERY_S):
             try:
-                self.take_if_changed()
-                self.clean()
-            except Exception:  # the next one may work
+                if self.take_if_changed() or self._monotonic_s() >= clean_at_s:
+                    self.clean()
+                    clean_at_s = self._monotonic_s() + CLEAN_S
+            except OSError as error:  # of a server that is away, say; the next one may work
+                log.warning("automatic snapshots can't be kept up now: %s", error.strerror or error)
+            except Exception:
                 log.exception("automatic snapshots can't be kept up")
 
     def clean(self) -> None:

@@ -6,7 +6,8 @@ transaction.py statements.py   one change, and the SQL
 schema.py                 the tables
 snapshots.py old_rows.py  snapshots, and the rows that they have and the volume has no more
 guesses.py                what a change will find, most likely: it is one round trip then
-known_inodes.py           rows and bytes that were read a moment ago, for what is asked next
+known_inodes.py           rows, names and bytes that were read or committed, for what is asked next
+lease.py                  while there is no other host, these are answers
 drafts.py                 files that are new and not closed yet, stored at their close
 unsynced.py               what a crash of the server may take, until an `fsync`
 host_session.py uses.py   this process among those that have the volume open, and the nodes it uses

@@ -74,7 +74,7 @@ class PostgresBackend(VolumeBackend):
             )
         super().__init__(kept, on_exists=on_exists)
         try:
-            self.search = Search(kept, kept.connections, kept.id)
+            self.search = Search(kept, kept.connections, kept.id, lambda: kept.leads)
             kept.on_change(self.search.stir)
         except BaseException:
             kept.close()

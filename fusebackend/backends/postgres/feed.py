@@ -43,9 +43,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
+from fusebackend.backends.postgres import lease
+from fusebackend.backends.postgres.lease import Lease
 from fusebackend.backends.postgres.pg_snapshot import PgSnapshot
 from fusebackend.backends.postgres.schema import keep_changes
 from fusebackend.backends.postgres.statements import ALWAYS
@@ -171,6 +174,7 @@ SELECT k.incarnation || ' ' || pg_postmaster_start_time(),
 FROM fusebackend.change_kept k LEFT JOIN fusebackend.session s ON s.volume = $1 AND s.id <> $2 WHERE k.volume = $1
 GROUP BY k.incarnation
 """,
+    *lease.PREPARE,
 )
 
 
@@ -259,11 +263,14 @@ class _Ages:
         self._read_at = read_at
         self._ages_s = ages_s
 
-    def tell(self, on_delay: Callable[[float], None] | None) -> None:
-        if on_delay is not None:
-            waited_s = time.monotonic() - self._read_at
-            for age_s in self._ages_s:
-                on_delay(max(0.0, age_s) + waited_s)
+    def tell(self, on_delay: Callable[[float], None]) -> None:
+        waited_s = time.monotonic() - self._read_at
+        for age_s in self._ages_s:
+            on_delay(max(0.0, age_s) + waited_s)
+
+
+_Published: TypeAlias = bool | Sequence[Change] | Callable[[], object]
+"""Whether there is a feed, changes, or what is to be called after those before it."""
 
 
 class VolumeFeed:
@@ -282,7 +289,9 @@ class VolumeFeed:
         stir: is called after each change of the volume, by any session.
         on_delay: is called for each change of another session, after it was told of here, with the seconds since its
             transaction began, by the server's clock.
-        has_duties: whether this session looks after dead ones, and after nodes without a name.
+        leads: whether this session is among the first `WATCHERS`, which do what one of all has to do.
+        has_duties: whether it looks after dead ones, and after nodes without a name.
+        lease: held while there is no other session.
     """
 
     def __init__(self, volume_id: int) -> None:
@@ -290,9 +299,11 @@ class VolumeFeed:
         self.session = 0
         self.wake: Callable[[], None] = lambda: None
         self.stir: Callable[[], None] = lambda: None
+        self.lease = Lease(volume_id, lambda: self.wake())
+        self._lost_at = 0.0
         self._volume = volume_id
         self.on_delay: Callable[[float], None] | None = None
-        self._published: queue.Queue[bool | Sequence[Change] | _Ages | None] = queue.Queue()  # None ends the thread
+        self._published: queue.Queue[_Published | None] = queue.Queue()  # None ends the thread
         self._publisher: threading.Thread | None = None
         self._guard = threading.Lock()
         self._pending: dict[str, int] = {}  # payloads since the last wake-up, and the last transaction with each
@@ -300,7 +311,7 @@ class VolumeFeed:
         self._called = False  # a wake-up has come
         self._overflown = False  # changes were dropped, and a `Change()` follows
         self._is_back = False  # the connection is new, and the position of an earlier one
-        self.has_duties = True
+        self.leads = self.has_duties = True
         self._others = 1  # other sessions, as far as is known
         self._watches = True
         self._position = NOTHING
@@ -371,6 +382,11 @@ class VolumeFeed:
         """The session in payloads."""
         return f"+{self.session}"
 
+    @property
+    def lost_s(self) -> float:
+        """How long there has been no feed."""
+        return 0.0 if self.live else time.monotonic() - self._lost_at
+
     # -- the connection's thread -------------------------------------------------------------------------------
 
     def heard(self, payload: str) -> None:
@@ -378,6 +394,7 @@ class VolumeFeed:
         if word in ("wake", "hello"):
             session, _, seen = rest.partition(" ")
             if session != str(self.session):
+                self.lease.end()
                 self._called = True
                 self._others = max(1, self._others)
                 if word == "hello":
@@ -385,6 +402,7 @@ class VolumeFeed:
                 if seen:
                     self._spoken_for(PgSnapshot.parse(seen))
         elif not word.startswith("+"):
+            self.lease.end()
             self._others = max(1, self._others)
             self._publish(decode([payload]))
 
@@ -398,6 +416,8 @@ class VolumeFeed:
     def lost(self, error: BaseException) -> None:
         words = " ".join(str(error).split())
         log.warning("what other hosts change in the volume is not told until the connection is back: %s", words)
+        self.lease.lost()
+        self._lost_at = time.monotonic()
         self.live = False
         self._put(False)
         self._publish([Change()])
@@ -411,6 +431,7 @@ class VolumeFeed:
         """Send the wake-up and read the rows that are due. Returns the seconds until the next is."""
         if self._is_back:
             self._return(ask)
+        self._turn_lease(ask)
         if self._pending and time.monotonic() >= self._tell_at:
             self._tell(ask)
         if time.monotonic() >= self._look_at:
@@ -419,6 +440,13 @@ class VolumeFeed:
                 self._survey(ask)
         due_at = min(self._look_at, self._tell_at) if self._pending else self._look_at
         return due_at - time.monotonic()
+
+    def _turn_lease(self, ask: Ask) -> None:
+        if not self.lease.is_alone:
+            self.lease.give_back(ask)
+        elif self.lease.take(self.session, ask):
+            self._look(ask)
+            self._put(self.lease.beginning())
 
     @property
     def _pause_s(self) -> float:
@@ -456,8 +484,10 @@ class VolumeFeed:
         running = "{" + ",".join(map(str, before.running)) + "}"
         after = before.xmax if before is not NOTHING else NO_XID
         words = (str(self._volume), str(after), running, str(self.session))
+        sent_at = time.monotonic()
         result = ask(b"fusebackend_look", [word.encode() for word in words])
         self._looked_at = time.monotonic()
+        self.lease.answered(sent_at)
         now = PgSnapshot.parse((result.get_value(0, 0) or b"").decode())
         floor = (result.get_value(0, 1) or b"").decode()
         self._position = now
@@ -478,7 +508,8 @@ class VolumeFeed:
             self._publish(decode(payloads))
         if payloads and self.on_delay is not None:
             ages = [result.get_value(number, 3) for number in range(result.ntuples)]
-            self._put(_Ages(self._looked_at, [float(age) for age in ages if age is not None]))
+            read = _Ages(self._looked_at, [float(age) for age in ages if age is not None])
+            self._put(partial(read.tell, self.on_delay))
         if payloads and not called and self._watches:
             self.announce(payloads)
 
@@ -488,7 +519,9 @@ class VolumeFeed:
         self._surveyed_at = time.monotonic()
         server, *counts, nameless = ((result.get_value(0, column) or b"").decode() for column in range(6))
         joined, older, self._others, before = map(int, counts)
-        self._watches = bool(self._others) and before < WATCHERS
+        self.lease.is_alone = not self._others
+        self.leads = before < WATCHERS
+        self._watches = bool(self._others) and self.leads
         self.has_duties = self._watches or nameless == "t"
         self._joined = -1 if older else joined
         return server
@@ -515,7 +548,7 @@ class VolumeFeed:
             self._overflown = True
             self._put([Change()])
 
-    def _put(self, item: bool | Sequence[Change] | _Ages) -> None:
+    def _put(self, item: _Published) -> None:
         if self._publisher is not None:
             self._published.put(item)
 
@@ -526,10 +559,10 @@ class VolumeFeed:
             try:
                 if isinstance(item, bool):
                     became(item)
-                elif isinstance(item, _Ages):
-                    item.tell(self.on_delay)
-                else:
+                elif isinstance(item, Sequence):
                     changed(item)
+                else:
+                    item()
             except Exception:  # later changes must still be announced
                 log.exception("could not tell of %r", item[:3] if isinstance(item, Sequence) else item)
             self._published.task_done()

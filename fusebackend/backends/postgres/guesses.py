@@ -71,6 +71,10 @@ class Guesses:
             if row is not None and atime_ns is not None:
                 self._rows[node] = (*row[:_ATIME], atime_ns, *row[_ATIME + 1 :])
 
+    def __contains__(self, name: Name) -> bool:
+        """Whether the row is here to which a name leads."""
+        return self._names.get(name) in self._rows
+
     def is_there(self, name: Name) -> bool:
         """Whether a name leads somewhere, most likely."""
         return self._names.get(name) is not None

@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from fusebackend.backends.postgres import old_rows, statements
 from fusebackend.backends.postgres.feed import VolumeFeed, hello
-from fusebackend.backends.postgres.schema import NODES_AT_ONCE, REAP_LOCK, SESSION_LOCK, VERSION
+from fusebackend.backends.postgres.schema import LEASE_LOCK, NODES_AT_ONCE, REAP_LOCK, SESSION_LOCK, VERSION
 from fusebackend.backends.postgres.uses import Uses
+from fusebackend.base.waiting import will_wait
 from fusebackend.databases.listener import Ask, Listener
 from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, rollback, send, share
 from fusebackend.databases.postgres import Connections, translate_errors, when_free
@@ -62,6 +63,9 @@ SETTINGS = {
 GRACE_S = 60.0
 """How long a node without a name is kept for other hosts that may have it open; and how long a host that has lost its
 connection has to come back."""
+
+REJOIN_S: Final = 20.0
+"""A session without a connection for so long may be taken for dead soon."""
 
 PERIOD_S = 10.0
 """How often the thread frees nodes, and checks its connection."""
@@ -190,6 +194,18 @@ class Session:
     def announce(self, payloads: Sequence[str], xid: int) -> None:
         """Send other hosts a wake-up for these payloads, which this transaction of the session has added."""
         self._feed.announce(payloads, xid)
+
+    def rejoin(self, connection: Connection[Any]) -> None:
+        """Add the session again before a change, if it has been without its connection, and was removed as a dead one.
+
+        Another one may have the lease, which this change would break.
+        """
+        if self._feed.lost_s < REJOIN_S:
+            return
+        if not _ask(connection, "SELECT true FROM fusebackend.session WHERE id = %s", (self.id,)):
+            self._add(connection)
+            send(connection, [hello(self._volume, self.id)])
+            self._wait_for_lease(connection)
 
     # -- nodes without a name ----------------------------------------------------------------------------------
 
@@ -342,8 +358,13 @@ class Session:
 
         Changes of other hosts wait meanwhile: it must be short.
         """
+        will_wait()
         with translate_errors():
             return self._host.run(work)
+
+    def query(self, query: str, parameters: Sequence[object]) -> Rows:
+        """The rows of one short statement."""
+        return self.run(lambda connection: send(connection, [(query, parameters)])[0])
 
     def prepare(self, connection: Connection[Any]) -> None:
         """Set up a new connection. A replacement takes over the lock of the lost one; uses are registered anew."""
@@ -352,11 +373,7 @@ class Session:
             send(connection, [(_CUT_OFF, (SESSION_LOCK, self.id)), (_CLAIM, (SESSION_LOCK, self.id))])
         with _transaction(connection):
             if self.id:
-                query = (
-                    "INSERT INTO fusebackend.session (volume, id, host, pid, version) VALUES (%s, %s, %s, %s, %s)"
-                    " ON CONFLICT (id) DO UPDATE SET missing_since = NULL"
-                )
-                _ask(connection, query, (self._volume, self.id, socket.gethostname(), os.getpid(), VERSION))
+                self._add(connection)
             else:
                 query = (
                     "INSERT INTO fusebackend.session (volume, host, pid, version) VALUES (%s, %s, %s, %s) RETURNING id"
@@ -368,9 +385,29 @@ class Session:
             _ask(connection, reader, (self.id, self._volume))
         name = ("SELECT set_config('application_name', %s, false)", (f"fusebackend-feed-{self.id}",))
         send(connection, [name, hello(self._volume, self.id)])
+        self._wait_for_lease(connection)
         self._feed.prepare(connection)
         self._unregistered.update(self._uses.nameless(), self._uses.opened())
         self._wake.set()
+
+    def _add(self, connection: Connection[Any]) -> None:
+        """Have a row, also if it was taken for dead."""
+        query = (
+            "INSERT INTO fusebackend.session (volume, id, host, pid, version) VALUES (%s, %s, %s, %s, %s)"
+            " ON CONFLICT (id) DO UPDATE SET missing_since = NULL"
+        )
+        _ask(connection, query, (self._volume, self.id, socket.gethostname(), os.getpid(), VERSION))
+
+    def _wait_for_lease(self, connection: Connection[Any]) -> None:
+        """Wait until no other session has the lease (`lease.py`): it has heard of this one, or it is cut off."""
+        from psycopg.errors import LockNotAvailable
+
+        wait = ("SELECT pg_advisory_xact_lock_shared(%s::int, %s::int)", (LEASE_LOCK, self._volume))
+        try:
+            send(connection, [wait])
+        except LockNotAvailable:
+            log.warning("another host of the volume does not answer: its connection to the server is ended")
+            send(connection, [(_CUT_OFF, (LEASE_LOCK, self._volume)), wait])
 
     def heard(self, payload: str) -> None:
         self._feed.heard(payload)

@@ -1,9 +1,11 @@
-"""`KnownInodes`: rows of inodes that this host has read or committed, until they are known to have changed.
+"""`KnownInodes`: rows and names that this host has read or committed, until they are known to have changed.
 
 After each read of a file, and after each name that is made in a directory, the kernel asks for attributes again. They
 are answered from here while changes of other hosts are announced, and are as fresh as the change feed. With the row of
 a small file that was opened come its bytes: the `read` that follows is of the time of the `open`, as close-to-open has
-it, and asks for nothing.
+it, and asks for nothing. With a lease (`lease.py`) there are no other hosts, and opens and lookups are answered, too.
+
+Names are those of one version of their directory's row, which changes with each of them.
 
 An answer of the tables may be older than a commit that this host has made meanwhile. So each is noted with the moment
 before it was asked for, and is dropped if the node has changed since. No I/O happens here. Any thread may call any
@@ -13,27 +15,46 @@ method.
 from __future__ import annotations
 
 import copy
+import stat
 import threading
 from collections.abc import Iterable, Mapping
 from typing import Final
 
 from fusebackend.backends.postgres.statements import StoredInode
+from fusebackend.volumes.chunks import CHUNK_BYTES
 
-MAX_INODES: Final = 2_000
-"""The oldest are forgotten first; as many bytes of files as `MAX_BYTES`."""
+MAX_INODES: Final = 20_000
+"""Some 1 KB each. The oldest are forgotten first, as of all that follows."""
 
 MAX_BYTES: Final = 8 << 20
+"""Of files."""
+
+MAX_NAMES: Final = 50_000
 
 MAX_CHANGES: Final = 10_000
 
+UNKNOWN: Final = 0
+"""In the place of a node."""
+
 
 class _Known:
-    __slots__ = ("before", "data", "inode")
+    __slots__ = ("before", "inode")
 
-    def __init__(self, inode: StoredInode, before: int, data: bytes | None) -> None:
+    def __init__(self, inode: StoredInode, before: int) -> None:
         self.inode = inode
         self.before = before  # the version that this host's commit has replaced; 0 for a row that was read
-        self.data = data  # all bytes of the file
+
+
+class _Names:
+    """Names in a directory, with their nodes; None for one that is not there."""
+
+    __slots__ = ("is_whole", "listed", "names", "version")
+
+    def __init__(self, version: int, *, is_whole: bool = False) -> None:
+        self.version = version  # of the directory's row
+        self.names: dict[bytes, int | None] = {}
+        self.listed = b""  # a listing has come to this name
+        self.is_whole = is_whole  # all are known
 
 
 class KnownInodes:
@@ -42,7 +63,10 @@ class KnownInodes:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: dict[int, _Known] = {}
+        self._data: dict[int, bytes] = {}  # all bytes of files whose rows are known
         self._bytes = 0
+        self._names: dict[int, _Names] = {}
+        self._named = 0  # how many names there are
         self._moment = 0
         self._changes: dict[int, int] = {}  # when a node last changed; all others did at `_floor` or before
         self._floor = 0
@@ -61,11 +85,25 @@ class KnownInodes:
 
     def data(self, node: int) -> tuple[StoredInode, bytes] | None:
         """A copy of the row of a small file, and all its bytes."""
-        known = self._known.get(node)
-        if known is None or known.data is None:
+        known, data = self._known.get(node), self._data.get(node)
+        if known is None or data is None:
             return None
         self._sent[node] = known.inode.contents
-        return copy.copy(known.inode), known.data
+        return copy.copy(known.inode), data
+
+    def needs_data(self, node: int) -> bool:
+        """Whether a node is a small file whose bytes are neither here nor with the kernel."""
+        known = self._known.get(node)
+        if known is None or not stat.S_ISREG(known.inode.mode) or node in self._data:
+            return False
+        return 0 < known.inode.size <= CHUNK_BYTES and self._sent.get(node) != known.inode.contents
+
+    def child(self, directory: int, name: bytes) -> int | None:
+        """The node under a name, None if there is none, `UNKNOWN` if that is not known."""
+        known = self._names.get(directory)
+        if known is None:
+            return UNKNOWN
+        return known.names.get(name, None if known.is_whole else UNKNOWN)
 
     def sent(self, node: int) -> int:
         """Which version of a file's bytes was last read from here; -1 for none. The kernel may still have them."""
@@ -91,21 +129,71 @@ class KnownInodes:
                 known = self._known.get(inode.node)
                 if data is None and known is not None and known.inode.version == inode.version:
                     return
-                self._set(_Known(copy.copy(inode), 0, data))
+                self._set(_Known(copy.copy(inode), 0), data)
 
-    def listed(self, moment: int, inodes: Iterable[StoredInode]) -> None:
-        """Rows were read. Those that are known are no older from now on, for times don't go back."""
+    def listed(self, moment: int, inodes: Iterable[StoredInode], *, all_rows: bool = False) -> None:
+        """Rows were read. Those that are known are no older from now on, for times don't go back.
+
+        Args:
+            all_rows: keep the others, too.
+        """
         for inode in inodes:
-            if inode.node in self._known:
+            if all_rows or inode.node in self._known:
                 self.found(moment, inode)
 
-    def committed(self, moment: int, inodes: Iterable[StoredInode], before: Mapping[int, int]) -> None:
+    def looked(self, moment: int, directory: int, version: int, name: bytes, node: int | None) -> None:
+        """A name was looked up in a directory whose row has this version."""
+        with self._lock:
+            known = self._names_of(moment, directory, version)
+            if known is not None:
+                self._named += name not in known.names
+                known.names[name] = node
+                self._trim_names()
+
+    def listed_names(
+        self, moment: int, directory: int, version: int, after: bytes, found: Mapping[bytes, int], *, is_end: bool
+    ) -> None:
+        """These names follow one of a directory, whose row has this version; they are the last of it if `is_end`."""
+        with self._lock:
+            known = self._names_of(moment, directory, version)
+            if known is None:
+                return
+            self._named += len(found.keys() - known.names.keys())
+            known.names.update(found)
+            if known.listed >= after:
+                known.listed = max(known.listed, *found, after) if found else known.listed
+                known.is_whole = known.is_whole or is_end
+            self._trim_names()
+
+    def _names_of(self, moment: int, directory: int, version: int) -> _Names | None:
+        """Where names that were read belong; None if they are old."""
+        if self._changed_at(directory) > moment:
+            return None
+        known = self._names.get(directory)
+        if known is None or known.version != version:
+            self._drop_names(directory)
+            known = self._names[directory] = _Names(version)
+        return known
+
+    def committed(
+        self,
+        moment: int,
+        inodes: Iterable[StoredInode],
+        before: Mapping[int, int],
+        names: Mapping[tuple[int, bytes], int | None] | None = None,
+    ) -> None:
         """This host has committed these rows.
 
         Args:
             before: their versions until then. They tell which of two commits of this host was the later one.
+            names: all that it has changed; None if they are not known.
         """
         with self._lock:
+            kept = self._names_after(inodes, before) if names is not None else {}
+            for (directory, name), node in (names or {}).items():
+                if directory in kept:
+                    self._named += name not in kept[directory].names
+                    kept[directory].names[name] = node
             for inode in inodes:
                 known = self._known.get(inode.node)
                 if self._changed_at(inode.node) > moment:
@@ -116,7 +204,28 @@ class KnownInodes:
                     follows = True
                 self._note_change(inode.node)
                 if follows and inode.nlink:
-                    self._set(_Known(copy.copy(inode), before.get(inode.node, 0), None))
+                    self._set(_Known(copy.copy(inode), before.get(inode.node, 0)), None)
+            self._names.update(kept)
+            self._trim_names()
+
+    def _names_after(self, inodes: Iterable[StoredInode], before: Mapping[int, int]) -> dict[int, _Names]:
+        """Take out the names of directories that a commit has changed, where they are those before it.
+
+        A new directory has none. One with names of neither version was changed by another commit of this host, which
+        has not been noted yet.
+        """
+        kept: dict[int, _Names] = {}
+        for inode in inodes:
+            if not inode.is_dir or not inode.nlink:
+                continue
+            known = self._names.get(inode.node)
+            if known is None and before.get(inode.node) == 0:
+                kept[inode.node] = _Names(inode.version, is_whole=True)
+            elif known is not None and known.version in (before.get(inode.node), inode.version):
+                del self._names[inode.node]
+                known.version = inode.version
+                kept[inode.node] = known
+        return kept
 
     def accessed(self, node: int, atime_ns: int) -> None:
         """The access time of a node's row has been set."""
@@ -134,7 +243,9 @@ class KnownInodes:
                 self._floor = self._moment
                 self._changes.clear()
                 self._known.clear()
-                self._bytes = 0
+                self._data.clear()
+                self._names.clear()
+                self._bytes = self._named = 0
             else:
                 self._note_change(node)
 
@@ -148,18 +259,34 @@ class KnownInodes:
         if len(self._changes) > MAX_CHANGES:
             self._floor = self._changes.pop(next(iter(self._changes)))
         self._drop(node)
+        self._drop_names(node)
 
-    def _set(self, known: _Known) -> None:
+    def _set(self, known: _Known, data: bytes | None) -> None:
         node = known.inode.node
         self._drop(node)
         self._known[node] = known
-        self._bytes += len(known.data or b"")
-        while len(self._known) > MAX_INODES or self._bytes > MAX_BYTES:
+        if data is not None:
+            self._data[node] = data
+            self._bytes += len(data)
+        while len(self._known) > MAX_INODES:
             self._drop(next(iter(self._known)))
+        while self._bytes > MAX_BYTES:
+            self._drop_data(next(iter(self._data)))
         while len(self._sent) > MAX_CHANGES:
             del self._sent[next(iter(self._sent))]
 
     def _drop(self, node: int) -> None:
-        known = self._known.pop(node, None)
+        self._known.pop(node, None)
+        self._drop_data(node)
+
+    def _drop_data(self, node: int) -> None:
+        self._bytes -= len(self._data.pop(node, b""))
+
+    def _drop_names(self, directory: int) -> None:
+        known = self._names.pop(directory, None)
         if known is not None:
-            self._bytes -= len(known.data or b"")
+            self._named -= len(known.names)
+
+    def _trim_names(self) -> None:
+        while self._named > MAX_NAMES:
+            self._drop_names(next(iter(self._names)))

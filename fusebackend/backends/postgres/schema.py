@@ -82,6 +82,7 @@ SESSION_LOCK: Final = 0x66620003
 REAP_LOCK: Final = 0x66620004
 TURN_LOCK: Final = 0x66620005
 PRUNE_LOCK: Final = 0x66620006
+LEASE_LOCK: Final = 0x66620007
 """The first keys of our advisory locks; the second is a volume's id, a session's for `SESSION_LOCK`, or one of a node
 for `TURN_LOCK` (`statements.py`)."""
 

@@ -8,6 +8,7 @@ its plan: a path of two names in a volume of 1,200 took 12 ms.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -22,6 +23,9 @@ FIELDS = (
     "version", "contents", "emptied", "made",
 )  # fmt: skip
 COLUMNS = ", ".join(FIELDS)
+
+
+_row: Final = operator.attrgetter(*FIELDS)
 
 
 def columns_of(table: str) -> str:
@@ -54,9 +58,21 @@ class StoredInode(Inode):
         inode.ctime_before_ns, inode.mtime_before_ns = inode.ctime_ns, inode.mtime_ns
         return inode
 
+    def __copy__(self) -> StoredInode:
+        """Each answer from memory is a copy; by way of `__reduce_ex__` it takes thirteen times as long."""
+        twin = StoredInode.__new__(StoredInode)
+        (
+            twin.node, twin.mode, twin.nlink, twin.uid, twin.gid, twin.rdev, twin.size, twin.blocks,
+            twin.atime_ns, twin.mtime_ns, twin.ctime_ns, twin.parent,
+            twin.version, twin.contents, twin.emptied, twin.made,
+        ) = self.row  # fmt: skip
+        twin.opens, twin.unnoted, twin.xattrs, twin.is_new = self.opens, self.unnoted, self.xattrs, self.is_new
+        twin.ctime_before_ns, twin.mtime_before_ns = self.ctime_before_ns, self.mtime_before_ns
+        return twin
+
     @property
     def row(self) -> tuple[int, ...]:
-        return tuple(getattr(self, field) for field in FIELDS)
+        return _row(self)
 
     def settle_times(self) -> None:
         """A change is never dated before the one it follows, though the clocks of two hosts may say so.
@@ -545,9 +561,9 @@ def found(volume: int, parent: int, name: bytes) -> Statement:
 
 
 def listed(volume: int, parent: int, after: bytes, limit: int) -> Statement:
-    """The mode, link count and times of a directory, and names in it with their inodes, or nulls for none."""
+    """The mode, link count, times and version of a directory, and names in it with their inodes, or nulls for none."""
     return (
-        f"SELECT p.mode, p.nlink, p.atime_ns, p.mtime_ns, p.ctime_ns, d.name, {_C}"
+        f"SELECT p.mode, p.nlink, p.atime_ns, p.mtime_ns, p.ctime_ns, p.version, d.name, {_C}"
         " FROM fusebackend.inode p LEFT JOIN LATERAL (SELECT name, node"
         " FROM fusebackend.dentry WHERE volume = %s AND parent = %s AND name > %s ORDER BY name LIMIT %s) d ON true"
         f" LEFT JOIN LATERAL {_inode_of('d.node', False)} c ON true"
@@ -571,6 +587,16 @@ def opened(volume: int, node: int, sent: int) -> Statement:
         f"SELECT {_I}, k.data FROM fusebackend.inode i LEFT JOIN fusebackend.chunk k ON k.volume = i.volume"
         " AND k.node = i.node AND k.idx = 0 AND i.size <= %s AND i.contents <> %s WHERE i.volume = %s AND i.node = %s",
         (CHUNK_BYTES, sent, volume, node),
+    )
+
+
+def small(volume: int, nodes: Sequence[int]) -> Statement:
+    """The inodes of files with their only chunk, or nulls where they have more, or none."""
+    return (
+        f"SELECT {_I}, c.data FROM unnest(%s::int8[]) AS k (node) CROSS JOIN LATERAL {_inode_of('k.node', False)} i"
+        " LEFT JOIN LATERAL (SELECT data FROM fusebackend.chunk WHERE volume = %s AND node = i.node AND idx = 0"
+        " AND i.size <= %s OFFSET 0) c ON true",
+        (list(nodes), volume, volume, CHUNK_BYTES),
     )
 
 

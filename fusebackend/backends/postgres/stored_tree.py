@@ -19,6 +19,7 @@ from fusebackend.backends.postgres.drafts import Draft, Drafts, Step
 from fusebackend.backends.postgres.guesses import Guesses
 from fusebackend.backends.postgres.host_session import Session, opening
 from fusebackend.backends.postgres.known_inodes import KnownInodes
+from fusebackend.backends.postgres.lease import Lease
 from fusebackend.backends.postgres.old_rows import Newest
 from fusebackend.backends.postgres.shared_quota import Growing, SharedQuota
 from fusebackend.backends.postgres.statements import StoredInode
@@ -79,6 +80,7 @@ class StoredTree(TreeVolume):
         volume_id: int,
         session: Session,
         uses: Uses,
+        lease: Lease,
         *,
         last_writer_wins: bool,
         is_shared: bool,
@@ -89,6 +91,7 @@ class StoredTree(TreeVolume):
         self._connections = connections
         self._session = session
         self._uses = uses
+        self._lease = lease
         self._unsynced = Unsynced(volume_id, uses.is_open)
         self._drafts = Drafts(self._store)
         self._known = KnownInodes()
@@ -100,8 +103,8 @@ class StoredTree(TreeVolume):
         self._scope = _Scope()
         self._damage = Damage(f"volume {volume_id} of the database")
         self._newest = Newest(volume_id, is_shared=is_shared)
-        self._unsnapped = True
-        """Whether something may have changed since the newest snapshot; not known at first."""
+        # Whether something may have changed since the newest snapshot, by this host or by others; not known at first.
+        self._unsnapped_here, self._unsnapped_elsewhere = False, True
 
     @property
     def session(self) -> str:
@@ -164,7 +167,7 @@ class StoredTree(TreeVolume):
                     self._scope.draft = None
                 return cast("T", draft.attr) if result is draft.shown else result
 
-            self._unsnapped = True
+            self._unsnapped_here = True
             made = self._drafts.change(node, size, Step(wanted, rule, (node, *arguments)), make)
             if made is not None:
                 return made[0]
@@ -229,6 +232,8 @@ class StoredTree(TreeVolume):
 
     def _begun(self, connection: Connection[Any], version: int, newest: int = 0, **options: bool) -> Transaction:
         """A transaction on a connection; see `Transaction` for the options."""
+        if not options.get("begun"):
+            self._session.rejoin(connection)
         opened = opening(shared=self._is_shared)
         ask = self._unsynced.ask() if self._is_shared else None
         transaction = Transaction(
@@ -256,10 +261,11 @@ class StoredTree(TreeVolume):
                 xid = int(rows[0][0]) if rows else xid
             finally:  # it may have happened without an answer
                 self._session.announce(payloads, xid)
-            changed = transaction.inodes()
-            self._known.committed(moment, changed, transaction.before)
-            self._guesses.note([inode.row for inode in changed], transaction.names())
-            self._unsnapped = self._unsnapped or bool(transaction.before)
+            changed, names = transaction.inodes(), transaction.names()
+            known = names if transaction.has_all_names else None
+            self._known.committed(moment, changed, transaction.before, known)
+            self._guesses.note([inode.row for inode in changed], names)
+            self._unsnapped_here = self._unsnapped_here or bool(transaction.before)
             self._unsynced.committed(
                 transaction.incarnation,
                 transaction.before,
@@ -271,6 +277,8 @@ class StoredTree(TreeVolume):
                 self._shared_quota.settle(transaction, committed=True)
         except BaseException:
             transaction.rollback()
+            for node in transaction.before:  # it may have happened without an answer
+                self._known.changed(node)
             raise
         finally:
             scope.transaction = None
@@ -357,6 +365,7 @@ class StoredTree(TreeVolume):
         return result
 
     def _begin_alone(self, connection: Connection[Any]) -> None:
+        self._session.rejoin(connection)
         if not self._is_shared:
             self._unsynced.incarnation(connection)
         opened = opening(shared=self._is_shared)
@@ -441,6 +450,8 @@ class StoredTree(TreeVolume):
     def through(self, links: Sequence[Link], call: Callable[[], T], *, absent: bool = False) -> T:
         """As in `Volume`: reads ask for the links in the same round trip, changes before they begin."""
         scope = self._scope
+        if self._lease.held:
+            return call()
         if not links or scope.transaction is not None or scope.view is not None:
             return super().through(links, call, absent=absent)
         scope.links, scope.links_above = ((), links) if absent else (links, ())

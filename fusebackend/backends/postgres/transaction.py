@@ -175,6 +175,7 @@ class Transaction:
         self._begun = begun
         self._failure: BaseException | None = None  # the server would answer a commit with a rollback
         self._is_draft = False
+        self._is_flushed = False  # some of it was written before the end
         self._guess: list[Statement] = []  # sent with the commit, of which the last one compares what was guessed
         # Changes that are not in the tables yet:
         self._changed: dict[int, StoredInode] = {}
@@ -209,6 +210,11 @@ class Transaction:
     def names(self) -> Mapping[tuple[int, bytes], int | None]:
         """The last of the names that it has changed, with the nodes that they have been given."""
         return self._set_names
+
+    @property
+    def has_all_names(self) -> bool:
+        """Whether `names` are all that it has changed."""
+        return not self._is_flushed
 
     def announce(self, change: Change) -> None:
         """Have other hosts told of it with the commit."""
@@ -643,6 +649,7 @@ class Transaction:
             table.clear()
         self._freed.clear()
         self._pending_bytes = 0
+        self._is_flushed = True
 
     def commit(self, notify: Callable[[Sequence[Change]], list[Statement]]) -> Rows:
         """Write everything, notify other hosts and commit. Returns the rows that the statements of `notify` return.

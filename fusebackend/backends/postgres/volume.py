@@ -33,6 +33,7 @@ from typing import Any, Literal, TypeVar
 from fusebackend.backends.postgres import old_rows, schema, statements
 from fusebackend.backends.postgres.feed import VolumeFeed
 from fusebackend.backends.postgres.host_session import Session, configure, configure_shared
+from fusebackend.backends.postgres.known_inodes import UNKNOWN
 from fusebackend.backends.postgres.snapshots import Snapshots
 from fusebackend.backends.postgres.statements import StoredInode
 from fusebackend.backends.postgres.stored_tree import StoredTree, cut_out, missing
@@ -40,6 +41,7 @@ from fusebackend.backends.postgres.transaction import Wanted, gone
 from fusebackend.backends.postgres.uses import BareNodes, Uses
 from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import now_ns
+from fusebackend.databases.pipeline import Rows
 from fusebackend.databases.postgres import Connections
 from fusebackend.protocol import (
     ROOT_NODE,
@@ -71,6 +73,13 @@ SNAPSHOTS = Change(parent=0)
 """In the change feed: snapshots have been taken or deleted. No directory has the node 0."""
 
 FIELD_COUNT = len(statements.FIELDS)
+VERSION = statements.FIELDS.index("version")
+
+BESIDE_BYTES = 512 << 10
+"""Of small files that are fetched with one that is opened, while there is a lease."""
+
+BESIDE_FILES = 64
+"""The same, how many."""
 
 FREE_BLOCKS = 1 << 38
 """Of 4 KiB: a server does not tell how much room it has, so `df` shows 1 PiB."""
@@ -122,15 +131,25 @@ class PostgresVolume(StoredTree, SnapshotVolume):
             self._feed = VolumeFeed(number)
             session = Session(feed or conninfo, number, uses, self._feed, pool)
             undo.callback(session.close)
-            super().__init__(pool, number, session, uses, last_writer_wins=conflict == "last-writer", is_shared=shared)
+            last_writer_wins = conflict == "last-writer"
+            super().__init__(
+                pool, number, session, uses, self._feed.lease, last_writer_wins=last_writer_wins, is_shared=shared
+            )
             session.each_period = lambda: self._accesses and self._store_accesses()
-            self._snapshots = Snapshots(number, self._connections.query)
+            self._snapshots = Snapshots(number, self._connections.query, self._ask_briefly)
             self._require_root()
             session.run(lambda connection: self._feed.start(connection, self.changed_elsewhere, self._feed_became))
             if limits is not None:
                 self._limit(limits, lambda: self._feed.live)
             undo.pop_all()
         self._closed = False
+
+    def _ask_briefly(self, query: str, parameters: Sequence[object]) -> Rows:
+        """The rows of a short statement, by the session, or by a connection that is awaited."""
+        if self._feed.live:
+            with contextlib.suppress(OSError):
+                return self._session.query(query, parameters)
+        return self._connections.query(query, parameters)
 
     def _require_root(self) -> None:
         """Without it nothing can be mounted: the kernel would wait for an answer that never comes."""
@@ -139,6 +158,15 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         if root is None or not root.is_dir or root.parent != ROOT_NODE or root.nlink == 0:
             words = f"PostgreSQL: volume '{self.name}' is damaged: it has no root directory"
             raise schema.VolumeDatabaseError(errno.EIO, words)
+
+    @property
+    def all_at_once(self) -> bool:  # type: ignore[override]
+        return self._lease.held
+
+    @property
+    def leads(self) -> bool:
+        """Whether this host is to do what one of all hosts has to do."""
+        return self._feed.leads
 
     @property
     def connections(self) -> Connections:
@@ -175,6 +203,10 @@ class PostgresVolume(StoredTree, SnapshotVolume):
             inode = self._inode_of(way[parent, name])
             self._damage.require_entry(parent, name, inode)
             return inode
+        if self._is_leased:
+            known = self._known_child(parent, name)
+            if known is not None:
+                return known
         pending, moment = self._drafts.pending(), self._known.moment
         question = statements.found(self.id, parent, name)
         wrong: Sequence[Link] = ()
@@ -190,6 +222,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         if wrong and (not rows or found[0] is None):
             raise WrongLinks(wrong)
         self._require_directory(directory[1:3], parent)
+        self._known.looked(moment, parent, directory[VERSION], name, found[0])
         if found[0] is None:
             self._guesses.note([directory], {(parent, name): None})
             raise oserror(errno.ENOENT, name)
@@ -197,6 +230,24 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         self._guesses.note([directory, found], {(parent, name): inode.node})
         self._damage.require_entry(parent, name, inode)
         return inode
+
+    @property
+    def _is_leased(self) -> bool:
+        """Whether what is known of the tables is so."""
+        return self._lease.held and self._feed.live and self._scope.view is None
+
+    def _known_child(self, parent: int, name: bytes) -> StoredInode | None:
+        """The inode under a name, None if that is not known. ENOENT if it is known that there is none."""
+        node = self._known.child(parent, name)
+        if node is None:
+            self._guesses.note([], {(parent, name): None})
+            raise oserror(errno.ENOENT, name)
+        known = self._known.get(node) if node != UNKNOWN else None
+        if known is None:
+            return None
+        if (parent, name) not in self._guesses:
+            self._guesses.note([known.row], {(parent, name): node})
+        return self._drafts.attr(node) or self._accesses.shown(known)
 
     def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
         if self._scope.transaction is not None:
@@ -207,16 +258,16 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         moment = self._known.moment
         pending = self._drafts.pending()
         rows = self._query(statements.listed(self.id, node, after, limit))
-        if changed := [row[6] for row in rows if row[6] in pending]:
+        if changed := [row[7] for row in rows if row[7] in pending]:
             for file in changed:
                 self._drafts.settle(file)
             rows = self._query(statements.listed(self.id, node, after, limit))
         self._require_directory(rows[0][:2] if rows else (), node)
         if not after:
-            mode, _, atime_ns, mtime_ns, ctime_ns = rows[0][:5]
+            mode, _, atime_ns, mtime_ns, ctime_ns, _ = rows[0][:6]
             if node not in self._accesses:
                 self._note_access(Attr(node, mode, atime_ns=atime_ns, mtime_ns=mtime_ns, ctime_ns=ctime_ns))
-        named = [(row[5], row[6:]) for row in rows if row[5] is not None]
+        named = [(row[6], row[7:]) for row in rows if row[6] is not None]
         if is_told and 0 < len(named) < limit:
             self._known.ended(moment, node, named[-1][0])
         sound = [(name, row) for name, row in named if self._is_entry(node, name, row)]
@@ -224,7 +275,11 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         listed = [(name, self._accesses.shown(StoredInode.of(row))) for name, row in sound]
         self._bare.listed(inode.node for _, inode in listed)
         if is_told:
-            self._known.listed(moment, (inode for _, inode in listed))
+            is_leased = self._lease.held
+            self._known.listed(moment, (inode for _, inode in listed), all_rows=is_leased)
+            if is_leased:
+                names = {name: row[0] for name, row in named}
+                self._known.listed_names(moment, node, rows[0][5], after, names, is_end=len(named) < limit)
         shown = self._damage.shown(node, listed)
         if named and not shown:  # none of them can be shown: go on after them
             return self.readdir(node, named[-1][0], limit)
@@ -406,9 +461,33 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         else:
             self._drafts.settle(node)
             is_read = flags & os.O_ACCMODE == os.O_RDONLY
-            inode = self._read_small(node) if is_read else self._read_inode(node)
+            known = self._opened_leased(node, is_read) if self._is_leased else None
+            inode = known or (self._read_small(node) if is_read else self._read_inode(node))
         self._uses.open(node, flags, inode.contents)
         return inode
+
+    def _opened_leased(self, node: int, is_read: bool) -> StoredInode | None:
+        """The inode of a file that is opened, if it is known; fetches the bytes of small ones that lie beside it."""
+        known = self._known.get(node)
+        if known is not None and is_read and self._known.needs_data(node):
+            self._read_beside(node)
+            known = self._known.get(node)
+        return None if known is None else self._accesses.shown(known)
+
+    def _read_beside(self, node: int) -> None:
+        """Fetch small files that were listed together, whose bytes are not known: their numbers are near each other."""
+        wanted, size = [node], 0
+        for other in sorted(self._bare.beside(node), key=lambda other: abs(other - node)):
+            known = self._known.get(other)
+            if known is None or other == node or not self._known.needs_data(other):
+                continue
+            size += known.size
+            if size > BESIDE_BYTES or len(wanted) == BESIDE_FILES:
+                break
+            wanted.append(other)
+        moment = self._known.moment
+        for row in self._query(statements.small(self.id, wanted)):
+            self._note_inode(moment, row[:FIELD_COUNT], row[FIELD_COUNT])
 
     def _read_small(self, node: int) -> StoredInode:
         """The inode. If it is a small file, of which the kernel has no bytes, they are known from now on."""
@@ -489,7 +568,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
     @property
     def is_changed(self) -> bool:
         """As far as this host has been told."""
-        return self._unsnapped
+        return self._unsnapped_here or self._unsnapped_elsewhere
 
     def snapshot_bytes(self) -> int:
         return self._snapshots.kept_bytes()
@@ -499,13 +578,14 @@ class PostgresVolume(StoredTree, SnapshotVolume):
 
     def take_snapshot(self, name: str) -> Snapshot:
         self.settle()
-        self._unsnapped = False  # before: what is changed meanwhile may be in it or not
+        # Before: what is changed meanwhile may be in it or not.
+        self._unsnapped_here = self._unsnapped_elsewhere = False
         try:
             with self._alone(durable=False) as transaction:
                 taken = self._snapshots.take(transaction, name)
                 transaction.announce(SNAPSHOTS)
         except BaseException:
-            self._unsnapped = True
+            self._unsnapped_here = True
             raise
         return taken
 
@@ -574,16 +654,21 @@ class PostgresVolume(StoredTree, SnapshotVolume):
 
     def changed_elsewhere(self, changes: Sequence[Change]) -> None:
         """Other hosts have made these changes: open nodes may have lost their names."""
+        is_taken = False
         if self.on_snapshot is not None and not {SNAPSHOTS, Change()}.isdisjoint(changes):
+            taken = self._snapshots.taken
             try:
                 for name in self._snapshots.news():
                     self.on_snapshot(name)
+                is_taken = self._snapshots.taken > taken
             except OSError as error:  # told again when the connection is back
                 log.info("which snapshots there are can't be read yet: %s", error)
         changes = [change for change in changes if change != SNAPSHOTS]
         if not changes:
+            if is_taken:  # all changes before it have been told of
+                self._unsnapped_elsewhere = False
             return
-        self._unsnapped = True
+        self._unsnapped_elsewhere = True
         if self._shared_quota is not None:
             self._shared_quota.doubt()
         for change in changes:

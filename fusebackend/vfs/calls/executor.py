@@ -147,8 +147,6 @@ class RouteExecutor:
         self._probe = probe
         self._volume = volume
         self._at_once = volume.at_once if volume is not None else frozenset()
-        self.tries_all = volume is not None and volume.all_at_once
-        """Each call is made on the loop first, and once more in a thread if it would wait."""
         self._sync_s = INLINE_SYNC_S  # a moving average of how long a sync takes
         self._call_s = AWAITED_S  # the same of calls in threads
         self._caller, self._called_at = 0, 0.0
@@ -157,6 +155,11 @@ class RouteExecutor:
         self._calls = Calls(max_calls, self._log_late)
         self._probing: Pending[None] | None = None
         self._probe_began = 0.0
+
+    @property
+    def tries_all(self) -> bool:
+        """Whether each call is made on the loop first, and once more in a thread if it would wait."""
+        return self._volume is not None and self._volume.all_at_once
 
     @property
     def timeouts(self) -> int:

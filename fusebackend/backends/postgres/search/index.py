@@ -15,11 +15,12 @@ change of the size, which changes no chunk, can't make it wrong.
 The index needs the extension pg_trgm. Opening a volume makes both where that is allowed; elsewhere nothing is indexed,
 and the server goes through all chunks for every search.
 
-The indexer is a thread. Every host that has the volume open has one; an advisory lock lets one of them work at a time,
-and each portion of the work is one transaction. A row leaves `unindexed` only if it has not changed since it was read:
-a writer waits for a commit at most, and its bytes are indexed again. A file that changes all the time (a log) waits
-until it has been left alone for `QUIET_S`. A crash, or the lack of an indexer, costs no match: every search reads the
-files without an entry.
+The indexer is a thread. Every host that has the volume open has one. The two that have had it open for longest work, or
+each change had all of 64 hosts open a connection for the question; an advisory lock lets one of them at a time. Each
+portion of the work is one transaction. A row leaves `unindexed` only if it has not changed since it was read: a writer
+waits for a commit at most, and its bytes are indexed again. A file that changes all the time (a log) waits until it has
+been left alone for `QUIET_S`. A crash, or the lack of an indexer, costs no match: every search reads the files without
+an entry.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fusebackend.backends.postgres.search.query import REGULAR
@@ -240,11 +242,16 @@ class Changed(NamedTuple):
 
 
 class SearchIndexer:
-    """See the module's docstring. Owns its thread, and has a connection only while it works."""
+    """See the module's docstring. Owns its thread, and has a connection only while it works.
 
-    def __init__(self, connections: Connections, volume: int) -> None:
+    Args:
+        leads: whether this host is one of the two.
+    """
+
+    def __init__(self, connections: Connections, volume: int, leads: Callable[[], bool]) -> None:
         self._connections = connections
         self._volume = volume
+        self._leads = leads
         self._unsorted = False  # the index has gathered entries of this indexer
         self._stopping = threading.Event()
         self._stirred = threading.Event()
@@ -272,7 +279,7 @@ class SearchIndexer:
             begun = time.monotonic()
             self._stirred.clear()
             try:
-                more_s = self.work()
+                more_s = self.work() if self._leads() else None
                 failing = False
             except Exception as error:  # the thread goes on; searches read the files without an entry
                 if not failing:

@@ -108,17 +108,18 @@ class Search:
     Args:
         volume: the kernel face, for the way down a path and for large files.
         id: the volume's id in its tables.
+        leads: whether this host is to keep the index.
 
     Attributes:
         queries: runs its queries.
         indexer: None where the database has no index.
     """
 
-    def __init__(self, volume: Volume, connections: Connections, id: int) -> None:
+    def __init__(self, volume: Volume, connections: Connections, id: int, leads: Callable[[], bool]) -> None:
         self._volume = volume
         indexed = connections.run(make_index)
         self.queries = SearchQueries(connections, id, indexed=indexed)
-        self.indexer = SearchIndexer(connections, id) if indexed else None
+        self.indexer = SearchIndexer(connections, id, leads) if indexed else None
         if self.indexer is not None:
             self.indexer.start()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, rule
 from services.postgres import Postgres
 
 from fusebackend.backends import PostgresBackend
-from fusebackend.backends.postgres.known_inodes import MAX_BYTES, MAX_INODES, KnownInodes
+from fusebackend.backends.postgres.known_inodes import MAX_BYTES, MAX_INODES, MAX_NAMES, UNKNOWN, KnownInodes
 from fusebackend.backends.postgres.statements import StoredInode
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.databases import pipeline
@@ -89,6 +90,111 @@ class Tables(RuleBasedStateMachine):
 
 
 TestTables = Tables.TestCase
+
+DIRECTORY = 3
+NAMES = st.sampled_from([b"a", b"b", b"c", b"d"])
+Names = dict[bytes, int]
+
+
+def directory(version: int) -> StoredInode:
+    inode = StoredInode(DIRECTORY, 0o040755)
+    inode.nlink, inode.version = 2, version
+    return inode
+
+
+class Listings(RuleBasedStateMachine):
+    """The names of a directory that only this host changes; lookups, listings and commits end later than they happen.
+
+    An answer is one of those that were right since the last commit or change that has been noted here.
+    """
+
+    lookups = Bundle("lookups")
+    pages = Bundle("pages")
+    commits = Bundle("commits")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known = KnownInodes()
+        self.history: list[Names] = [{}]  # by versions, from 1 on
+        self.noted = 1
+
+    @property
+    def version(self) -> int:
+        return len(self.history)
+
+    @rule(target=lookups, name=NAMES)
+    def look(self, name: bytes) -> tuple[int, int, bytes]:
+        return self.known.moment, self.version, name
+
+    @rule(lookup=consumes(lookups))
+    def has_looked(self, lookup: tuple[int, int, bytes]) -> None:
+        moment, version, name = lookup
+        self.known.looked(moment, DIRECTORY, version, name, self.history[version - 1].get(name))
+        self.check()
+
+    @rule(target=pages, after=st.just(b"") | NAMES, limit=st.integers(1, 5))
+    def list(self, after: bytes, limit: int) -> tuple[int, int, bytes, int]:
+        return self.known.moment, self.version, after, limit
+
+    @rule(page=consumes(pages))
+    def has_listed(self, page: tuple[int, int, bytes, int]) -> None:
+        moment, version, after, limit = page
+        names = {name: node for name, node in sorted(self.history[version - 1].items()) if name > after}
+        found = dict(list(names.items())[:limit])
+        self.known.listed_names(moment, DIRECTORY, version, after, found, is_end=len(found) < limit)
+        self.check()
+
+    @rule(target=commits, name=NAMES, node=st.none() | st.integers(10, 20))
+    def commit(self, name: bytes, node: int | None) -> tuple[int, int, bytes, int | None]:
+        names = {known: number for known, number in self.history[-1].items() if known != name}
+        self.history.append(names if node is None else {**names, name: node})
+        return self.known.moment, self.version, name, node
+
+    @rule(commit=consumes(commits), is_flushed=st.booleans())
+    def has_committed(self, commit: tuple[int, int, bytes, int | None], is_flushed: bool) -> None:
+        moment, version, name, node = commit
+        names = None if is_flushed else {(DIRECTORY, name): node}
+        self.known.committed(moment, [directory(version)], {DIRECTORY: version - 1}, names)
+        self.noted = max(self.noted, version)
+        self.check()
+
+    @rule(everything=st.booleans())
+    def changed(self, everything: bool) -> None:
+        self.known.changed(None if everything else DIRECTORY)
+        self.noted = self.version
+        self.check()
+
+    def check(self) -> None:
+        for name in (b"a", b"b", b"c", b"d"):
+            node = self.known.child(DIRECTORY, name)
+            right = [names.get(name) for names in self.history[self.noted - 1 :]]
+            assert node == UNKNOWN or node in right, (name, node, right)
+
+
+TestListings = Listings.TestCase
+
+
+def test_names_of_a_new_directory_and_their_bound() -> None:
+    known = KnownInodes()
+    new = directory(9)
+    known.committed(known.moment, [new], {DIRECTORY: 0}, {(DIRECTORY, b"a"): 5})
+    assert (known.child(DIRECTORY, b"a"), known.child(DIRECTORY, b"b")) == (5, None)
+    names = {b"%05d" % number: number for number in range(1, MAX_NAMES + 2)}
+    known.listed_names(known.moment, 4, 1, b"", names, is_end=True)
+    assert known.child(DIRECTORY, b"a") == known.child(4, b"00001") == UNKNOWN
+    known.listed_names(known.moment, 4, 1, b"", {b"a": 8}, is_end=True)
+    assert (known.child(4, b"a"), known.child(4, b"b")) == (8, None)
+    known.committed(known.moment, [new], {DIRECTORY: 0})
+    assert known.child(DIRECTORY, b"a") == UNKNOWN
+
+
+def test_a_copy_has_every_field() -> None:
+    fields = [name for part in StoredInode.__mro__ for name in getattr(part, "__slots__", ())]
+    inode = StoredInode(1, 0o100644)
+    for number, name in enumerate(fields):
+        setattr(inode, name, number)
+    twin = copy.copy(inode)
+    assert [getattr(twin, name) for name in fields] == list(range(len(fields)))
 
 
 def test_bounds() -> None:

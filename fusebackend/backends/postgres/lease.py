@@ -1,0 +1,131 @@
+"""`Lease`: while this session alone has the volume open, what it knows of the tables needs no question.
+
+Close-to-open among hosts costs a query for each `open`. Most volumes are an agent's own, and have no other host. There
+a session takes a lease, which is NFS's delegation for a whole volume: no other session begins before it has ended. So
+`open` and `lookup` are answered from `KnownInodes`, and names on the way are not compared.
+
+- It is taken in the session's connection when something would have used it: `LEASE_LOCK` alone, if no other session
+  has a row, and no change is under way (`CHANGE_LOCK`), of a thread of another host that was given up, say. It begins
+  `SETTLED_S` after all changes that others have made until then were told of, as the mount may hold notices back.
+- Another session adds its row, says hello on the channel of wake-ups, and then waits for `LEASE_LOCK`. This one hears
+  it, ends the lease and gives the lock back: half a millisecond. So it does for whatever else it hears of others, as a
+  host of the release before, which says hello and waits for nothing.
+- A session whose connection is cut may not know it. So a lease holds only for `LEASE_S` after the feed last asked
+  something that was answered, and a newcomer that has waited for longer (`host_session.LOCK_S`) has the server end that
+  connection.
+- A session that has lost its connection for so long that its row is removed as that of a dead one adds it again before
+  it changes anything (`Session.rejoin`).
+
+Cost: a comparison of times for each question. Off: `LEASE_S = 0`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from fusebackend.backends.postgres.schema import CHANGE_LOCK, LEASE_LOCK
+from fusebackend.databases.listener import Ask
+
+LEASE_S = 7.0
+"""How long a lease holds after a question that was answered: longer than until the feed asks again (`feed.IDLE_S`), and
+less than a newcomer waits."""
+
+SETTLED_S = 0.5
+"""More than a mount holds back notices to the kernel (`vfs/coherence/hold_back.py`)."""
+
+TRY_S: Final = 0.25
+"""How often it is tried to take it."""
+
+NEVER: Final = float("inf")
+
+PREPARE: Final = (
+    f"PREPARE fusebackend_lease (integer) AS SELECT pg_try_advisory_lock({LEASE_LOCK}, $1)",
+    # A question of its own: it sees the rows of all sessions that have had the lock before.
+    f"""
+PREPARE fusebackend_alone (integer, integer) AS
+SELECT pg_try_advisory_xact_lock({CHANGE_LOCK}, $1)
+    AND NOT EXISTS (SELECT FROM fusebackend.session WHERE volume = $1 AND id <> $2)
+""",
+    f"PREPARE fusebackend_unlease (integer) AS SELECT pg_advisory_unlock({LEASE_LOCK}, $1)",
+)
+"""Statements of the session's connection."""
+
+
+class Lease:
+    """See the module's docstring. `held` is for any thread, all else for that of the session's connection.
+
+    Args:
+        wake: has that thread look whether the lease can be taken.
+
+    Attributes:
+        is_alone: there may be no other session.
+    """
+
+    def __init__(self, volume: int, wake: Callable[[], None]) -> None:
+        self.is_alone = False
+        self._wake = wake
+        self._volume = str(volume).encode()
+        self._since = NEVER  # it begins
+        self._until = 0.0  # … and ends, unless a question is answered
+        self._wished_at = 0.0
+        self._tried_at = 0.0
+        self._has_lock = False
+        self._guard = threading.Lock()  # it does not begin while it ends
+
+    @property
+    def held(self) -> bool:
+        now = time.monotonic()
+        if self._since <= now < self._until:
+            return True
+        if self.is_alone and now >= self._wished_at + TRY_S:
+            self._wished_at = now
+            self._wake()
+        return False
+
+    def answered(self, sent_at: float) -> None:
+        """The server has answered a question that was sent at a time."""
+        self._until = sent_at + LEASE_S
+
+    def take(self, session: int, ask: Ask) -> bool:
+        """Take the lock, if it is due and this session is alone. What has been changed until now is to be told then."""
+        now = time.monotonic()
+        if self._has_lock or not self.is_alone or now >= self._wished_at + 2 * TRY_S or now < self._tried_at + TRY_S:
+            return False
+        self._tried_at = now
+        if ask(b"fusebackend_lease", [self._volume]).get_value(0, 0) != b"t":
+            return False
+        self._has_lock = True
+        is_alone = ask(b"fusebackend_alone", [self._volume, str(session).encode()]).get_value(0, 0) == b"t"
+        if not is_alone:
+            self.give_back(ask)
+        return is_alone
+
+    def beginning(self) -> Callable[[], None]:
+        """What is to be called when all changes until the lock was taken have been told of; by any thread."""
+        taken_at = self._tried_at
+
+        def begin() -> None:
+            with self._guard:
+                if self._has_lock and self.is_alone and self._tried_at == taken_at:
+                    self._since = time.monotonic() + SETTLED_S
+
+        return begin
+
+    def end(self) -> None:
+        """There is another session, or the connection is lost, and with it the lock."""
+        with self._guard:
+            self.is_alone = False
+            self._since = NEVER
+
+    def lost(self) -> None:
+        self.end()
+        self._has_lock = False
+
+    def give_back(self, ask: Ask) -> None:
+        """Let another session begin. After `end`, or before it has begun."""
+        if self._has_lock:
+            self._has_lock = False
+            ask(b"fusebackend_unlease", [self._volume])

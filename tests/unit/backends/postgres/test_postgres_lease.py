@@ -1,0 +1,311 @@
+"""A host that alone has a volume open asks nothing; from the moment another one begins it asks again."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from eventually import eventually
+from services.postgres import Postgres
+
+from fusebackend.backends.postgres import feed, host_session, lease
+from fusebackend.backends.postgres.volume import PostgresVolume
+from fusebackend.databases import pipeline
+from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, Link
+
+pytestmark = pytest.mark.services
+
+ME = Caller(0, 0)
+LIMIT_S = 30.0
+
+Trips = Callable[[Callable[[], object]], int]
+
+
+@pytest.fixture
+def database(postgres: Postgres) -> Iterator[str]:
+    with postgres.database() as dsn:
+        yield dsn
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "SETTLED_S", 0.01)
+    monkeypatch.setattr(feed, "SURVEY_S", 0.1)
+    monkeypatch.setattr(feed, "IDLE_S", 0.1)
+
+
+@pytest.fixture
+def one(database: str) -> Iterator[PostgresVolume]:
+    with opened(database) as volume:
+        yield volume
+
+
+@contextlib.contextmanager
+def opened(database: str) -> Iterator[PostgresVolume]:
+    volume = PostgresVolume(database, "v")
+    try:
+        yield volume
+    finally:
+        volume.close()
+
+
+@pytest.fixture
+def trips(monkeypatch: pytest.MonkeyPatch) -> Trips:
+    """How many round trips a call makes."""
+    sent: list[object] = []
+    exchange, me = pipeline._exchange, threading.current_thread()
+
+    def counted(*args: Any) -> Any:
+        if threading.current_thread() is me:
+            sent.append(args)
+        return exchange(*args)
+
+    monkeypatch.setattr(pipeline, "_exchange", counted)
+
+    def count(work: Callable[[], object]) -> int:
+        sent.clear()
+        work()
+        return len(sent)
+
+    return count
+
+
+def is_held(volume: PostgresVolume) -> bool:
+    return volume.all_at_once
+
+
+def has_lease(volume: PostgresVolume) -> None:
+    eventually(lambda: is_held(volume), LIMIT_S)
+
+
+def put(volume: PostgresVolume, name: bytes, content: bytes, parent: int = ROOT_NODE) -> int:
+    node = volume.create(parent, name, 0o644, os.O_RDWR, ME).node
+    volume.write(node, 0, content)
+    volume.flush(node)
+    volume.release(node, os.O_RDWR)
+    return node
+
+
+def rewrite(volume: PostgresVolume, node: int, content: bytes) -> None:
+    volume.open(node, os.O_WRONLY)
+    volume.setattr(node, AttrChanges(size=0))
+    volume.write(node, 0, content)
+    volume.flush(node)
+    volume.release(node, os.O_WRONLY)
+
+
+def whole(volume: PostgresVolume, node: int) -> bytes:
+    volume.open(node, os.O_RDONLY)
+    try:
+        return volume.read(node, 0, 1 << 17)
+    finally:
+        volume.release(node, os.O_RDONLY)
+
+
+def names(volume: PostgresVolume, directory: int = ROOT_NODE, page: int = 100) -> list[bytes]:
+    found: list[bytes] = []
+    while part := volume.readdir(directory, found[-1] if found else b"", page):
+        found += [name for name, _ in part]
+    return found
+
+
+def is_absent(volume: PostgresVolume, name: bytes, directory: int = ROOT_NODE) -> bool:
+    try:
+        volume.lookup(directory, name)
+    except OSError as error:
+        assert error.errno == errno.ENOENT
+        return True
+    return False
+
+
+def test_a_host_alone_asks_for_small_files_together_and_then_nothing(one: PostgresVolume, trips: Trips) -> None:
+    nodes = {b"%02d" % number: put(one, b"%02d" % number, b"content %d" % number) for number in range(20)}
+    has_lease(one)
+    assert names(one) == sorted(nodes)
+
+    def read_all() -> None:
+        for number, (name, node) in enumerate(nodes.items()):
+            attr = one.lookup(ROOT_NODE, name)
+            assert (attr.node, one.getattr(node).size) == (node, attr.size)
+            assert one.through([Link(ROOT_NODE, name, node)], lambda: whole(one, node)) == b"content %d" % number  # noqa: B023
+
+    assert trips(read_all) == 1
+    assert trips(read_all) == 0
+    assert trips(lambda: is_absent(one, b"absent")) == 0
+    assert trips(lambda: put(one, b"new", b"a")) == 2, "create and close"
+    assert trips(lambda: one.unlink(ROOT_NODE, b"01")) == 1
+    assert trips(lambda: is_absent(one, b"01")) == 0
+    assert trips(lambda: one.lookup(ROOT_NODE, b"02") and is_absent(one, b"moved")) == 0, "as the kernel does first"
+    assert trips(lambda: one.rename(ROOT_NODE, b"02", ROOT_NODE, b"moved")) == 1
+    assert is_absent(one, b"02") and one.lookup(ROOT_NODE, b"moved").node == nodes[b"02"]
+    assert names(one) == sorted({*nodes, b"new", b"moved"} - {b"01", b"02"})
+
+
+def test_a_new_directory_is_known_to_be_empty(one: PostgresVolume, trips: Trips) -> None:
+    has_lease(one)
+    directory = one.mkdir(ROOT_NODE, b"d", 0o755, ME).node
+    assert trips(lambda: is_absent(one, b"a", directory)) == 0
+    inner = one.mkdir(directory, b"a", 0o755, ME).node
+    assert trips(lambda: one.lookup(directory, b"a")) == 0
+    one.rmdir(directory, b"a")
+    assert is_absent(one, b"a", directory)
+    assert is_absent_in_gone(one, inner)
+
+
+def is_absent_in_gone(volume: PostgresVolume, directory: int) -> bool:
+    with pytest.raises(OSError):
+        volume.lookup(directory, b"x")
+    return True
+
+
+def test_what_is_written_here_is_read_here(one: PostgresVolume) -> None:
+    has_lease(one)
+    node = put(one, b"file", b"0")
+    for number in range(1, 30):
+        rewrite(one, node, b"%d" % number)
+        assert whole(one, node) == b"%d" % number
+        if number % 7 == 0:
+            with one.changing():
+                inner = one.create(ROOT_NODE, b"by a verb", 0o644, os.O_RDWR, ME).node
+                one.write(inner, 0, b"x")
+                one.release(inner, os.O_RDWR)
+                one.unlink(ROOT_NODE, b"by a verb")
+            assert is_absent(one, b"by a verb")
+
+
+def test_a_newcomer_ends_it_and_has_it_when_alone(database: str, one: PostgresVolume) -> None:
+    node = put(one, b"file", b"0")
+    has_lease(one)
+    assert names(one) == [b"file"] and whole(one, node) == b"0"
+    for number in range(1, 6):
+        with opened(database) as two:
+            assert not is_held(one)
+            rewrite(two, node, b"%d" % number)
+            two.rename(ROOT_NODE, b"file", ROOT_NODE, b"other")
+            assert whole(one, node) == b"%d" % number
+            assert is_absent(one, b"file") and one.lookup(ROOT_NODE, b"other").node == node
+            one.rename(ROOT_NODE, b"other", ROOT_NODE, b"file")
+            assert two.lookup(ROOT_NODE, b"file").node == node
+            put(two, b"of two %d" % number, b"two")
+        has_lease(one)
+        assert whole(one, node) == b"%d" % number
+        assert b"of two %d" % number in names(one)
+
+
+def test_many_newcomers_at_once(database: str, one: PostgresVolume) -> None:
+    node = put(one, b"file", b"0")
+    has_lease(one)
+    failures: list[BaseException] = []
+
+    def come() -> None:
+        try:
+            with opened(database) as volume:
+                assert not is_held(one)
+                assert whole(volume, node) == b"0"
+                assert not is_held(volume)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=come) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert not failures
+    has_lease(one)
+
+
+def test_it_ends_with_its_connection(one: PostgresVolume, database: str) -> None:
+    node = put(one, b"file", b"0")
+    has_lease(one)
+    with psycopg.connect(database, autocommit=True) as connection:
+        cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s"
+        connection.execute(cut, [f"fusebackend-feed-{one.session}"])
+        eventually(lambda: not one._lease._has_lock or one._lease._since == lease.NEVER, LIMIT_S)
+    assert whole(one, node) == b"0"
+    has_lease(one)  # of the next connection
+
+
+def test_it_ends_by_itself_where_the_server_is_silent(one: PostgresVolume, monkeypatch: pytest.MonkeyPatch) -> None:
+    has_lease(one)
+    monkeypatch.setattr(one._feed, "turn", lambda ask: 1000.0)  # nothing is asked any more
+    eventually(lambda: not is_held(one), lease.LEASE_S + LIMIT_S)
+
+
+STOPPED = """
+import os, signal, sys, time
+from fusebackend.backends.postgres.volume import PostgresVolume
+volume = PostgresVolume(sys.argv[1], "v")
+node = int(sys.argv[2])
+def whole():
+    volume.open(node, os.O_RDONLY)
+    try:
+        return volume.read(node, 0, 100).decode()
+    finally:
+        volume.release(node, os.O_RDONLY)
+whole()
+while not volume.all_at_once:
+    time.sleep(0.01)
+print(whole(), flush=True)
+while sys.stdin.readline():
+    print(whole(), flush=True)
+"""
+
+
+def test_a_host_that_does_not_answer_is_cut_off(
+    database: str, one: PostgresVolume, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = put(one, b"file", b"before")
+    one.close()
+    monkeypatch.setitem(host_session.SETTINGS, "lock_timeout", f"{lease.LEASE_S + 1}s")
+    with subprocess.Popen(
+        [sys.executable, "-c", STOPPED, database, str(node)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as host:
+        assert host.stdin is not None and host.stdout is not None
+        try:
+            assert host.stdout.readline() == "before\n"
+            host.send_signal(signal.SIGSTOP)
+            with opened(database) as two:
+                assert "does not answer" in caplog.text
+                rewrite(two, node, b"after")
+                host.send_signal(signal.SIGCONT)
+                print(file=host.stdin, flush=True)
+                assert host.stdout.readline() == "after\n"
+        finally:
+            host.kill()
+
+
+def test_a_session_that_was_taken_for_dead_comes_back_before_it_changes_anything(
+    database: str, one: PostgresVolume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection is lost, and its row: another host has the lease, and loses it by the change."""
+    monkeypatch.setattr(host_session, "REJOIN_S", 0.0)
+    node = put(one, b"file", b"0")
+    connect = one._session._host._connect
+    monkeypatch.setattr(one._session._host, "_connect", refuse)
+    with psycopg.connect(database, autocommit=True) as connection:
+        cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s"
+        connection.execute(cut, [f"fusebackend-feed-{one.session}"])
+        eventually(lambda: not one._feed.live, LIMIT_S)
+        with opened(database) as two:
+            assert whole(two, node) == b"0"
+            connection.execute("DELETE FROM fusebackend.session WHERE id = %s", [int(one.session)])
+            has_lease(two)
+            rewrite(one, node, b"1")
+            assert not is_held(two)
+            assert whole(two, node) == b"1"
+            monkeypatch.setattr(one._session._host, "_connect", connect)
+            eventually(lambda: one._feed.live, LIMIT_S)
+
+
+def refuse() -> Any:
+    raise psycopg.OperationalError("refused by the test")
