@@ -1,4 +1,4 @@
-"""Sizes as people write them: `64 MiB`, `1.5 GiB`, `1 GB`, or bytes."""
+"""Sizes as people write them: `64 MiB`, `1.5 GiB`, `1 GB`, or bytes; and as `ls -h` does."""
 
 from __future__ import annotations
 
@@ -23,3 +23,10 @@ def size_bytes(value: int | str) -> int:
     if match is None or match[2] not in _UNIT_BYTES:
         raise ValueError(f"'{value}' is no size; write {EXAMPLES}")
     return round(float(match[1]) * _UNIT_BYTES[match[2]])
+
+
+def short_size(size_bytes: int) -> str:
+    """Return a size in the fewest characters: `0B`, `512B`, `1.5K`, `4K`."""
+    power = min(max(0, size_bytes.bit_length() - 1) // 10, 3)
+    number = size_bytes / 1024**power
+    return f"{number:.{0 if number.is_integer() else 1}f}{'BKMG'[power]}"

@@ -22,6 +22,7 @@ INSTEAD = "or do without a mount: 'fusebackend serve'"
 
 _CLONE_NEWNS, _MS_REC, _MS_PRIVATE = 0x00020000, 16384, 1 << 18
 _MS_NOSUID, _MS_NODEV = 2, 4
+_MNT_DETACH = 2
 
 
 def device() -> Iterable[Finding]:
@@ -103,10 +104,15 @@ def _try_mount(directory: str) -> int:
     """Mount in a namespace of this process's own; returns an error number, or 0."""
     libc = ctypes.CDLL(None, use_errno=True)
     fd = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
-    if libc.unshare(_CLONE_NEWNS) != 0 or libc.mount(b"none", b"/", None, ctypes.c_ulong(_MS_REC | _MS_PRIVATE), None):
+    if libc.unshare(_CLONE_NEWNS) != 0:
+        return ctypes.get_errno()
+    is_private = libc.mount(b"none", b"/", None, ctypes.c_ulong(_MS_REC | _MS_PRIVATE), None) == 0
+    if not is_private and ctypes.get_errno() != errno.EINVAL:  # EINVAL: '/' is no mount point, in a plain chroot
         return ctypes.get_errno()
     options = f"fd={fd},rootmode=40000,user_id={os.geteuid()},group_id={os.getegid()}".encode()
     flags = ctypes.c_ulong(_MS_NOSUID | _MS_NODEV)
     if libc.mount(b"fusebackend-doctor", os.fsencode(directory), b"fuse", flags, options) != 0:
         return ctypes.get_errno()
+    if not is_private:  # other namespaces may see the mount, and its end
+        libc.umount2(os.fsencode(directory), _MNT_DETACH)
     return 0

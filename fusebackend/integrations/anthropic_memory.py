@@ -27,6 +27,7 @@ from anthropic.types import beta
 
 from fusebackend.base.awaiting import aside
 from fusebackend.base.errors import IS_DIRECTORY
+from fusebackend.base.sizes import short_size
 from fusebackend.integrations.deepagents import adopt
 from fusebackend.integrations.texts import ABSENT, NO_TEXT, NotChanged, NoText, Texts
 
@@ -36,11 +37,10 @@ MEMORIES = "/memories"
 DEPTH = 2
 """Levels of directories that `view` lists."""
 
-DIRECTORY_BYTES = 4096
+DIRECTORY_SIZE = "4K"
 """The size that a directory is listed with, as ext4 has it: a verb gives none."""
 
 MAX_LINES = 999_999
-
 
 REFUSALS = {
     ABSENT: "The path {0} does not exist. Please provide a valid path.",
@@ -48,6 +48,10 @@ REFUSALS = {
     NO_TEXT: "path {0!r} is not valid utf-8",
 }
 CANT_BE_READ = "The file {0} can't be read: {1}"
+NOT_THERE = "No replacement was performed, old_str `{0}` did not appear verbatim in {1}."
+TWICE = "No replacement was performed. Multiple occurrences of old_str `{0}` in lines: {2}. Please ensure it is unique"
+EDITED = "The memory file has been edited. Here is the snippet showing the change (with line numbers):\n"
+NO_SUCH_LINE = "Invalid `insert_line` parameter: {0}. It should be within the range [0, {1}]."
 
 
 class MemoryTool(BetaAbstractMemoryTool):
@@ -70,13 +74,9 @@ class MemoryTool(BetaAbstractMemoryTool):
 
     def view(self, command: beta.BetaMemoryTool20250818ViewCommand) -> str:
         path = self._path(command.path)
-        kind = self._texts.kind(path)
-        if kind is None:
-            raise ToolError(REFUSALS[ABSENT].format(command.path))
-        if kind == "directory":
+        if self._texts.kind(path) == "directory":
             header = f"Here're the files and directories up to {DEPTH} levels deep in {command.path}"
-            lines = [f"{_size(DIRECTORY_BYTES)}\t{command.path}"]
-            lines += (f"{_size(size)}\t{command.path}/{name}" for name, size in self._below(path, "", DEPTH))
+            lines = [f"{DIRECTORY_SIZE}\t{command.path}", *self._listed(path, command.path, DEPTH)]
             return f"{header}, excluding hidden items:\n" + "\n".join(lines)
         with _refusing(command.path):
             lines = self._texts.read(path).split("\n")
@@ -99,37 +99,22 @@ class MemoryTool(BetaAbstractMemoryTool):
         old, new = command.old_str, command.new_str
 
         def replaced(text: str) -> tuple[str, str]:
-            count = text.count(old)
-            if count == 0:
-                raise ToolError(
-                    f"No replacement was performed, old_str `{old}` did not appear verbatim in {command.path}."
-                )
-            if count > 1:
-                places = re.finditer(f"(?={re.escape(old)})", text)  # overlapping ones too
-                lines = ", ".join(str(text.count("\n", 0, place.start()) + 1) for place in places)
-                raise ToolError(
-                    f"No replacement was performed. Multiple occurrences of old_str `{old}` in lines: {lines}. "
-                    "Please ensure it is unique"
-                )
-            return old, new
+            if text.count(old) == 1:
+                return old, new
+            places = re.finditer(f"(?={re.escape(old)})", text)  # overlapping ones too
+            lines = ", ".join(str(text.count("\n", 0, place.start()) + 1) for place in places)
+            raise ToolError((TWICE if lines else NOT_THERE).format(old, command.path, lines))
 
         with _refusing(command.path):
             text = self._texts.change(self._path(command.path), replaced)
         line = text.count("\n", 0, text.index(old))
-        first = max(0, line - 2)
-        return (
-            "The memory file has been edited. Here is the snippet showing the change (with line numbers):\n"
-            + _numbered(text.replace(old, new).split("\n")[first : line + 3], first + 1)
-        )
+        return EDITED + _numbered(text.replace(old, new).split("\n")[max(0, line - 2) : line + 3], max(1, line - 1))
 
     def insert(self, command: beta.BetaMemoryTool20250818InsertCommand) -> str:
         def inserted(text: str) -> tuple[str, str]:
             lines = text.removesuffix("\n").split("\n") if text else []
             if not 0 <= command.insert_line <= len(lines):
-                raise ToolError(
-                    f"Invalid `insert_line` parameter: {command.insert_line}. "
-                    f"It should be within the range [0, {len(lines)}]."
-                )
+                raise ToolError(NO_SUCH_LINE.format(command.insert_line, len(lines)))
             lines.insert(command.insert_line, command.insert_text.rstrip("\n"))
             new = "\n".join(lines)
             return text, new if new.endswith("\n") else new + "\n"
@@ -139,12 +124,12 @@ class MemoryTool(BetaAbstractMemoryTool):
         return f"The file {command.path} has been edited."
 
     def delete(self, command: beta.BetaMemoryTool20250818DeleteCommand) -> str:
-        path = self._below_root(command.path, "delete")
+        path = self._path(command.path, "delete")
         self._require(self._files.delete(path).error, path, command.path)
         return f"Successfully deleted {command.path}"
 
     def rename(self, command: beta.BetaMemoryTool20250818RenameCommand) -> str:
-        old, new = self._below_root(command.old_path, "rename"), self._path(command.new_path)
+        old, new = self._path(command.old_path, "rename"), self._path(command.new_path)
         if self._texts.kind(new):
             raise ToolError(f"The destination {command.new_path} already exists")
         self._require(self._files.move(old, new).error, old, command.old_path)
@@ -156,40 +141,31 @@ class MemoryTool(BetaAbstractMemoryTool):
             self._require(self._files.delete(path).error, path, path)
         return "All memory cleared"
 
-    # -- of all commands ------------------------------------------------------------------------------------------
-
-    def _path(self, given: str) -> str:
-        """The path in the backend. Raises `ToolError` for a path outside of `/memories`."""
+    def _path(self, given: str, verb: str = "") -> str:
+        """The path in the backend. `ToolError` for one outside of `/memories`; with a verb, for `/memories` as well."""
         if given != MEMORIES and not given.startswith(MEMORIES + "/"):
             raise ToolError(f"Path must start with {MEMORIES}, got: {given}")
         path = posixpath.normpath(given)
         if path != MEMORIES and not path.startswith(MEMORIES + "/"):
             raise ToolError(f"Path {given} would escape {MEMORIES} directory")
-        return posixpath.normpath(f"{self._root}/{path.removeprefix(MEMORIES)}".replace("//", "/"))
-
-    def _below_root(self, given: str, verb: str) -> str:
-        """The same for what is not `/memories` itself."""
-        path = self._path(given)
-        if path == self._root:
+        if verb and path == MEMORIES:
             raise ToolError(f"Cannot {verb} the {MEMORIES} directory itself")
-        return path
+        return posixpath.normpath(f"{self._root}/{path.removeprefix(MEMORIES)}".replace("//", "/"))
 
     def _require(self, error: str | None, path: str, given: str) -> None:
         if error is not None:
             raise ToolError(error if self._texts.kind(path) else f"The path {given} does not exist")
 
-    def _below(self, path: str, prefix: str, depth: int) -> Iterator[tuple[str, int]]:
-        """What `view` lists below a directory: names with the prefix, and sizes in bytes."""
+    def _listed(self, path: str, shown: str, depth: int) -> Iterator[str]:
+        """The lines of `view` below a directory: sizes, and paths as the model knows them."""
         entries = {posixpath.basename(each["path"].rstrip("/")): each for each in self._files.ls(path).entries or []}
         for name, entry in sorted(entries.items()):
             if name.startswith("."):
                 continue
-            if not entry.get("is_dir"):
-                yield prefix + name, entry.get("size", 0)
-                continue
-            yield f"{prefix}{name}/", DIRECTORY_BYTES
-            if depth > 1:
-                yield from self._below(f"{path}/{name}", f"{prefix}{name}/", depth - 1)
+            is_dir = entry.get("is_dir", False)
+            yield f"{DIRECTORY_SIZE if is_dir else short_size(entry.get('size', 0))}\t{shown}/{name}{'/' * is_dir}"
+            if is_dir and depth > 1:
+                yield from self._listed(f"{path}/{name}", f"{shown}/{name}", depth - 1)
 
 
 class AsyncMemoryTool(BetaAsyncAbstractMemoryTool):
@@ -220,12 +196,4 @@ def _refusing(given: str) -> Iterator[None]:
 
 
 def _numbered(lines: list[str], first: int) -> str:
-    width = len(str(MAX_LINES))
-    return "\n".join(f"{number:>{width}}\t{line}" for number, line in enumerate(lines, first))
-
-
-def _size(size: int) -> str:
-    """`0B`, `512B`, `1.5K`, `4K`."""
-    power = min(max(0, size.bit_length() - 1) // 10, 3)
-    number = size / 1024**power
-    return f"{number:.{0 if number.is_integer() else 1}f}{'BKMG'[power]}"
+    return "\n".join(f"{number:>{len(str(MAX_LINES))}}\t{line}" for number, line in enumerate(lines, first))

@@ -33,7 +33,7 @@ from fusebackend.base import paths
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import AgentPath
 from fusebackend.base.stamps import now_ns
-from fusebackend.base.waiting import will_wait
+from fusebackend.base.waiting import Lock, will_wait
 from fusebackend.protocol import DEFAULT_TTL_S, Attr, AttrChanges, Caller, Change, Features, StatFs, Volume
 from fusebackend.protocol.remote import Remote
 from fusebackend.remote.agent_remote import MAX_FILE_BYTES, AgentRemote
@@ -86,7 +86,9 @@ class RemoteVolume(NativeVolume):
             read_only=abilities.read_only,
             blocking=abilities.blocking,
         )
-        self.lock: AbstractContextManager[Any] = contextlib.nullcontext() if abilities.concurrent else threading.RLock()
+        self.lock: AbstractContextManager[Any] = contextlib.nullcontext()
+        if not abilities.concurrent:
+            self.lock = Lock() if self.at_once else threading.RLock()
         self._ranges = abilities.ranges
         self._max_file_bytes = max_file_bytes
         self._gate = Gate(needed=abilities.concurrent)

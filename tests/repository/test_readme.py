@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import textwrap
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +26,7 @@ from fusebackend.backends import PostgresBackend
 from fusebackend.urls import opening as urls
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES.remove(ROOT / "docs/control-protocol.md")  # tests/mounted/test_control_protocol.py runs that
 LIMIT_S = 120
 
@@ -131,6 +133,9 @@ SAYS = {
     "# The state before a call": ["diff --git a/week.md b/week.md", "deleted file mode 100644"],
     "from fusebackend import connect": ["File '/.fusebackend/snapshots/before/report.txt' not found"],
     "import pytest": [],
+    "import os\nfrom fusebackend.backends import LocalShellBackend": ["1"],
+    "import os\nimport subprocess\nfrom pathlib": ["     1\tmonday: call Ada", "['plan.md']"],
+    "from types import SimpleNamespace": ["['/plan.md']", "monday: call Ada"],
     "import errno": ["world", " [{'path': '/hello', 'line': 1, 'text': 'world'}]"],
 }  # fmt: skip
 """What a snippet in Python that begins so prints first, as its comments say."""
@@ -161,8 +166,18 @@ exec 9>&1
 """
 
 
-def kept(snippets: list[Snippet], language: str) -> list[Snippet]:
-    return [each for each in snippets if each.language == language and not any(map(each.code.startswith, NOT_RUN))]
+PLACES = {
+    "host=db.example dbname=agents": "postgres",
+    "s3://my-bucket/artifacts?endpoint=https://s3.example": "seaweedfs",
+    "python:3.12-slim": "docker_engine",
+}
+"""Services in the snippets of backends' pages, and the fixtures whose service takes the place."""
+
+
+def kept(snippets: list[Snippet], language: str, *, served: bool = False) -> list[Snippet]:
+    """Those that are run: with a service of `PLACES`, or those without."""
+    run = [each for each in snippets if each.language == language and not any(map(each.code.startswith, NOT_RUN))]
+    return [each for each in run if (language == "sh" and any(place in each.code for place in PLACES)) == served]
 
 
 @pytest.fixture
@@ -209,6 +224,39 @@ def test_a_shell_snippet(snippet: Snippet, home: Path) -> None:
     said = run(home, before, f"setsid --wait bash -eu -o pipefail {home}/snippet.sh")  # a call of its own
     if "diff -r @previous @latest" in snippet.code:
         assert ">     assert not may_try(4)" in said and '>   "next": [],' in said, said
+
+
+@contextlib.contextmanager
+def address(place: str, request: pytest.FixtureRequest) -> Iterator[tuple[str, dict[str, str]]]:
+    """What a snippet has in place of a service of `PLACES`, and the environment that it needs."""
+    service = request.getfixturevalue(PLACES[place])
+    if PLACES[place] == "postgres":
+        with service.database() as dsn:
+            yield dsn, {}
+    elif PLACES[place] == "seaweedfs":
+        with service.bucket() as bucket:
+            keys = {"AWS_ACCESS_KEY_ID": service.key, "AWS_SECRET_ACCESS_KEY": service.secret}
+            yield f"s3://{bucket.name}/artifacts?endpoint={service.endpoint}", keys
+    else:
+        yield service.image, {"DOCKER_HOST": service.url}
+
+
+SERVED = kept(SNIPPETS, "sh", served=True)
+
+
+@pytest.mark.mounted
+@pytest.mark.services
+@pytest.mark.parametrize("snippet", SERVED, ids=names(SERVED))
+def test_a_snippet_with_a_service(snippet: Snippet, home: Path, request: pytest.FixtureRequest) -> None:
+    (place,) = [each for each in PLACES if each in snippet.code]
+    with address(place, request) as (found, environment):
+        (home / "snippet.sh").write_text(snippet.code.replace(place, found))
+        exports = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
+        run(home, exports, f"setsid --wait bash -eu -o pipefail {home}/snippet.sh")
+
+
+def test_a_service_is_in_each_snippet_of_one() -> None:
+    assert {place for place in PLACES for each in SERVED if place in each.code} == set(PLACES)
 
 
 @pytest.mark.mounted

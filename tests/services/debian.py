@@ -1,4 +1,4 @@
-"""Fresh roots of Debian, by debootstrap(8), and a systemd as process 1 in one of them, by systemd-nspawn(1).
+"""Fresh roots of Debian, by `packaging/debian-root`, and a systemd as process 1 in one of them, by systemd-nspawn(1).
 
 systemd-nspawn needs no systemd on this machine: `--keep-unit --register=no`. The systemd of Debian 12 also works on
 control groups of version 1; that of Debian 13 refuses them.
@@ -19,7 +19,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MIRROR = "http://deb.debian.org/debian"
 SUITE = "bookworm"
 
 RUNNING = ("python3", "fuse3", "ripgrep", "bubblewrap", "ca-certificates")
@@ -27,7 +26,6 @@ BUILDING = ("python3-dev", "python3-venv", "gcc", "libc6-dev", "pkg-config", "li
 
 MAKE_LIMIT_S = 540.0
 BOOT_LIMIT_S = 120.0
-CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 
 
 def require(*programs: str) -> None:
@@ -41,13 +39,7 @@ def require(*programs: str) -> None:
 
 def make_root(directory: Path, packages: Sequence[str] = ()) -> None:
     """Make a root with packages, in which pip reaches what it reaches on this machine."""
-    run(["debootstrap", "--variant=minbase", SUITE, str(directory), MIRROR], MAKE_LIMIT_S)
-    shutil.copy("/etc/resolv.conf", directory / "etc/resolv.conf")
-    if CERTIFICATES.exists():  # also those of a proxy of this machine's
-        shutil.copy(CERTIFICATES, directory / "etc/pip-certificates.crt")
-        (directory / "etc/pip.conf").write_text("[global]\ncert = /etc/pip-certificates.crt\n")
-    if packages:  # debootstrap itself knows no virtual packages, and leaves those half installed that need one
-        _within(directory, f"apt-get update -qq; apt-get install -qq --no-install-recommends {' '.join(packages)}")
+    run([str(ROOT / "packaging/debian-root"), "--make", SUITE, str(directory), *packages], MAKE_LIMIT_S)
 
 
 def install(directory: Path) -> None:

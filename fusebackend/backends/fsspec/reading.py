@@ -21,6 +21,7 @@ from fsspec.spec import AbstractBufferedFile
 
 from fusebackend.backends.fsspec.told import told
 from fusebackend.base.errors import oserror
+from fusebackend.base.waiting import will_wait
 from fusebackend.protocol.remote import Reader
 from fusebackend.remote.fetchers import Fetchers
 
@@ -62,6 +63,7 @@ class Asking:
     @contextlib.contextmanager
     def of(self, path: str) -> Iterator[None]:
         """Hold the file system. What it raises inside is an `OSError` about `path`."""
+        will_wait()
         with self._lock, told(path):
             yield
 
@@ -96,7 +98,9 @@ class _Range:
 
     def arrived(self) -> bool:
         """Wait for the thread; return whether the bytes are there."""
-        self._done.wait()
+        if not self._done.is_set():
+            will_wait()
+            self._done.wait()
         return bool(self.next_bytes)
 
 
@@ -130,7 +134,7 @@ class Ranged:
             found = self._at(offset) or self._fetched(offset, end)
             pieces.append(found.data[offset - found.start : end - found.start])
             offset += len(pieces[-1])
-        return b"".join(pieces)
+        return bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
 
     def close(self) -> None:
         self._is_closed = True
@@ -142,8 +146,9 @@ class Ranged:
         """The range that is kept of this offset."""
         for place, kept in enumerate(self._kept):
             if kept.start <= offset < kept.end:
+                arrived = kept.arrived()
                 del self._kept[place]
-                if not kept.arrived():
+                if not arrived:
                     return None
                 self._keep(kept)
                 if not any(other.start == kept.end for other in self._kept):

@@ -31,6 +31,8 @@ from fusebackend.remote.parallel import WIDTH, each
 
 PIECE_BYTES = 1 << 20
 
+SMB_PORT = 445
+
 TEMPORARY = ".fusebackend-"
 """How the names of files begin that are being stored. No listing shows them."""
 
@@ -77,6 +79,9 @@ class FsspecRemote:
         self._is_absolute = root.startswith("/") or bool(fs.root_marker)
         self._renames = not _RENAMED.isdisjoint(protocols(fs))
         protocol = protocols(fs)[0]
+        self._is_smb = protocol == "smb"
+        if self._is_smb and fs.share_access is None:
+            fs.share_access = "rwd"  # else each open file is locked, for other readers too
         self._is_web = protocol in _WEB
         self.name = f"fsspec {protocol}"
         self.abilities = Abilities(
@@ -171,10 +176,21 @@ class FsspecRemote:
         if replaced is not None:
             self._require(new, replaced[0])
         with self._asking.of(source):
-            # Those that rename take no `recursive`; the others copy file by file, and ask for it.
-            self.fs.mv(source, target, **({} if self._renames else {"recursive": old.endswith("/")}))
+            self._move(source, target, is_dir=old.endswith("/"))
         copied()
         return ()
+
+    def _move(self, source: str, target: str, *, is_dir: bool = False) -> None:
+        """Rename, where the file system can, in place of what is at the target."""
+        if self._is_smb:
+            import smbclient
+
+            source, target = (f"\\\\{self.fs.host}{path}".replace("/", "\\") for path in (source, target))
+            smbclient.replace(source, target, port=self.fs.port or SMB_PORT)  # `mv` replaces nothing
+        elif self._renames:
+            self.fs.mv(source, target)
+        else:
+            self.fs.mv(source, target, recursive=is_dir)  # file by file
 
     # -- files -------------------------------------------------------------------------------------------------
 
@@ -243,7 +259,7 @@ class FsspecRemote:
             for piece in data.pieces():
                 file.write(piece)
         if self._renames:
-            self.fs.mv(aside, path)
+            self._move(aside, path)
 
     def same(self, key: str, data: Bytes, stamp: Stamp) -> Etag | None:
         info = self._info(key)
@@ -308,7 +324,7 @@ class FsspecRemote:
         return info
 
 
-_RENAMED = frozenset({"file", "local", "ftp", "sftp", "ssh"})
+_RENAMED = frozenset({"file", "local", "ftp", "sftp", "ssh", "smb"})
 """Protocols whose rename replaces a file at once."""
 
 _WEB = frozenset({"http", "https"})

@@ -38,9 +38,10 @@ def told(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno is not None:
+        if error.errno is not None and isinstance(error, type(OSError(error.errno, ""))):
             raise
-        number = next((number for kind, number in NUMBERS if isinstance(error, kind)), errno.EIO)
+        # smbprotocol's errors have numbers, and are no FileNotFoundError.
+        number = error.errno or next((number for kind, number in NUMBERS if isinstance(error, kind)), errno.EIO)
         raise OSError(number, os.strerror(number), path) from error
     except NotImplementedError as error:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), path) from error

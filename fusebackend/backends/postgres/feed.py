@@ -300,7 +300,7 @@ class VolumeFeed:
         self.wake: Callable[[], None] = lambda: None
         self.stir: Callable[[], None] = lambda: None
         self.lease = Lease(volume_id, lambda: self.wake())
-        self._lost_at = 0.0
+        self._answered_at = lease.now_s()
         self._volume = volume_id
         self.on_delay: Callable[[float], None] | None = None
         self._published: queue.Queue[_Published | None] = queue.Queue()  # None ends the thread
@@ -383,9 +383,9 @@ class VolumeFeed:
         return f"+{self.session}"
 
     @property
-    def lost_s(self) -> float:
-        """How long there has been no feed."""
-        return 0.0 if self.live else time.monotonic() - self._lost_at
+    def silent_s(self) -> float:
+        """How long ago the last question was asked that the server has answered: the connection was there then."""
+        return lease.now_s() - self._answered_at
 
     # -- the connection's thread -------------------------------------------------------------------------------
 
@@ -417,7 +417,6 @@ class VolumeFeed:
         words = " ".join(str(error).split())
         log.warning("what other hosts change in the volume is not told until the connection is back: %s", words)
         self.lease.lost()
-        self._lost_at = time.monotonic()
         self.live = False
         self._put(False)
         self._publish([Change()])
@@ -442,9 +441,11 @@ class VolumeFeed:
         return due_at - time.monotonic()
 
     def _turn_lease(self, ask: Ask) -> None:
-        if not self.lease.is_alone:
+        if self.lease.is_over:
             self.lease.give_back(ask)
-        elif self.lease.take(self.session, ask):
+        if self.lease.take(self.session, ask):
+            if self.lease.drops:
+                self._publish([Change()])
             self._look(ask)
             self._put(self.lease.beginning())
 
@@ -484,10 +485,11 @@ class VolumeFeed:
         running = "{" + ",".join(map(str, before.running)) + "}"
         after = before.xmax if before is not NOTHING else NO_XID
         words = (str(self._volume), str(after), running, str(self.session))
-        sent_at = time.monotonic()
+        sent_at = lease.now_s()
         result = ask(b"fusebackend_look", [word.encode() for word in words])
         self._looked_at = time.monotonic()
         self.lease.answered(sent_at)
+        self._answered_at = sent_at
         now = PgSnapshot.parse((result.get_value(0, 0) or b"").decode())
         floor = (result.get_value(0, 1) or b"").decode()
         self._position = now
@@ -519,7 +521,10 @@ class VolumeFeed:
         self._surveyed_at = time.monotonic()
         server, *counts, nameless = ((result.get_value(0, column) or b"").decode() for column in range(6))
         joined, older, self._others, before = map(int, counts)
-        self.lease.is_alone = not self._others
+        if self._others:  # that has not said hello yet: the lock must not be given back before the lease has ended
+            self.lease.end()
+        else:
+            self.lease.is_alone = True
         self.leads = before < WATCHERS
         self._watches = bool(self._others) and self.leads
         self.has_duties = self._watches or nameless == "t"

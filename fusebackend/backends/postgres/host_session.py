@@ -65,7 +65,7 @@ GRACE_S = 60.0
 connection has to come back."""
 
 REJOIN_S: Final = 20.0
-"""A session without a connection for so long may be taken for dead soon."""
+"""A session whose connection was silent for so long, as that of a computer that slept, may be taken for dead soon."""
 
 PERIOD_S = 10.0
 """How often the thread frees nodes, and checks its connection."""
@@ -196,11 +196,11 @@ class Session:
         self._feed.announce(payloads, xid)
 
     def rejoin(self, connection: Connection[Any]) -> None:
-        """Add the session again before a change, if it has been without its connection, and was removed as a dead one.
+        """Add the session again before a change, if its connection was silent, and it was removed as a dead one.
 
         Another one may have the lease, which this change would break.
         """
-        if self._feed.lost_s < REJOIN_S:
+        if self._feed.silent_s < REJOIN_S:
             return
         if not _ask(connection, "SELECT true FROM fusebackend.session WHERE id = %s", (self.id,)):
             self._add(connection)
@@ -400,14 +400,25 @@ class Session:
 
     def _wait_for_lease(self, connection: Connection[Any]) -> None:
         """Wait until no other session has the lease (`lease.py`): it has heard of this one, or it is cut off."""
-        from psycopg.errors import LockNotAvailable
+        from psycopg.errors import InsufficientPrivilege, LockNotAvailable
 
-        wait = ("SELECT pg_advisory_xact_lock_shared(%s::int, %s::int)", (LEASE_LOCK, self._volume))
+        # The role may have a limit for statements, and a pooler's connection has none for locks.
+        limits = "SELECT set_config('lock_timeout', %s, true), set_config('statement_timeout', '0', true)"
+        lock = ("SELECT pg_advisory_xact_lock_shared(%s::int, %s::int)", (LEASE_LOCK, self._volume))
+        wait: list[Statement] = [BEGIN, (limits, (f"{LOCK_S}s",)), lock, COMMIT]
         try:
-            send(connection, [wait])
+            send(connection, wait)
         except LockNotAvailable:
+            rollback(connection)
             log.warning("another host of the volume does not answer: its connection to the server is ended")
-            send(connection, [(_CUT_OFF, (LEASE_LOCK, self._volume)), wait])
+            try:
+                send(connection, [(_CUT_OFF, (LEASE_LOCK, self._volume))])
+            except InsufficientPrivilege:  # its lease has ended all the same: it was silent for longer than that holds
+                log.warning("that takes the same role, or pg_signal_backend: each newcomer waits until it is gone")
+            else:
+                send(connection, wait)
+        finally:
+            rollback(connection)
 
     def heard(self, payload: str) -> None:
         self._feed.heard(payload)

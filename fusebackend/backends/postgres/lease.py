@@ -13,6 +13,8 @@ a session takes a lease, which is NFS's delegation for a whole volume: no other 
 - A session whose connection is cut may not know it. So a lease holds only for `LEASE_S` after the feed last asked
   something that was answered, and a newcomer that has waited for longer (`host_session.LOCK_S`) has the server end that
   connection.
+- It is taken anew where it has lapsed, and where the outcome of a change is not known (`doubt`): the server may make it
+  when this host has read on, and no host is told of its own. What is known by then is dropped.
 - A session that has lost its connection for so long that its row is removed as that of a dead one adds it again before
   it changes anything (`Session.rejoin`).
 
@@ -41,6 +43,12 @@ TRY_S: Final = 0.25
 
 NEVER: Final = float("inf")
 
+
+def now_s() -> float:
+    """The time in seconds. It goes on while this computer sleeps, as other hosts do."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 PREPARE: Final = (
     f"PREPARE fusebackend_lease (integer) AS SELECT pg_try_advisory_lock({LEASE_LOCK}, $1)",
     # A question of its own: it sees the rows of all sessions that have had the lock before.
@@ -62,10 +70,11 @@ class Lease:
 
     Attributes:
         is_alone: there may be no other session.
+        drops: what was known when it was taken is to be dropped (`doubt`).
     """
 
     def __init__(self, volume: int, wake: Callable[[], None]) -> None:
-        self.is_alone = False
+        self.is_alone = self.drops = False
         self._wake = wake
         self._volume = str(volume).encode()
         self._since = NEVER  # it begins
@@ -73,11 +82,12 @@ class Lease:
         self._wished_at = 0.0
         self._tried_at = 0.0
         self._has_lock = False
+        self._doubts = self._doubted = 0  # all, and those before it was taken
         self._guard = threading.Lock()  # it does not begin while it ends
 
     @property
     def held(self) -> bool:
-        now = time.monotonic()
+        now = now_s()
         if self._since <= now < self._until:
             return True
         if self.is_alone and now >= self._wished_at + TRY_S:
@@ -86,22 +96,38 @@ class Lease:
         return False
 
     def answered(self, sent_at: float) -> None:
-        """The server has answered a question that was sent at a time."""
+        """The server has answered a question that was sent at a time (`now_s`)."""
+        if self._has_lock and sent_at >= self._until:
+            self.doubt()
         self._until = sent_at + LEASE_S
+
+    def doubt(self) -> None:
+        """Have it taken anew. Any thread may call it."""
+        with self._guard:
+            self._since = NEVER
+            self._doubts += 1
+        self._wake()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the lock is to be given back."""
+        return not self.is_alone or self._doubts != self._doubted
 
     def take(self, session: int, ask: Ask) -> bool:
         """Take the lock, if it is due and this session is alone. What has been changed until now is to be told then."""
-        now = time.monotonic()
+        now = now_s()
         if self._has_lock or not self.is_alone or now >= self._wished_at + 2 * TRY_S or now < self._tried_at + TRY_S:
             return False
-        self._tried_at = now
+        self._tried_at, doubts = now, self._doubts
         if ask(b"fusebackend_lease", [self._volume]).get_value(0, 0) != b"t":
             return False
         self._has_lock = True
         is_alone = ask(b"fusebackend_alone", [self._volume, str(session).encode()]).get_value(0, 0) == b"t"
         if not is_alone:
             self.give_back(ask)
-        return is_alone
+            return False
+        self.drops, self._doubted = doubts != self._doubted, doubts
+        return True
 
     def beginning(self) -> Callable[[], None]:
         """What is to be called when all changes until the lock was taken have been told of; by any thread."""
@@ -109,8 +135,8 @@ class Lease:
 
         def begin() -> None:
             with self._guard:
-                if self._has_lock and self.is_alone and self._tried_at == taken_at:
-                    self._since = time.monotonic() + SETTLED_S
+                if self._has_lock and not self.is_over and self._tried_at == taken_at:
+                    self._since = now_s() + SETTLED_S
 
         return begin
 

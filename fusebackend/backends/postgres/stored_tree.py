@@ -279,6 +279,8 @@ class StoredTree(TreeVolume):
             transaction.rollback()
             for node in transaction.before:  # it may have happened without an answer
                 self._known.changed(node)
+            if transaction.before and transaction.connection.closed:  # … or may yet happen
+                self._lease.doubt()
             raise
         finally:
             scope.transaction = None

@@ -73,6 +73,7 @@ SNAPSHOTS = Change(parent=0)
 """In the change feed: snapshots have been taken or deleted. No directory has the node 0."""
 
 FIELD_COUNT = len(statements.FIELDS)
+NLINK = statements.FIELDS.index("nlink")
 VERSION = statements.FIELDS.index("version")
 
 BESIDE_BYTES = 512 << 10
@@ -222,7 +223,8 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         if wrong and (not rows or found[0] is None):
             raise WrongLinks(wrong)
         self._require_directory(directory[1:3], parent)
-        self._known.looked(moment, parent, directory[VERSION], name, found[0])
+        if self._feed.live and self._scope.view is None:
+            self._known.looked(moment, parent, directory[VERSION], name, found[0])
         if found[0] is None:
             self._guesses.note([directory], {(parent, name): None})
             raise oserror(errno.ENOENT, name)
@@ -247,6 +249,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
             return None
         if (parent, name) not in self._guesses:
             self._guesses.note([known.row], {(parent, name): node})
+        self._damage.require_entry(parent, name, known)
         return self._drafts.attr(node) or self._accesses.shown(known)
 
     def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
@@ -487,7 +490,9 @@ class PostgresVolume(StoredTree, SnapshotVolume):
             wanted.append(other)
         moment = self._known.moment
         for row in self._query(statements.small(self.id, wanted)):
-            self._note_inode(moment, row[:FIELD_COUNT], row[FIELD_COUNT])
+            # The others may be damaged, or have lost their names meanwhile: that is no error of this file.
+            if row[0] == node or (is_in_range(row[:12]) and row[NLINK]):
+                self._note_inode(moment, row[:FIELD_COUNT], row[FIELD_COUNT])
 
     def _read_small(self, node: int) -> StoredInode:
         """The inode. If it is a small file, of which the kernel has no bytes, they are known from now on."""

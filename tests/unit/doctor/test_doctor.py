@@ -215,6 +215,8 @@ class TestNamespaces:
         )
         found = diagnosed(wrapper=within(script))
         says(found["propagation"], "warning", "no mount that this process sees holds '/'", "bind the root directory")
+        says(found["mount(2)"], "ok", "a FUSE file system can be mounted")
+        assert "fusebackend-doctor" not in Path("/proc/self/mounts").read_text()
 
     def test_control_groups(self) -> None:
         found = diagnosed(wrapper=within("umount -R -l /sys/fs/cgroup"))

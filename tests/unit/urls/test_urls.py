@@ -15,6 +15,8 @@ from fusebackend.urls import parse
 from fusebackend.urls.opening import NOT_YET, SCHEMES, Scheme, Url, UrlError, mask, open_backend
 from fusebackend.urls.registry import MEANINGS
 
+DOCS = Path(__file__).parents[3] / "docs"
+
 
 class TestParse:
     @pytest.mark.parametrize(
@@ -355,12 +357,35 @@ def test_every_parameter_is_explained() -> None:
 
 
 def test_the_documentation_explains_them_in_the_same_words() -> None:
-    page = (Path(__file__).parents[3] / "docs/urls.md").read_text()
+    """In the row of the one page that all backends with a parameter have, else in that of docs/urls.md."""
+    common = DOCS / "urls.md"
     for name, meaning in MEANINGS.items():
-        (row,) = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
         schemes = [scheme for scheme, its in SCHEMES.items() if name in (its.parameters or ())]
+        pages = {page_of(scheme) for scheme in schemes}
+        (row,) = [
+            line
+            for page in {common, *pages}
+            for line in page.read_text().splitlines()
+            if line.startswith(f"| `{name}` |") and (page == common or pages == {page})
+        ]
         assert row.endswith(f"| {meaning} |")
         assert "| all |" in row or all(f"`{scheme}:`" in row for scheme in schemes), row
+        for page in pages:
+            assert f"`{name}`" in page.read_text(), f"{page} does not name {name}"
+
+
+def test_each_backend_has_a_page() -> None:
+    pages = {page_of(scheme) for scheme in SCHEMES} | {DOCS / "backends/sandboxes.md"}
+    assert pages == set((DOCS / "backends").iterdir())
+    for page in pages:
+        assert re.search(r"^```(sh|python)$", page.read_text(), re.MULTILINE), f"{page} has no example"
+
+
+def page_of(scheme: str) -> Path:
+    """The page to which the row of a scheme in docs/urls.md leads."""
+    rows = re.findall(r"^\| \[(.*?)\]\((\S+)\) \|", (DOCS / "urls.md").read_text(), re.MULTILINE)
+    (target,) = [target for urls_of, target in rows if re.search(rf"`{re.escape(scheme)}:", urls_of)]
+    return DOCS / target
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import threading
 import uuid
 
 import pytest
@@ -17,6 +19,8 @@ from services import fsspec_servers, webdav
 from fusebackend.backends.fsspec.backend import FsspecBackend
 from fusebackend.backends.fsspec.reading import RANGE_BYTES, UNIT_BYTES
 from fusebackend.backends.fsspec.remote import FsspecRemote
+from fusebackend.base.waiting import WouldWait, at_once
+from fusebackend.protocol import ROOT_NODE
 from fusebackend.testing.conformance import BackendConformance
 
 
@@ -100,6 +104,20 @@ class TestSftp(Served):
         with FsspecBackend(fs, "/") as backend:
             assert "/of-the-root" in [entry["path"] for entry in backend.ls("/").entries]
             assert backend.delete("/of-the-root").error is None
+
+
+@pytest.mark.services
+class TestSmb(Served):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def fs(cls, tmp_path_factory):
+        with fsspec_servers.running("smb", tmp_path_factory.mktemp("smb")) as port:
+            yield opened("smb", port=port, **LOGIN)
+
+    @pytest.fixture
+    def backend(self, fs):
+        with self.place(fs, "/files") as backend:
+            yield backend
 
 
 @pytest.mark.services
@@ -200,3 +218,48 @@ def test_a_file_that_was_cut_is_stale(buffered):
     with pytest.raises(OSError) as caught:
         reader.read(UNIT_BYTES, 10)
     assert caught.value.errno == errno.ESTALE
+
+
+def test_what_is_here_is_read_on_the_mounts_own_thread(tmp_path):
+    (tmp_path / "file").write_bytes(b"monday")
+    with FsspecBackend(opened("file"), str(tmp_path)) as backend:
+        volume = backend.volume
+        with pytest.raises(WouldWait):
+            at_once(lambda: volume.lookup(ROOT_NODE, b"file"))
+        node = volume.lookup(ROOT_NODE, b"file").node
+        volume.open(node, os.O_RDONLY)
+        assert volume.read(node, 0, 3) == b"mon"
+        assert at_once(lambda: volume.read(node, 3, 3)) == b"day"
+        with volume.lock, pytest.raises(WouldWait):  # as while another thread asks for a file
+            elsewhere(lambda: at_once(lambda: volume.read(node, 0, 3)))
+        volume.release(node, os.O_RDONLY)
+
+
+def test_a_read_that_would_wait_changes_nothing(buffered):
+    fs, reader = buffered
+    for at in range(0, 2 * UNIT_BYTES, UNIT_BYTES):
+        reader.read(at, UNIT_BYTES)
+    assert at_once(lambda: reader.read(0, 10)) == fs.content[:10]
+    far = len(fs.content) - 10
+    with pytest.raises(WouldWait):
+        at_once(lambda: reader.read(far, 10))
+    assert reader.read(far, 10) == fs.content[far:]
+    for at in range(0, len(fs.content), UNIT_BYTES):
+        assert reader.read(at, UNIT_BYTES) == fs.content[at : at + UNIT_BYTES]
+    assert fs.fetched == len(fs.content)
+
+
+def elsewhere(call):
+    """Raise in this thread what a call raises in another one."""
+    raised = []
+
+    def run():
+        try:
+            call()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    raise raised[0]

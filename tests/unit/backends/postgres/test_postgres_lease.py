@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -266,7 +268,7 @@ def test_a_host_that_does_not_answer_is_cut_off(
 ) -> None:
     node = put(one, b"file", b"before")
     one.close()
-    monkeypatch.setitem(host_session.SETTINGS, "lock_timeout", f"{lease.LEASE_S + 1}s")
+    monkeypatch.setattr(host_session, "LOCK_S", lease.LEASE_S + 1)
     with subprocess.Popen(
         [sys.executable, "-c", STOPPED, database, str(node)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as host:
@@ -307,5 +309,149 @@ def test_a_session_that_was_taken_for_dead_comes_back_before_it_changes_anything
             eventually(lambda: one._feed.live, LIMIT_S)
 
 
+def test_a_session_that_does_not_know_that_it_was_taken_for_dead_comes_back(
+    database: str, one: PostgresVolume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A computer has slept: its feed still seems to be live when the first change is made."""
+    monkeypatch.setattr(host_session, "REJOIN_S", 0.3)
+    node = put(one, b"file", b"0")
+    monkeypatch.setattr(one._feed, "turn", lambda ask: 1000.0)
+    with psycopg.connect(database, autocommit=True) as connection, opened(database) as two:
+        assert whole(two, node) == b"0"
+        connection.execute("DELETE FROM fusebackend.session WHERE id = %s", [int(one.session)])
+        has_lease(two)
+        assert one._feed.live
+        rewrite(one, node, b"1")
+        assert not is_held(two)
+        assert whole(two, node) == b"1"
+
+
 def refuse() -> Any:
     raise psycopg.OperationalError("refused by the test")
+
+
+def test_a_view_says_nothing_of_what_came_later(one: PostgresVolume) -> None:
+    """A thread that sees an earlier state looks a name up: others are not answered with that."""
+    put(one, b"old", b"0")
+    has_lease(one)
+    names(one)
+    with one.viewing():
+        assert one.lookup(ROOT_NODE, b"old").nlink == 1  # the view begins
+        changed = threading.Thread(target=one.rename, args=[ROOT_NODE, b"old", ROOT_NODE, b"new"])
+        changed.start()
+        changed.join(LIMIT_S)
+        assert is_absent(one, b"new")
+        assert one.lookup(ROOT_NODE, b"old").nlink == 1
+    assert is_held(one)
+    assert is_absent(one, b"old")
+    assert one.lookup(ROOT_NODE, b"new").nlink == 1
+
+
+def test_it_ends_when_another_session_is_counted_before_it_says_hello(one: PostgresVolume, database: str) -> None:
+    has_lease(one)
+    with psycopg.connect(database, autocommit=True) as connection:
+        add = "INSERT INTO fusebackend.session (volume, host, pid, version) VALUES (%s, 'h', 1, 1)"
+        connection.execute(add, [one.id])
+        wait = "SELECT pg_advisory_lock_shared(%s::int, %s::int)"
+        connection.execute("SET lock_timeout = '5s'")
+        connection.execute(wait, [lease.LEASE_LOCK, one.id])  # … which is given back
+        assert not is_held(one)
+
+
+def test_a_sibling_that_is_damaged_or_gone_keeps_no_file_from_being_opened(one: PostgresVolume, database: str) -> None:
+    sound, damaged, gone = (put(one, name, b"content") for name in (b"1", b"2", b"3"))
+    has_lease(one)
+    names(one)
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("UPDATE fusebackend.inode SET uid = -5 WHERE node = %s", [damaged])
+        connection.execute("UPDATE fusebackend.inode SET nlink = 0 WHERE node = %s", [gone])
+    assert whole(one, sound) == b"content"
+
+
+def test_a_name_that_leads_to_a_directory_elsewhere_is_refused(one: PostgresVolume, database: str) -> None:
+    directory = one.mkdir(ROOT_NODE, b"d", 0o755, ME).node
+    inner = one.mkdir(directory, b"inner", 0o755, ME).node
+    with psycopg.connect(database, autocommit=True) as connection:
+        lead = "INSERT INTO fusebackend.dentry (volume, parent, name, node) VALUES (%s, %s, %s, %s)"
+        connection.execute(lead, [one.id, inner, b"again", directory])
+    for leased in (False, True):
+        if leased:
+            has_lease(one)
+            assert names(one) == [b"d"]
+            names(one, inner)
+        with pytest.raises(OSError) as refused:
+            one.lookup(inner, b"again")
+        assert refused.value.errno == errno.EIO
+
+
+@pytest.mark.parametrize("setting", ["statement_timeout = '1s'", "lock_timeout = 0"])
+def test_a_newcomer_waits_as_long_as_the_lease_may_hold(
+    database: str, one: PostgresVolume, monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    """Whatever its role is set to, and behind a pooler, whose connections have no settings of ours."""
+    one.close()
+    monkeypatch.setattr(host_session, "LOCK_S", 3)
+    with psycopg.connect(database, autocommit=True) as silent:
+        silent.execute("SELECT pg_advisory_lock(%s::int, %s::int)", [lease.LEASE_LOCK, one.id])
+        with psycopg.connect(database, autocommit=True) as connection:
+            connection.execute(f"SET {setting}")
+            began = time.monotonic()
+            one._session._wait_for_lease(connection)
+            assert time.monotonic() - began >= 3
+
+
+def test_a_newcomer_that_may_not_cut_another_host_off_begins_all_the_same(
+    database: str, one: PostgresVolume, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(host_session, "LOCK_S", 1)
+    role = f"newcomer_{uuid.uuid4().hex[:8]}"
+    node = put(one, b"file", b"content")
+    one.close()
+    with psycopg.connect(database, autocommit=True) as silent:
+        silent.execute(f"CREATE ROLE {role} LOGIN")
+        try:
+            silent.execute(f"GRANT ALL ON SCHEMA fusebackend TO {role}")
+            for kind in ("TABLES", "SEQUENCES"):
+                silent.execute(f"GRANT ALL ON ALL {kind} IN SCHEMA fusebackend TO {role}")
+            silent.execute("SELECT pg_advisory_lock(%s::int, %s::int)", [lease.LEASE_LOCK, one.id])
+            with opened(database.replace("user=postgres", f"user={role}")) as two:
+                assert whole(two, node) == b"content"
+                assert not is_held(two)
+            assert "pg_signal_backend" in caplog.text
+        finally:
+            silent.execute(f"DROP OWNED BY {role}")
+            silent.execute(f"DROP ROLE {role}")
+
+
+def test_it_is_taken_anew_when_it_has_lapsed(one: PostgresVolume, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that comes late says nothing of hosts that have come meanwhile, as to a computer that slept."""
+    has_lease(one)
+    begun = one._lease._since
+    slept = time.clock_gettime
+    monkeypatch.setattr(time, "clock_gettime", lambda clock: slept(clock) + lease.LEASE_S + 1)
+    assert not is_held(one)
+    has_lease(one)
+    assert one._lease._since > begun + lease.LEASE_S + 1
+
+
+def test_a_change_that_comes_about_after_its_connection_is_lost(
+    one: PostgresVolume, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server goes on with what it has been sent: a host does not believe what it has read until then."""
+    node = put(one, b"file", b"0")
+    has_lease(one)
+    names(one)
+    with psycopg.connect(database) as connection:
+        connection.execute("LOCK TABLE fusebackend.dentry IN SHARE MODE")
+        with monkeypatch.context() as impatient, pytest.raises(OSError):
+            impatient.setattr(pipeline, "STALL_S", 0.5)
+            one.rename(ROOT_NODE, b"file", ROOT_NODE, b"moved")
+        assert not is_held(one)
+        assert one.lookup(ROOT_NODE, b"file").node == node
+        assert names(one) == [b"file"]
+    with psycopg.connect(database, autocommit=True) as connection:
+        moved = "SELECT FROM fusebackend.dentry WHERE name = 'moved'"
+        eventually(lambda: connection.execute(moved).fetchone() is not None, LIMIT_S)
+    has_lease(one)
+    assert is_absent(one, b"file")
+    assert one.lookup(ROOT_NODE, b"moved").node == node
