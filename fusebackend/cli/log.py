@@ -68,6 +68,7 @@ def complete_word(context: click.Context, parameter: click.Parameter, incomplete
     help="Go on with each when it ends, until Ctrl-C or the mount's end; with --changes, with these as they come.",
 )
 @click.option("--changes", "with_changes", is_flag=True, help="Also what each of them changed, a line each.")
+@click.option("--branch", metavar="NAME", help="The calls in this branch; a PATH is one of the branch, as '/plan.md'.")
 @click.option("--verify", "is_check", is_flag=True, help="Check by its hash chain that the log is as it was written.")
 @click.option("--anchor", "anchors", multiple=True, metavar="LINK:HEAD", help="With --verify: an end kept elsewhere.")
 @json_option("a line for each call, newest first; with --changes it has `changes`, with -f each change has a line.")
@@ -79,6 +80,7 @@ def log(
     limit: int,
     follow: bool,
     with_changes: bool,
+    branch: str | None,
     is_check: bool,
     anchors: Sequence[str],
     as_json: bool,
@@ -91,6 +93,9 @@ def log(
 
     'fusebackend diff c42' shows what the call c42 did, 'fusebackend undo c42' takes it back.
 
+    With --branch, the calls that changed something in a branch, by numbers of its own (b3), with no bytes of before:
+    neither 'diff' nor 'undo' know them.
+
     --verify prints the end of the log's hash chain, LINK:HEAD, and exits with 1 if something was changed, removed or
     added past the server. It proves nothing against the server's own user without an --anchor, or '[log] anchor' of the
     mount's TOML file, with which the mount keeps such ends elsewhere by itself.
@@ -98,9 +103,21 @@ def log(
     if anchors and not is_check:
         raise click.UsageError("--anchor is for --verify")
     if is_check:
-        if by or since or follow or with_changes:
-            raise click.UsageError("--verify checks the whole log: give no --by, --since, -f or --changes with it")
+        if by or since or follow or with_changes or branch:
+            text = "--verify checks the whole log: give no --by, --since, -f, --changes or --branch with it"
+            raise click.UsageError(text)
         _verify(target.locate(words[0], mount) if words else target.here(mount), anchors, as_json)
+        return
+    if branch is not None:
+        if follow:
+            raise click.UsageError("-f follows the calls of the mount: give no --branch with it")
+        place = target.here(mount)
+        asked = _Asked(place.files, by, _since_ns(since), list(words), limit, branch)
+        with in_a_line():
+            found = asked.calls()
+            Shown(Output(), place, as_json=as_json, with_changes=with_changes, branch=branch).show(found)
+            if not found and not as_json:
+                note("no call has changed anything there")
         return
     calls = [word for word in words if is_call_name(word)]
     places = [target.locate(word, mount, follow=False) for word in words if not is_call_name(word)]
@@ -156,14 +173,16 @@ class _Asked(NamedTuple):
     since_ns: int | None
     paths: list[Any]
     limit: int
+    branch: str | None = None
 
     def calls(self) -> list[CallInfo]:
         """Return the calls, the newest first."""
-        return self.files.log(by=self.by, since=self.since_ns, paths=self.paths, limit=self.limit)
+        by, since, paths = self.by, self.since_ns, self.paths
+        return self.files.log(by=by, since=since, paths=paths, limit=self.limit, branch=self.branch)
 
     def is_by(self, actor: Actor) -> bool:
         """Return True for an actor whose calls are asked for, as `Filter.by` has it."""
-        return self.by in (None, actor.agent, actor.thread, actor.call, actor.command, str(actor.uid))
+        return self.by is None or actor.is_meant(self.by)
 
     def has(self, change: ChangeInfo) -> bool:
         """Return True for a change at or below the paths."""
@@ -217,13 +236,26 @@ class Shown:
 
     Args:
         place: a path of the mount, in whose words paths are shown.
+        branch: whose calls they are, with paths inside of it; None for the mount's.
     """
 
-    def __init__(self, output: Output, place: Target, *, as_json: bool = False, with_changes: bool = False) -> None:
+    def __init__(
+        self,
+        output: Output,
+        place: Target,
+        *,
+        as_json: bool = False,
+        with_changes: bool = False,
+        branch: str | None = None,
+    ) -> None:
         self.output = output
         self._place = place
         self._as_json = as_json
         self.with_changes = with_changes
+        self._branch = branch
+
+    def _shown(self, path: str) -> str:
+        return path if self._branch is not None else self._place.shown(path)
 
     def show(self, calls: Sequence[CallInfo]) -> None:
         """Print calls."""
@@ -254,21 +286,21 @@ class Shown:
 
     def _changes(self, call: CallInfo) -> Iterator[ChangeInfo]:
         after = 0
-        while found := self._place.files.changes(call.call, after=after, limit=PAGE):
+        while found := self._place.files.changes(call.call, after=after, limit=PAGE, branch=self._branch):
             yield from found
             after = found[-1].number
 
     def _shown_paths(self, change: dict[str, Any]) -> dict[str, Any]:
         for name in ("path", "to_path"):
             if change[name] is not None:
-                change[name] = self._place.shown(change[name])
+                change[name] = self._shown(change[name])
         return change
 
     def _change(self, change: ChangeInfo) -> str:
-        path = self.output.name(self._place.shown(change.path))
+        path = self.output.name(self._shown(change.path))
         if change.to_path is not None:
             arrow = "<->" if change.change == "exchange" else "->"
-            path = f"{path} {arrow} {self.output.name(self._place.shown(change.to_path))}"
+            path = f"{path} {arrow} {self.output.name(self._shown(change.to_path))}"
         line = f"{change.change:<10} {path}"
         if change.kept == "lost":
             line += f"  (its bytes are lost: {self.output.text(change.why_lost or 'no reason is known')})"

@@ -261,11 +261,14 @@ class ServedMount(SandboxBackendProtocol):
         before: str | None = None,
         ended_after_ns: int | None = None,
         limit: int = LOGGED_CALLS,
+        branch: str | None = None,
     ) -> list[CallInfo]:
         """Return calls that changed something, the newest first. ValueError, OSError."""
 
     @abc.abstractmethod
-    def changes(self, call: str | None = None, *, after: int = 0, limit: int = LISTED_CHANGES) -> list[ChangeInfo]:
+    def changes(
+        self, call: str | None = None, *, after: int = 0, limit: int = LISTED_CHANGES, branch: str | None = None
+    ) -> list[ChangeInfo]:
         """Return the changes of a call, or of all, in their order. ValueError, OSError."""
 
     @abc.abstractmethod

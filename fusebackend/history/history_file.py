@@ -27,6 +27,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -321,18 +322,22 @@ class HistoryFile:
             undoes: of an undo: the calls that it takes back. See `mark_undone`.
         """
         began_ns = self._time_ns()
-        command = kept(actor.command, self._commands)
-        is_command = kind in ("command", "tool", "session")
-        title = kept(title, self._commands if is_command or self._commands == "full" else "masked")[:TITLE_CHARACTERS]
+        title, actor = self.masked(kind, title, actor)
         with self._guard:
             self._call += 1
             number = self._call
-            who = (actor.agent, actor.thread, actor.call, command, actor.uid, actor.pid, actor.host)
+            who = (actor.agent, actor.thread, actor.call, actor.command, actor.uid, actor.pid, actor.host)
             row = (number, kind, _stored(title), *map(_stored, who), began_ns, None, None)
             self._unwritten[number] = (_CALL, row)
             self._undoes[number] = tuple(undoes)
             self._open.add(number)
         return number
+
+    def masked(self, kind: CallKind, title: str, actor: Actor) -> tuple[str, Actor]:
+        """Return the title and the actor of a call as they are kept: cut, with secrets masked."""
+        is_command = kind in ("command", "tool", "session")
+        title = kept(title, self._commands if is_command or self._commands == "full" else "masked")[:TITLE_CHARACTERS]
+        return title, replace(actor, command=kept(actor.command, self._commands))
 
     def note_call(self, kind: CallKind, title: str, actor: Actor) -> int:
         """Keep a call that changes no file, and ends at once; returns its number. `calls` has it if it is asked for

@@ -43,6 +43,10 @@ class Actor:
     pid: int | None = None
     host: str = ""
 
+    def is_meant(self, by: str) -> bool:
+        """Return True if a log by this word has its calls: agent, thread, tool call, command, or uid."""
+        return by in (self.agent, self.thread, self.call, self.command, str(self.uid))
+
     @property
     def word(self) -> str:
         """One word for it: the agent, the thread, or the program; empty if none is known."""

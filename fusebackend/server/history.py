@@ -41,6 +41,7 @@ from fusebackend.protocol import (
 )
 from fusebackend.protocol.records import FILE_TYPES
 from fusebackend.trees import diff_output
+from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.diff import Differences, differences
 from fusebackend.trees.earlier import EarlierVolume, Moment
 from fusebackend.trees.recorded import Past, sides
@@ -323,6 +324,52 @@ class MountHistory:
         self._file.forget(calls)
         self._file.require()  # else nothing is deleted yet
         self._recorder.images.clean(self._file.images("file"), below)
+
+
+def branch_log(
+    volume: BranchVolume, by: str | None, since: int | str | None, named: Sequence[str], limit: int
+) -> list[CallInfo]:
+    """Return the calls that have changed something in a branch, the newest first; see `MountedBackend.log`."""
+    since_ns = begin_ns(since) if isinstance(since, str) else since
+    inner = [paths.normalise(path) for path in named]
+    found: list[CallInfo] = []
+    for call in volume.calls():
+        if len(found) == _bounded(limit):
+            break
+        if since_ns is not None and call.ended_ns is not None and call.ended_ns < since_ns:
+            continue
+        if by and not call.actor.is_meant(by):
+            continue
+        if inner and not any(_touches(change, inner) for change in _branch_changes(volume, call.number, 0, -1)):
+            continue
+        found.append(
+            CallInfo(f"b{call.number}", call.kind, call.title, call.actor, call.began_ns, call.ended_ns, call.changes)
+        )
+    return found
+
+
+def branch_changes(volume: BranchVolume, call: str | None, after: int, limit: int) -> list[ChangeInfo]:
+    """Return the changes of a call of a branch, or of all; see `MountedBackend.changes`."""
+    number = None
+    if call is not None:
+        number = int(call[1:]) if call[:1] == "b" and call[1:].isdecimal() and call.isascii() else 0
+        if not number:
+            raise ValueError(f"'{call}' is no call of a branch; these have names such as 'b3'")
+        if all(each.number != number for each in volume.calls()):
+            raise OSError(errno.ENOENT, f"the branch has no call '{call}' ('fusebackend log --branch' lists them)")
+    return list(_branch_changes(volume, number, after, _bounded(limit)))
+
+
+def _branch_changes(volume: BranchVolume, call: int | None, after: int, limit: int) -> Iterator[ChangeInfo]:
+    for each in volume.changes(call, after, limit):
+        path, to_path = ("/" + to_text(part) if part else None for part in volume.paths_of_change(each))
+        yield ChangeInfo(each.number, f"b{each.call}", each.time_ns, each.kind, path or "/", to_path)
+
+
+def _touches(change: ChangeInfo, named: Sequence[AgentPath]) -> bool:
+    """Return True for a change at or below one of these paths."""
+    changed = [AgentPath(path) for path in (change.path, change.to_path) if path is not None]
+    return any(paths.is_below(path, each) for path in changed for each in named)
 
 
 def _inside(prefix: AgentPath, path: AgentPath) -> bytes | None:

@@ -67,7 +67,7 @@ from fusebackend.rules import met
 from fusebackend.server.approvals import MAX_CHANGE_BYTES, READING, Approvals, info_of
 from fusebackend.server.asking import KEPT_OUTPUT, Asking, Change
 from fusebackend.server.forget import Forgetting
-from fusebackend.server.history import MountHistory, said
+from fusebackend.server.history import MountHistory, branch_changes, branch_log, said
 from fusebackend.server.rules import Views
 from fusebackend.server.space import prune, space
 from fusebackend.server.trees import TreesFace
@@ -169,7 +169,7 @@ class MountedBackend(ServedMount):
             self._merges = Merges(branches, volumes, filesystem.written, recorder, own, self._covered)
             branches.compare = self._merges.compare
             if recorder is not None:
-                branches.author = lambda: recorder.calls.current().actor.word
+                branches.authors = recorder.calls
             parts = backend.mounts().values()
             directories = [str(each.cwd) for each in parts if isinstance(each, FilesystemBackend)]
             self._checkouts = Checkouts(branches, [*([mountpoint] if is_mounted else []), *directories])
@@ -870,6 +870,7 @@ class MountedBackend(ServedMount):
         before: str | None = None,
         ended_after_ns: int | None = None,
         limit: int = LOGGED_CALLS,
+        branch: str | None = None,
     ) -> list[CallInfo]:
         """Return calls that changed something, the newest first.
 
@@ -883,25 +884,38 @@ class MountedBackend(ServedMount):
             ended_after_ns: only those that ended after this time, in the order of their ends. No two end at the same
                 time, so that of the last one is where to go on.
             limit: at most so many, and at most 10,000.
+            branch: those that changed something in this branch, whose numbers are its own (`b3`), instead of those of
+                the mount. With `by`, `since`, `paths` (of the branch) and `limit` alone.
 
         Raises:
             ValueError: a name is none of a call, `since` is no time, or a path is malformed.
             OSError: ENOENT, there is no such call; ENOTSUP, the mount keeps no history.
         """
-        return self._remembered().log(calls, by, since, paths, before, ended_after_ns, limit)
+        past = self._remembered()
+        if branch is None:
+            return past.log(calls, by, since, paths, before, ended_after_ns, limit)
+        if calls or before is not None or ended_after_ns is not None:
+            raise ValueError("the calls of a branch are chosen by actor, time and path alone")
+        return branch_log(self._branching().volume(branch), by, since, paths, limit)
 
-    def changes(self, call: str | None = None, *, after: int = 0, limit: int = LISTED_CHANGES) -> list[ChangeInfo]:
+    def changes(
+        self, call: str | None = None, *, after: int = 0, limit: int = LISTED_CHANGES, branch: str | None = None
+    ) -> list[ChangeInfo]:
         """Return the changes of a call, in their order.
 
         Args:
             call: its name; None for the changes of all calls.
             after: only those with a higher number: how to go on after `limit` of them. A negative one counts from the
                 end: -1 is for the newest change.
+            branch: those of a call of this branch, `b3`. They have no bytes from before them.
 
         Raises:
             ValueError, OSError: as `log`.
         """
-        return self._remembered().changes(call, after, limit)
+        past = self._remembered()
+        if branch is None:
+            return past.changes(call, after, limit)
+        return branch_changes(self._branching().volume(branch), call, after, limit)
 
     def follow_log(
         self, *, by: str | None = None, paths: Sequence[str] = (), since: int | str | None = None

@@ -23,7 +23,8 @@ from fusebackend.base.paths import ROOT, AgentPath, to_text
 from fusebackend.base.stamps import TICK_NS
 from fusebackend.protocol import NAME_MAX_BYTES, BranchInfo, SnapshotVolume, Volume
 from fusebackend.trees.base_tree import BaseTree
-from fusebackend.trees.branch_volume import BranchRoute, BranchVolume, read_routes
+from fusebackend.trees.branch_calls import Authors
+from fusebackend.trees.branch_volume import UNFINISHED, BranchRoute, BranchVolume, read_routes
 from fusebackend.trees.composed import Places
 from fusebackend.trees.lower_tree import LowerTree
 from fusebackend.trees.refs import Ref, Refs, Taken, nanoseconds
@@ -41,6 +42,16 @@ _BESIDE: Final = ("", "-wal", "-shm")
 
 JOURNAL: Final = ".merge"
 """The end of the name of a merge's journal, beside the branch's file. It is made as `.merge.new`."""
+
+JOURNAL_OF_BASE: Final = "@base"
+"""In place of a branch's name, in that of the journal beside its base. No branch has a name with `@` at its begin."""
+
+_LEFT: Final = frozenset((JOURNAL_OF_BASE + JOURNAL, *(UNFINISHED + each for each in ("", "-journal", "-wal", "-shm"))))
+"""Files of a branch that is being made, which the next one makes anew."""
+
+TAKING: Final = ".taking"
+"""The end of the name of a file with the name of the snapshot that a branch takes while it is made: by its name alone,
+it could be of a branch of another mount of the same volume."""
 
 NAME_BYTES: Final = NAME_MAX_BYTES - len(JOURNAL) - len(".new")
 """A branch's name has so many at most: no other file of it has a longer ending."""
@@ -95,8 +106,8 @@ class Branches:
         self._open: dict[str, BranchVolume] = {}
         self._broken: dict[str, str] = {}
         self._needs: dict[str, frozenset[str]] = {}  # branch → the snapshots below it
-        self.author: Callable[[], str] | None = None
-        """Returns a word for the actor of a change; see `BranchVolume.author`."""
+        self.authors: Authors | None = None
+        """Know whose changes are made; see `BranchVolume.authors`."""
         self.past: Past | None = None
         """Knows states before the present; None while nothing does."""
         self.compare: Callable[[str], tuple[int, int]] | None = None
@@ -116,6 +127,7 @@ class Branches:
                 except OSError as error:
                     self._broken[name] = error.strerror or str(error)
                     log.warning("branch '%s' can't be opened: %s", name, self._broken[name])
+            self._drop_unfinished()
 
     def close(self) -> None:
         """Make every branch durable, and close its file. The mount has ended."""
@@ -140,13 +152,30 @@ class Branches:
     def _base(self, name: str) -> str:
         return os.path.join(self._directory, name + BASE)
 
+    def _taking(self, name: str) -> str:
+        return os.path.join(self._directory, name + TAKING)
+
     def _remove_unfinished(self) -> None:
-        """Remove bases whose branches a killed server has not made: a branch's own file comes last."""
+        """Remove what a killed server has left of branches that it has not made: a branch's own file comes last."""
         with contextlib.suppress(FileNotFoundError):
-            for file in os.listdir(os.fsencode(self._directory)):
-                name = to_text(file[: -len(BASE)])
-                if file.endswith(BASE.encode()) and not os.path.exists(self._path(name)):
-                    self._remove_files(name)
+            for file in map(to_text, os.listdir(os.fsencode(self._directory))):
+                if file.endswith(BASE) and not os.path.exists(self._path(file[: -len(BASE)])):
+                    self._remove_files(file[: -len(BASE)])
+                elif file in _LEFT or file.endswith(f"{JOURNAL}.new"):
+                    os.unlink(os.path.join(self._directory, file))
+
+    def _drop_unfinished(self) -> None:
+        """Delete the snapshots of branches that a killed server has not made."""
+        if self._broken or not os.path.isdir(self._directory):
+            return  # what can't be opened may need one of them
+        for file in os.listdir(self._directory):
+            if file.endswith(TAKING):
+                path = os.path.join(self._directory, file)
+                with open(path, encoding="utf-8", errors="surrogateescape") as taking:
+                    snapshot = taking.read()
+                if self._holder(snapshot) is None:
+                    self._snapshots.drop(snapshot)
+                os.unlink(path)
 
     def _opened(self, name: str, routes: Sequence[BranchRoute], base_to_make: str | None = None) -> BranchVolume:
         self._needs[name] = frozenset(route.snapshot for route in routes if route.snapshot is not None)
@@ -197,7 +226,7 @@ class Branches:
         except BaseException:
             volume.close()
             raise
-        volume.author = self.author
+        volume.authors = self.authors
         self._open[name] = volume
 
     # -- changes -----------------------------------------------------------------------------------------------
@@ -232,8 +261,12 @@ class Branches:
             owned = None
             if frozen is None and self._snapshots.volumes:
                 owned = frozen = f"{OWNED}{name}-{secrets.token_hex(4)}"
-                self._snapshots.take(owned, durably=True)
+                # Not synced: after a power cut the snapshot may stay, and costs space.
+                with open(self._taking(name), "w", encoding="utf-8", errors="surrogateescape") as taking:
+                    taking.write(owned)
             try:
+                if owned is not None:
+                    self._snapshots.take(owned, durably=True)
                 routes = self._routes(frozen)
                 if past is not None:
                     self._make_base(name, routes, past)
@@ -244,6 +277,9 @@ class Branches:
                 if owned is not None:
                     self._snapshots.drop(owned)
                 raise
+            finally:
+                if owned is not None:
+                    os.unlink(self._taking(name))
             return self.find(name)
 
     @property

@@ -29,7 +29,7 @@ from fusebackend.history.calls import OpenCall
 from fusebackend.history.recorder import Recorder
 from fusebackend.protocol import Features, RestoreResult, SnapshotVolume, UndoConflict, UndoneChange, Volume
 from fusebackend.trees.branch_volume import BranchVolume
-from fusebackend.trees.branches import Branches
+from fusebackend.trees.branches import JOURNAL_OF_BASE, Branches
 from fusebackend.trees.diff import FOREIGN
 from fusebackend.trees.merge.plan import Plan, Stamp, Step, Uncarried, stamp_of
 from fusebackend.trees.merge.records import MergeRecords
@@ -42,9 +42,6 @@ from fusebackend.volumes.placing import TEMPORARY, State
 
 JOURNAL = "@restore"
 """The name of the journal, which no branch can have."""
-
-JOURNAL_OF_BASE = "@base"
-"""That of the journal while a branch's base is made."""
 
 
 class Restores:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from fusebackend.backends.memory import InMemoryBackend
@@ -28,7 +29,7 @@ from fusebackend.testing.branches.by_path import (
     write,
 )
 from fusebackend.trees.merge.plan import Plan, Side, plan
-from fusebackend.trees.merge.run import Merge, Outcome
+from fusebackend.trees.merge.run import Merge, Outcome, keep_sources
 from fusebackend.trees.merge.sides import trees_of
 from fusebackend.trees.merge.tree import Item, MergeTree
 from fusebackend.volumes import placing
@@ -123,4 +124,5 @@ class Branched(branched.Branched):
 
     def merge(self, keep: Side | None = None, lines: bool = False) -> Outcome:
         journal = f"{self.directory}/b.merge"
-        return Merge("b", self.volumes, lambda: self.plan(keep, lines), journal, follow=self.branch.follow).run()
+        hooks: dict[str, Any] = {"follow": self.branch.follow, "before": partial(keep_sources, self.branch)}
+        return Merge("b", self.volumes, lambda: self.plan(keep, lines), journal, **hooks).run()

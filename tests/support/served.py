@@ -85,9 +85,25 @@ def script(text: str, place: Path, monkeypatch: pytest.MonkeyPatch, *namespaces:
 @contextlib.contextmanager
 def served(*words: str, place: str, wrapper: Sequence[str] = WITHOUT_FUSE) -> Iterator[rendezvous.Served]:
     """Serve for the length of a block; the server must end with 0, and log no error."""
+    with started(command("serve", *words, wrapper=wrapper), place) as (process, found):
+        yield found
+        end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a server. It must end with 0, and have logged no error."""
+    process.send_signal(signal.SIGTERM)
+    said = process.communicate(timeout=LIMIT_S)[0].decode()
+    assert process.returncode == 0, said
+    assert "ERROR" not in said and "Traceback" not in said, said
+
+
+@contextlib.contextmanager
+def started(line: Sequence[str], place: str) -> Iterator[tuple[subprocess.Popen[bytes], rendezvous.Served]]:
+    """Start a server for the length of a block, by its command line; it is killed at the end, if it has not ended."""
     # When the tests themselves are killed, their servers get SIGTERM.
     process = subprocess.Popen(
-        ["setpriv", "--pdeathsig", "TERM", "--", *command("serve", *words, wrapper=wrapper)],
+        ["setpriv", "--pdeathsig", "TERM", "--", *line],
         env=environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -104,11 +120,7 @@ def served(*words: str, place: str, wrapper: Sequence[str] = WITHOUT_FUSE) -> It
             said += piece
         found = rendezvous.server_of(place)
         assert found is not None, said.decode()
-        yield found
-        process.send_signal(signal.SIGTERM)
-        said += process.communicate(timeout=LIMIT_S)[0]
-        assert process.returncode == 0, said.decode()
-        assert b"ERROR" not in said and b"Traceback" not in said, said.decode()
+        yield process, found
     finally:
         process.kill()
         process.communicate()

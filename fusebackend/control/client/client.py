@@ -547,10 +547,11 @@ class Client(SandboxBackendProtocol):
         before: str | None = None,
         ended_after_ns: int | None = None,
         limit: int = LOGGED_CALLS,
+        branch: str | None = None,
     ) -> list[CallInfo]:
         """Return calls that changed something, the newest first; see `MountedBackend.log`."""
         params: dict[str, Any] = {"calls": list(calls), "by": by, "since": since, "paths": list(paths)}
-        params |= {"before": before, "ended_after_ns": ended_after_ns, "limit": limit}
+        params |= {"before": before, "ended_after_ns": ended_after_ns, "limit": limit, "branch": branch}
         return self._done(list[CallInfo], "log", params)
 
     def follow_log(
@@ -578,9 +579,12 @@ class Client(SandboxBackendProtocol):
             return True
         return False
 
-    def changes(self, call: str | None = None, *, after: int = 0, limit: int = LISTED_CHANGES) -> list[ChangeInfo]:
+    def changes(
+        self, call: str | None = None, *, after: int = 0, limit: int = LISTED_CHANGES, branch: str | None = None
+    ) -> list[ChangeInfo]:
         """Return the changes of a call, in their order; see `MountedBackend.changes`."""
-        return self._done(list[ChangeInfo], "changes", {"call": call, "after": after, "limit": limit})
+        asked = {"call": call, "after": after, "limit": limit, "branch": branch}
+        return self._done(list[ChangeInfo], "changes", asked)
 
     def verify_log(self, anchors: Sequence[str] = ()) -> VerifyResult:
         """Check by its hash chain that the log is as it was written; see `MountedBackend.verify_log`."""

@@ -9,6 +9,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from fusebackend.base.paths import AgentPath, normalise, to_name, to_text
@@ -19,7 +20,7 @@ from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.branches import Branches
 from fusebackend.trees.merge.plan import PARKED, Conflict, Plan, Side, Step, plan
 from fusebackend.trees.merge.records import MergeRecords
-from fusebackend.trees.merge.run import Merge, Outcome
+from fusebackend.trees.merge.run import Merge, Outcome, keep_sources
 from fusebackend.trees.merge.sides import trees_of
 from fusebackend.trees.tree import is_below
 
@@ -94,7 +95,8 @@ class Merges:
     def _merge(self, branch: BranchVolume, name: str, plan: Callable[[], Plan], call: list[OpenCall]) -> Merge:
         journal = self._branches.journal(name)
         recording = lambda: self._recording(name, call)  # noqa: E731
-        return Merge(name, self._volumes, plan, journal, self._written, recording, branch.follow)
+        before = partial(keep_sources, branch)
+        return Merge(name, self._volumes, plan, journal, self._written, recording, branch.follow, before)
 
     def tidy(self) -> None:
         """Remove what killed merges have left in the routes, and give what they have parked its names again. The same

@@ -43,6 +43,7 @@ from fusebackend.protocol import (
     SnapshotVolume,
     Volume,
 )
+from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.merge.plan import PARKED, Conflict, Plan, Step
 from fusebackend.trees.merge.records import MergeRecords
 from fusebackend.trees.tree import split as split_path
@@ -154,6 +155,7 @@ class Merge:
         recording: encloses the changes of a plan, and yields what records them.
         follow: called with a number of its own for each merge, and with the old and the new path of everything that was
             renamed in main, in order: the branch may know files by their paths. Called again after a kill.
+        before: called with a plan, before the first change of main.
     """
 
     def __init__(
@@ -165,7 +167,9 @@ class Merge:
         written: Callable[[], Collection[tuple[AgentPath, int]]] = tuple,
         recording: Callable[[], AbstractContextManager[MergeRecords]] = _unrecorded,
         follow: Callable[[int, Sequence[tuple[bytes, bytes]]], None] = lambda number, moves: None,
+        before: Callable[[Plan], None] = lambda plan: None,
     ) -> None:
+        self._before = before
         self._follow = follow
         self._branch = branch
         self._volumes = volumes
@@ -197,6 +201,7 @@ class Merge:
                 return outcome
             if not plan.steps:
                 break
+            self._before(plan)
             try:
                 with self._recording() as records:
                     self._make(plan, done, partly, records)
@@ -261,7 +266,9 @@ class Merge:
         for prefix in lines[0]["routes"]:
             if prefix in self._volumes:
                 route = self._route(AgentPath(prefix))
-                moves += route.bring_back(_made(route, [line for line in lines if line.get("prefix") == prefix]))
+                noted = [line for line in lines if line.get("prefix") == prefix]
+                finals = {line["moves"][0][1]: os.fsencode(line["final"]) for line in noted if "final" in line}
+                moves += route.bring_back(_made(route, noted), finals)
                 route.clear()
         if moves:
             self._follow(lines[0]["id"], moves)
@@ -366,8 +373,18 @@ class _Route:
             with contextlib.suppress(*spared):
                 self.volume.setattr(ROOT_NODE, AttrChanges(mtime_ns=before_ns))
 
-    def bring_back(self, moves: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-        """Give parked files their names again, or those that they were to get; returns all renames."""
+    def bring_back(
+        self, moves: Sequence[tuple[bytes, bytes]], finals: Mapping[str, bytes]
+    ) -> list[tuple[bytes, bytes]]:
+        """Give parked files their names again or, where a later step has put something there, those that they were to
+        get; returns all renames.
+
+        Args:
+            finals: those names, by the parked ones.
+
+        Raises:
+            OSError: one can't be brought back; its text names the file and the place. The same merge tries again.
+        """
         made = list(moves)
         for old, parked in moves:
             if not parked.startswith(PARKED) or any(each == parked for each, _ in moves):
@@ -376,10 +393,18 @@ class _Route:
                 attr = self.find(parked)
                 if attr is None:
                     continue
-                there, here = self.place(parked), self.place(old)
-                self.volume.rename(*there, *here, RENAME_NOREPLACE)
-                changes += [Change(node=here[0]), Change(attr.node, *here, "created", self.inner(old))]
-                made.append((parked, old))
+                final = finals.get(os.fsdecode(parked), old)
+                to_path = final if self.has(old) else old
+                there = self.place(parked)
+                try:
+                    here = self.place(to_path)
+                    self.volume.rename(*there, *here, RENAME_NOREPLACE)
+                except OSError as error:
+                    at = f"/{to_text(self.staging_name)}/{to_text(there[1])}"
+                    why = f"'{self.shown(to_path)}' is at '{at}', and can't be brought back: {error.strerror}"
+                    raise OSError(error.errno, f"{why}; merge again when it can be") from error
+                changes += [Change(node=here[0]), Change(attr.node, *here, "created", self.inner(to_path))]
+                made.append((parked, to_path))
         self.forget()
         return made
 
@@ -490,12 +515,14 @@ class _Steps:
         if is_dir:
             self.route.forget()
         # A parked file gets its record here: in reverse, an undo then finds its old place free.
-        parked = PARKED + step.to_path
-        final = (
-            step.to_path if step.word == "move" else next(each.to_path for each in self.steps if each.path == parked)
-        )
+        final = step.to_path if step.word == "move" else self.final(step)
         if not step.path.startswith(PARKED):
             self.records.renamed(self.route.prefix, self.recorded(step.path), self.recorded(final), node)
+
+    def final(self, step: Step) -> bytes:
+        """Return the path that a parked file gets in the end."""
+        parked = PARKED + step.to_path
+        return next(each.to_path for each in self.steps if each.path == parked)
 
     def _inner(self, path: bytes) -> str:
         if path.startswith(PARKED):
@@ -527,7 +554,10 @@ class _OneByOne(_Steps):
         for index, step in enumerate(self.steps):
             old, new = _ends(step)
             if new:
-                self._journal.note({"moves": [[os.fsdecode(old), os.fsdecode(new)]], "prefix": self.route.prefix})
+                line: dict[str, Any] = {"moves": [[os.fsdecode(old), os.fsdecode(new)]], "prefix": self.route.prefix}
+                if step.word == "park":
+                    line["final"] = os.fsdecode(self.final(step))
+                self._journal.note(line)
             self._run(step, b"%d" % index)
             self._done.append(step)
         self.route.clear()
@@ -720,6 +750,16 @@ class _AtOnce(_Steps):
     def _swap_back(self, changes: Changes, staged: bytes, parent: int, name: bytes, flags: int) -> None:
         self.volume.rename(parent, name, self.route.staging(), staged, flags)
         changes += [Change(node=parent), Change(parent=parent, name=name)]
+
+
+def keep_sources(branch: BranchVolume, plan: Plan) -> None:
+    """Copy up the bytes that steps of a plan are made of and that the branch reads from live routes. Else a step reads
+    what an earlier one has put there, as where files have changed places (`mv a t; mv b a; mv t b`), and so would the
+    same merge once more after a kill."""
+    nodes = {step.item.node for step in plan.steps if step.word in ("make", "replace") and step.item is not None}
+    for node in sorted(nodes - {0}):
+        branch.keep_bytes(node)
+    branch.sync()
 
 
 def paths_of(steps: Iterable[Step]) -> Iterator[AgentPath]:

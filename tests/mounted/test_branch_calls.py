@@ -1,0 +1,130 @@
+"""The calls in a branch: who changed what there."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+
+import mounts
+import pytest
+from mounts import Serve
+from programs import command, sh
+
+import fusebackend
+from fusebackend.control.client.client import Client
+
+pytestmark = pytest.mark.mounted
+
+RECORDED = ["history=on", "snapshots=manual"]
+URLS = ["sqlite:{tmp}/volume.db", "dir:{tmp}/files"]
+
+
+def branch_of(path: Path, name: str) -> Path:
+    return path / ".fusebackend/branches" / name
+
+
+def worked(files: Client, where: Path, script: str, agent: str) -> None:
+    name = files.begin_call(f"run {script}", id=agent, agent=agent)
+    sh(script, where)
+    files.end_call(name)
+
+
+def changed(files: Client, branch: str) -> list[tuple[str, set[tuple[str, str, str | None]]]]:
+    """Return the agents of the branch's calls with what each has changed, the oldest first."""
+    return [
+        (call.actor.agent, {(each.change, each.path, each.to_path) for each in files.changes(call.call, branch=branch)})
+        for call in reversed(files.log(branch=branch))
+    ]
+
+
+@pytest.mark.parametrize("kind", URLS)
+def test_who_changed_what_in_a_branch(tmp_path: Path, kind: str) -> None:
+    """By the kernel and by verbs; kept after a remount, in a copy of the branch and after the merge; never in the log
+    of the mount."""
+    (tmp_path / "files").mkdir()
+    url = kind.format(tmp=tmp_path)
+    with mounts.mounted(tmp_path / "mnt", url, options=RECORDED) as mounted:
+        path = mounted.path
+        sh("mkdir -p src/deep docs; echo one > src/deep/text; echo two > docs/here; echo three > docs/gone", path)
+        with fusebackend.connect(str(path)) as files:
+            files.create_branch("idea")
+            before = [each.call for each in files.log()]
+            branch = branch_of(path, "idea")
+            worked(files, branch, "cat docs/here; ls -R > /dev/null", "reader")
+            worked(files, branch, "echo a >> src/deep/text; echo b >> src/deep/text; chmod 600 docs/here", "coder")
+            worked(files, branch, "mv src lib; rm docs/gone; mkdir new; echo n > new/file", "mover")
+            with fusebackend.acting(fusebackend.Actor(agent="planner")):
+                files.write("/.fusebackend/branches/idea/plan", "by a verb\n")
+                assert files.edit("/.fusebackend/branches/idea/lib/deep/text", "one", "ONE").error is None
+            wanted = [
+                ("coder", {("content", "/lib/deep/text", None), ("attributes", "/docs/here", None)}),
+                (
+                    "mover",
+                    {
+                        ("rename", "/src", "/lib"),
+                        ("remove", "/docs/gone", None),
+                        ("create", "/new", None),
+                        ("create", "/new/file", None),
+                    },
+                ),
+                ("planner", {("create", "/plan", None)}),
+                ("planner", {("content", "/lib/deep/text", None)}),
+            ]
+            assert changed(files, "idea") == wanted
+            assert [each.call for each in files.log(branch="idea")] == ["b4", "b3", "b2", "b1"]
+            assert next(each.title for each in files.log(branch="idea", by="mover")).startswith("run mv src lib")
+            assert all(each.ended_ns is not None for each in files.log(branch="idea"))
+            assert [each.call for each in files.log(branch="idea", paths=["/docs"])] == ["b2", "b1"]
+            assert [each.call for each in files.log(branch="idea", limit=1)] == ["b4"]
+            assert files.log(branch="idea", since=files.log(branch="idea")[0].began_ns + 10**9) == []
+            assert [each.call for each in files.log()] == before
+            files.create_branch("copy", "idea")
+            assert changed(files, "copy") == wanted
+            files.delete_branches("copy")
+    with (
+        mounts.mounted(tmp_path / "mnt", url, options=RECORDED) as again,
+        fusebackend.connect(str(again.path)) as files,
+    ):
+        assert changed(files, "idea") == wanted
+        worked(files, branch_of(again.path, "idea"), "rm -r new", "cleaner")
+        assert changed(files, "idea")[-1] == ("cleaner", {("remove", "/new", None), ("remove", "/new/file", None)})
+        assert not files.merge_branch("idea").conflicts
+        assert [agent for agent, _ in changed(files, "idea")] == ["coder", "mover", "planner", "planner", "cleaner"]
+
+
+def test_the_command(serve: Serve) -> None:
+    path = serve("memory:", options=RECORDED).path
+    with fusebackend.connect(str(path)) as files:
+        files.write("/plan", "one\n")
+        files.create_branch("idea")
+        worked(files, branch_of(path, "idea"), "echo two >> plan; TOKEN=hunter2 true; echo > other", "coder")
+    shown = command("log", "--branch", "idea", "--changes", cwd=path)
+    assert shown.returncode == 0, shown.stderr
+    head, *lines = shown.stdout.splitlines()
+    assert head.split()[0] == "b1" and " coder " in head and "hunter2" not in shown.stdout
+    assert sorted(line.split() for line in lines) == [["content", "/plan"], ["create", "/other"]]
+    (found,) = (json.loads(line) for line in command("log", "--branch", "idea", "--json", cwd=path).stdout.splitlines())
+    assert (found["call"], found["changes"], found["actor"]["agent"]) == ("b1", 2, "coder")
+    assert command("log", "--branch", "idea", "--by", "planner", cwd=path).stdout == ""
+    assert command("log", "--branch", "idea", "/other", "--json", cwd=path).stdout != ""
+    for words, code, error in (
+        (["--branch", "none"], 1, "there is no branch 'none'"),
+        (["--branch", "idea", "-f"], 2, "give no --branch with it"),
+        (["--branch", "idea", "--verify"], 2, "or --branch with it"),
+    ):
+        done = command("log", *words, cwd=path)
+        assert done.returncode == code and error in done.stderr, done
+
+
+def test_what_is_no_call_of_a_branch_is_refused(serve: Serve) -> None:
+    path = serve("memory:", options=RECORDED).path
+    with fusebackend.connect(str(path)) as files:
+        files.create_branch("idea")
+        with pytest.raises(ValueError, match="no call of a branch"):
+            files.changes("c1", branch="idea")
+        with pytest.raises(OSError) as missing:
+            files.changes("b1", branch="idea")
+        assert missing.value.errno == errno.ENOENT
+        with pytest.raises(ValueError, match="by actor, time and path"):
+            files.log(["b1"], branch="idea")

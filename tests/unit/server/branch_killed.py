@@ -1,0 +1,94 @@
+"""`fusebackend serve`, which kills itself at one step of the making of a branch.
+
+    python branch_killed.py POINT LOG serve --config FILE
+
+A step is a write of the branch's files, or of the journal beside them. At POINT -1 it only notes the steps in LOG.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from fusebackend.cli.main import main
+from fusebackend.trees import branch_volume
+from fusebackend.trees.branch_volume import BranchVolume
+from fusebackend.trees.branches import Branches
+from fusebackend.trees.merge.run import Journal
+from fusebackend.trees.snapshots import Snapshots
+
+POINT, LOG = int(sys.argv.pop(1)), sys.argv.pop(1)
+_making = threading.local()
+_done: list[str] = []
+
+
+def step(word: str) -> None:
+    if getattr(_making, "depth", 0):
+        if len(_done) == POINT:
+            os.kill(os.getpid(), signal.SIGKILL)
+        _done.append(word)
+        with open(LOG, "a") as file:
+            file.write(word + "\n")
+
+
+def around(owner: Any, name: str) -> None:
+    """Make a step before and after each call of a function."""
+    function: Callable[..., Any] = getattr(owner, name)
+
+    @functools.wraps(function)
+    def called(*args: Any, **options: Any) -> Any:
+        step(f"before {name}")
+        result = function(*args, **options)
+        step(f"after {name}")
+        return result
+
+    setattr(owner, name, called)
+
+
+def half(journal: Any, fd: int, line: dict[str, Any]) -> None:
+    if len(_done) == POINT:
+        os.write(fd, b'{"half')
+    step("half a line")
+    put(journal, fd, line)
+    step("a line")
+
+
+put = Journal._put
+Journal._put = half  # type: ignore[method-assign]
+for owner, name in (
+    (Snapshots, "take"),
+    (branch_volume, "_make"),
+    (branch_volume, "sync_directory"),
+    (branch_volume, "transaction"),
+    (BranchVolume, "write_back"),
+    (BranchVolume, "sync"),
+    (BranchVolume, "close"),
+    (BranchVolume, "mkdir"),
+    (BranchVolume, "rename"),
+    (BranchVolume, "unlink"),
+    (Branches, "_attach"),
+    (os, "replace"),
+    (os, "rename"),
+    (os, "unlink"),
+    (os, "fsync"),
+):
+    around(owner, name)
+
+create = Branches.create
+
+
+def creating(branches: Branches, *args: Any) -> Any:
+    _making.depth = 1
+    try:
+        return create(branches, *args)
+    finally:
+        _making.depth = 0
+
+
+Branches.create = creating  # type: ignore[method-assign]
+main()
