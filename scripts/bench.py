@@ -1,6 +1,6 @@
 """The benchmark: fifteen measures on a plain directory, on our mount and on other mounts, as ratios.
 
-    scripts/bench [--peers all|bindfs,…] [--rounds N] [--only WORDS] [--quick] [--url URL] [--write]
+    scripts/bench [--peers all|bindfs,…] [--rounds N] [--only WORDS] [--quick] [--url URL] [--history] [--write]
 
 In each round every one is mounted alone, with an empty file system, and does all the measures; a ratio is that of the
 medians over the rounds. `--write` replaces the tables in BENCHMARKS.md and draws docs/benchmark.svg. Never part of a
@@ -25,6 +25,10 @@ OURS = "fusebackend"
 POLLING = "idle=poll"
 """Our mount with this option, in a column of its own. It keeps the machine's processors awake, so it is no default."""
 
+UNRECORDED = "history=off,snapshots=manual"
+"""Our mount without what undo needs: with `--history`, to see what that costs."""
+
+HISTORY_TARGET = 1.15
 
 COSTS = {
     "the mount answers after (s)": lambda mount: mount.server.answered_s,
@@ -51,11 +55,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_arguments(parser, rounds=3, peers="", quick="a tenth of the work")
     parser.add_argument("--only", default="", help="only measures whose name contains one of these words, with commas")
+    parser.add_argument("--history", action="store_true", help="our mount without history and snapshots as well")
     arguments = parser.parse_args()
     if arguments.rounds < 1:
         parser.error("--rounds must be 1 or more")
-    if arguments.write and (arguments.only or arguments.quick):
-        parser.error("--write is for all the work: without --only and --quick")
+    if arguments.write and (arguments.only or arguments.quick or arguments.history):
+        parser.error("--write is for all the work: without --only, --quick and --history")
     try:
         sides, without = choose(arguments.peers)
     except ValueError as error:
@@ -63,7 +68,9 @@ def main() -> None:
     for line in without:
         print(line, file=sys.stderr)
     with workplace(arguments.directory) as work:
-        medians = measure(arguments, [PLAIN, ours(arguments.url), ours(arguments.url, POLLING), *sides], work)
+        options = [POLLING, UNRECORDED] if arguments.history else [POLLING]
+        mine = [ours(arguments.url), *(ours(arguments.url, option) for option in options)]
+        medians = measure(arguments, [PLAIN, *mine, *sides], work)
         report = "\n".join([conditions(arguments.url, arguments, work), *without, "", *tables(medians), "", footnote()])
     print(report)
     if arguments.write:
@@ -108,8 +115,12 @@ def tables(medians: Medians) -> list[str]:
             row.append(against(found[OURS] / min(found[rival] for rival in rivals)))
         best = min(mean(measures, rival, PLAIN.name) for rival in rivals)
         rows[-1].append(f"**{mean(measures, OURS, PLAIN.name) / best:.2f}**")
+    history = []
+    if UNRECORDED in mounts:
+        times = f"{mean(measures, OURS, UNRECORDED):.2f} times as long (geometric mean; target {HISTORY_TARGET})"
+        history = ["", f"With history and automatic snapshots the measures take {times}."]
     costs = [[name, *(f"{medians[name][mount]:.1f}" for mount in mounts)] for name in COSTS]
-    return [*markdown(heads, rows), "", *markdown(["server", *mounts], costs)]
+    return [*markdown(heads, rows), *history, "", *markdown(["server", *mounts], costs)]
 
 
 def mean(measures: Medians, side: str, base: str) -> float:
