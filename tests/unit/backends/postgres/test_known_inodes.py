@@ -6,20 +6,19 @@ import contextlib
 import copy
 import os
 import stat
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 from eventually import eventually
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, rule
+from round_trips import Trips, counted
 from services.postgres import Postgres
 
 from fusebackend.backends import PostgresBackend
 from fusebackend.backends.postgres.known_inodes import MAX_BYTES, MAX_INODES, MAX_NAMES, UNKNOWN, KnownInodes
 from fusebackend.backends.postgres.statements import StoredInode
 from fusebackend.backends.postgres.volume import PostgresVolume
-from fusebackend.databases import pipeline
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, Link, WrongLinks
 
 NODE = 7
@@ -210,8 +209,6 @@ def test_bounds() -> None:
 
 # -- in a volume ---------------------------------------------------------------------------------------------------
 
-Trips = Callable[[Callable[[], object]], int]
-
 
 @pytest.fixture
 def hosts(postgres: Postgres) -> Iterator[tuple[PostgresVolume, PostgresVolume]]:
@@ -223,21 +220,7 @@ def hosts(postgres: Postgres) -> Iterator[tuple[PostgresVolume, PostgresVolume]]
 
 @pytest.fixture
 def trips(monkeypatch: pytest.MonkeyPatch) -> Trips:
-    sent: list[object] = []
-    exchange = pipeline._exchange
-
-    def counted(*args: Any) -> Any:
-        sent.append(args)
-        return exchange(*args)
-
-    monkeypatch.setattr(pipeline, "_exchange", counted)
-
-    def count(work: Callable[[], object]) -> int:
-        sent.clear()
-        work()
-        return len(sent)
-
-    return count
+    return counted(monkeypatch)
 
 
 def put(volume: PostgresVolume, content: bytes) -> int:

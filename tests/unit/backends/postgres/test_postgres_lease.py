@@ -11,12 +11,13 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import psycopg
 import pytest
 from eventually import eventually
+from round_trips import Trips, counted
 from services.postgres import Postgres
 
 from fusebackend.backends.postgres import feed, host_session, lease
@@ -28,8 +29,6 @@ pytestmark = pytest.mark.services
 
 ME = Caller(0, 0)
 LIMIT_S = 30.0
-
-Trips = Callable[[Callable[[], object]], int]
 
 
 @pytest.fixture
@@ -62,23 +61,7 @@ def opened(database: str) -> Iterator[PostgresVolume]:
 
 @pytest.fixture
 def trips(monkeypatch: pytest.MonkeyPatch) -> Trips:
-    """How many round trips a call makes."""
-    sent: list[object] = []
-    exchange, me = pipeline._exchange, threading.current_thread()
-
-    def counted(*args: Any) -> Any:
-        if threading.current_thread() is me:
-            sent.append(args)
-        return exchange(*args)
-
-    monkeypatch.setattr(pipeline, "_exchange", counted)
-
-    def count(work: Callable[[], object]) -> int:
-        sent.clear()
-        work()
-        return len(sent)
-
-    return count
+    return counted(monkeypatch)
 
 
 def is_held(volume: PostgresVolume) -> bool:
