@@ -16,7 +16,7 @@ from typing import Any
 
 from fusebackend.base.errors import oserror
 from fusebackend.protocol import MAX_NODE, NAME_MAX_BYTES, Attr
-from fusebackend.rules.ruled_volume import NODES
+from fusebackend.rules.ruled_volume import NODES, VARIANTS
 from fusebackend.vfs.coherence.append_end import AppendEnd
 from fusebackend.vfs.coherence.dentries import Dentries
 from fusebackend.vfs.coherence.overtaken import Overtaken
@@ -106,13 +106,25 @@ class InodeResolver:
         """Return those of the nodes of these routes' volume that the kernel knows by none of their inodes."""
         below = NODES if any(route.is_ruled for route in family) else MAX_NODE
         others = {route.index: inode_number(route.index, 0) for route in family}
-        known = {node_of(inode) & NODES for inode in self._restricted if route_index(inode) in others}
+        known = self._known_restricted(family, nodes)
         firsts, are_unknown = tuple(others.values()), self.inodes.are_unknown
         return [
             node
             for node in nodes
             if node & below not in known and are_unknown([first | node & below for first in firsts])
         ]
+
+    def _known_restricted(self, family: list[Route], nodes: list[int]) -> set[int]:
+        """Return those of the nodes that the kernel knows by a number of a restricted file, perhaps with others.
+
+        Whichever is less: to go through all of these numbers, or to ask for all that the nodes may have.
+        """
+        restricted = self._restricted
+        ruled = [route.index for route in family if route.is_ruled]
+        if len(restricted) <= len(nodes) * len(ruled) * len(VARIANTS):
+            return {node_of(inode) & NODES for inode in restricted if route_index(inode) in ruled}
+        numbers = [inode_number(index, bits) for index in ruled for bits in VARIANTS]
+        return {node & NODES for node in nodes if any(number | node & NODES in restricted for number in numbers)}
 
     async def place(self, inode: int, make: bool = False) -> tuple[Route, int]:
         """The route and node of an inode. ENOENT for a synthesised directory, unless `make` may make it real."""

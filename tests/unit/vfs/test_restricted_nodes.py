@@ -1,0 +1,33 @@
+"""Nodes whose last number goes, while the kernel knows the file by a restricted one: both ways to find that out."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fusebackend.rules.ruled_volume import NODES, VARIANTS
+from fusebackend.vfs.inode_resolver import InodeResolver
+from fusebackend.vfs.inodes import inode_number
+
+VIEW, OTHER_VIEW, MAIN, ELSEWHERE = (
+    SimpleNamespace(index=index, is_ruled=is_ruled) for index, is_ruled in ((1, True), (2, True), (3, False), (4, True))
+)
+NODE = st.integers(1, 40)
+NUMBERS = st.sets(st.tuples(st.sampled_from([VIEW, OTHER_VIEW, ELSEWHERE]), NODE, st.sampled_from(VARIANTS[1:])))
+
+
+@given(NUMBERS, st.lists(st.tuples(NODE, st.sampled_from(VARIANTS)), min_size=1, max_size=6))
+def test_a_small_batch_and_a_large_one_find_the_same(numbers: set[Any], given_nodes: list[tuple[int, int]]) -> None:
+    restricted = {inode_number(route.index, bits | node) for route, node, bits in numbers}
+    nodes = [bits | node for node, bits in given_nodes]
+    known = {node for route, node, _ in numbers if route is not ELSEWHERE}
+    for batch in (nodes, nodes * 100):  # the second goes through all restricted numbers
+        found = InodeResolver._known_restricted(
+            SimpleNamespace(_restricted=restricted),  # type: ignore[arg-type]
+            [VIEW, OTHER_VIEW, MAIN],  # type: ignore[list-item]
+            batch,
+        )
+        assert {node & NODES for node in batch} & found == {node & NODES for node in nodes} & known
