@@ -38,6 +38,8 @@ class Files:
         self.calls: list[CallInfo] = []
         self.coming: list[CallInfo] = []
         self.listed: list[ChangeInfo] = []
+        self.of: list[str | None] = []
+        """The branches whose changes were asked for."""
         self.undone = UndoResult([])
         self.going = PruneResult(["@1", "@2"], 3, 5 << 20)
 
@@ -47,7 +49,10 @@ class Files:
             return [each for each in self.calls if each.call in calls]
         return self.calls[: options["limit"]]
 
-    def changes(self, call: str | None = None, *, after: int = 0, limit: int = 0) -> list[ChangeInfo]:
+    def changes(
+        self, call: str | None = None, *, after: int = 0, limit: int = 0, branch: str | None = None
+    ) -> list[ChangeInfo]:
+        self.of.append(branch)
         return [each for each in self.listed if call in (None, each.call) and each.number > after][:2]
 
     def follow_log(self, **options: Any) -> Iterator[CallInfo]:
@@ -109,7 +114,8 @@ def test_log_is_a_table(command: Command, files: Files) -> None:
         f"c9   {day(9)}  bash     312  undone by c12  rm -rf /repo",
         f"c8   {day(8)}  t-1        3  going on  write /a",
     ]
-    assert files.asked == [("log", (), {"by": None, "since": None, "paths": [], "limit": log.SHOWN})]
+    asked = {"by": None, "since": None, "paths": [], "limit": log.SHOWN, "branch": None}
+    assert files.asked == [("log", (), asked)]
 
 
 def test_log_on_a_terminal_fits_it(command: Command, files: Files) -> None:
@@ -131,7 +137,7 @@ def test_log_asks_for_what_is_named(command: Command, files: Files) -> None:
     files.calls = [call(2), call(1)]
     command.ok("log", "c1", "c2")
     command.ok("log", "--mount", MOUNT, "/notes", "/x", "--by", "planner", "--since", "2001-01-01T00:00Z", "-n", 5)
-    asked = {"by": "planner", "since": 978307200 * SECOND_NS, "paths": ["/notes", "/x"], "limit": 5}
+    asked = {"by": "planner", "since": 978307200 * SECOND_NS, "paths": ["/notes", "/x"], "limit": 5, "branch": None}
     assert files.asked == [("log", ("c1", "c2"), {}), ("log", (), asked)]
 
 
@@ -158,6 +164,17 @@ def test_log_with_changes(command: Command, files: Files) -> None:
     assert value["call"] == "c1"
     assert value["actor"]["command"] == "/usr/bin/bash -c x"
     assert [each["path"] for each in value["changes"]] == ["/repo/a", "/b", "/d", "/big"]
+    assert set(files.of) == {None}
+
+
+def test_log_of_a_branch_shows_its_own_paths(command: Command, files: Files) -> None:
+    files.calls = [call(1)]
+    files.listed = [ChangeInfo(1, "c1", 0, "create", "/plan.md")]
+    lines = command.ok("log", "--branch", "try", "--changes", "/plan.md", "--mount", MOUNT).splitlines()
+    assert lines[1:] == ["    create     /plan.md"]
+    asked = {"by": None, "since": None, "paths": ["/plan.md"], "limit": log.SHOWN, "branch": "try"}
+    assert files.asked == [("log", (), asked)]
+    assert set(files.of) == {"try"}
 
 
 def test_log_follows_calls_until_it_is_ended(command: Command, files: Files) -> None:

@@ -180,13 +180,13 @@ def test_requests_expire_and_are_deleted_a_day_after_the_decision(history: Histo
 def test_the_kernel_is_noted_once_a_minute_and_can_not_be_approved(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Approvals()
     for _ in range(3):
-        found.refused_by_kernel("agent", AgentPath("/prod/a"), BY)
-    found.refused_by_kernel("agent", AgentPath("/prod/b"), BY)
+        found.refused_by_kernel("agent", AgentPath("/prod/a"), BY, "change")
+    found.refused_by_kernel("agent", AgentPath("/prod/b"), BY, "change")
     assert states(found) == ["refused", "refused"]
     with pytest.raises(OSError, match="a system call can't wait"):
         found.approve(1, BY, made)
     monkeypatch.setattr(approvals, "MAX_NOTED", 2)
-    found.refused_by_kernel("agent", AgentPath("/prod/c"), BY)
+    found.refused_by_kernel("agent", AgentPath("/prod/c"), BY, "change")
     assert len(found.list()) == 2
 
 
@@ -195,7 +195,7 @@ def test_the_oldest_that_were_decided_make_room(history: HistoryFile, monkeypatc
     found = Approvals(history)
     found.ask(asking(), {})
     for number in range(6):
-        found.refused_by_kernel("agent", AgentPath(f"/prod/{number}"), BY)
+        found.refused_by_kernel("agent", AgentPath(f"/prod/{number}"), BY, "change")
     assert [each.number for each in found.list()] == [1, 6, 7]
     assert [each.number for each in history.requests()] == [1, 6, 7]
     assert history.verify().problems == []
