@@ -332,8 +332,8 @@ def test_a_kill_leaves_no_durable_change_without_its_record(
     url: str, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After each kill the log explains the tree: its names are those of the records, and each file has bytes of a call
-    that has a record of that file. On `postgres:` of what was changed a second before, by one process: records of two at
-    once may be in another order than their commits."""
+    that has a record of that file. On `postgres:` of what one process has changed a second before: records of two that
+    work at once may be in another order than their commits."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     chance = random.Random(11)
     server = serve(url, at="mnt", options=["history=on"])

@@ -7,7 +7,8 @@ directories above, still leads there. If one does not, the answer is ESTALE, whi
 the path once more and looks up each name of it (LOOKUP_REVAL).
 
 The next request of that thread ends the second walk, or is for a file without a path, as /proc/self/fd/N: it is
-trusted. A second walk looks up each name, so the inode found last is the one of the path, whatever its other names.
+trusted. A second walk looks up each name, so the inodes it has found are those of the path, whatever their other names;
+rename(2) has two paths, and looks up the last name of the first one after the directories of the second.
 Names that proved wrong are dropped from the kernel's cache in the background, and count as known until then.
 
 Cost: on shared volumes alone, one question more in the same step for each open (`Volume.through`: a volume may ask both
@@ -51,7 +52,8 @@ class Revalidation:
         self._dentries = dentries
         self._kernel = kernel
         self._on = on
-        self._walks: dict[int, tuple[int, float]] = {}  # thread on its second walk → the inode it has come to, and when
+        # Thread on its second walk → the inode that it was refused, those that it has looked up since, and when.
+        self._walks: dict[int, tuple[int, frozenset[int], float]] = {}
 
     async def call(self, route: Route, inode: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call into the volume for an inode, if that is where the kernel's path leads.
@@ -90,7 +92,8 @@ class Revalidation:
             self._walks.pop(thread, None)
             raise
         if thread in self._walks:
-            self._walks[thread] = (route.number(attr), time.monotonic())
+            refused, reached, _ = self._walks[thread]
+            self._walks[thread] = refused, reached | {route.number(attr)}, time.monotonic()
         return attr
 
     async def _call(
@@ -103,7 +106,7 @@ class Revalidation:
         except WrongLinks as error:
             if len(self._walks) >= MAX_WALKS:
                 self._walks.pop(next(iter(self._walks)))
-            self._walks[request.current().thread] = (inode, time.monotonic())
+            self._walks[request.current().thread] = inode, frozenset(), time.monotonic()
             for link in error.links:
                 for name in names[link]:
                     self.drop(name)
@@ -111,8 +114,8 @@ class Revalidation:
 
     def _is_second_walk(self, inode: int) -> bool:
         """True if this thread is on its second walk, and has reached this inode."""
-        reached, at = self._walks.get(request.current().thread, (0, 0.0))
-        return reached == inode and time.monotonic() < at + SECOND_WALK_S
+        refused, reached, at = self._walks.get(request.current().thread, (0, frozenset[int](), 0.0))
+        return inode in (reached or (refused,)) and time.monotonic() < at + SECOND_WALK_S
 
     # -- names -------------------------------------------------------------------------------------------------
 

@@ -172,6 +172,34 @@ def test_a_name_is_absent_only_if_its_directory_is_the_right_one(world: World) -
     trio.run(main)
 
 
+def test_a_second_walk_of_two_paths_is_believed_about_both(world: World) -> None:
+    """As of rename(2), which looks up the last name of the old path after all others: a directory whose old name the
+    kernel still has was replaced by another one, which it knows by an old name as well."""
+
+    async def main() -> None:
+        other = world.volume.mkdir(ROOT_NODE, b"e", 0o755, ME).node
+        await world.walk(1, "e")
+        stale = await world.walk(1, "d")
+        world.make(ROOT_NODE, b"new")
+        world.volume.unlink(world.directory, b"f")
+        world.volume.rename(ROOT_NODE, b"e", ROOT_NODE, b"d")
+        request.answer("lookup", Caller(ME.uid, ME.gid, 1))
+        with pytest.raises(OSError) as failure:
+            await world.filesystem.lookup(stale, b"b")
+        assert failure.value.errno == errno.ESTALE
+        directory = await world.walk(1, "d")
+        await world.walk(1, "new")
+        request.answer("lookup", Caller(ME.uid, ME.gid, 1))
+        assert (await world.filesystem.lookup(directory, b"b")).inode == 0, "it is absent"
+        await world.filesystem.rename(ROOT_INODE, b"new", directory, b"b", 0)
+        assert world.volume.lookup(other, b"b").node
+        request.answer("lookup", Caller(ME.uid, ME.gid, 1))
+        with pytest.raises(OSError):
+            await world.filesystem.lookup(directory, b"c")  # the walk has ended with the rename
+
+    trio.run(main)
+
+
 @pytest.mark.fails_without("revalidation")
 def test_a_truncation_by_a_wrong_name_changes_nothing(world: World) -> None:
     async def main() -> None:
