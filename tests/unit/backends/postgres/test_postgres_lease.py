@@ -64,6 +64,15 @@ def trips(monkeypatch: pytest.MonkeyPatch) -> Trips:
     return counted(monkeypatch)
 
 
+def cut_off(connection: psycopg.Connection[Any], volume: PostgresVolume) -> None:
+    """End the connection of a volume's session. Others in other databases have the same name."""
+    cut = (
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE application_name = %s AND datname = current_database()"
+    )
+    connection.execute(cut, [f"fusebackend-feed-{volume.session}"])
+
+
 def is_held(volume: PostgresVolume) -> bool:
     return volume.all_at_once
 
@@ -213,8 +222,7 @@ def test_it_ends_with_its_connection(one: PostgresVolume, database: str) -> None
     node = put(one, b"file", b"0")
     has_lease(one)
     with psycopg.connect(database, autocommit=True) as connection:
-        cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s"
-        connection.execute(cut, [f"fusebackend-feed-{one.session}"])
+        cut_off(connection, one)
         eventually(lambda: not one._lease._has_lock or one._lease._since == lease.NEVER, LIMIT_S)
     assert whole(one, node) == b"0"
     has_lease(one)  # of the next connection
@@ -278,8 +286,7 @@ def test_a_session_that_was_taken_for_dead_comes_back_before_it_changes_anything
     connect = one._session._host._connect
     monkeypatch.setattr(one._session._host, "_connect", refuse)
     with psycopg.connect(database, autocommit=True) as connection:
-        cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s"
-        connection.execute(cut, [f"fusebackend-feed-{one.session}"])
+        cut_off(connection, one)
         eventually(lambda: not one._feed.live, LIMIT_S)
         with opened(database) as two:
             assert whole(two, node) == b"0"
