@@ -4,6 +4,7 @@ the thread's state; the thread's id is the story's name."""
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import Annotated, Any, NotRequired, TypedDict
 
 import graphs
@@ -215,6 +216,7 @@ def updated_from_outside(saver: Any, name: str = "updated_from_outside") -> Any:
     ids = graphs.checkpoint_ids(agent, thread(name))
     agent.update_state(thread(name), {"files": {"/u.txt": record("u")}}, as_node="model")
     fork = thread(name, checkpoint_ns="", checkpoint_id=ids[6])
+    time.sleep(0.002)  # directories of one millisecond are listed by their steps, and the fork's is an earlier one
     agent.update_state(fork, {"files": {"/forked.txt": record("f")}}, as_node="tools")
     agent.model.script = [use(write("/after.txt", "a")), say("done")]
     agent.invoke(None, thread(name))

@@ -56,7 +56,7 @@ def test_little_is_left_when_the_kernel_has_forgotten(tmp_path: Path) -> None:
         assert len(tree.nodes) <= few
         assert len(tree.records) <= FEW_LINES * FILES
         assert len(tree._lines) <= FEW_LINES
-        alive = [found for found in gc.get_objects() if isinstance(found, Node)]
+        alive = [found for found in gc.get_objects() if issubclass(type(found), Node)]  # isinstance() asks dead proxies
         assert len(alive) <= few
         assert sys.getsizeof(tree.nodes._held) < 10_000
         assert sys.getsizeof(tree.nodes._loose.data) < 100_000
@@ -129,4 +129,4 @@ def test_a_large_conversation_is_dropped_soon_after_it_was_read(
                 later.setattr("fusebackend.backends.threads.volume.LARGE_S", 0.0)
                 volume.tidy()
             assert not volume._tree.has_large_values
-            assert not [found for found in gc.get_objects() if isinstance(found, Message)]
+            assert not [found for found in gc.get_objects() if issubclass(type(found), Message)]
