@@ -33,8 +33,8 @@ STEPS = amount("FUSEBACKEND_MANY_MOUNTS_STEPS", dev=20, ci=20, soak=2_000)
 KILLS = amount("FUSEBACKEND_SERVER_KILLS", dev=1, ci=3, soak=40)
 RUN_STEPS = 50
 """Changes of one tree, before the next one with another seed."""
-EVERY = 10
-"""Changes between two disturbances."""
+EVERY = amount("FUSEBACKEND_MANY_MOUNTS_EVERY", dev=10, ci=10, soak=10)
+"""Changes between two disturbances, which take far longer: `RUN_STEPS` is the most."""
 LIMIT_S = mounts.LIFE_LIMIT_S + STEPS + 20 * KILLS
 
 CUT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = 'postgres'"
