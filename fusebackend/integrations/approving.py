@@ -10,7 +10,7 @@ the change as a patch, and `review_configs`. `Command(resume={"decisions": [{"ty
 the resumed graph go on, whatever it is resumed with.
 
 A resumed node runs again from its begin. Its verbs carry the name of the node's task as their tool call, so the same
-verb finds its request, and its answer if it was made: it does not happen twice.
+verb finds its request, and its answer if it was made: it does not happen twice. An approved file is read again.
 
 Importing this module does not import langgraph; `approving` does.
 """
@@ -19,10 +19,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Protocol
 
+from fusebackend.base import paths
+from fusebackend.base.paths import PathError
 from fusebackend.protocol import (
     AGENT_VERBS,
     VERBS,
@@ -36,6 +38,9 @@ from fusebackend.protocol import (
 
 DECISIONS = ("approve", "reject")
 """Of langchain's types of decisions, those that a request can have: what was asked is what happens."""
+
+ASKING = frozenset({"read", "download_files"}) | {verb.name for verb in VERBS.values() if verb.changes}
+"""The verbs that a view can interrupt, besides `execute`."""
 
 HOW = "resume with {'decisions': [{'type': 'approve'}]}, or 'reject' and a 'message', one for each action request"
 
@@ -89,19 +94,26 @@ class Approving(SandboxBackendProtocol):
         if task is None:
             return call()
         with acting(replace(current_actor(Actor()), call=task)):
-            known = {each.number for each in self._of(task) if each.state != "pending"}
+            named = set(_paths((args, options)))
+            was_decided = any(each.state != "pending" for each in self._of(task, verb, named))
             answer = call()
-            found = self._of(task)
-            pending = [each for each in found if each.state == "pending"]
+            pending = [each for each in self._of(task, verb, named) if each.state == "pending"]
             if pending:
                 self._decide(pending, _resumed(self._request(pending)))
                 return call()
-            if known:
+            if was_decided:
                 _skip()  # what the graph is resumed with was for this one, and not for the next
             return answer
 
-    def _of(self, task: str) -> list[ApprovalInfo]:
-        return [each for each in self._owner.approvals() if each.actor.call == task]
+    def _of(self, task: str, verb: str, named: set[str]) -> list[ApprovalInfo]:
+        """Return a task's requests for a verb: a task can make several. `export` may make another one of it."""
+        return [
+            each
+            for each in self._owner.approvals()
+            if each.actor.call == task
+            and (verb == "execute") == (each.verb == "execute")
+            and (verb == "execute" or named & set(each.paths))
+        ]
 
     def _request(self, pending: list[ApprovalInfo]) -> dict[str, Any]:
         """Return what the graph is interrupted with."""
@@ -145,6 +157,18 @@ def _unless_decided() -> Any:
             raise
 
 
+def _paths(value: Any) -> Iterator[str]:
+    """Return what may be a path in the arguments of a verb, as requests have them."""
+    if isinstance(value, str):
+        with contextlib.suppress(PathError):
+            yield paths.normalise(value)
+    elif isinstance(value, dict):
+        yield from _paths(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _paths(each)
+
+
 def _task() -> str | None:
     """Return the name of the graph's task that runs here, the same when it is resumed; None outside of a graph, and in
     one that keeps no checkpoints, which can't be interrupted."""
@@ -177,7 +201,7 @@ def _skip() -> None:
 
 def _passing(name: str) -> Callable[..., Any]:
     def verb(self: Approving, *args: Any, **options: Any) -> Any:
-        if VERBS[name].changes:
+        if name in ASKING:
             return self._made(name, *args, **options)
         return getattr(self.files, name)(*args, **options)
 

@@ -165,7 +165,8 @@ class Approvals:
         try:
             request = self._waited(request.number)
             with self._changed:
-                if asked.verb in READING and request.state not in WAITING:
+                # A tool call that is made again, as in a graph that was interrupted, may read again.
+                if asked.verb in READING and not asked.actor.call and request.state not in WAITING:
                     self._same.pop(_identity(asked, data), None)
             return request
         finally:

@@ -10,6 +10,7 @@ import anyio
 import graphs
 import mounts
 import pytest
+from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 
@@ -24,6 +25,7 @@ RULES = """
 [views.agent]
 rules = [
     { operations = ["write"], paths = ["/prod/**"], mode = "interrupt" },
+    { operations = ["read"], paths = ["/secret/**"], mode = "interrupt" },
     { operations = ["execute"], paths = ["/"], mode = "interrupt" },
 ]
 """
@@ -150,3 +152,42 @@ def test_outside_of_a_graph_it_is_the_backend(clients: tuple[Client, Client], ow
 def test_a_graph_without_checkpoints_is_not_interrupted(clients: tuple[Client, Client], owner: Client) -> None:
     agent = graphs.deep_agent(None, [graphs.use(graphs.write("/prod/x", "x"))], backend=approving(*clients))
     assert "needs an approval: it is request" in said(agent.invoke(graphs.user("go")))[0]
+
+
+def read(path: str) -> dict[str, Any]:
+    return graphs.call("read_file", file_path=path)
+
+
+def test_a_file_is_read_once_it_is_approved(clients: tuple[Client, Client], owner: Client) -> None:
+    owner.upload_files([("/secret/key", b"the key\n"), ("/plain", b"plain\n")])
+    agent, config = agent_of(clients, read("/secret/key"), read("/plain"), read("/secret/key")), graphs.thread("t")
+    action = asked(agent.invoke(graphs.user("go"), config))
+    assert (action["name"], action["args"]["paths"]) == ("read", ["/secret/key"])
+    assert "the key" not in action["description"]
+    again = agent.invoke(APPROVE, config)
+    assert "the key" in said(again)[0]
+    assert "plain" in said(again)[1]
+    assert asked(again)["args"]["paths"] == ["/secret/key"]  # another tool call asks anew
+    answer = agent.invoke(Command(resume={"decisions": [{"type": "reject", "message": "once is enough"}]}), config)
+    assert "once is enough" in said(answer)[2]
+
+
+def test_a_task_of_several_verbs_reads_again_what_was_approved(clients: tuple[Client, Client], owner: Client) -> None:
+    owner.upload_files([("/secret/key", b"the key\n")])
+    files = approving(*clients)
+
+    @tool
+    def copy() -> str:
+        """Copy the key."""
+        content = files.download_files(["/secret/key"])[0].content or b""
+        files.write("/between", "allowed")
+        return str(files.write("/prod/copy", content.decode()).error)
+
+    agent = graphs.deep_agent(InMemorySaver(), [graphs.use(graphs.call("copy"))], tools=[copy], backend=files)
+    config = graphs.thread("t")
+    assert asked(agent.invoke(graphs.user("go"), config))["name"] == "download_files"
+    assert asked(agent.invoke(APPROVE, config))["name"] == "write"
+    answer = agent.invoke(APPROVE, config)
+    assert "__interrupt__" not in answer
+    assert said(answer) == ["None"]
+    assert text_of(owner, "/prod/copy") == "the key\n"
