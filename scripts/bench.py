@@ -1,6 +1,7 @@
 """The benchmark: fifteen measures on a plain directory, on our mount and on other mounts, as ratios.
 
-    scripts/bench [--peers all|bindfs,…] [--rounds N] [--only WORDS] [--quick] [--url URL] [--history] [--write]
+    scripts/bench [--peers all|bindfs,…] [--rounds N] [--only WORDS] [--quick] [--url URL] [--history] [--view]
+        [--write]
 
 In each round every one is mounted alone, with an empty file system, and does all the measures; a ratio is that of the
 medians over the rounds. `--write` replaces the tables in BENCHMARKS.md and draws docs/benchmark.svg. Never part of a
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import plot
 from measures import PREPARES, Measures, Scale, make_source_tree, timed
-from peers import COMPARABLE, PLAIN, Mount, Side, choose, ours
+from peers import COMPARABLE, PLAIN, VIEWED, Mount, Side, choose, ours, viewed
 from report import conditions, markdown, write_between
 from rounds import Medians, Numbers, add_arguments, take_turns, workplace
 
@@ -29,6 +30,7 @@ UNRECORDED = "history=off,snapshots=manual"
 """Our mount without what undo needs: with `--history`, to see what that costs."""
 
 HISTORY_TARGET = 1.15
+VIEW_TARGET = 1.03
 
 COSTS = {
     "the mount answers after (s)": lambda mount: mount.server.answered_s,
@@ -56,11 +58,12 @@ def main() -> None:
     add_arguments(parser, rounds=3, peers="", quick="a tenth of the work")
     parser.add_argument("--only", default="", help="only measures whose name contains one of these words, with commas")
     parser.add_argument("--history", action="store_true", help="our mount without history and snapshots as well")
+    parser.add_argument("--view", action="store_true", help=f"our mount through {VIEWED} as well")
     arguments = parser.parse_args()
     if arguments.rounds < 1:
         parser.error("--rounds must be 1 or more")
-    if arguments.write and (arguments.only or arguments.quick or arguments.history):
-        parser.error("--write is for all the work: without --only, --quick and --history")
+    if arguments.write and (arguments.only or arguments.quick or arguments.history or arguments.view):
+        parser.error("--write is for all the work: without --only, --quick, --history and --view")
     try:
         sides, without = choose(arguments.peers)
     except ValueError as error:
@@ -70,6 +73,7 @@ def main() -> None:
     with workplace(arguments.directory) as work:
         options = [POLLING, UNRECORDED] if arguments.history else [POLLING]
         mine = [ours(arguments.url), *(ours(arguments.url, option) for option in options)]
+        mine += [viewed(arguments.url)] if arguments.view else []
         medians = measure(arguments, [PLAIN, *mine, *sides], work)
         report = "\n".join([conditions(arguments.url, arguments, work), *without, "", *tables(medians), "", footnote()])
     print(report)
@@ -115,12 +119,15 @@ def tables(medians: Medians) -> list[str]:
             row.append(against(found[OURS] / min(found[rival] for rival in rivals)))
         best = min(mean(measures, rival, PLAIN.name) for rival in rivals)
         rows[-1].append(f"**{mean(measures, OURS, PLAIN.name) / best:.2f}**")
-    history = []
+    notes = []
     if UNRECORDED in mounts:
         times = f"{mean(measures, OURS, UNRECORDED):.2f} times as long (geometric mean; target {HISTORY_TARGET})"
-        history = ["", f"With history and automatic snapshots the measures take {times}."]
+        notes += ["", f"With history and automatic snapshots the measures take {times}."]
+    if VIEWED in mounts:
+        times = f"{mean(measures, VIEWED, OURS):.2f} times as long (geometric mean; target {VIEW_TARGET})"
+        notes += ["", f"Through {VIEWED} they take {times}."]
     costs = [[name, *(f"{medians[name][mount]:.1f}" for mount in mounts)] for name in COSTS]
-    return [*markdown(heads, rows), *history, "", *markdown(["server", *mounts], costs)]
+    return [*markdown(heads, rows), *notes, "", *markdown(["server", *mounts], costs)]
 
 
 def mean(measures: Medians, side: str, base: str) -> float:

@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,21 +76,47 @@ PLAIN = Side("plain directory", lambda: None, _plain)
 
 def ours(kind: str, option: str = "") -> Side:
     """Make the side of our mount of `sqlite`, `memory`, `dir`, or a URL. An `-o` option gives it its name."""
+    words = ["-o", option] if option else []
+    return Side(option or "fusebackend", lambda: None, lambda place: _ours(kind, place, words))
+
+
+@contextmanager
+def _ours(kind: str, place: Path, words: Sequence[str]) -> Iterator[Mount]:
+    place.mkdir()
+    (place / "dir").mkdir()
+    urls = {"sqlite": f"sqlite:{place / 'volume.db'}", "memory": "memory:", "dir": f"dir:{place / 'dir'}"}
+    root = place / "mount"
+    with mounted(serve_command(urls.get(kind, kind), root, words), root, place / "log") as server:
+        yield Mount(root, server)
+
+
+VIEWED = "a view of 100 rules"
+
+
+def viewed(kind: str) -> Side:
+    """Make the side of our mount as a view shows it, none of whose 100 rules is about the files of the work."""
+    rules = [
+        rule
+        for number in range(25)
+        for rule in (
+            f'{{ operations = ["read", "write"], paths = ["/**/.env{number}"], mode = "hide" }}',
+            f'{{ operations = ["read", "write"], paths = ["/secrets/{number}/**"], mode = "deny" }}',
+            f'{{ operations = ["write"], paths = ["/log/{number}/**"], mode = "append" }}',
+            f'{{ operations = ["write"], paths = ["/prod/*/{number}/**"], mode = "interrupt" }}',
+        )
+    ]
 
     @contextmanager
-    def ours_mounted(place: Path) -> Iterator[Mount]:
-        place.mkdir()
-        (place / "dir").mkdir()
-        urls = {"sqlite": f"sqlite:{place / 'volume.db'}", "memory": "memory:", "dir": f"dir:{place / 'dir'}"}
-        root = place / "mount"
-        with mounted(serve_command(urls.get(kind, kind), root, option), root, place / "log") as server:
-            yield Mount(root, server)
+    def view_mounted(place: Path) -> Iterator[Mount]:
+        config = place.with_suffix(".toml")
+        config.write_text(f"[views.agent]\nrules = [{', '.join(rules)}]\n")
+        with _ours(kind, place, ["--config", str(config)]) as mount:
+            yield Mount(mount.root / ".fusebackend/views/agent", mount.server)
 
-    return Side(option or "fusebackend", lambda: None, ours_mounted)
+    return Side(VIEWED, lambda: None, view_mounted)
 
 
-def serve_command(url: str, mountpoint: Path, option: str = "") -> list[str]:
-    words = ["-o", option] if option else []
+def serve_command(url: str, mountpoint: Path, words: Sequence[str] = ()) -> list[str]:
     return [sys.executable, "-m", "fusebackend", "mount", "--foreground", *words, "--default", url, str(mountpoint)]
 
 
