@@ -15,6 +15,7 @@ budget.py        how long a call may go on, and whether it was cancelled
 deadline.py      calls that may never return
 awaiting.py      a blocking verb, awaited under asyncio or trio
 caller.py        the task that awaits
+jitter.py        random numbers for the length of waits
 waiting.py       calls that must not wait on this thread
 stamps.py        the time that files are stamped with
 heap.py          freed memory goes back to the system

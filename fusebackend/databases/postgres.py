@@ -15,13 +15,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
-import random
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fusebackend.base import jitter
 from fusebackend.base.waiting import will_wait
 from fusebackend.databases.pipeline import Rows, is_lost, rollback, send
 
@@ -215,7 +215,7 @@ def pause_s(pauses: Sequence[float], attempts: int) -> float:
     """The pause after so many attempts, in seconds: the last one repeats, and each is shortened at random, by half at
     most."""
     seconds = pauses[min(attempts, len(pauses) - 1)]
-    return random.uniform(seconds / 2, seconds)
+    return jitter.between(seconds / 2, seconds)
 
 
 class Connections:
@@ -310,7 +310,7 @@ class Connections:
                     if getattr(error, "sqlstate", None) in REPEATABLE:
                         if attempts == ATTEMPTS:
                             raise
-                        time.sleep(random.uniform(0, 0.002 * attempts))
+                        time.sleep(jitter.between(0, 0.002 * attempts))
                     elif not is_lost(connection, error) or time.monotonic() > deadline:
                         raise
                 except BaseException:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import random
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -30,6 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fusebackend.backends.object_store.bucket.errors import errno_of, object_errors
 from fusebackend.backends.object_store.bucket.throttling import PATIENCE_S, patiently
+from fusebackend.base import jitter
 from fusebackend.base.errors import oserror
 from fusebackend.protocol.remote import Bytes
 from fusebackend.remote.parallel import each
@@ -170,7 +170,7 @@ def _sent(send: Callable[[], str]) -> str:
         except OSError as error:
             if error.errno in ANSWERS or time.monotonic() - began > PATIENCE_S:
                 raise
-        time.sleep(random.uniform(0.5, 1) * PAUSE_S * 2**number)
+        time.sleep(jitter.between(0.5, 1) * PAUSE_S * 2**number)
     return send()
 
 

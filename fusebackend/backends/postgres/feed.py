@@ -38,7 +38,6 @@ from __future__ import annotations
 
 import logging
 import queue
-import random
 import threading
 import time
 from collections import deque
@@ -52,6 +51,7 @@ from fusebackend.backends.postgres.lease import Lease
 from fusebackend.backends.postgres.pg_snapshot import PgSnapshot
 from fusebackend.backends.postgres.schema import keep_changes
 from fusebackend.backends.postgres.statements import ALWAYS
+from fusebackend.base import jitter
 from fusebackend.databases.listener import Ask
 from fusebackend.databases.pipeline import BEGIN, COMMIT, Statement, rollback, send
 from fusebackend.protocol import Change
@@ -410,7 +410,7 @@ class VolumeFeed:
         """Another session has sent all sessions a wake-up, for all transactions that this snapshot sees."""
         with self._guard:
             self._pending = {payload: xid for payload, xid in self._pending.items() if not seen.sees(xid)}
-        self._told_at = time.monotonic() + random.uniform(0, SPREAD * self._pause_s)
+        self._told_at = time.monotonic() + jitter.between(0, SPREAD * self._pause_s)
         self._busy_until = self._told_at + 2 * KEEP_S
 
     def lost(self, error: BaseException) -> None:

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
+from fusebackend.base import jitter
 from fusebackend.control.client.client_connection import Connection, NotSent, Refused, ServerLost, TurnedAway
 from fusebackend.control.client.waits import Waits
 from fusebackend.control.verbs import VERBS
@@ -109,7 +109,7 @@ class Pool:
                 connection.close()
                 if time.monotonic() > deadline:
                     raise
-                await waits.sleep(random.uniform(0.0, 0.05))
+                await waits.sleep(jitter.between(0.0, 0.05))
             except BaseException as error:
                 connection.close()
                 if not _may_repeat(connection, verb, error):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import time
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -20,6 +19,7 @@ import anyio
 import sniffio
 import trio
 
+from fusebackend.base import jitter
 from fusebackend.base.awaiting import GRACE_S
 from fusebackend.control import wire
 from fusebackend.control.client.client_connection import Connection, ServerLost, TurnedAway
@@ -69,7 +69,7 @@ class Sharing:
                 except TurnedAway:
                     if time.monotonic() > deadline:
                         raise
-                await anyio.sleep(random.uniform(0.0, 0.05))
+                await anyio.sleep(jitter.between(0.0, 0.05))
 
     def close(self) -> None:
         if self._line is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from fusebackend.base import budget
+from fusebackend.base import budget, jitter
 from fusebackend.base.budget import Cancellation, Spent
 from fusebackend.control import wire
 from fusebackend.control.limits import MAX_ANSWER_BYTES, Share
@@ -228,7 +227,7 @@ class Subscription:
         wait_s: float | None = LOOK_S
         crowd = self._connection.subscribers
         if crowd > AT_EASE:
-            time.sleep(random.uniform(0.5, 1.5) * crowd / WAKES_PER_S)
+            time.sleep(jitter.between(0.5, 1.5) * crowd / WAKES_PER_S)
             wait_s = 0.0
         event = self._watch.get(wait_s)
         if event is None:

@@ -18,12 +18,12 @@ import collections
 import errno
 import logging
 import os
-import random
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+from fusebackend.base import jitter
 from fusebackend.base.deadline import RouteDown
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class CircuitBreaker:
         name: str,
         *,
         clock: Callable[[], float] = time.monotonic,
-        vary: Callable[[float, float], float] = random.uniform,
+        vary: Callable[[float, float], float] = jitter.between,
     ) -> None:
         self.name = name
         self.timeouts = 0

@@ -25,7 +25,6 @@ import contextlib
 import contextvars
 import errno
 import logging
-import random
 import threading
 import time
 from collections import deque
@@ -35,7 +34,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import trio
 
-from fusebackend.base import budget
+from fusebackend.base import budget, jitter
 from fusebackend.base.deadline import Calls, GivenUp, Pending
 from fusebackend.base.errors import oserror
 from fusebackend.base.waiting import WouldWait, at_once
@@ -448,7 +447,7 @@ class RouteExecutor:
 
 
 async def _repeated(
-    attempt: Callable[[], Awaitable[T]], *, vary: Callable[[float, float], float] = random.uniform
+    attempt: Callable[[], Awaitable[T]], *, vary: Callable[[float, float], float] = jitter.between
 ) -> T:
     """Return the result of `attempt`; try again after an error of a lost connection."""
     for number in range(ATTEMPTS - 1):

@@ -9,12 +9,12 @@ come back together. After `PATIENCE_S` the answer is an error, within a route's 
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
 from fusebackend.backends.object_store.bucket.errors import is_throttled
+from fusebackend.base import jitter
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ def patiently(
         except Exception as error:
             if not is_throttled(error):
                 raise
-            now, wait_s = clock(), random.uniform(0.5, 1) * limit_s
+            now, wait_s = clock(), jitter.between(0.5, 1) * limit_s
             give_up_at = now + PATIENCE_S if give_up_at is None else give_up_at
             if now + wait_s > give_up_at:
                 raise
