@@ -166,7 +166,8 @@ class Asking:
             return None, None
         own = [path for path in named if rules.decide("write", path) == "interrupt"]
         title = f"{verb} {' '.join(named)}".replace("\n", "\\n")
-        return self._ask(view, verb, named, list(dict.fromkeys([*own, *met.paths])), title, change)
+        granted = list(dict.fromkeys([*own, *met.paths]))
+        return self._ask(f"'{named[0]}'", partial(self._asked, view, verb, named, granted, title, change))
 
     def reading(
         self, view: str, verb: str, path: AgentPath, met: Met, change: Change
@@ -210,26 +211,16 @@ class Asking:
             return ExecuteResponse(output=f"Error: {refusal}", exit_code=NOT_RUN)
         change = Change(command=command.text, timeout_s=command.timeout_s, stdin=command.stdin)
         title = f"execute {self.approvals.in_a_line(command.text)}"
-        answer, why = self._ask(view, "execute", [cwd], [], title, change, command)
+        answer, why = self._ask("a command", partial(self._asked, view, "execute", [cwd], [], title, change, command))
         ran: ExecuteResponse = answer or ExecuteResponse(output=f"Error: {why}", exit_code=NOT_RUN)
         return ran
 
-    def _ask(
-        self,
-        view: str,
-        verb: str,
-        named: list[AgentPath],
-        granted: list[AgentPath],
-        title: str,
-        change: Change,
-        command: Command | None = None,
-    ) -> tuple[Any, str | None]:
-        shown = "a command" if command is not None else f"'{named[0]}'"
+    def _ask(self, shown: str, asked: Callable[[], Request]) -> tuple[Any, str | None]:
+        """Return what `ask` does. `shown` is what would be changed, `asked` makes the request."""
         try:
-            request = self._asked(view, verb, named, granted, title, change, command)
+            return self._answer(asked(), shown)
         except CanNotAsk as error:
             return None, f"{shown} needs an approval, and can't be asked for: {error}"
-        return self._answer(request, shown)
 
     def _asked(
         self,
