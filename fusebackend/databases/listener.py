@@ -38,6 +38,9 @@ PING_S = 5.0
 RETRY_S = (0.0, 0.25, 0.5, 1.0, 2.0, 5.0)
 """Pauses before the attempts to connect again (`pause_s`)."""
 
+JOB_S = 5.0
+"""How long after its first loss of the connection a job is tried again, when the connection is there."""
+
 SETTLED_S = 5.0
 """A connection that was lost earlier than this after it was made does not begin the pauses anew."""
 
@@ -70,7 +73,8 @@ class Receiver(Protocol):
 class _Job:
     future: Future[Any]
     work: Callable[[Connection[Any]], Any]
-    retried: bool = False
+    until: float | None = None
+    """When it is not tried again, once it has lost a connection."""
 
 
 class Listener:
@@ -121,7 +125,7 @@ class Listener:
     def run(self, work: Callable[[Connection[Any]], T]) -> T:
         """The result of `work`, called with the connection in the listener's thread; notifications wait meanwhile.
 
-        It is called once more if the connection was lost before or meanwhile.
+        It is called again with a new connection if that was lost before or meanwhile, for `JOB_S`.
 
         Raises:
             psycopg.Error: the server's, or there is no connection.
@@ -252,7 +256,7 @@ class Listener:
         return found
 
     def _work_off(self, connection: Connection[Any]) -> None:
-        """Run the jobs. The loss of the connection is raised; the job is then run with the next one, once."""
+        """Run the jobs. The loss of the connection is raised; the job is then run with the next one."""
         import psycopg
 
         while self._jobs:
@@ -263,8 +267,8 @@ class Listener:
             except BaseException as error:
                 if isinstance(error, psycopg.Error) and is_lost(connection, error):
                     lost = error
-                    if not job.retried:
-                        job.retried = True
+                    job.until = job.until or time.monotonic() + JOB_S
+                    if time.monotonic() < job.until:
                         raise
                 self._jobs.popleft().future.set_exception(error)
                 if lost is not None:

@@ -354,7 +354,7 @@ class Session:
     # -- the connection ----------------------------------------------------------------------------------------
 
     def run(self, work: Callable[[Connection[Any]], T]) -> T:
-        """The result of `work`, called with the session's connection; once more with a new one if that was lost.
+        """The result of `work`, called with the session's connection; again with a new one if that was lost.
 
         Changes of other hosts wait meanwhile: it must be short.
         """

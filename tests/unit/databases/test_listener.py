@@ -1,0 +1,61 @@
+"""`Listener.run`: a job on a connection that is lost again and again."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from fusebackend.databases import listener
+from fusebackend.databases.listener import Listener
+
+pytestmark = pytest.mark.services
+
+
+class Silent:
+    """A receiver that has nothing to do."""
+
+    def prepare(self, connection: psycopg.Connection[Any]) -> None: ...
+    def heard(self, payload: str) -> None: ...
+    def lost(self, error: BaseException) -> None: ...
+    def back(self) -> None: ...
+
+    def turn(self, ask: object) -> float:
+        return 1.0
+
+
+@pytest.fixture
+def listening(postgres_dsn: str) -> Iterator[Listener]:
+    with contextlib.closing(Listener(postgres_dsn, ["tested"], Silent(), name="tested")) as made:
+        yield made
+
+
+class Losing:
+    """A job that has the server cut its connection, so many times."""
+
+    def __init__(self, times: int) -> None:
+        self.left = times
+
+    def __call__(self, connection: psycopg.Connection[Any]) -> str:
+        if self.left:
+            self.left -= 1
+            connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+        return "done"
+
+
+def test_a_job_is_done_though_its_connection_is_cut_several_times(listening: Listener) -> None:
+    assert listening.run(Losing(3)) == "done"
+
+
+def test_a_job_that_always_loses_its_connection_fails(listening: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "JOB_S", 0.5)
+    job, began = Losing(1000), time.monotonic()
+    with pytest.raises(psycopg.OperationalError):
+        listening.run(job)
+    assert job.left < 999  # it was tried more than once
+    assert time.monotonic() - began < 30
+    assert listening.run(Losing(0)) == "done"
