@@ -287,7 +287,7 @@ class _Planner:
         self._leaders: dict[tuple[AgentPath, int], tuple[AgentPath, bytes]] = {}
         self._removals: list[Step] = []
         self._attributes: list[Step] = []
-        self._same: dict[_File, _File] = {}  # in both directions
+        self._same: dict[_File, _File | None] = {}  # in both directions; None for a file that is made anew
         self._made: set[bytes] = set()
         self._paired: dict[bytes, Item] = {}  # directories of main that stay, with those of the source
         for path, final in pairs:
@@ -402,6 +402,7 @@ class _Planner:
             self.plan.steps.append(Step("link", prefix, path, leader[1], stamp=stamp))
             return
         self._leaders.setdefault(key, (prefix, path))
+        self._same.setdefault(self._file(item), None)
         self.plan.steps.append(Step("make" if there is None else "replace", prefix, path, state=item.state, item=item,
                                     stamp=stamp))  # fmt: skip
 

@@ -176,6 +176,20 @@ def test_a_tree_is_as_it_was(
     assert kept(scene.main) == wanted
 
 
+def test_links_of_a_file_that_is_made_again_are_links_again(scene: Scene) -> None:
+    mkdir(scene.main, b"a")
+    mkdir(scene.main, b"b")
+    write(scene.main, b"a/one", b"same")
+    link(scene.main, b"a/one", b"b/other")
+    scene.take()
+    wanted = kept(scene.main)
+    remove(scene.main, b"a")
+    remove(scene.main, b"b/other")
+    write(scene.main, b"b/other", b"same")  # what it was, and yet no link of the file that comes back
+    scene.restored()
+    assert kept(scene.main) == wanted
+
+
 def test_attributes_holes_links_and_special_files(tmp_path: Path) -> None:
     for volume in (InMemoryVolume(), SqliteVolume(tmp_path / "volume.db")):
         scene = Scene(tmp_path, {"/": volume})
