@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Final
 
+from fusebackend.base.waiting import will_wait
 from fusebackend.history.records import Image
 from fusebackend.history.seals import Seal
 from fusebackend.protocol import Attr, SnapshotVolume, Volume
@@ -35,6 +36,9 @@ MAX_FILE_BYTES: Final = 64 << 20
 
 COPIED_BYTES: Final = 4 << 20
 """Of a larger file, a volume with snapshots takes one rather than have it copied: that costs a flush."""
+
+AT_ONCE_BYTES: Final = 1 << 20
+"""Of a volume that may wait, a larger file is copied in a thread, and not by the mount's loop: that takes 1 ms."""
 
 PATIENCE_S: Final = 5.0
 """Copying a file takes so long at most: the change waits for it, and has a deadline where a network is asked."""
@@ -93,7 +97,7 @@ class Images:
         try:
             if size == 0:
                 return self._empty()
-            if isinstance(volume, SnapshotVolume):
+            if isinstance(volume, SnapshotVolume) and volume.takes_snapshots:
                 found = self._in_snapshot(volume, node, size, ctime_ns)
                 if found is not None:
                     return found
@@ -129,6 +133,8 @@ class Images:
         return None
 
     def _copied(self, volume: Volume, node: int, size: int) -> Image:
+        if size > AT_ONCE_BYTES:
+            will_wait()
         image, sealed = Image("file", str(next(self._numbers))), Seal("bytes")
         path = self.path(image)
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)

@@ -30,6 +30,9 @@ class SnapshotVolume(Volume):
     through either face would have found at that moment, with all attributes, extended attributes, links and holes.
     """
 
+    takes_snapshots: bool = True
+    """False for a volume that keeps none, a branch: it has the methods of the class that it is made of."""
+
     may_go: Callable[[str], bool] | None = None
     """Called with the name of a snapshot, says that the volume may delete it rather than answer ENOSPC. The oldest goes
     first. Called with the volume's lock held."""

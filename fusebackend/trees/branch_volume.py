@@ -200,6 +200,7 @@ class BranchVolume(SqliteVolume):
     identity = IDENTITY
     has_sync_log = False
     keeps_patches = False
+    takes_snapshots = False
     _dirty: _Buffer
 
     def __init__(self, path: str | os.PathLike[str], lower: LowerTree, routes: Sequence[BranchRoute] = ()) -> None:
@@ -286,6 +287,7 @@ class BranchVolume(SqliteVolume):
             target = opened.enter_context(contextlib.closing(open_file(new, "mode=rwc")))
             source.backup(target)
             target.execute("DELETE FROM meta WHERE key = 'created_ns'")
+            target.execute("DELETE FROM branch_call_of")
         os.replace(new, path)
         sync_directory(os.path.dirname(path))
 

@@ -80,6 +80,10 @@ class Past(Protocol):
 class Shown(Protocol):
     """A directory that shows volumes: `RoutesDirectory` in `vfs/mounted_tree.py`."""
 
+    @property
+    def path(self) -> AgentPath:
+        """The path of the directory, below the mount point."""
+
     def attach(self, name: str, volume: NativeVolume) -> object:
         """Show a volume."""
 
@@ -398,6 +402,17 @@ class Branches:
                 raise OSError(errno.ESTALE, f"branch '{name}' can't be opened: {self._broken[name]}")
             known = ", ".join(self._names()) or "none at all"
             raise OSError(errno.ENOENT, f"there is no branch '{name}'; there are: {known}")
+
+    @property
+    def path(self) -> AgentPath:
+        """The directory that has them, below the mount point."""
+        return self._trees.path
+
+    @property
+    def names(self) -> list[str]:
+        """Their names, also of those that can't be opened."""
+        with self._guard:
+            return self._names()
 
     @property
     def opened(self) -> dict[str, BranchVolume]:
