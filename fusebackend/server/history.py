@@ -124,22 +124,23 @@ class MountHistory:
             raise OSError(errno.ENOENT, f"there is no call '{name}' ('fusebackend log' lists those of the last 24 h)")
         return found
 
-    def state_before(self, name: str) -> Call:
-        """Return a call by its name, the state before which is asked for: of the main tree.
+    def branch_of(self, name: str) -> str | None:
+        """Return the branch whose state is meant by the one before a call; None for that of the mount.
 
         Raises:
-            ValueError, OSError: as `call`; ENOTSUP, it has changed nothing but a branch.
+            ValueError, OSError: as `call`; ENOTSUP, the call has changed several branches, and nothing else.
         """
-        found = self.call(name)
-        changed = self._file.changed_routes(found.number)
-        if changed and not changed - self._recorder.beside.keys():
-            branch = paths.split(sorted(changed)[0])[-1].decode("utf-8", "surrogateescape")
-            text = (
-                f"{name} has changed branch '{branch}' alone, whose earlier states can't be named; 'fusebackend undo {name}' "
-                f"takes the call back there, and 'fusebackend diff {name}' shows it"
-            )
-            raise OSError(errno.ENOTSUP, text)
-        return found
+        beside = self._recorder.beside
+        if not beside:
+            return None
+        changed = self._file.changed_routes(self.call(name).number)
+        if not changed or changed - beside.keys():
+            return None
+        names = sorted(paths.split(prefix)[-1].decode("utf-8", "surrogateescape") for prefix in changed)
+        if len(names) > 1:
+            text = f"{name} has changed the branches {', '.join(names)} and nothing else, so no one state is before it"
+            raise OSError(errno.ENOTSUP, f"{text}; 'fusebackend undo {name}' takes it back")
+        return names[0]
 
     def changes(self, call: str | None, after: int, limit: int) -> list[ChangeInfo]:
         """Return the changes of a call, or of all, after the one of this number."""
@@ -167,7 +168,8 @@ class MountHistory:
         return said(result, form, columns)
 
     def before(self, ref: Ref, given: Sequence[bytes]) -> dict[AgentPath, EarlierVolume]:
-        """Return the routes as they were before a call or at a time, by prefix.
+        """Return the routes as they were before a call or at a time, by prefix. Before a call that has changed a branch
+        alone, it is the whole branch, as if it was the only route.
 
         Args:
             given: paths of the mount, without a slash at the begin: only there.
@@ -176,11 +178,16 @@ class MountHistory:
             ValueError, OSError: as `call`; ENODATA, the history lacks changes since then.
         """
         if ref.is_call:
-            call = self.state_before(ref.name)
+            call = self.call(ref.name)
             moment = Moment(f"before {call.ref}", call.began_ns, self._file.begin(call))
         else:
             assert ref.time_ns is not None, "the present needs no history"
             moment = Moment(f"at '{ref.name}'", ref.time_ns, self._file.begin_at(ref.time_ns, ref.name))
+        if ref.is_call and (branch := self.branch_of(ref.name)) is not None:
+            prefix = next(each for each in self._recorder.beside if paths.split(each)[-1] == to_name(branch))
+            inner = [b"/" + path for path in given]
+            volume = self._recorder.beside[prefix]
+            return {ROOT: EarlierVolume(self._file, moment, [prefix], volume, inner, self._source)}
         found = {}
         for prefix, volume in self._volumes.items():
             prefixes = [prefix, *(each for each in self._volumes if each != prefix and self._volumes[each] is volume)]

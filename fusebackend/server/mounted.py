@@ -72,6 +72,7 @@ from fusebackend.server.rules import Views
 from fusebackend.server.space import prune, space
 from fusebackend.server.trees import TreesFace
 from fusebackend.trees.automatic import AutomaticSnapshots
+from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.branches import Branches
 from fusebackend.trees.checkouts import Checkouts
 from fusebackend.trees.merge.merges import Merges
@@ -162,7 +163,13 @@ class MountedBackend(ServedMount):
         self._restores: Restores | None = None
         self._checkouts: Checkouts | None = None
         volumes = {route.prefix: route.volume for route in filesystem.tree.routes}
-        self._states = States(volumes, branches, snapshots, lambda ref, paths: self._remembered().before(ref, paths))
+        self._states = States(
+            volumes,
+            branches,
+            snapshots,
+            lambda ref, paths: self._remembered().before(ref, paths),
+            lambda call: self._remembered().branch_of(call),
+        )
         if branches is not None:
             recorder = None if recording is None else recording.recorder
             own = filesystem.tree.trees_path
@@ -997,7 +1004,7 @@ class MountedBackend(ServedMount):
         return Refs(taken, opened, began_ns=self._began_ns)
 
     def _began_ns(self, call: str) -> int:
-        return self._remembered().state_before(call).began_ns
+        return self._remembered().call(call).began_ns
 
     def undo(
         self,

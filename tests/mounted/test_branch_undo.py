@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import re
+import shutil
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +20,7 @@ from mounts import Serve
 from programs import command, sh
 
 import fusebackend
+from fusebackend.config import branches_directory
 from fusebackend.control.client.client import Client
 
 pytestmark = pytest.mark.mounted
@@ -195,18 +200,107 @@ def test_blame_in_a_branch(tmp_path: Path) -> None:
         assert shown.returncode == 0 and shown.stdout.splitlines()[2].startswith(first), shown
 
 
-def test_the_state_before_a_call_in_a_branch_is_refused(tmp_path: Path) -> None:
-    with branched(tmp_path, KINDS[0]) as (files, path, branch):
-        call = call_in(files, branch, "echo ONE > docs/a")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_branch_begins_with_the_state_before_a_call_in_another(tmp_path: Path, kind: str) -> None:
+    """It is also what `diff` compares with, and where `restore` takes files for the mount from."""
+    with branched(tmp_path, kind) as (files, path, branch):
+        call_in(files, branch, "echo ONE > docs/a; mkdir more; echo m > more/m; ln docs/b docs/link")
+        before = listed(branch)
+        call = call_in(files, branch, "echo worse > docs/a; rm -r more src; mv docs/b docs/moved; echo n > new")
+        sh("echo later > later; chmod 600 docs/a", branch)
+        now = listed(branch)
+        files.create_branch("again", call)
+        again = path / BRANCHES[1:] / "again"
+        assert listed(again) == before and listed(branch) == now
+        sh("echo n > again", again)
+        assert "again" not in listed(branch)
+        shown = files.diff(f"{call}..idea", form="names").splitlines()
+        assert {line.split()[-1] for line in shown} >= {"docs/a", "more/m", "src/c", "docs/moved", "new", "later"}, shown
+        assert "docs/a" in files.diff(f"{call}..main", form="names")
+        assert not files.restore(["/docs/a"], call).conflicts
+        assert (path / "docs/a").read_text() == "ONE\n"
+    with branched(tmp_path, kind) as (_, path, _):
+        kept = {name: found for name, found in listed(again).items() if name != "again"}
+        if "store" in kind:  # times of live files are those of the store's next server
+            kept, before = ({name: (each[0], each[2]) for name, each in tree.items()} for tree in (kept, before))
+        assert kept == before
+
+
+def test_no_state_is_before_a_call_in_two_branches(tmp_path: Path) -> None:
+    with branched(tmp_path, KINDS[0]) as (files, path, _):
+        files.create_branch("other")
+        call = call_in(files, path, f"echo 1 > .{BRANCHES}/idea/docs/a; echo 1 > .{BRANCHES}/other/docs/a")
         for ask in (
             lambda: files.restore(["/docs/a"], call),
-            lambda: files.create_branch("other", call),
+            lambda: files.create_branch("third", call),
             lambda: files.diff(f"{call}..main"),
         ):
-            with pytest.raises(OSError, match=f"{call} has changed branch 'idea' alone.*undo {call}") as refused:
+            with pytest.raises(OSError, match=f"branches idea, other and nothing else.*undo {call}") as refused:
                 ask()
             assert refused.value.errno == errno.ENOTSUP
-        assert (path / "docs/a").read_text() == "one\n"
+        assert not files.undo(call).conflicts
+
+
+@pytest.mark.parametrize("kind", KINDS[:2])
+@pytest.mark.parametrize("after_s", [0.02, 0.2])
+def test_a_killed_server_finishes_the_undo_with_the_same_command(tmp_path: Path, kind: str, after_s: float) -> None:
+    (tmp_path / "files").mkdir()
+    url, branch = kind.format(tmp=tmp_path), tmp_path / "mnt" / BRANCHES[1:] / "idea"
+    mounted = mounts.start(tmp_path / "mnt", url, options=RECORDED)
+    try:
+        sh("mkdir repo; for n in $(seq 300); do echo $n > repo/$n; done", mounted.path)
+        with fusebackend.connect(str(mounted.path)) as files:
+            files.create_branch("idea")
+            before = listed(branch)
+            call = call_in(files, branch, "for n in $(seq 150); do echo x > repo/$n; done; rm repo/2*; sync .")
+
+            def undoing() -> None:
+                with contextlib.suppress(Exception):  # the server ends meanwhile
+                    files.undo(call)
+
+            thread = threading.Thread(target=undoing)
+            thread.start()
+            time.sleep(after_s)
+            mounted.kill()
+            thread.join()
+    finally:
+        mounted.kill()
+    with (
+        mounts.mounted(tmp_path / "mnt", url, options=RECORDED) as again,
+        fusebackend.connect(str(again.path)) as files,
+    ):
+        if files.log((call,))[0].undone_by is None:
+            assert files.undo(call).conflicts == []
+        assert listed(branch) == before
+
+
+def test_changes_that_a_kill_has_prevented_stand_in_no_way(tmp_path: Path) -> None:
+    url, branch = f"sqlite:{tmp_path}/volume.db", tmp_path / "mnt" / BRANCHES[1:] / "idea"
+    mounted = mounts.start(tmp_path / "mnt", url, options=RECORDED)
+    try:
+        with fusebackend.connect(str(mounted.path)) as files:
+            files.write("/a", "one\n")
+            files.create_branch("idea")
+            first = call_in(files, branch, "echo two > a; sync .")
+            before = listed(branch)
+            file = Path(branches_directory(str(mounted.path))) / "idea.db"
+            for each in file.parent.glob("idea.db*"):
+                shutil.copy(each, tmp_path / f"kept-{each.name}")
+            lost = [call_in(files, branch, "echo three > a"), call_in(files, branch, "echo new > new; rm a", "other")]
+    finally:
+        mounted.kill()
+    for each in file.parent.glob("idea.db*"):  # as if nothing of it had been stored yet
+        each.unlink()
+    for each in tmp_path.glob("kept-*"):
+        shutil.move(each, file.parent / each.name.removeprefix("kept-"))
+    with (
+        mounts.mounted(tmp_path / "mnt", url, options=RECORDED) as again,
+        fusebackend.connect(str(again.path)) as files,
+    ):
+        assert listed(branch) == before
+        assert not {each.call for each in files.log(paths=[BRANCHES])} & set(lost)
+        assert files.undo(first).conflicts == [] and (branch / "a").read_text() == "one\n"
+        assert files.verify_log().problems == []
 
 
 def test_what_is_forgotten_cannot_be_taken_back(tmp_path: Path) -> None:
