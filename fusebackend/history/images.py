@@ -1,9 +1,10 @@
 """`Images`: the bytes of files as they were before a change.
 
 Where the volume has an automatic snapshot that is newer than the last change of the file, that one has them, and none
-are copied (`Image.place` is `snapshot`). Else they are copied into a file of the history's directory, holes left out:
-up to `MAX_FILE_BYTES`, which the caller waits for. Of a larger file a volume with snapshots takes a snapshot now; any
-other volume loses it, and the image says so. All files together have a bound (`limit_bytes`).
+are copied (`Image.place` is `snapshot`); so it is with a file of a branch that has the bytes of a snapshot below. Else
+they are copied into a file of the history's directory, holes left out: up to `MAX_FILE_BYTES`, which the caller waits
+for. Of a larger file a volume with snapshots takes a snapshot now; any other volume loses it, and the image says so.
+All files together have a bound (`limit_bytes`).
 
 Thread-safe.
 """
@@ -97,8 +98,11 @@ class Images:
         try:
             if size == 0:
                 return self._empty()
-            if isinstance(volume, SnapshotVolume) and volume.takes_snapshots:
-                found = self._in_snapshot(volume, node, size, ctime_ns)
+            if isinstance(volume, SnapshotVolume):
+                below = volume.kept_below(node)
+                if below is not None:
+                    return Image("snapshot", below, node)
+                found = self._in_snapshot(volume, node, size, ctime_ns) if volume.takes_snapshots else None
                 if found is not None:
                     return found
             if size > MAX_FILE_BYTES:

@@ -7,8 +7,8 @@ The first change of a file's bytes by a call keeps the bytes before it (`images.
 `VolumeRecords` knows the call that has changed a file last. A change by another call ends that, so that each of two
 calls which change a file in turn has a record after one of the other, and an undo of either finds the conflict.
 
-On volumes that do not block, and in branches, record and change are one step under the volume's lock. Where a thread may wait for a
-network, a change by others between the two is not excluded.
+On volumes that do not block, and in branches, record and change are one step under the volume's lock. Where a thread
+may wait for a network, a change by others between the two is not excluded.
 
 Nothing here fails a change: an error is logged, once, and `status` says that the history is incomplete.
 """

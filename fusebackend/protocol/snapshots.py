@@ -43,6 +43,15 @@ class SnapshotVolume(Volume):
     on_snapshot: Callable[[str], None] | None = None
     """Called with the name of each snapshot that another host has taken or deleted, by any thread with no lock held."""
 
+    def kept_below(self, node: int) -> str | None:
+        """Return a name for `snapshot` that has the bytes of a file, as they are now, for as long as the volume is
+        there. None if there is none: only a branch has them, in the snapshots below it."""
+        return None
+
+    def node_in(self, name: str, node: int) -> int:
+        """Return the node that a file has in a snapshot. OSError: it is not there."""
+        return node
+
     @property
     def kept_by(self) -> SnapshotVolume:
         """The volume that has these snapshots: itself, unless it shows the files of another one."""

@@ -90,7 +90,11 @@ class Forgetting:
             images = self._recorder.images
             below = images.next_number()
             everywhere = [part for path in chosen for part in self._kept_at(path)]
-            self._recorder.history.forget_contents(everywhere, nodes)
+            all_nodes = dict(nodes)
+            for prefix, branch in self._recorder.beside.items():
+                assert isinstance(branch, BranchVolume), "nothing else is recorded beside the routes"
+                all_nodes[prefix] = {each for route in nodes for each in branch.nodes_of(route, nodes[route])}
+            self._recorder.history.forget_contents(everywhere, all_nodes)
             images.clean(self._recorder.history.images("file"), below)
         for path in chosen:  # while the snapshots below them have the names
             self._in_branches(path, dry_run=False)

@@ -55,12 +55,14 @@ def listed(path: Path) -> dict[str, tuple[int, int, bytes]]:
 def branched(tmp_path: Path, kind: str) -> Iterator[tuple[Client, Path, Path]]:
     """Serve a backend with some files and a branch of them: client, mount, tree of the branch."""
     (tmp_path / "files").mkdir(exist_ok=True)
-    with mounts.mounted(tmp_path / "mnt", kind.format(tmp=tmp_path), options=RECORDED) as mounted:
-        with fusebackend.connect(str(mounted.path)) as files:
-            if not files.branches():
-                sh("mkdir -p docs src; echo one > docs/a; echo two > docs/b; echo three > src/c", mounted.path)
-                files.create_branch("idea")
-            yield files, mounted.path, mounted.path / BRANCHES[1:] / "idea"
+    with (
+        mounts.mounted(tmp_path / "mnt", kind.format(tmp=tmp_path), options=RECORDED) as mounted,
+        fusebackend.connect(str(mounted.path)) as files,
+    ):
+        if not files.branches():
+            sh("mkdir -p docs src; echo one > docs/a; echo two > docs/b; echo three > src/c", mounted.path)
+            files.create_branch("idea")
+        yield files, mounted.path, mounted.path / BRANCHES[1:] / "idea"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -114,7 +116,7 @@ def test_what_others_changed_since_is_named_and_refused(tmp_path: Path, kind: st
         sh("echo main > docs/b", path)
         merged = files.undo(first, merge_lines=True)
         assert not merged.conflicts, merged
-        assert (branch / "docs/a").read_text() .startswith("one\n1\n") and (branch / "docs/b").read_text() == "two\n"
+        assert (branch / "docs/a").read_text().startswith("one\n1\n") and (branch / "docs/b").read_text() == "two\n"
         assert "9\nlater\n" in (branch / "docs/a").read_text()
         assert (path / "docs/b").read_text() == "main\n" and (path / "docs/a").read_text() == "one\n"
         assert merged.undo is not None
@@ -214,8 +216,9 @@ def test_a_branch_begins_with_the_state_before_a_call_in_another(tmp_path: Path,
         assert listed(again) == before and listed(branch) == now
         sh("echo n > again", again)
         assert "again" not in listed(branch)
-        shown = files.diff(f"{call}..idea", form="names").splitlines()
-        assert {line.split()[-1] for line in shown} >= {"docs/a", "more/m", "src/c", "docs/moved", "new", "later"}, shown
+        shown = files.diff(f"{call}..idea", form="names")
+        wanted = {"docs/a", "more/m", "src/c", "docs/moved", "new", "later"}
+        assert {line.split()[-1] for line in shown.splitlines()} >= wanted, shown
         assert "docs/a" in files.diff(f"{call}..main", form="names")
         assert not files.restore(["/docs/a"], call).conflicts
         assert (path / "docs/a").read_text() == "ONE\n"
@@ -307,9 +310,29 @@ def test_what_is_forgotten_cannot_be_taken_back(tmp_path: Path) -> None:
     with branched(tmp_path, KINDS[0]) as (files, _, branch):
         call_in(files, branch, "echo hunter2 > docs/a")
         last = call_in(files, branch, "echo clean > docs/a", "other")
-        files.forget("/docs/a")
-        assert "hunter2" not in files.diff(last)
+        of_below = call_in(files, branch, "mv docs/b moved; echo other > moved", "third")
+        files.forget("/docs/a", "/docs/b")
+        assert "hunter2" not in files.diff(last) and "two" not in files.diff(of_below)
         assert files.undo(last).conflicts
+        assert files.undo(of_below).conflicts, (branch / "docs/b").read_text()
+
+
+def test_what_is_in_the_snapshot_below_is_not_copied(tmp_path: Path) -> None:
+    """Files of a frozen route that the branch has not changed yet, of any size."""
+    with branched(tmp_path, KINDS[0]) as (files, path, _):
+        with (path / "large").open("wb") as file:
+            for number in range(70):
+                file.write(bytes([number]) * (1 << 20))
+        files.create_branch("other")
+        branch = path / BRANCHES[1:] / "other"
+        before = listed(branch)
+        call = call_in(files, branch, "echo x >> large; rm docs/a; mv src/c docs/b; truncate -s 5 large")
+        kept = [each.kept for each in files.changes(call) if each.kept is not None]
+        assert kept and set(kept) == {"snapshot"}, kept
+        assert "two" in files.diff(call, paths=[f"{BRANCHES}/other/docs"])
+    with branched(tmp_path, KINDS[0]) as (files, _, _):
+        assert not files.undo(call).conflicts
+        assert listed(branch) == before
 
 
 def test_the_commands(serve: Serve) -> None:
