@@ -335,6 +335,39 @@ def test_what_is_in_the_snapshot_below_is_not_copied(tmp_path: Path) -> None:
         assert listed(branch) == before
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_command_in_a_branch_is_a_call(tmp_path: Path, kind: str) -> None:
+    """It has the branch as its root, in a tree of its own."""
+    with branched(tmp_path, kind) as (files, path, branch):
+        before = listed(branch)
+        script = (
+            "cd /docs; echo ONE > a; mkdir deep; echo > deep/d; mv b deep/b; cd /; mv docs texts; echo >> texts/a"
+        )
+        done = command("exec", "--branch", "idea", "--", script, cwd=path)
+        assert done.returncode == 0, done
+        (call,) = files.log(branch="idea")
+        assert call.kind == "command" and "cd /docs" in call.title
+        changed = listed(branch)
+        assert "texts/deep/b" in changed
+        assert {each.path for each in files.changes(call.call)} >= {f"{BRANCHES}/idea/docs/a", f"{BRANCHES}/idea/docs"}
+        undone = files.undo(branch="idea")
+        assert undone.calls == [call.call] and not undone.conflicts and listed(branch) == before
+        assert undone.undo is not None
+        assert not files.undo(undone.undo).conflicts and listed(branch) == changed
+
+
+def test_without_a_history_nothing_is_noted(tmp_path: Path) -> None:
+    with (
+        mounts.mounted(tmp_path / "mnt", "memory:", options=["history=off"]) as mounted,
+        fusebackend.connect(str(mounted.path)) as files,
+    ):
+        files.create_branch("idea")
+        sh("echo one > a", mounted.path / BRANCHES[1:] / "idea")
+        with pytest.raises(OSError) as refused:
+            files.undo(branch="idea")
+        assert refused.value.errno == errno.ENOTSUP
+
+
 def test_the_commands(serve: Serve) -> None:
     path = serve("memory:", options=RECORDED).path
     with fusebackend.connect(str(path)) as files:
