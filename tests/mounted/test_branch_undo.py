@@ -340,9 +340,7 @@ def test_a_command_in_a_branch_is_a_call(tmp_path: Path, kind: str) -> None:
     """It has the branch as its root, in a tree of its own."""
     with branched(tmp_path, kind) as (files, path, branch):
         before = listed(branch)
-        script = (
-            "cd /docs; echo ONE > a; mkdir deep; echo > deep/d; mv b deep/b; cd /; mv docs texts; echo >> texts/a"
-        )
+        script = "cd /docs; echo ONE > a; mkdir deep; echo > deep/d; mv b deep/b; cd /; mv docs texts; echo >> texts/a"
         done = command("exec", "--branch", "idea", "--", script, cwd=path)
         assert done.returncode == 0, done
         (call,) = files.log(branch="idea")
