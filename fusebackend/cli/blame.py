@@ -11,7 +11,7 @@ from fusebackend.cli import target
 from fusebackend.cli.log import moment, who
 from fusebackend.cli.show import Failed, Output, json_option
 from fusebackend.cli.states import in_a_line
-from fusebackend.cli.target import Target, complete_path, mount_option
+from fusebackend.cli.target import complete_path, mount_option
 
 if TYPE_CHECKING:
     from fusebackend.protocol import BlamedLine, BlameResult
@@ -25,9 +25,10 @@ OTHERS = "-"
 
 @click.command()
 @click.argument("path", shell_complete=complete_path)
+@click.option("--branch", metavar="NAME", help="PATH is one of this branch, as '/plan.md'.")
 @json_option("{path, last, lines: [{text, calls, others}], calls: {NAME: a call as of 'log'}}.")
 @mount_option
-def blame(path: str, as_json: bool, mount: str | None) -> None:
+def blame(path: str, branch: str | None, as_json: bool, mount: str | None) -> None:
     """Show which call left each line of PATH as it is: call, actor, time, number of the line, line.
 
     '-' is a change that the log does not have: an older one, or one past the mount. Several calls, or 'c42|-', mean
@@ -37,23 +38,24 @@ def blame(path: str, as_json: bool, mount: str | None) -> None:
     'fusebackend diff c42' shows what the call c42 did, 'fusebackend undo c42' takes it back.
     """
     output = Output()
-    place = target.locate(path, mount)
+    place = target.locate(path, mount) if branch is None else target.here(mount)
+    shown = place.shown(place.path) if branch is None else path
     with in_a_line():
         try:
-            found = place.files.blame(place.path)
+            found = place.files.blame(place.path if branch is None else path, branch=branch)
         except OSError as error:
-            raise Failed(f"'{place.shown(place.path)}': {error.strerror}") from None
+            raise Failed(f"'{shown}': {error.strerror}") from None
     if as_json:
-        output.document({**asdict(found), "path": place.shown(place.path)})
+        output.document({**asdict(found), "path": shown})
     elif found.lines is None:
-        _show_last(output, place, found)
+        _show_last(output, shown, found)
     else:
         _show_lines(output, found, found.lines)
 
 
-def _show_last(output: Output, place: Target, found: BlameResult) -> None:
+def _show_last(output: Output, shown: str, found: BlameResult) -> None:
     call = found.calls.get(found.last or "")
-    name = output.name(place.shown(place.path))
+    name = output.name(shown)
     if call is None:
         output.line(f"{OTHERS}  {name}: the log has no change of it")
         return

@@ -93,8 +93,8 @@ def log(
 
     'fusebackend diff c42' shows what the call c42 did, 'fusebackend undo c42' takes it back.
 
-    With --branch, the calls that changed something in a branch, by numbers of its own (b3), with no bytes of before:
-    neither 'diff' nor 'undo' know them.
+    With --branch, the calls that changed something in a branch, and not those of the mount. Of those that the history
+    has lost the branch keeps names of its own (b3), which neither 'diff' nor 'undo' know.
 
     --verify prints the end of the log's hash chain, LINK:HEAD, and exits with 1 if something was changed, removed or
     added past the server. It proves nothing against the server's own user without an --anchor, or '[log] anchor' of the

@@ -20,6 +20,7 @@ _WORDS = {**CHANGED, "create": ("brought back", "would bring back"), "replace": 
 @click.command()
 @click.argument("calls", nargs=-1, shell_complete=complete_call, metavar="[CALL]...")
 @click.option("--by", metavar="ACTOR", help="The newest call of this agent, thread, tool call, program or user id.")
+@click.option("--branch", metavar="NAME", help="The newest call that changed something in this branch.")
 @click.option("--keep-newer", is_flag=True, help="Leave what was changed since as it is, and take back the rest.")
 @click.option("--merge-lines", is_flag=True, help="Take the lines of a call out of text files that were changed since.")
 @click.option("-n", "--dry-run", is_flag=True, help="Change nothing; print what would be done.")
@@ -28,6 +29,7 @@ _WORDS = {**CHANGED, "create": ("brought back", "would bring back"), "replace": 
 def undo(
     calls: Sequence[str],
     by: str | None,
+    branch: str | None,
     keep_newer: bool,
     merge_lines: bool,
     dry_run: bool,
@@ -41,17 +43,23 @@ def undo(
 
     All is taken back, or nothing. What a later call has changed as well is named, and refused unless --keep-newer or
     --merge-lines is given. An undo is a call: the command that takes it back is printed.
+
+    A call in a branch is taken back there. Without a CALL, it is one in the mount, or with --branch in that branch.
     """
     if keep_newer and merge_lines:
         raise click.UsageError("--keep-newer or --merge-lines, not both")
     if calls and by is not None:
         raise click.UsageError("a CALL or --by, not both: --by chooses the call")
+    if calls and branch is not None:
+        raise click.UsageError("a CALL or --branch, not both: --branch chooses the call")
     if by == "":
         raise click.UsageError("--by is empty; without it, the newest call by anybody is taken back")
     place = target.here(mount)
     output = Output()
     with in_a_line():
-        result = place.files.undo(*calls, by=by, keep_newer=keep_newer, merge_lines=merge_lines, dry_run=dry_run)
+        result = place.files.undo(
+            *calls, by=by, branch=branch, keep_newer=keep_newer, merge_lines=merge_lines, dry_run=dry_run
+        )
     if as_json:
         show_json(output, result)
         return

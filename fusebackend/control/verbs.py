@@ -276,7 +276,7 @@ class ServedMount(SandboxBackendProtocol):
         """Check by its hash chain that the log is as it was written. ValueError, OSError."""
 
     @abc.abstractmethod
-    def blame(self, path: str) -> BlameResult:
+    def blame(self, path: str, *, branch: str | None = None) -> BlameResult:
         """Return which call left a file as it is, and each of its lines. ValueError, OSError."""
 
     @abc.abstractmethod
@@ -309,6 +309,7 @@ class ServedMount(SandboxBackendProtocol):
         self,
         *calls: str,
         by: str | None = None,
+        branch: str | None = None,
         keep_newer: bool = False,
         merge_lines: bool = False,
         dry_run: bool = False,
@@ -463,6 +464,7 @@ class OfDiff(Params):
 class OfUndo(Params):
     calls: Annotated[list[str], msgspec.Meta(max_length=MAX_ITEMS)] = []
     by: str | None = None
+    branch: str | None = None
     keep_newer: bool = False
     merge_lines: bool = False
     dry_run: bool = False
@@ -715,6 +717,7 @@ def _undo(call: Call, asked: OfUndo) -> UndoResult:
     return call.backend.undo(
         *asked.calls,
         by=asked.by,
+        branch=asked.branch,
         keep_newer=asked.keep_newer,
         merge_lines=asked.merge_lines,
         dry_run=asked.dry_run,

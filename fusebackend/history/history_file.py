@@ -150,7 +150,7 @@ _CALLS: Final = (
     "(SELECT group_concat(undoes.call) FROM undoes WHERE undoes.undo = calls.number) FROM calls"
 )
 
-_CHANGED: Final = "EXISTS (SELECT 1 FROM records WHERE records.call = calls.number)"  # not after `drop`
+_CHANGED: Final = "EXISTS (SELECT 1 FROM records WHERE records.call = calls.number AND {0})"  # not after `drop`
 _SHOWN: Final = f"({_CHANGED} OR kind IN ({', '.join(map(repr, requests.LOGGED))}))"
 
 _DAMAGE: Final = frozenset({sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, 0, sqlite3.SQLITE_ERROR})
@@ -180,7 +180,8 @@ class Filter(NamedTuple):
     until_ns: int | None = None
     """That began before this time."""
     paths: tuple[AgentPath, ...] = ()
-    """That changed something at or below one of these paths of the mount."""
+    """That changed something at or below one of these paths of the mount. Without one, calls that changed files in
+    branches alone are left out (`HistoryFile.apart`)."""
     before: int | None = None
     """With a lower number than this one."""
     ended_after_ns: int | None = None
@@ -232,6 +233,9 @@ class HistoryFile:
         except BaseException:
             os.close(self._lock_file)
             raise
+        self.apart: AgentPath | None = None
+        """The directory of the routes whose calls are no calls of the mount, unless they are asked for by a path there:
+        branches. None if there are none."""
         self.failed: str | None = None
         """Why rows can't be written, or are lost; None if all are written."""
         self._errno = 0  # of the last attempt to write; 0 if it was made
@@ -539,8 +543,10 @@ class HistoryFile:
             limit: at most so many; None for all.
         """
         wanted = where or Filter()
-        conditions = [_SHOWN if wanted.with_requests else _CHANGED]
-        values: list[Any] = []
+        is_main, values = self._main()
+        if wanted.paths:
+            is_main, values = "1", []
+        conditions = [(_SHOWN if wanted.with_requests else _CHANGED).format(is_main)]
         if wanted.by:
             conditions.append("(? IN (agent, thread, tool_call, command) OR CAST(uid AS TEXT) = ?)")
             values += [_stored(wanted.by), wanted.by]
@@ -577,12 +583,18 @@ class HistoryFile:
             taken_back = tuple(sorted(int(each) for each in undoes.split(","))) if undoes else ()
             yield Call(number, kind, _text(title), actor, began_ns, ended_ns, changes, taken_back, undone_by)
 
+    def _main(self) -> tuple[str, list[Any]]:
+        """Return the condition of records that are not of branches."""
+        return ("1", []) if self.apart is None else ("NOT (prefix > ? AND prefix < ?)", [*_below(to_name(self.apart))])
+
     def _at(self, path: AgentPath) -> tuple[str, list[Any]]:
-        """Return the condition of records at or below a path of the mount."""
+        """Return the condition of records at or below a path of the mount. Branches are not below its root."""
         conditions: list[str] = ["0"]
         values: list[Any] = []
         for (stored,) in self._read("SELECT DISTINCT prefix FROM records", ()):
             prefix = AgentPath(os.fsdecode(stored))
+            if path == ROOT and self.apart is not None and is_below(prefix, self.apart):
+                continue
             if is_below(prefix, path):
                 conditions.append("prefix = ?")
                 values.append(stored)
@@ -612,15 +624,16 @@ class HistoryFile:
         return self._records("WHERE call = ? ORDER BY number LIMIT ?", (call, limit))
 
     def records_after(self, number: int, limit: int) -> list[Record]:
-        """Return the records of all calls with a higher number, in their order, at most `limit`.
+        """Return the records of all calls with a higher number, in their order, at most `limit`; not those of branches.
 
         Args:
             number: a negative one counts from the end: -1 is for the newest record.
         """
+        is_main, values = self._main()
         if number < 0:
-            newest = self._records("ORDER BY number DESC LIMIT ?", (min(-number, limit),))
+            newest = self._records(f"WHERE {is_main} ORDER BY number DESC LIMIT ?", (*values, min(-number, limit)))
             return newest[::-1]
-        return self._records("WHERE number > ? ORDER BY number LIMIT ?", (number, limit))
+        return self._records(f"WHERE number > ? AND {is_main} ORDER BY number LIMIT ?", (number, *values, limit))
 
     def newest(self, prefix: AgentPath, below: int | None, limit: int) -> list[Record]:
         """Return the last records of a route, the newest first, at most `limit`.
@@ -921,6 +934,35 @@ class HistoryFile:
             with self._guard:
                 self._put("INSERT OR REPLACE INTO routes VALUES (?, ?)", (stored, _stored(backend)))
         self.flush()
+
+    def bind_apart(self, prefix: AgentPath, identity: str) -> None:
+        """Delete the records of another branch that had this one's name."""
+        stored = to_name(prefix)
+        known = self._read("SELECT backend FROM routes WHERE prefix = ?", (stored,))
+        if known and known[0][0] != _stored(identity):
+            self.drop_route(prefix)
+        with self._guard:
+            self._put("INSERT OR REPLACE INTO routes VALUES (?, ?)", (stored, _stored(identity)))
+
+    def drop_route(self, prefix: AgentPath) -> None:
+        """Delete the records of a branch that is gone. Their images are for the caller to remove."""
+        stored = to_name(prefix)
+        self.drop(number for (number,) in self._read("SELECT number FROM records WHERE prefix = ?", (stored,)))
+        with self._guard:  # a change on the way may leave another record: `bind_apart` finds that
+            self._put("INSERT OR REPLACE INTO routes VALUES (?, NULL)", (stored,))
+        self.flush()
+
+    def bound_apart(self) -> list[AgentPath]:
+        """Return the prefixes of all branches that have or had records."""
+        if self.apart is None:
+            return []
+        rows = self._read("SELECT prefix FROM routes WHERE prefix > ? AND prefix < ?", _below(to_name(self.apart)))
+        return [AgentPath(os.fsdecode(prefix)) for (prefix,) in rows]
+
+    def changed_routes(self, call: int) -> set[AgentPath]:
+        """Return the prefixes of the routes that a call has changed."""
+        rows = self._read("SELECT DISTINCT prefix FROM records WHERE call = ?", (call,))
+        return {AgentPath(os.fsdecode(prefix)) for (prefix,) in rows}
 
     def forget(self, calls: Sequence[int]) -> None:
         """Delete calls and their records. Their images are for the caller to remove, see `images`."""

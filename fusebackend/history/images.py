@@ -1,9 +1,10 @@
 """`Images`: the bytes of files as they were before a change.
 
 Where the volume has an automatic snapshot that is newer than the last change of the file, that one has them, and none
-are copied (`Image.place` is `snapshot`). Else they are copied into a file of the history's directory, holes left out:
-up to `MAX_FILE_BYTES`, which the caller waits for. Of a larger file a volume with snapshots takes a snapshot now; any
-other volume loses it, and the image says so. All files together have a bound (`limit_bytes`).
+are copied (`Image.place` is `snapshot`); so it is with a file of a branch that has the bytes of a snapshot below. Else
+they are copied into a file of the history's directory, holes left out: up to `MAX_FILE_BYTES`, which the caller waits
+for. Of a larger file a volume with snapshots takes a snapshot now; any other volume loses it, and the image says so.
+All files together have a bound (`limit_bytes`).
 
 Thread-safe.
 """
@@ -20,6 +21,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Final
 
+from fusebackend.base.waiting import will_wait
 from fusebackend.history.records import Image
 from fusebackend.history.seals import Seal
 from fusebackend.protocol import Attr, SnapshotVolume, Volume
@@ -35,6 +37,9 @@ MAX_FILE_BYTES: Final = 64 << 20
 
 COPIED_BYTES: Final = 4 << 20
 """Of a larger file, a volume with snapshots takes one rather than have it copied: that costs a flush."""
+
+AT_ONCE_BYTES: Final = 1 << 20
+"""Of a volume that may wait, a larger file is copied in a thread, and not by the mount's loop: that takes 1 ms."""
 
 PATIENCE_S: Final = 5.0
 """Copying a file takes so long at most: the change waits for it, and has a deadline where a network is asked."""
@@ -94,7 +99,10 @@ class Images:
             if size == 0:
                 return self._empty()
             if isinstance(volume, SnapshotVolume):
-                found = self._in_snapshot(volume, node, size, ctime_ns)
+                below = volume.kept_below(node)
+                if below is not None:
+                    return Image("snapshot", below, node)
+                found = self._in_snapshot(volume, node, size, ctime_ns) if volume.takes_snapshots else None
                 if found is not None:
                     return found
             if size > MAX_FILE_BYTES:
@@ -129,6 +137,8 @@ class Images:
         return None
 
     def _copied(self, volume: Volume, node: int, size: int) -> Image:
+        if size > AT_ONCE_BYTES:
+            will_wait()
         image, sealed = Image("file", str(next(self._numbers))), Seal("bytes")
         path = self.path(image)
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)

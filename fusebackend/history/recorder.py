@@ -7,8 +7,8 @@ The first change of a file's bytes by a call keeps the bytes before it (`images.
 `VolumeRecords` knows the call that has changed a file last. A change by another call ends that, so that each of two
 calls which change a file in turn has a record after one of the other, and an undo of either finds the conflict.
 
-On volumes that do not block, record and change are one step under the volume's lock. Where a thread may wait for a
-network, a change by others between the two is not excluded.
+On volumes that do not block, and in branches, record and change are one step under the volume's lock. Where a thread
+may wait for a network, a change by others between the two is not excluded.
 
 Nothing here fails a change: an error is logged, once, and `status` says that the history is incomplete.
 """
@@ -31,7 +31,7 @@ from fusebackend.history.calls import Calls, Mark, OpenCall
 from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.images import Images
 from fusebackend.history.records import Image, RecordKind, Stamp, State
-from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, Attr, AttrChanges, Caller, Volume
+from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, Attr, AttrChanges, Caller, SnapshotVolume, Volume
 from fusebackend.vfs.junctions import Route
 from fusebackend.vfs.watch.node_paths import NodePaths
 from fusebackend.volumes.placing import state_of
@@ -140,6 +140,8 @@ class Recorder:
         self.calls = calls or Calls(history, self.settle)
         self.incomplete: str | None = None
         """Why something was not recorded; None if all was."""
+        self.beside: dict[AgentPath, Volume] = {}
+        """The volumes of recorded routes that come and go, by prefix: branches. Replaced as a whole."""
         self._routes: dict[AgentPath, Route] = {}
         self._volumes: dict[int, VolumeRecords] = {}
         self._stamping = threading.Lock()
@@ -155,6 +157,22 @@ class Recorder:
     def follow(self, routes: list[Route]) -> None:
         """Record the changes of these routes."""
         self._routes = {route.prefix: route for route in routes}
+
+    def attach(self, route: Route) -> None:
+        """Record the changes of a route that comes and goes, from now on. In any thread, one at a time."""
+        self._routes = {**self._routes, route.prefix: route}
+        self.beside = {**self.beside, route.prefix: route.volume}
+
+    def detach(self, prefix: AgentPath) -> None:
+        """Such a route goes, or its volume is about to be closed."""
+        volume = self.beside.get(prefix)
+        self._routes = {each: route for each, route in self._routes.items() if each != prefix}
+        self.beside = {each: there for each, there in self.beside.items() if each != prefix}
+        self._volumes.pop(id(volume), None)  # another volume may get its id
+
+    def recorded(self, route: Route) -> bool:
+        """Return True if the changes of a route are recorded."""
+        return self._routes.get(route.prefix) is route
 
     def door(self, names: NodePaths, route: Route) -> RecordingVolume:
         """Return what records the kernel's changes of a route."""
@@ -289,7 +307,9 @@ class RecordingVolume:
         self._records = recorder.of(volume)
         self._marks = self._records.marks
         self._current = recorder.calls.current
-        waits = volume.features.blocking or volume.features.shared
+        # The lock of a branch is held while its route is asked, in threads; the mount's loop does not wait for it.
+        is_branch = isinstance(volume, SnapshotVolume) and not volume.takes_snapshots
+        waits = (volume.features.blocking and not is_branch) or volume.features.shared
         self._lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext() if waits else volume.lock
         self._recording = _Recording(recorder, route.prefix)
 

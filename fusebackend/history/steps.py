@@ -18,7 +18,7 @@ from functools import partial
 from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 from fusebackend.base.errors import VANISHED
-from fusebackend.base.paths import AgentPath, PathError, is_below, normalise, to_name
+from fusebackend.base.paths import AgentPath, PathError, normalise, to_name
 from fusebackend.history.calls import OpenCall
 from fusebackend.history.recorder import CONTENT, MADE, Kept, Recorder
 from fusebackend.history.records import Image, RecordKind
@@ -137,9 +137,9 @@ class Steps:
         return list(dict.fromkeys(found))
 
     def _route(self, path: AgentPath) -> Route | None:
-        if self._tree.trees_path is not None and is_below(path, self._tree.trees_path):
-            return None
         route = self._tree.route_of(path)
+        if not self._recorder.recorded(route):  # in the trees directory, where only branches are
+            return None
         return None if route.volume.features.read_only else route
 
     # -- before ----------------------------------------------------------------------------------------------------

@@ -78,14 +78,20 @@ class Undo:
     def __init__(self, recorder: Recorder, volumes: Mapping[AgentPath, Volume]) -> None:
         self._recorder = recorder
         self._history = recorder.history
-        self._volumes = volumes
+        self._routes = volumes
         self._guard = threading.Lock()
+
+    @property
+    def _volumes(self) -> Mapping[AgentPath, Volume]:
+        """Those of the mount's routes, and of the branches that there are now."""
+        return {**self._routes, **self._recorder.beside}
 
     def undo(
         self,
         calls: Sequence[int] = (),
         *,
         by: str = "",
+        inside: AgentPath | None = None,
         keep_newer: bool = False,
         merge_lines: bool = False,
         dry_run: bool = False,
@@ -96,6 +102,8 @@ class Undo:
         Args:
             calls: their numbers. None: the newest that changed something, by anybody, that is no undo and not undone.
             by: without `calls`, the newest of this agent, thread, tool call, command or user id.
+            inside: without `calls`, the newest that changed something in the branch of this prefix; in the mount when
+                None.
             keep_newer: leave what was changed since as it is, and take back the rest.
             merge_lines: take the lines of the calls out of text files that were changed since.
             dry_run: only say what would be done.
@@ -106,7 +114,7 @@ class Undo:
                 of a step, and what was done has been taken back.
         """
         with self._guard:
-            chosen = self._chosen(calls, by)
+            chosen = self._chosen(calls, by, inside)
             if not chosen:
                 return UndoResult([])
             numbers = [call.number for call in chosen]
@@ -124,9 +132,9 @@ class Undo:
 
     # -- the calls -------------------------------------------------------------------------------------------------
 
-    def _chosen(self, calls: Sequence[int], by: str) -> list[Call]:
+    def _chosen(self, calls: Sequence[int], by: str, inside: AgentPath | None) -> list[Call]:
         if not calls:
-            newest = self._newest(by)
+            newest = self._newest(by, () if inside is None else (inside,))
             return [] if newest is None else [newest]
         found = []
         for number in sorted(set(calls)):
@@ -140,9 +148,9 @@ class Undo:
             found.append(call)
         return found
 
-    def _newest(self, by: str) -> Call | None:
+    def _newest(self, by: str, inside: tuple[AgentPath, ...]) -> Call | None:
         before: int | None = None
-        while page := self._history.calls(100, Filter(by=by, before=before)):
+        while page := self._history.calls(100, Filter(by=by, before=before, paths=inside)):
             for call in page:
                 if call.kind != "undo" and call.undone_by is None:
                     return call
@@ -194,8 +202,9 @@ class Undo:
                     self._recorder.calls.end(call)
                     self._take_back(call.number, error)
                 raise
+            volumes = self._volumes
             for prefix in {step.prefix for step in plan.steps}:
-                self._volumes[prefix].sync()  # else a killed server could lose what its history calls done
+                volumes[prefix].sync()  # else a killed server could lose what its history calls done
             # A number also if nothing was left to do: the calls are undone then, too.
             self._history.mark_undone([*numbers, *halves], by=self._recorder.calls.number(call))
             for each in chosen:

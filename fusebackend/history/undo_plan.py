@@ -171,7 +171,7 @@ class UndoPlan:
                 with contextlib.suppress(OSError):  # `image_source` finds the same
                     view = volume.snapshot(name)
                     if isinstance(view, LooksAhead):
-                        view.ahead(wanted)
+                        view.ahead([volume.node_in(name, node) for node in wanted])
 
     def _refuse(self, record: Record, conflict: _Conflict) -> None:
         path = record.to_path if conflict.at_target else record.path
@@ -451,11 +451,11 @@ def image_source(volume: Volume, image_path: Callable[[Image], str], state: Stat
     if not isinstance(volume, SnapshotVolume):
         return None
     try:
-        view = volume.snapshot(image.name)
-        view.getattr(image.node)
+        view, node = volume.snapshot(image.name), volume.node_in(image.name, image.node)
+        view.getattr(node)
     except OSError:
         return None
-    return NodeSource(view, image.node, state)
+    return NodeSource(view, node, state)
 
 
 def mount_path(prefix: AgentPath, path: bytes) -> str:

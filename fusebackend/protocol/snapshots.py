@@ -30,6 +30,9 @@ class SnapshotVolume(Volume):
     through either face would have found at that moment, with all attributes, extended attributes, links and holes.
     """
 
+    takes_snapshots: bool = True
+    """False for a volume that keeps none, a branch: it has the methods of the class that it is made of."""
+
     may_go: Callable[[str], bool] | None = None
     """Called with the name of a snapshot, says that the volume may delete it rather than answer ENOSPC. The oldest goes
     first. Called with the volume's lock held."""
@@ -39,6 +42,15 @@ class SnapshotVolume(Volume):
 
     on_snapshot: Callable[[str], None] | None = None
     """Called with the name of each snapshot that another host has taken or deleted, by any thread with no lock held."""
+
+    def kept_below(self, node: int) -> str | None:
+        """Return a name for `snapshot` that has the bytes of a file, as they are now, for as long as the volume is
+        there. None if there is none: only a branch has them, in the snapshots below it."""
+        return None
+
+    def node_in(self, name: str, node: int) -> int:
+        """Return the node that a file has in a snapshot. OSError: it is not there."""
+        return node
 
     @property
     def kept_by(self) -> SnapshotVolume:

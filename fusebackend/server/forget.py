@@ -61,7 +61,7 @@ class Forgetting:
         nodes: dict[AgentPath, set[int]] = {prefix: set() for prefix in self._volumes}
         snapshots: set[str] = set()
         for path in chosen:
-            kept = {each.number: each for each in ([] if self._recorder is None else self._recorder.history.at(path))}
+            kept = {each.number: each for part in self._kept_at(path) for each in self._recorded_at(part)}
             records |= kept
             is_known = bool(kept)
             for prefix, inner in self._routes(path):
@@ -89,7 +89,12 @@ class Forgetting:
         if self._recorder is not None:
             images = self._recorder.images
             below = images.next_number()
-            self._recorder.history.forget_contents(chosen, nodes)
+            everywhere = [part for path in chosen for part in self._kept_at(path)]
+            all_nodes = dict(nodes)
+            for prefix, branch in self._recorder.beside.items():
+                assert isinstance(branch, BranchVolume), "nothing else is recorded beside the routes"
+                all_nodes[prefix] = {each for route in nodes for each in branch.nodes_of(route, nodes[route])}
+            self._recorder.history.forget_contents(everywhere, all_nodes)
             images.clean(self._recorder.history.images("file"), below)
         for path in chosen:  # while the snapshots below them have the names
             self._in_branches(path, dry_run=False)
@@ -110,6 +115,14 @@ class Forgetting:
         result.left.append(BELOW)
 
     # -- finding -----------------------------------------------------------------------------------------------
+
+    def _kept_at(self, path: AgentPath) -> list[AgentPath]:
+        """A path of the mount, and the same one in each branch whose changes are recorded."""
+        beside = () if self._recorder is None else self._recorder.beside
+        return [path, *(prefix if path == ROOT else AgentPath(prefix + path) for prefix in beside)]
+
+    def _recorded_at(self, path: AgentPath) -> list[Record]:
+        return [] if self._recorder is None else self._recorder.history.at(path)
 
     @staticmethod
     def _concerns(given: Sequence[str], prefix: AgentPath) -> bool:

@@ -12,6 +12,7 @@ import stat
 import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from fusebackend.base import paths
 from fusebackend.base.errors import oserror
@@ -41,6 +42,7 @@ from fusebackend.protocol import (
 )
 from fusebackend.protocol.records import FILE_TYPES
 from fusebackend.trees import diff_output
+from fusebackend.trees.branch_calls import BranchCall
 from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.diff import Differences, differences
 from fusebackend.trees.earlier import EarlierVolume, Moment
@@ -75,9 +77,15 @@ class MountHistory:
         self._anchoring = anchoring
         self._file = recorder.history
         self._volumes = volumes
+        """Those of the main tree."""
         self._undo = Undo(recorder, volumes)
         self._named: dict[str, OpenCall] = {}
         self._guard = threading.Lock()
+
+    @property
+    def _everywhere(self) -> Mapping[AgentPath, Volume]:
+        """The volumes of the main tree, and those of the branches that there are now."""
+        return {**self._volumes, **self._recorder.beside}
 
     # -- looking -----------------------------------------------------------------------------------------------
 
@@ -116,6 +124,24 @@ class MountHistory:
             raise OSError(errno.ENOENT, f"there is no call '{name}' ('fusebackend log' lists those of the last 24 h)")
         return found
 
+    def branch_of(self, name: str) -> str | None:
+        """Return the branch whose state is meant by the one before a call; None for that of the mount.
+
+        Raises:
+            ValueError, OSError: as `call`; ENOTSUP, the call has changed several branches, and nothing else.
+        """
+        beside = self._recorder.beside
+        if not beside:
+            return None
+        changed = self._file.changed_routes(self.call(name).number)
+        if not changed or changed - beside.keys():
+            return None
+        names = sorted(paths.split(prefix)[-1].decode("utf-8", "surrogateescape") for prefix in changed)
+        if len(names) > 1:
+            text = f"{name} has changed the branches {', '.join(names)} and nothing else, so no one state is before it"
+            raise OSError(errno.ENOTSUP, f"{text}; 'fusebackend undo {name}' takes it back")
+        return names[0]
+
     def changes(self, call: str | None, after: int, limit: int) -> list[ChangeInfo]:
         """Return the changes of a call, or of all, after the one of this number."""
         if call is None:
@@ -132,7 +158,7 @@ class MountHistory:
             OSError: ENOENT, there is no such call, or it has not changed one of the paths.
         """
         found = self.call(call)
-        before, after = sides(self._file.records(found.number), Past(self._volumes, self._later, self._source))
+        before, after = sides(self._file.records(found.number), Past(self._everywhere, self._later, self._source))
         inner = [os.fsencode(paths.normalise(each)).strip(b"/") for each in given] or [b""]
         try:
             result = differences(before, after, inner, ways=before.ways & after.ways)
@@ -142,7 +168,8 @@ class MountHistory:
         return said(result, form, columns)
 
     def before(self, ref: Ref, given: Sequence[bytes]) -> dict[AgentPath, EarlierVolume]:
-        """Return the routes as they were before a call or at a time, by prefix.
+        """Return the routes as they were before a call or at a time, by prefix. Before a call that has changed a branch
+        alone, it is the whole branch, as if it was the only route.
 
         Args:
             given: paths of the mount, without a slash at the begin: only there.
@@ -156,6 +183,11 @@ class MountHistory:
         else:
             assert ref.time_ns is not None, "the present needs no history"
             moment = Moment(f"at '{ref.name}'", ref.time_ns, self._file.begin_at(ref.time_ns, ref.name))
+        if ref.is_call and (branch := self.branch_of(ref.name)) is not None:
+            prefix = next(each for each in self._recorder.beside if paths.split(each)[-1] == to_name(branch))
+            inner = [b"/" + path for path in given]
+            volume = self._recorder.beside[prefix]
+            return {ROOT: EarlierVolume(self._file, moment, [prefix], volume, inner, self._source)}
         found = {}
         for prefix, volume in self._volumes.items():
             prefixes = [prefix, *(each for each in self._volumes if each != prefix and self._volumes[each] is volume)]
@@ -171,8 +203,9 @@ class MountHistory:
             OSError: ENOENT, EISDIR, EINVAL, it is no regular file; or an error of the volume.
         """
         outer = paths.normalise(path)
-        prefix = max((each for each in self._volumes if paths.is_below(outer, each)), key=len)
-        volume, inner = self._volumes[prefix], AgentPath(outer if prefix == ROOT else outer[len(prefix) :] or ROOT)
+        volumes = self._everywhere
+        prefix = max((each for each in volumes if paths.is_below(outer, each)), key=len)
+        volume, inner = volumes[prefix], AgentPath(outer if prefix == ROOT else outer[len(prefix) :] or ROOT)
         found = resolve(volume, inner, follow=False).found
         if not stat.S_ISREG(found.mode):
             raise oserror(errno.EISDIR if found.is_dir else errno.EINVAL)
@@ -249,7 +282,7 @@ class MountHistory:
 
     def _source(self, record: Record) -> Source:
         """Return the bytes of a record's image. Raises OSError."""
-        volume, state, image = self._volumes.get(record.prefix), record.before, record.image
+        volume, state, image = self._everywhere.get(record.prefix), record.before, record.image
         if volume is None or state is None or image is None:
             raise OSError(errno.EIO, f"the mount has no route '{record.prefix}' any more")
         source = image_source(volume, self._recorder.images.path, state, image)
@@ -260,13 +293,26 @@ class MountHistory:
     # -- taking back -------------------------------------------------------------------------------------------
 
     def undo(
-        self, calls: Sequence[str], by: str | None, *, keep_newer: bool, merge_lines: bool, dry_run: bool
+        self,
+        calls: Sequence[str],
+        by: str | None,
+        inside: AgentPath | None = None,
+        *,
+        keep_newer: bool,
+        merge_lines: bool,
+        dry_run: bool,
     ) -> UndoResult:
-        """Take calls back."""
+        """Take calls back; without `calls`, the newest in the branch of the prefix `inside`, or in the mount."""
         numbers = [call_number(each) for each in dict.fromkeys(calls)]
         actor = current_actor(Actor(uid=os.geteuid(), pid=os.getpid()))
         return self._undo.undo(
-            numbers, by=by or "", keep_newer=keep_newer, merge_lines=merge_lines, dry_run=dry_run, actor=actor
+            numbers,
+            by=by or "",
+            inside=inside,
+            keep_newer=keep_newer,
+            merge_lines=merge_lines,
+            dry_run=dry_run,
+            actor=actor,
         )
 
     # -- calls that clients name -------------------------------------------------------------------------------
@@ -293,6 +339,60 @@ class MountHistory:
             return None
         self._recorder.calls.end(call)
         return f"c{call.number}" if call.number else None
+
+    # -- branches ----------------------------------------------------------------------------------------------
+
+    def branch_log(
+        self,
+        prefix: AgentPath,
+        volume: BranchVolume,
+        by: str | None,
+        since: int | str | None,
+        named: Sequence[str],
+        limit: int,
+    ) -> list[CallInfo]:
+        """Return the calls that have changed something in a branch, the newest first; see `MountedBackend.log`. Those
+        that the history has are `c42`; the branch has others for longer, as `b3`."""
+        since_ns = begin_ns(since) if isinstance(since, str) else since
+        inner = [paths.normalise(path) for path in named]
+        found: dict[str, CallInfo] = {}
+        recorded = self._in_branch(prefix)
+        for call in volume.calls():
+            if len(found) == _bounded(limit):
+                break
+            if since_ns is not None and call.ended_ns is not None and call.ended_ns < since_ns:
+                continue
+            if by and not call.actor.is_meant(by):
+                continue
+            if inner and not any(_touches(change, inner) for change in _branch_changes(volume, [call], {}, 0, -1)):
+                continue
+            known = _of_mount(call, recorded)
+            if known is None:
+                shown = CallInfo(
+                    f"b{call.number}", call.kind, call.title, call.actor, call.began_ns, call.ended_ns, call.changes
+                )
+            else:
+                shown = replace(call_info(known), changes=call.changes)
+            found.setdefault(shown.call, shown)
+        return list(found.values())
+
+    def branch_changes(
+        self, prefix: AgentPath, volume: BranchVolume, call: str | None, after: int, limit: int
+    ) -> list[ChangeInfo]:
+        """Return the changes of a call of a branch, or of all; see `MountedBackend.changes`."""
+        if call is not None and not (call[:1] in ("b", "c") and call[1:].isdecimal() and call.isascii()):
+            raise ValueError(f"'{call}' is no call of a branch; these have names such as 'c42' or 'b3'")
+        recorded, calls = self._in_branch(prefix), volume.calls()
+        names = {each.number: f"b{each.number}" for each in calls}
+        names |= {each.number: known.ref for each in calls if (known := _of_mount(each, recorded)) is not None}
+        chosen = [each for each in calls if call in (f"b{each.number}", names[each.number])]
+        if call is not None and not chosen:
+            raise OSError(errno.ENOENT, f"the branch has no call '{call}' ('fusebackend log --branch' lists them)")
+        return list(_branch_changes(volume, None if call is None else chosen, names, after, _bounded(limit)))
+
+    def _in_branch(self, prefix: AgentPath) -> dict[int, Call]:
+        """Return the calls that have records in a branch, by their numbers."""
+        return {call.number: call for call in self._file.calls(None, Filter(paths=(prefix,)))}
 
     # -- space -------------------------------------------------------------------------------------------------
 
@@ -326,44 +426,23 @@ class MountHistory:
         self._recorder.images.clean(self._file.images("file"), below)
 
 
-def branch_log(
-    volume: BranchVolume, by: str | None, since: int | str | None, named: Sequence[str], limit: int
-) -> list[CallInfo]:
-    """Return the calls that have changed something in a branch, the newest first; see `MountedBackend.log`."""
-    since_ns = begin_ns(since) if isinstance(since, str) else since
-    inner = [paths.normalise(path) for path in named]
-    found: list[CallInfo] = []
-    for call in volume.calls():
-        if len(found) == _bounded(limit):
-            break
-        if since_ns is not None and call.ended_ns is not None and call.ended_ns < since_ns:
-            continue
-        if by and not call.actor.is_meant(by):
-            continue
-        if inner and not any(_touches(change, inner) for change in _branch_changes(volume, call.number, 0, -1)):
-            continue
-        found.append(
-            CallInfo(f"b{call.number}", call.kind, call.title, call.actor, call.began_ns, call.ended_ns, call.changes)
-        )
-    return found
+def _branch_changes(
+    volume: BranchVolume, calls: Sequence[BranchCall] | None, names: Mapping[int, str], after: int, limit: int
+) -> Iterator[ChangeInfo]:
+    """Yield the changes of calls in a branch, of all when None, by the `names` of these calls."""
+    for call in [None] if calls is None else [each.number for each in reversed(calls)]:
+        for each in volume.changes(call, after, limit):
+            path, to_path = ("/" + to_text(part) if part else None for part in volume.paths_of_change(each))
+            name = names.get(each.call, f"b{each.call}")
+            yield ChangeInfo(each.number, name, each.time_ns, each.kind, path or "/", to_path)
 
 
-def branch_changes(volume: BranchVolume, call: str | None, after: int, limit: int) -> list[ChangeInfo]:
-    """Return the changes of a call of a branch, or of all; see `MountedBackend.changes`."""
-    number = None
-    if call is not None:
-        number = int(call[1:]) if call[:1] == "b" and call[1:].isdecimal() and call.isascii() else 0
-        if not number:
-            raise ValueError(f"'{call}' is no call of a branch; these have names such as 'b3'")
-        if all(each.number != number for each in volume.calls()):
-            raise OSError(errno.ENOENT, f"the branch has no call '{call}' ('fusebackend log --branch' lists them)")
-    return list(_branch_changes(volume, number, after, _bounded(limit)))
-
-
-def _branch_changes(volume: BranchVolume, call: int | None, after: int, limit: int) -> Iterator[ChangeInfo]:
-    for each in volume.changes(call, after, limit):
-        path, to_path = ("/" + to_text(part) if part else None for part in volume.paths_of_change(each))
-        yield ChangeInfo(each.number, f"b{each.call}", each.time_ns, each.kind, path or "/", to_path)
+def _of_mount(call: BranchCall, recorded: Mapping[int, Call]) -> Call | None:
+    """Return the call of the mount that a branch's is. A history that was begun anew may have its number once more."""
+    found = recorded.get(call.call)
+    if found is None or call.began_ns < found.began_ns:
+        return None
+    return found if found.ended_ns is None or call.began_ns <= found.ended_ns else None
 
 
 def _touches(change: ChangeInfo, named: Sequence[AgentPath]) -> bool:

@@ -170,6 +170,8 @@ class LiveMount:
             self.recording = Recording.opened(
                 history, mountpoint, self.filesystem, self.automatic, self.warnings, urls, log_options
             )
+            if self.recording is not None and self.branches is not None:
+                self.recording.apart(self.branches.path)
         self.filesystem.tree.on_interrupt = self._interrupted
         self.approvals = Approvals(None if self.recording is None else self.recording.history, approvals)
         self.log_files = attach_log(self.filesystem, self.recording)
@@ -251,6 +253,8 @@ class LiveMount:
         self._backend.guard(self._guards)
         if self.branches is not None:
             self.branches.open()
+            if self.recording is not None:
+                self.recording.opened_branches(self.branches.names)
             self._face.tidy()
         self._listen()
         try:
@@ -260,6 +264,8 @@ class LiveMount:
         finally:
             self._end()
             if self.branches is not None:
+                if self.recording is not None:
+                    self.recording.close_branches()
                 self.branches.close()
             self._backend.guard({})
             if self.metrics is not None:

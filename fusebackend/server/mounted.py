@@ -67,11 +67,12 @@ from fusebackend.rules import met
 from fusebackend.server.approvals import MAX_CHANGE_BYTES, READING, Approvals, info_of
 from fusebackend.server.asking import KEPT_OUTPUT, Asking, Change
 from fusebackend.server.forget import Forgetting
-from fusebackend.server.history import MountHistory, branch_changes, branch_log, said
+from fusebackend.server.history import MountHistory, said
 from fusebackend.server.rules import Views
 from fusebackend.server.space import prune, space
 from fusebackend.server.trees import TreesFace
 from fusebackend.trees.automatic import AutomaticSnapshots
+from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.branches import Branches
 from fusebackend.trees.checkouts import Checkouts
 from fusebackend.trees.merge.merges import Merges
@@ -162,7 +163,13 @@ class MountedBackend(ServedMount):
         self._restores: Restores | None = None
         self._checkouts: Checkouts | None = None
         volumes = {route.prefix: route.volume for route in filesystem.tree.routes}
-        self._states = States(volumes, branches, snapshots, lambda ref, paths: self._remembered().before(ref, paths))
+        self._states = States(
+            volumes,
+            branches,
+            snapshots,
+            lambda ref, paths: self._remembered().before(ref, paths),
+            lambda call: self._remembered().branch_of(call),
+        )
         if branches is not None:
             recorder = None if recording is None else recording.recorder
             own = filesystem.tree.trees_path
@@ -884,8 +891,9 @@ class MountedBackend(ServedMount):
             ended_after_ns: only those that ended after this time, in the order of their ends. No two end at the same
                 time, so that of the last one is where to go on.
             limit: at most so many, and at most 10,000.
-            branch: those that changed something in this branch, whose numbers are its own (`b3`), instead of those of
-                the mount. With `by`, `since`, `paths` (of the branch) and `limit` alone.
+            branch: those that changed something in this branch instead of in the mount: `c42`, or `b3` once the history
+                has lost the call, and in a copy of the branch. With `by`, `since`, `paths` (of the branch) and `limit`
+                alone.
 
         Raises:
             ValueError: a name is none of a call, `since` is no time, or a path is malformed.
@@ -896,7 +904,8 @@ class MountedBackend(ServedMount):
             return past.log(calls, by, since, paths, before, ended_after_ns, limit)
         if calls or before is not None or ended_after_ns is not None:
             raise ValueError("the calls of a branch are chosen by actor, time and path alone")
-        return branch_log(self._branching().volume(branch), by, since, paths, limit)
+        prefix, volume = self._branch(branch)
+        return past.branch_log(prefix, volume, by, since, paths, limit)
 
     def changes(
         self, call: str | None = None, *, after: int = 0, limit: int = LISTED_CHANGES, branch: str | None = None
@@ -907,7 +916,7 @@ class MountedBackend(ServedMount):
             call: its name; None for the changes of all calls.
             after: only those with a higher number: how to go on after `limit` of them. A negative one counts from the
                 end: -1 is for the newest change.
-            branch: those of a call of this branch, `b3`. They have no bytes from before them.
+            branch: of a call, those in this branch, with its paths; or all in this branch.
 
         Raises:
             ValueError, OSError: as `log`.
@@ -915,7 +924,13 @@ class MountedBackend(ServedMount):
         past = self._remembered()
         if branch is None:
             return past.changes(call, after, limit)
-        return branch_changes(self._branching().volume(branch), call, after, limit)
+        return past.branch_changes(*self._branch(branch), call, after, limit)
+
+    def _branch(self, name: str) -> tuple[AgentPath, BranchVolume]:
+        """Return where a branch is, and its volume. OSError: there is none of that name, or no branches."""
+        branches = self._branching()
+        volume = branches.volume(name)
+        return paths.join(branches.path, name), volume
 
     def follow_log(
         self, *, by: str | None = None, paths: Sequence[str] = (), since: int | str | None = None
@@ -947,18 +962,25 @@ class MountedBackend(ServedMount):
         """
         return self._remembered().verify(anchors)
 
-    def blame(self, path: str) -> BlameResult:
+    def blame(self, path: str, *, branch: str | None = None) -> BlameResult:
         """Return which call left a file as it is, and each of its lines: for text files of up to 2 MiB.
 
-        Where the bytes between calls are lost, a line has several candidates. Renames are followed.
+        Where the bytes between calls are lost, a line has several candidates. Renames are followed. In a branch, what
+        it did not change is by none of its calls.
+
+        Args:
+            path: of the file, also one in a branch (`/.fusebackend/branches/NAME/…`).
+            branch: the path is one of this branch.
 
         Raises:
             ValueError: the path is malformed.
             OSError: ENOENT, EISDIR; EINVAL, it is no regular file; ENOTSUP, the mount keeps no history; or an error of
                 the volume.
         """
+        past = self._remembered()
+        at = path if branch is None else paths.join(self._branch(branch)[0], normalise(path).strip("/"))
         try:
-            return self._remembered().blame(path)
+            return past.blame(at)
         except OSError as error:
             raise errors.about(error, path) from None
 
@@ -988,30 +1010,37 @@ class MountedBackend(ServedMount):
         self,
         *calls: str,
         by: str | None = None,
+        branch: str | None = None,
         keep_newer: bool = False,
         merge_lines: bool = False,
         dry_run: bool = False,
     ) -> UndoResult:
-        """Take calls back: everything that they changed, or nothing.
+        """Take calls back: everything that they changed, in the mount and in branches, or nothing.
 
         What a later call has changed as well is a conflict: the answer names it, and nothing was changed.
 
         Args:
-            calls: their names. Without one it is the newest call that changed something, by anybody, that is no undo
-                and not undone.
+            calls: their names. Without one it is the newest call that changed something in the mount, by anybody, that
+                is no undo and not undone.
             by: without a name: the newest one of this actor, as of `log`.
+            branch: without a name: the newest one that changed something in this branch.
             keep_newer: leave what was changed since as it is, and take back the rest.
             merge_lines: take the lines of the call out of text files that were changed since.
             dry_run: change nothing; the answer says what would be done.
 
         Raises:
-            ValueError: a name is none of a call, or `keep_newer` and `merge_lines` are both given.
+            ValueError: a name is none of a call, or `keep_newer` and `merge_lines` are both given; or names and
+                `branch`.
             OSError: ENOENT, there is no such call; ENOTSUP, the mount keeps no history; or a volume's error, and
                 nothing was changed.
         """
         if keep_newer and merge_lines:
             raise ValueError("keep_newer or merge_lines, not both")
-        return self._remembered().undo(calls, by, keep_newer=keep_newer, merge_lines=merge_lines, dry_run=dry_run)
+        if calls and branch is not None:
+            raise ValueError("calls or a branch, not both: the branch chooses the call")
+        past = self._remembered()
+        inside = None if branch is None else self._branch(branch)[0]
+        return past.undo(calls, by, inside, keep_newer=keep_newer, merge_lines=merge_lines, dry_run=dry_run)
 
     def begin_call(self, title: str, *, pid: int | None = None, id: str = "", agent: str = "", thread: str = "") -> str:
         """Have what a process and its descendants change belong to one call, until `end_call`.

@@ -11,11 +11,11 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from fusebackend.base.paths import is_below
+from fusebackend.base.paths import AgentPath, is_below, join
 from fusebackend.history.anchors import Anchoring, FilePlace, place_of
 from fusebackend.history.history_file import FILE_NAME, HistoryFile
 from fusebackend.history.images import Images
@@ -25,6 +25,7 @@ from fusebackend.history.steps import Steps
 from fusebackend.history.unmade import drop_unmade
 from fusebackend.protocol import SnapshotVolume
 from fusebackend.trees.automatic import AutomaticSnapshots, is_automatic, name_at
+from fusebackend.trees.branch_volume import BranchVolume
 
 if TYPE_CHECKING:
     from fusebackend.vfs.junctions import Route
@@ -127,7 +128,7 @@ class Recording:
         with contextlib.suppress(OSError):  # a volume that does not answer: an undo names what it finds
             drop_unmade(self.history, self.recorder.images, {route.prefix: route.volume for route in routes})
         self.recorder.stamp_interrupted()
-        filesystem.record(partial(self.recorder.door, filesystem.names), self.calls.author)
+        filesystem.record(partial(self.recorder.door, filesystem.names), self.calls.author, self)
         for route in routes:
             route.undo = "none" if route.volume.features.read_only else "copies"
             if isinstance(route.volume, SnapshotVolume):
@@ -136,6 +137,65 @@ class Recording:
                     route.undo = "instant"
         if self._automatic is not None:
             self._automatic.keep = lambda: self.history.images("snapshot")
+
+    # -- branches --------------------------------------------------------------------------------------------------
+
+    def apart(self, directory: AgentPath) -> None:
+        """Have the calls in the branches below this directory be none of the mount. Before the first is attached."""
+        self.history.apart = directory
+
+    def attached(self, route: Route) -> bool:
+        """Record the changes in a branch from now on. False if that is not possible."""
+        volume = route.volume
+        if not isinstance(volume, BranchVolume):
+            return False
+        try:
+            self.history.bind_apart(route.prefix, f"branch {volume.created_ns}")
+            with contextlib.suppress(OSError):  # as of the routes of the mount
+                drop_unmade(self.history, self.images, {route.prefix: volume})
+        except OSError as error:
+            self.recorder.failed(error, f"changes in '{route.prefix}' are not recorded")
+            return False
+        volume.before_commit = self.history.flush
+        route.undo = "copies"
+        self.recorder.attach(route)
+        return True
+
+    def detached(self, route: Route) -> None:
+        """Forget what was recorded of a branch: it is deleted."""
+        if route.prefix not in self.recorder.beside:
+            return
+        self.recorder.detach(route.prefix)
+        self._drop(route.prefix)
+
+    def opened_branches(self, names: Collection[str]) -> None:
+        """All branches have been attached that can be. Before anything changes.
+
+        Args:
+            names: of those that are there, also of ones that can't be opened.
+        """
+        apart = self.history.apart
+        there = {join(apart, name) for name in names} if apart is not None else set()
+        with contextlib.suppress(OSError):  # the next server does it
+            for prefix in self.history.bound_apart():
+                if prefix not in there:
+                    self._drop(prefix)
+        self.recorder.stamp_interrupted()
+
+    def close_branches(self) -> None:
+        """The volumes of the branches are about to be closed, after the last change."""
+        if self.recorder.beside:
+            self.recorder.settle_all()
+        for prefix in self.recorder.beside:
+            self.recorder.detach(prefix)
+
+    def _drop(self, prefix: AgentPath) -> None:
+        try:
+            below = self.images.next_number()
+            self.history.drop_route(prefix)
+            self.images.clean(self.history.images("file"), below)
+        except OSError as error:
+            self.recorder.failed(error, f"what was recorded of '{prefix}' can't be deleted")
 
     def close(self) -> None:
         """End all calls, and close the file. Twice is once."""

@@ -1,9 +1,9 @@
 """`BranchCalls`: who changed what in a branch, in the branch's own file.
 
 A change has a row in the transaction that has the change itself, so that a crash takes both or none, and a copy of the
-branch has them too. A call is one of the mount's (`history/calls.py`), with a number of its own in the branch. A file's
-bytes and attributes are noted once for each call, names each time. There are no bytes from before a change: an undo or
-a `diff` of such a call is not possible, unlike of one in the mount.
+branch has them too. A call is one of the mount's (`history/calls.py`), with a number of its own in the branch, and that
+of the mount beside it. A file's bytes and attributes are noted once for each call, names each time. The bytes from
+before a change are in the history alone, by whose records `diff` and `undo` go.
 
 Places are kept as node and name, and shown as they are now (`BranchVolume.changes`), for a directory can move. All
 calls hold the branch's lock.
@@ -34,6 +34,7 @@ TABLES: Final = (
         number INTEGER PRIMARY KEY, call INTEGER NOT NULL, time_ns INTEGER NOT NULL, kind TEXT NOT NULL,
         node INTEGER NOT NULL, parent INTEGER NOT NULL, name BLOB NOT NULL, to_parent INTEGER NOT NULL,
         to_name BLOB NOT NULL)""",
+    "CREATE TABLE IF NOT EXISTS branch_call_of (number INTEGER PRIMARY KEY, call INTEGER NOT NULL)",
     "CREATE INDEX IF NOT EXISTS branch_change_call ON branch_change (call)",
     "CREATE INDEX IF NOT EXISTS branch_change_node ON branch_change (node)",
 )
@@ -58,6 +59,9 @@ class Authors(Protocol):
     def current(self) -> Author:
         """Return the call of the change that this thread makes."""
 
+    def number(self, call: Any) -> int:
+        """Return the number of a call in the mount."""
+
     def said(self, call: Any) -> tuple[str, Actor]:
         """Return title and actor of a call as a log may show them, with secrets masked."""
 
@@ -73,6 +77,9 @@ class BranchCall(NamedTuple):
     ended_ns: int | None
     """Its last change. None while it goes on."""
     changes: int
+    call: int = 0
+    """The number of the call in the mount; 0 if it is not known: a copy of the branch does not have it, for it would be
+    that of a call in the other one."""
 
 
 class BranchChange(NamedTuple):
@@ -94,16 +101,19 @@ class Rows:
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
+        self.numbers: list[tuple[int, int]] = []
         self.changes: list[BranchChange] = []
 
     def write(self, db: sqlite3.Connection) -> None:
         """Write them, inside the caller's transaction, and delete the oldest changes beyond `MAX_CHANGES`."""
         db.executemany(f"INSERT INTO branch_call VALUES ({', '.join('?' * 11)})", self.calls)
+        db.executemany("INSERT INTO branch_call_of VALUES (?, ?)", self.numbers)
         db.executemany(f"INSERT INTO branch_change VALUES ({', '.join('?' * 9)})", self.changes)
         oldest = self.changes[-1].number - MAX_CHANGES if self.changes else 0
         if oldest > 0 and db.execute("DELETE FROM branch_change WHERE number <= ?", (oldest,)).rowcount:
             left = "SELECT 1 FROM branch_change WHERE call = branch_call.number"
             db.execute(f"DELETE FROM branch_call WHERE NOT EXISTS ({left})")
+            db.execute("DELETE FROM branch_call_of WHERE number NOT IN (SELECT number FROM branch_call)")
 
 
 class _Noted:
@@ -164,6 +174,7 @@ class BranchCalls:
             if len(self._open) >= MOST_OPEN:
                 del self._open[next(iter(self._open))]
         self._call += 1
+        rows.numbers.append((self._call, authors.number(author)))  # before the time below: it begins that call
         title, actor = authors.said(author)
         words = [to_name(each) for each in (actor.agent, actor.thread, actor.call, actor.command)]
         row = (actor.uid, actor.pid, to_name(actor.host), time.time_ns())
@@ -175,11 +186,13 @@ class BranchCalls:
         """Yield the calls that are in the file, the newest first."""
         going_on = {noted.number for author, noted in self._open.items() if not author.ended}
         rows = db.execute(
-            "SELECT branch_call.*, max(time_ns), count(*) FROM branch_call JOIN branch_change ON call = "
-            "branch_call.number GROUP BY branch_call.number ORDER BY branch_call.number DESC"
+            "SELECT branch_call.*, coalesce(branch_call_of.call, 0), max(time_ns), count(*) FROM branch_call "
+            "JOIN branch_change ON branch_change.call = branch_call.number "
+            "LEFT JOIN branch_call_of ON branch_call_of.number = branch_call.number "
+            "GROUP BY branch_call.number ORDER BY branch_call.number DESC"
         ).fetchall()
-        for number, kind, title, *words, uid, pid, host, began_ns, last_ns, changes in rows:
+        for number, kind, title, *words, uid, pid, host, began_ns, of_mount, last_ns, changes in rows:
             agent, thread, tool_call, command = map(to_text, words)
             actor = Actor(agent, thread, tool_call, command, uid, pid, to_text(host))
             ended_ns = None if number in going_on else last_ns
-            yield BranchCall(number, kind, to_text(title), actor, began_ns, ended_ns, changes)
+            yield BranchCall(number, kind, to_text(title), actor, began_ns, ended_ns, changes, of_mount)

@@ -24,7 +24,7 @@ import functools
 import os
 import sqlite3
 import stat
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -43,7 +43,7 @@ from fusebackend.databases.sqlite import open_file, sync_directory, transaction
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, Attr, AttrChanges, Caller, Features, Volume
 from fusebackend.trees.branch_calls import TABLES as CALL_TABLES
 from fusebackend.trees.branch_calls import Authors, BranchCall, BranchCalls, BranchChange, ChangeKind, Rows
-from fusebackend.trees.lower_tree import FIRST_OWN, LowerTree
+from fusebackend.trees.lower_tree import BASE, FIRST_OWN, LowerTree
 from fusebackend.trees.tree import is_below, join
 from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT, Chunk, allocated_blocks
 from fusebackend.volumes.contents import ATTEMPTS, PIECE_BYTES
@@ -54,6 +54,9 @@ IDENTITY: Final = 0x66626B62
 
 UNFINISHED: Final = "unfinished"
 """The name of a branch's file while it is made, in the directory of that."""
+
+BELOW: Final = "below:"
+"""What the snapshot below a branch is called there begins so, before the prefix of its route."""
 
 PAGE_ENTRIES: Final = 1000
 
@@ -200,6 +203,7 @@ class BranchVolume(SqliteVolume):
     identity = IDENTITY
     has_sync_log = False
     keeps_patches = False
+    takes_snapshots = False
     _dirty: _Buffer
 
     def __init__(self, path: str | os.PathLike[str], lower: LowerTree, routes: Sequence[BranchRoute] = ()) -> None:
@@ -286,6 +290,7 @@ class BranchVolume(SqliteVolume):
             target = opened.enter_context(contextlib.closing(open_file(new, "mode=rwc")))
             source.backup(target)
             target.execute("DELETE FROM meta WHERE key = 'created_ns'")
+            target.execute("DELETE FROM branch_call_of")
         os.replace(new, path)
         sync_directory(os.path.dirname(path))
 
@@ -380,6 +385,34 @@ class BranchVolume(SqliteVolume):
             found = self._db.execute("SELECT parent, name FROM dentry WHERE node = ?", (number,)).fetchone()
             at = join(at, name) if found is None else self._joined(found[0], found[1], frozenset({number}))
         return join(at, names[-1])
+
+    def kept_below(self, node: int) -> str | None:
+        with self.lock:
+            if not BASE <= node < FIRST_OWN or self.has_own_bytes(node):  # other numbers may be those of a session
+                return None
+            under = self.lower.under_of(node)
+            if under is None or under[0] not in self.lower.frozen:
+                return None
+            return BELOW + self.lower.places.prefixes[under[0]]
+
+    def nodes_of(self, prefix: AgentPath, nodes: Collection[int]) -> set[int]:
+        """Return the nodes of files of which `kept_below` gives the bytes, of those with these nodes in a route."""
+        prefixes = self.lower.places.prefixes
+        index = next((each for each in self.lower.frozen if prefixes[each] == prefix), None)
+        return set() if index is None else {self.lower.number(index, node) for node in nodes}
+
+    def node_in(self, name: str, node: int) -> int:
+        under = self.lower.under_of(node)
+        if under is None or node < BASE:
+            raise oserror(errno.ESTALE)
+        return under[1]
+
+    def snapshot(self, name: str) -> Volume:
+        """Return the snapshot below, of a route that is frozen, by a name of `kept_below`."""
+        for index in self.lower.frozen:
+            if name == BELOW + self.lower.places.prefixes[index]:
+                return self.lower.views[index]
+        raise oserror(errno.ENOENT, name)
 
     def keep_bytes(self, node: int) -> None:
         """Copy the bytes of a live file up, if they are those of below, as a change of one would: a merge may replace

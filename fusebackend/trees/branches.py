@@ -21,6 +21,7 @@ from typing import Final, Protocol
 
 from fusebackend.base.paths import ROOT, AgentPath, to_text
 from fusebackend.base.stamps import TICK_NS
+from fusebackend.databases.sqlite import sync_directory
 from fusebackend.protocol import NAME_MAX_BYTES, BranchInfo, SnapshotVolume, Volume
 from fusebackend.trees.base_tree import BaseTree
 from fusebackend.trees.branch_calls import Authors
@@ -46,7 +47,13 @@ JOURNAL: Final = ".merge"
 JOURNAL_OF_BASE: Final = "@base"
 """In place of a branch's name, in that of the journal beside its base. No branch has a name with `@` at its begin."""
 
-_LEFT: Final = frozenset((JOURNAL_OF_BASE + JOURNAL, *(UNFINISHED + each for each in ("", "-journal", "-wal", "-shm"))))
+UNFINISHED_COPY: Final = "unfinished-copy"
+"""The name of the copy of a branch while it is brought back to the state before a call."""
+
+_LEFT: Final = frozenset((
+    JOURNAL_OF_BASE + JOURNAL,
+    *(file + each for file in (UNFINISHED, UNFINISHED_COPY) for each in ("", "-journal", "-wal", "-shm")),
+))  # fmt: skip
 """Files of a branch that is being made, which the next one makes anew."""
 
 TAKING: Final = ".taking"
@@ -73,12 +80,19 @@ class Past(Protocol):
     def began_ns(self, call: str) -> int:
         """Return when a call began. OSError: there is none of that name, or no history."""
 
+    def branch_of(self, call: str) -> str | None:
+        """Return the branch whose state the one before a call is; None for that of the mount."""
+
     def put_back(self, ref: Ref, prefixes: Collection[AgentPath], base: BranchVolume) -> None:
         """Make routes of a branch's base what they were in a state. See `Restores.put_back`."""
 
 
 class Shown(Protocol):
     """A directory that shows volumes: `RoutesDirectory` in `vfs/mounted_tree.py`."""
+
+    @property
+    def path(self) -> AgentPath:
+        """The path of the directory, below the mount point."""
 
     def attach(self, name: str, volume: NativeVolume) -> object:
         """Show a volume."""
@@ -177,7 +191,9 @@ class Branches:
                     self._snapshots.drop(snapshot)
                 os.unlink(path)
 
-    def _opened(self, name: str, routes: Sequence[BranchRoute], base_to_make: str | None = None) -> BranchVolume:
+    def _opened(
+        self, name: str, routes: Sequence[BranchRoute], base_to_make: str | None = None, path: str | None = None
+    ) -> BranchVolume:
         self._needs[name] = frozenset(route.snapshot for route in routes if route.snapshot is not None)
         places = Places(route.prefix for route in routes)
         by_prefix = {route.prefix: route for route in routes}
@@ -196,10 +212,10 @@ class Branches:
         if base_to_make is not None:
             return BranchVolume(base_to_make, lower, routes)
         if not os.path.exists(self._base(name)):
-            return BranchVolume(self._path(name), lower, routes)
+            return BranchVolume(path or self._path(name), lower, routes)
         base = BranchVolume(self._base(name), lower, routes)
         try:
-            return BranchVolume(self._path(name), BaseTree(base), routes)
+            return BranchVolume(path or self._path(name), BaseTree(base), routes)
         except BaseException:
             base.close()
             raise
@@ -237,8 +253,8 @@ class Branches:
         Args:
             name: of the branch, as that of a directory.
             ref: the state that it begins with: another branch, whose changes it has from then on as its own; a
-                snapshot, in which routes that it does not hold are live; a call, the state before it; a time; the
-                present when None.
+                snapshot, in which routes that it does not hold are live; a call, the state before it, of the branch if
+                it has changed nothing but one; a time; the present when None.
 
         Raises:
             ValueError: the name can't be that of a branch, or nothing is meant by `ref`.
@@ -257,6 +273,8 @@ class Branches:
             os.makedirs(self._directory, 0o700, exist_ok=True)
             if ref is not None and ref in names:
                 return self._copied(name, ref)
+            if ref is not None and self.past is not None and (inside := self.past.branch_of(ref)) is not None:
+                return self._copied(name, inside, Ref(ref, self.past.began_ns(ref), is_call=True))
             frozen, past = self._state(ref)
             owned = None
             if frozen is None and self._snapshots.volumes:
@@ -288,19 +306,43 @@ class Branches:
         lowers = {name: volume.lower for name, volume in self.opened.items()}
         return {name: lower.base for name, lower in lowers.items() if isinstance(lower, BaseTree)}
 
-    def _copied(self, name: str, source: str) -> BranchInfo:
-        """Make a branch of a branch: over the same state of the mount, with a copy of the file of changes."""
+    def _copied(self, name: str, source: str, past: Ref | None = None) -> BranchInfo:
+        """Make a branch of a branch: over the same state of the mount, with a copy of the file of changes.
+
+        Args:
+            past: the state of that branch before a call; as it is now when None.
+        """
         volume = self.volume(source)
         try:
             if isinstance(volume.lower, BaseTree):
                 volume.lower.base.copy_to(self._base(name))
-            volume.copy_to(self._path(name))
+            if past is None:
+                volume.copy_to(self._path(name))
+            else:
+                self._put_back(name, volume, past)
             self._attach(name, self._opened(name, volume.routes))
         except BaseException:
             self._remove_files(name)
             self._needs.pop(name, None)
             raise
         return self.find(name)
+
+    def _put_back(self, name: str, source: BranchVolume, past: Ref) -> None:
+        """Make a copy of a branch, and of that what the branch was before a call. It has its name when it is whole."""
+        assert self.past is not None, "it knows the state"
+        path = os.path.join(self._directory, UNFINISHED_COPY)
+        for ending in _BESIDE:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path + ending)
+        source.copy_to(path)
+        copy = self._opened(name, source.routes, path=path)
+        try:
+            self.past.put_back(past, {ROOT}, copy)
+            copy.sync()
+        finally:
+            copy.close()
+        os.replace(path, self._path(name))
+        sync_directory(self._directory)
 
     def _make_base(self, name: str, routes: Sequence[BranchRoute], past: Ref) -> None:
         """Make the base of a branch: routes that a snapshot has stay as they are, if that is of the same moment."""
@@ -398,6 +440,17 @@ class Branches:
                 raise OSError(errno.ESTALE, f"branch '{name}' can't be opened: {self._broken[name]}")
             known = ", ".join(self._names()) or "none at all"
             raise OSError(errno.ENOENT, f"there is no branch '{name}'; there are: {known}")
+
+    @property
+    def path(self) -> AgentPath:
+        """The directory that has them, below the mount point."""
+        return self._trees.path
+
+    @property
+    def names(self) -> list[str]:
+        """Their names, also of those that can't be opened."""
+        with self._guard:
+            return self._names()
 
     @property
     def opened(self) -> dict[str, BranchVolume]:

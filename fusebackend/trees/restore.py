@@ -27,6 +27,7 @@ from typing import NamedTuple, TypeAlias
 from fusebackend.base.paths import ROOT, AgentPath, normalise, to_name, to_text
 from fusebackend.history.calls import OpenCall
 from fusebackend.history.recorder import Recorder
+from fusebackend.history.records import is_call_name
 from fusebackend.protocol import Features, RestoreResult, SnapshotVolume, UndoConflict, UndoneChange, Volume
 from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.branches import JOURNAL_OF_BASE, Branches
@@ -136,6 +137,14 @@ class Restores:
         """
         assert self._began_ns is not None, "a mount gives it"
         return self._began_ns(call)
+
+    def branch_of(self, call: str) -> str | None:
+        """Return the branch whose state the one before a call is; None for that of the mount, and for what is no call.
+
+        Raises:
+            OSError: ENOENT, there is no call of that name; ENOTSUP, it has changed several branches alone.
+        """
+        return self._states.branch_of(Ref(call, 0, is_call=True)) if self.is_kept and is_call_name(call) else None
 
     def put_back(self, ref: Ref, prefixes: Collection[AgentPath], base: BranchVolume) -> None:
         """Make a branch's base, which is over the present state or over a snapshot, what some routes were in a state

@@ -67,6 +67,7 @@ class States:
         volumes, branches, snapshots: of the mount; None if it keeps none.
         before: returns the routes as they were before a call or at a time, by prefix, for some paths of the mount;
             see `MountHistory.before`.
+        branch_of: returns the branch whose state the one before a call is; None for that of the mount.
     """
 
     def __init__(
@@ -75,11 +76,17 @@ class States:
         branches: Branches | None = None,
         snapshots: Snapshots | None = None,
         before: Callable[[Ref, Sequence[bytes]], Mapping[AgentPath, EarlierVolume]] = lambda ref, paths: {},
+        branch_of: Callable[[str], str | None] = lambda call: None,
     ) -> None:
         self._volumes = dict(volumes)
         self._branches = branches
         self._snapshots = snapshots
         self._before = before
+        self._branch_of = branch_of
+
+    def branch_of(self, ref: Ref) -> str | None:
+        """Return the branch whose state this is: the present one, or that before a call. None for one of the mount."""
+        return ref.name if ref.is_branch else self._branch_of(ref.name) if ref.is_call else None
 
     def _key(self, prefix: AgentPath, node: int) -> Hashable:
         return prefix, node
@@ -97,6 +104,8 @@ class States:
             return State(MergeTree(self._volumes, self._volumes, self._key), self._volumes, {})
         if ref.is_call or ref.is_recorded:
             earlier = self._before(ref, paths)
+            if self.branch_of(ref) is not None:  # its nodes are none of the mount
+                return State(MergeTree(earlier, self._volumes), self._volumes, earlier)
             return State(MergeTree(earlier, self._volumes, self._key, _ALWAYS_NS), self._volumes, earlier)
         if ref.is_branch and self._branches is not None:
             return State(MergeTree({ROOT: self._branches.volume(ref.name)}, self._volumes), self._volumes, {})
@@ -129,11 +138,12 @@ class States:
         times = [ref.time_ns for ref in (before, after) if ref.time_ns is not None]
         older_ns: int | None = min(times)
         chosen: Sequence[bytes] = paths
-        if all(ref.is_main or ref.is_call for ref in (before, after)):
-            older_ns = _ALWAYS_NS + RACY_NS
+        branches = {self.branch_of(before), self.branch_of(after)}
+        if len(branches) == 1 and all(ref.is_main or ref.is_call or ref.is_branch for ref in (before, after)):
+            older_ns = _ALWAYS_NS + RACY_NS if None in branches else None
             touched = [*_touched(one.earlier), *_touched(other.earlier)]
             chosen = [path for path in _chosen(touched, paths) if any(tree.entry(path) is not None for tree in trees)]
-        elif before.is_branch or after.is_branch:
+        elif branches != {None}:
             older_ns = None  # a branch gives files numbers and times of its own
         ways = {above for prefix in self._volumes for above in _above(_inner(prefix))}
         result = differences(*trees, chosen, left_out=left_out, ways=ways, older_ns=older_ns)

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath, join, to_name
@@ -152,6 +152,8 @@ class FileSystem:
         self._deadline_s = deadline_s
         self._growing = threading.Lock()
         self._author: Callable[[Request], object] | None = None  # see `record`
+        self._make: Callable[[Route], Writable] = _plain
+        self._beside: Beside | None = None
         self._unguard: list[Callable[[], None]] = []
 
     @classmethod
@@ -522,14 +524,18 @@ class FileSystem:
         """
         return RoutesDirectory(self, self.tree.add_directory(to_name(name), holds_routes=True))
 
-    def record(self, make: Callable[[Route], Writable], author: Callable[[Request], object]) -> None:
+    def record(
+        self, make: Callable[[Route], Writable], author: Callable[[Request], object], beside: Beside | None = None
+    ) -> None:
         """Have the kernel's changes made through another `Writable` for each route, in all trees. Before the mount.
 
         Args:
             make: gives it for a route.
             author: says which process opens a file for writing; the `Request` of each write has it.
+            beside: told of the routes that come and go (`RoutesDirectory`). Without it, these are not recorded.
         """
         self._author = author
+        self._make, self._beside = make, beside
         for route in self.tree.routes:
             for each in (route, *route.twins):
                 each.record(make, author)
@@ -678,6 +684,20 @@ def _masked(route: Route, mode: int, caller: Caller) -> int:
     return mode if route.volume.features.acls else mode & ~caller.umask
 
 
+def _plain(route: Route) -> Writable:
+    return route.volume
+
+
+class Beside(Protocol):
+    """Records the changes of routes that come and go: `Recording`."""
+
+    def attached(self, route: Route) -> bool:
+        """A route has come. Returns True if its changes are to be recorded."""
+
+    def detached(self, route: Route) -> None:
+        """A route goes for good."""
+
+
 class RoutesDirectory:
     """A directory in the trees directory with volumes that come and go, see `FileSystem.add_directory`. Any thread but
     the mount's loop: the kernel is notified."""
@@ -701,8 +721,10 @@ class RoutesDirectory:
         filesystem = self._filesystem
         with filesystem._growing:
             route = filesystem.tree.add_route(to_name(name), volume, filesystem._deadline_s, self._directory)
-            if filesystem._author is not None:  # its changes are not recorded, but may be asked for their author
-                route.record(lambda route: route.volume, filesystem._author)
+            if filesystem._author is not None:
+                is_recorded = filesystem._beside is not None and filesystem._beside.attached(route)
+                # Without a record, its changes may still be asked for their author.
+                route.record(filesystem._make if is_recorded else _plain, filesystem._author)
             filesystem.invalidation.follow()
             self._unguard[route.prefix] = volume.guard(partial(filesystem.write_barrier.begin, [route]))
         filesystem.invalidation.drop((self._directory.inode, to_name(name)))
@@ -714,6 +736,8 @@ class RoutesDirectory:
         with filesystem._growing:
             route = filesystem.tree.beside[join(self._directory.path, name)]
             self._unguard.pop(route.prefix)()
+            if filesystem._beside is not None:
+                filesystem._beside.detached(route)
             filesystem.tree.remove_route(route, self._directory)
         filesystem.invalidation.drop((self._directory.inode, to_name(name)))
         for each in (route, *route.twins):

@@ -590,9 +590,9 @@ class Client(SandboxBackendProtocol):
         """Check by its hash chain that the log is as it was written; see `MountedBackend.verify_log`."""
         return self._done(VerifyResult, "verify_log", {"anchors": list(anchors)})
 
-    def blame(self, path: str) -> BlameResult:
+    def blame(self, path: str, *, branch: str | None = None) -> BlameResult:
         """Return which call left a file as it is, and each of its lines; see `MountedBackend.blame`."""
-        return self._done(BlameResult, "blame", {"path": path})
+        return self._done(BlameResult, "blame", {"path": path, "branch": branch})
 
     def diff(
         self,
@@ -618,6 +618,7 @@ class Client(SandboxBackendProtocol):
         self,
         *calls: str,
         by: str | None = None,
+        branch: str | None = None,
         keep_newer: bool = False,
         merge_lines: bool = False,
         dry_run: bool = False,
@@ -628,7 +629,7 @@ class Client(SandboxBackendProtocol):
             ValueError, OSError: as there; EROFS, the mount is read-only.
             ServerLost: the server was gone before it answered. What it did is in the log.
         """
-        options = {"by": by, "keep_newer": keep_newer, "merge_lines": merge_lines, "dry_run": dry_run}
+        options = {"by": by, "branch": branch, "keep_newer": keep_newer, "merge_lines": merge_lines, "dry_run": dry_run}
         return self._done(UndoResult, "undo", {"calls": list(calls), **options})
 
     def begin_call(self, title: str, *, pid: int | None = None, id: str = "", agent: str = "", thread: str = "") -> str:

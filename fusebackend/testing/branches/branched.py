@@ -17,6 +17,8 @@ from fusebackend.trees.snapshots import Snapshots
 class Hidden:
     """A directory of routes that nobody sees."""
 
+    path = AgentPath("/.fusebackend/branches")
+
     def attach(self, name: str, volume: Volume) -> None:
         """Show nothing."""
 

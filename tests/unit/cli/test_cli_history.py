@@ -198,7 +198,7 @@ def test_undo_says_what_it_did(command: Command, files: Files) -> None:
         "put back /d",
         "took back c9; 'fusebackend undo c12' takes that back",
     ]
-    options = {"by": None, "keep_newer": False, "merge_lines": False, "dry_run": False}
+    options = {"by": None, "branch": None, "keep_newer": False, "merge_lines": False, "dry_run": False}
     assert files.asked == [("undo", (), options)]
 
 

@@ -1,0 +1,388 @@
+"""Calls in a branch are looked at and taken back as those of the mount."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import mounts
+import pytest
+from mounts import Serve
+from programs import command, sh
+
+import fusebackend
+from fusebackend.config import branches_directory
+from fusebackend.control.client.client import Client
+
+pytestmark = pytest.mark.mounted
+
+RECORDED = ["history=on", "snapshots=manual"]
+KINDS = ["sqlite:{tmp}/volume.db", "dir:{tmp}/files", "store+sqlite:{tmp}/store.db?ns=files"]
+BRANCHES = "/.fusebackend/branches"
+
+
+def call_in(files: Client, where: Path, script: str, agent: str = "coder") -> str:
+    name = files.begin_call(f"run {script}", id=agent, agent=agent)
+    sh(script, where)
+    found = files.end_call(name)
+    assert found is not None
+    return found
+
+
+def listed(path: Path) -> dict[str, tuple[int, int, bytes]]:
+    """Return what is below a directory: type and mode, mtime of files, bytes."""
+    found = {}
+    for above, directories, names in os.walk(path):
+        for name in (*directories, *names):
+            at = os.path.join(above, name)
+            stat = os.lstat(at)
+            is_file = name in names
+            data = Path(at).read_bytes() if is_file and not os.path.islink(at) else b""
+            found[os.path.relpath(at, path)] = (stat.st_mode, stat.st_mtime_ns if is_file else 0, data)
+    return found
+
+
+@contextmanager
+def branched(tmp_path: Path, kind: str) -> Iterator[tuple[Client, Path, Path]]:
+    """Serve a backend with some files and a branch of them: client, mount, tree of the branch."""
+    (tmp_path / "files").mkdir(exist_ok=True)
+    with (
+        mounts.mounted(tmp_path / "mnt", kind.format(tmp=tmp_path), options=RECORDED) as mounted,
+        fusebackend.connect(str(mounted.path)) as files,
+    ):
+        if not files.branches():
+            sh("mkdir -p docs src; echo one > docs/a; echo two > docs/b; echo three > src/c", mounted.path)
+            files.create_branch("idea")
+        yield files, mounted.path, mounted.path / BRANCHES[1:] / "idea"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_call_in_a_branch_is_shown_and_taken_back(tmp_path: Path, kind: str) -> None:
+    """By the kernel and by a verb, with its bytes and attributes, and an undo is undone."""
+    with branched(tmp_path, kind) as (files, path, branch):
+        main, before = listed(path), listed(branch)
+        first = call_in(
+            files, branch, "echo ONE > docs/a; echo more >> docs/b; rm src/c; mkdir new; echo n > new/f; mv docs texts"
+        )
+        changed = listed(branch)
+        shown = files.diff(first)
+        at = BRANCHES[1:] + "/idea"
+        assert f"+++ b/{at}/texts/a\n@@ -0,0 +1 @@\n+ONE\n" in shown and "\n-one\n" in shown, shown
+        assert f"--- a/{at}/src/c" in shown and f"+++ b/{at}/new/f" in shown
+        dry = files.undo(first, dry_run=True)
+        assert dry.calls == [first] and dry.changes and not dry.conflicts and listed(branch) == changed
+        assert all(each.path.startswith(f"{BRANCHES}/idea/") for each in dry.changes)
+        undone = files.undo(first)
+        assert not undone.conflicts and undone.undo is not None
+        assert listed(branch) == before and listed(path) == main
+        assert [(each.call, each.undone_by) for each in files.log(branch="idea")] == [
+            (undone.undo, None),
+            (first, undone.undo),
+        ]
+        files.undo(undone.undo)
+        assert listed(branch) == changed and listed(path) == main
+        with fusebackend.acting(fusebackend.Actor(agent="planner")):
+            files.write(f"{BRANCHES}/idea/plan", "by a verb\n")
+            assert files.edit(f"{BRANCHES}/idea/texts/b", "two", "TWO").error is None
+            assert files.delete(f"{BRANCHES}/idea/new").error is None
+        calls = [each.call for each in files.log(branch="idea", by="planner")]
+        assert len(calls) == 3
+        assert "-two\n+TWO\n" in files.diff(calls[1])
+        for _ in calls:
+            assert not files.undo(branch="idea", by="planner").conflicts
+        assert listed(branch) == changed and listed(path) == main
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_others_changed_since_is_named_and_refused(tmp_path: Path, kind: str) -> None:
+    with branched(tmp_path, kind) as (files, path, branch):
+        sh("seq 9 >> docs/a", branch)
+        first = call_in(files, branch, "sed -i s/one/ONE/ docs/a; echo TWO > docs/b")
+        second = call_in(files, branch, "echo later >> docs/a", "other")
+        before = listed(branch)
+        refused = files.undo(first)
+        assert [(each.path, each.call) for each in refused.conflicts] == [(f"{BRANCHES}/idea/docs/a", second)]
+        assert listed(branch) == before
+        # What is changed in the mount is no change by others, and the other way round.
+        sh("echo main > docs/b", path)
+        merged = files.undo(first, merge_lines=True)
+        assert not merged.conflicts, merged
+        assert (branch / "docs/a").read_text().startswith("one\n1\n") and (branch / "docs/b").read_text() == "two\n"
+        assert "9\nlater\n" in (branch / "docs/a").read_text()
+        assert (path / "docs/b").read_text() == "main\n" and (path / "docs/a").read_text() == "one\n"
+        assert merged.undo is not None
+        assert not files.undo(merged.undo).conflicts and listed(branch) == before
+        kept = files.undo(first, keep_newer=True)
+        assert [each.path for each in kept.kept] == [f"{BRANCHES}/idea/docs/a"]
+        assert (branch / "docs/b").read_text() == "two\n"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_taken_back_is_no_change_for_a_merge(tmp_path: Path, kind: str) -> None:
+    with branched(tmp_path, kind) as (files, path, branch):
+        main = listed(path)
+        kept = call_in(files, branch, "echo kept > docs/new")
+        gone = call_in(files, branch, "echo ONE > docs/a; rm src/c; mv docs/b docs/moved; chmod 600 docs/a")
+        assert not files.undo(gone).conflicts
+        assert kept != gone
+        merged = files.merge_branch("idea")
+        assert not merged.conflicts and [(each.change, each.path) for each in merged.changes] == [
+            ("create", "/docs/new")
+        ], merged
+        now = listed(path)
+        assert now.pop("docs/new")[2] == b"kept\n" and now == main
+
+
+@pytest.mark.parametrize("kind", KINDS[:2])
+def test_a_call_of_an_earlier_server_is_taken_back(tmp_path: Path, kind: str) -> None:
+    with branched(tmp_path, kind) as (files, _, branch):
+        before = listed(branch)
+        first = call_in(files, branch, "echo ONE > docs/a; rm docs/b; ln src/c src/link; mv src code")
+    with branched(tmp_path, kind) as (files, _, branch):
+        assert [each.call for each in files.log(branch="idea")] == [first]
+        assert not files.undo(first).conflicts
+        assert listed(branch) == before
+
+
+def test_a_call_in_the_mount_and_in_a_branch_is_one(tmp_path: Path) -> None:
+    with branched(tmp_path, KINDS[0]) as (files, path, branch):
+        main, before = listed(path), listed(branch)
+        newest = files.log()[0].call
+        only = call_in(files, branch, "echo x > x")
+        assert files.log()[0].call == newest, "a call in a branch alone is none of the mount"
+        assert [each.call for each in files.log(paths=[BRANCHES + "/idea"])] == [only]
+        assert [each.call for each in files.log([only])] == [only]
+        both = call_in(files, path, f"echo m > docs/a; echo b > .{BRANCHES}/idea/docs/a")
+        assert files.log()[0].call == both and files.log(branch="idea")[0].call == both
+        assert not files.undo(both).conflicts
+        assert listed(path) == main
+        assert not files.undo(branch="idea").conflicts and listed(branch) == before
+        assert files.undo(branch="idea").calls == []
+
+
+def test_a_branch_of_the_same_name_is_another_one(tmp_path: Path) -> None:
+    """With a deleted branch its records go, and a copy has none of the other's calls."""
+    with branched(tmp_path, KINDS[0]) as (files, _, branch):
+        first = call_in(files, branch, "echo ONE > docs/a; rm docs/b")
+        files.create_branch("copy", "idea")
+        assert [each.call for each in files.log(branch="copy")] == ["b1"]
+        files.delete_branches("idea")
+        files.create_branch("idea")
+        assert files.log(branch="idea") == []
+        with pytest.raises(OSError) as missing:
+            files.undo(first)
+        assert missing.value.errno == errno.ENOENT
+        second = call_in(files, branch, "echo again > docs/a")
+        assert [each.call for each in files.log(branch="idea")] == [second]
+        assert not files.verify_log().problems
+    with branched(tmp_path, KINDS[0]) as (files, _, branch):
+        assert not files.undo(second).conflicts
+        assert (branch / "docs/a").read_text() == "one\n" and (branch / "docs/b").exists()
+
+
+def test_blame_in_a_branch(tmp_path: Path) -> None:
+    with branched(tmp_path, KINDS[0]) as (files, path, branch):
+        first = call_in(files, branch, "echo more >> docs/a")
+        second = call_in(files, branch, "sed -i 1iabove docs/a; mv docs/a docs/z")
+        for found in (files.blame("/docs/z", branch="idea"), files.blame(f"{BRANCHES}/idea/docs/z")):
+            assert found.lines is not None
+            assert [(each.text, each.calls) for each in found.lines] == [
+                ("above", [second]), ("one", []), ("more", [first]),
+            ]  # fmt: skip
+        shown = command("blame", "--branch", "idea", "/docs/z", cwd=path)
+        assert shown.returncode == 0 and shown.stdout.splitlines()[2].startswith(first), shown
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_branch_begins_with_the_state_before_a_call_in_another(tmp_path: Path, kind: str) -> None:
+    """It is also what `diff` compares with, and where `restore` takes files for the mount from."""
+    with branched(tmp_path, kind) as (files, path, branch):
+        call_in(files, branch, "echo ONE > docs/a; mkdir more; echo m > more/m; ln docs/b docs/link")
+        before = listed(branch)
+        call = call_in(files, branch, "echo worse > docs/a; rm -r more src; mv docs/b docs/moved; echo n > new")
+        sh("echo later > later; chmod 600 docs/a", branch)
+        now = listed(branch)
+        files.create_branch("again", call)
+        again = path / BRANCHES[1:] / "again"
+        assert listed(again) == before and listed(branch) == now
+        sh("echo n > again", again)
+        assert "again" not in listed(branch)
+        shown = files.diff(f"{call}..idea", form="names")
+        wanted = {"docs/a", "more/m", "src/c", "docs/moved", "new", "later"}
+        assert {line.split()[-1] for line in shown.splitlines()} >= wanted, shown
+        assert "docs/a" in files.diff(f"{call}..main", form="names")
+        assert not files.restore(["/docs/a"], call).conflicts
+        assert (path / "docs/a").read_text() == "ONE\n"
+    with branched(tmp_path, kind) as (_, path, _):
+        kept = {name: found for name, found in listed(again).items() if name != "again"}
+        if "store" in kind:  # times of live files are those of the store's next server
+            kept, before = ({name: (each[0], each[2]) for name, each in tree.items()} for tree in (kept, before))
+        assert kept == before
+
+
+def test_no_state_is_before_a_call_in_two_branches(tmp_path: Path) -> None:
+    with branched(tmp_path, KINDS[0]) as (files, path, _):
+        files.create_branch("other")
+        call = call_in(files, path, f"echo 1 > .{BRANCHES}/idea/docs/a; echo 1 > .{BRANCHES}/other/docs/a")
+        for ask in (
+            lambda: files.restore(["/docs/a"], call),
+            lambda: files.create_branch("third", call),
+            lambda: files.diff(f"{call}..main"),
+        ):
+            with pytest.raises(OSError, match=f"branches idea, other and nothing else.*undo {call}") as refused:
+                ask()
+            assert refused.value.errno == errno.ENOTSUP
+        assert not files.undo(call).conflicts
+
+
+@pytest.mark.parametrize("kind", KINDS[:2])
+@pytest.mark.parametrize("after_s", [0.02, 0.2])
+def test_a_killed_server_finishes_the_undo_with_the_same_command(tmp_path: Path, kind: str, after_s: float) -> None:
+    (tmp_path / "files").mkdir()
+    url, branch = kind.format(tmp=tmp_path), tmp_path / "mnt" / BRANCHES[1:] / "idea"
+    mounted = mounts.start(tmp_path / "mnt", url, options=RECORDED)
+    try:
+        sh("mkdir repo; for n in $(seq 300); do echo $n > repo/$n; done", mounted.path)
+        with fusebackend.connect(str(mounted.path)) as files:
+            files.create_branch("idea")
+            before = listed(branch)
+            call = call_in(files, branch, "for n in $(seq 150); do echo x > repo/$n; done; rm repo/2*; sync .")
+
+            def undoing() -> None:
+                with contextlib.suppress(Exception):  # the server ends meanwhile
+                    files.undo(call)
+
+            thread = threading.Thread(target=undoing)
+            thread.start()
+            time.sleep(after_s)
+            mounted.kill()
+            thread.join()
+    finally:
+        mounted.kill()
+    with (
+        mounts.mounted(tmp_path / "mnt", url, options=RECORDED) as again,
+        fusebackend.connect(str(again.path)) as files,
+    ):
+        if files.log((call,))[0].undone_by is None:
+            assert files.undo(call).conflicts == []
+        assert listed(branch) == before
+
+
+def test_changes_that_a_kill_has_prevented_stand_in_no_way(tmp_path: Path) -> None:
+    url, branch = f"sqlite:{tmp_path}/volume.db", tmp_path / "mnt" / BRANCHES[1:] / "idea"
+    mounted = mounts.start(tmp_path / "mnt", url, options=RECORDED)
+    try:
+        with fusebackend.connect(str(mounted.path)) as files:
+            files.write("/a", "one\n")
+            files.create_branch("idea")
+            first = call_in(files, branch, "echo two > a; sync .")
+            before = listed(branch)
+            file = Path(branches_directory(str(mounted.path))) / "idea.db"
+            for each in file.parent.glob("idea.db*"):
+                shutil.copy(each, tmp_path / f"kept-{each.name}")
+            lost = [call_in(files, branch, "echo three > a"), call_in(files, branch, "echo new > new; rm a", "other")]
+    finally:
+        mounted.kill()
+    for each in file.parent.glob("idea.db*"):  # as if nothing of it had been stored yet
+        each.unlink()
+    for each in tmp_path.glob("kept-*"):
+        shutil.move(each, file.parent / each.name.removeprefix("kept-"))
+    with (
+        mounts.mounted(tmp_path / "mnt", url, options=RECORDED) as again,
+        fusebackend.connect(str(again.path)) as files,
+    ):
+        assert listed(branch) == before
+        assert not {each.call for each in files.log(paths=[BRANCHES])} & set(lost)
+        assert files.undo(first).conflicts == [] and (branch / "a").read_text() == "one\n"
+        assert files.verify_log().problems == []
+
+
+def test_what_is_forgotten_cannot_be_taken_back(tmp_path: Path) -> None:
+    with branched(tmp_path, KINDS[0]) as (files, _, branch):
+        call_in(files, branch, "echo hunter2 > docs/a")
+        last = call_in(files, branch, "echo clean > docs/a", "other")
+        of_below = call_in(files, branch, "mv docs/b moved; echo other > moved", "third")
+        files.forget("/docs/a", "/docs/b")
+        assert "hunter2" not in files.diff(last) and "two" not in files.diff(of_below)
+        assert files.undo(last).conflicts
+        assert files.undo(of_below).conflicts, (branch / "docs/b").read_text()
+
+
+def test_what_is_in_the_snapshot_below_is_not_copied(tmp_path: Path) -> None:
+    """Files of a frozen route that the branch has not changed yet, of any size."""
+    with branched(tmp_path, KINDS[0]) as (files, path, _):
+        with (path / "large").open("wb") as file:
+            for number in range(70):
+                file.write(bytes([number]) * (1 << 20))
+        files.create_branch("other")
+        branch = path / BRANCHES[1:] / "other"
+        before = listed(branch)
+        call = call_in(files, branch, "echo x >> large; rm docs/a; mv src/c docs/b; truncate -s 5 large")
+        kept = [each.kept for each in files.changes(call) if each.kept is not None]
+        assert kept and set(kept) == {"snapshot"}, kept
+        assert "two" in files.diff(call, paths=[f"{BRANCHES}/other/docs"])
+    with branched(tmp_path, KINDS[0]) as (files, _, _):
+        assert not files.undo(call).conflicts
+        assert listed(branch) == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_command_in_a_branch_is_a_call(tmp_path: Path, kind: str) -> None:
+    """It has the branch as its root, in a tree of its own."""
+    with branched(tmp_path, kind) as (files, path, branch):
+        before = listed(branch)
+        script = "cd /docs; echo ONE > a; mkdir deep; echo > deep/d; mv b deep/b; cd /; mv docs texts; echo >> texts/a"
+        done = command("exec", "--branch", "idea", "--", script, cwd=path)
+        assert done.returncode == 0, done
+        (call,) = files.log(branch="idea")
+        assert call.kind == "command" and "cd /docs" in call.title
+        changed = listed(branch)
+        assert "texts/deep/b" in changed
+        assert {each.path for each in files.changes(call.call)} >= {f"{BRANCHES}/idea/docs/a", f"{BRANCHES}/idea/docs"}
+        undone = files.undo(branch="idea")
+        assert undone.calls == [call.call] and not undone.conflicts and listed(branch) == before
+        assert undone.undo is not None
+        assert not files.undo(undone.undo).conflicts and listed(branch) == changed
+
+
+def test_without_a_history_nothing_is_noted(tmp_path: Path) -> None:
+    with (
+        mounts.mounted(tmp_path / "mnt", "memory:", options=["history=off"]) as mounted,
+        fusebackend.connect(str(mounted.path)) as files,
+    ):
+        files.create_branch("idea")
+        sh("echo one > a", mounted.path / BRANCHES[1:] / "idea")
+        with pytest.raises(OSError) as refused:
+            files.undo(branch="idea")
+        assert refused.value.errno == errno.ENOTSUP
+
+
+def test_the_commands(serve: Serve) -> None:
+    path = serve("memory:", options=RECORDED).path
+    with fusebackend.connect(str(path)) as files:
+        files.write("/plan", "one\n")
+        files.create_branch("idea")
+        branch = path / BRANCHES[1:] / "idea"
+        call = call_in(files, branch, "echo two >> plan")
+        shown = command("log", "--branch", "idea", cwd=path)
+        assert shown.stdout.split()[0] == call, shown
+        shown = command("diff", call, cwd=path)
+        assert shown.returncode == 0 and "+two\n" in shown.stdout, shown
+        found = json.loads(command("undo", "--branch", "idea", "-n", "--json", cwd=path).stdout)
+        assert found["calls"] and found["undo"] is None
+        done = command("undo", call, cwd=path)
+        assert done.returncode == 0 and re.search(rf"took back {call}; 'fusebackend undo c\d+'", done.stdout), done
+        assert (branch / "plan").read_text() == "one\n"
+        refused = command("undo", call, "--branch", "idea", cwd=path)
+        assert refused.returncode == 2 and "--branch chooses the call" in refused.stderr
+        missing = command("undo", "--branch", "none", cwd=path)
+        assert missing.returncode == 1 and "there is no branch 'none'" in missing.stderr
