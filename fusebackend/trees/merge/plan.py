@@ -282,6 +282,10 @@ class _Planner:
         moved = self._pairs.is_moved_in_branch(base, branch)
         main = self._pairs.main_of(base)
         if main is None:
+            there = self._occupant(branch) if moved else None
+            if there is not None and there.type == branch.type and not branch.is_dir and self._is_same(branch, there):
+                self._made[branch] = there  # it was merged already, with other bytes
+                return
             if (moved or not self._is_same(base, branch, self._features(base))) and not branch.is_way:
                 reason = "renamed in the branch, deleted in main" if moved else "changed in the branch, deleted in main"
                 if self._conflict(branch, reason) == "branch":
@@ -320,6 +324,8 @@ class _Planner:
                 return
             wanted = theirs
             bytes_from = "main" if self._has_same_bytes(branch, main) else "branch"
+        if bytes_from == "main" and base is not None and self._is_parted(base, branch, main):
+            bytes_from = "branch"
         if bytes_from == "branch" or (wanted != ours and bytes_from == "main"):
             self._update(branch, main, wanted, branch if bytes_from == "branch" else None, None)
         elif bytes_from == "lines":
@@ -360,6 +366,17 @@ class _Planner:
             if clean:
                 return ("main", None) if data == main.read() else ("lines", data)
         return "conflict", None
+
+    def _is_parted(self, base: Item, branch: Item, main: Item) -> bool:
+        """Return True for another file with the bytes of one that has more names in main: those must not get its
+        attributes."""
+        if main.is_dir or main.nlink == 1:
+            return False
+        if None in (base.key, branch.key, main.key):
+            is_other = branch.nlink < base.nlink <= main.nlink
+        else:
+            is_other = main.key == base.key != branch.key
+        return is_other and self._has_same_bytes(branch, main)
 
     @staticmethod
     def _has_same_bytes(one: Item, other: Item) -> bool:

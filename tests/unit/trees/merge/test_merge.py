@@ -295,3 +295,28 @@ def test_times_of_changed_files_are_those_of_the_branch(trees: Three, tmp_path: 
     trees.branch.setattr(merging.at(trees.branch, b"a").node, AttrChanges(mtime_ns=10**18))
     run(trees, tmp_path)
     assert merging.at(trees.main, b"a").mtime_ns == 10**18
+
+
+@pytest.mark.parametrize("knows_nodes", [True, False])
+def test_a_file_in_place_of_a_link_leaves_the_other_names_alone(knows_nodes: bool, tmp_path: Path) -> None:
+    def twins(volume: Volume) -> None:
+        write(volume, b"d", b"same\n", 0o644)
+        link(volume, b"d", b"b")
+        write(volume, b"a", b"", 0o640)
+
+    trees = Three(twins, knows_nodes=knows_nodes)
+    write(trees.branch, b"a", b"same\n")
+    rename(trees.branch, b"a", b"b")  # the bytes that it had, and another mode
+    assert not run(trees, tmp_path).plan.conflicts
+    assert shown(trees.main) == shown(trees.branch)
+    assert links(trees.main) == links(trees.branch)
+    assert not planned(trees).steps
+
+
+def test_a_file_that_was_changed_and_renamed_is_merged_once(trees: Three, tmp_path: Path) -> None:
+    replace(trees.branch, b"a", b"new\n")
+    write(trees.branch, b"d/y", b"changed\n")
+    rename(trees.branch, b"d/y", b"d/new")
+    assert not run(trees, tmp_path).plan.conflicts
+    again = planned(trees)
+    assert (again.conflicts, again.steps) == ([], [])
