@@ -22,14 +22,13 @@ from urllib.parse import quote, unquote
 from fsspec import AbstractFileSystem
 from fsspec.dircache import DirCache
 
-from fusebackend.backends.fsspec.reading import FILE_BYTES, Asking, reader_of
+from fusebackend.backends.fsspec.asking import Asking
+from fusebackend.backends.fsspec.reading import PIECE_BYTES, reader_of
 from fusebackend.base import paths
 from fusebackend.base.errors import oserror
 from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Reader, Stamp
 from fusebackend.remote.buffer import begins_with
 from fusebackend.remote.parallel import WIDTH, each
-
-PIECE_BYTES = 1 << 20
 
 SMB_PORT = 445
 
@@ -229,7 +228,7 @@ class FsspecRemote:
             headers = self.fs.kwargs.get("headers", {})
             options = {"size": size, "headers": {**headers, "If-Match": info["ETag"]}}
         with self._asking.of(path):
-            return reader_of(path, self.fs.open(path, "rb", block_size=FILE_BYTES, **options), size, self._asking)
+            return reader_of(path, self.fs.open(path, "rb", block_size=PIECE_BYTES, **options), size, self._asking)
 
     def load(self, key: str, etag: Etag | None) -> Iterable[bytes]:
         info = self._require(key, etag)

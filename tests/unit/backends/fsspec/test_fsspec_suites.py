@@ -16,8 +16,9 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from services import fsspec_servers, webdav
 
+from fusebackend.backends.fsspec.asking import RANGE_BYTES
 from fusebackend.backends.fsspec.backend import FsspecBackend
-from fusebackend.backends.fsspec.reading import RANGE_BYTES, UNIT_BYTES
+from fusebackend.backends.fsspec.reading import UNIT_BYTES
 from fusebackend.backends.fsspec.remote import FsspecRemote
 from fusebackend.base.waiting import WouldWait, at_once
 from fusebackend.protocol import ROOT_NODE
