@@ -40,6 +40,7 @@ KEPT_BYTES = 24 << 20
 SLOW_S = 1.0
 """The next range is no larger than one that took so long: other files wait for all of it."""
 
+
 class _Range:
     """A part of a file. One thread fetches it; `get` gives another one what has arrived.
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import io
+import itertools
 import os
 import threading
 import uuid
+from contextlib import closing
 
 import pytest
 
@@ -16,9 +19,9 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from services import fsspec_servers, webdav
 
-from fusebackend.backends.fsspec.asking import RANGE_BYTES
+from fusebackend.backends.fsspec.asking import LOOP_AHEAD, LOOP_RANGE_BYTES, RANGE_BYTES, Asking
 from fusebackend.backends.fsspec.backend import FsspecBackend
-from fusebackend.backends.fsspec.reading import UNIT_BYTES
+from fusebackend.backends.fsspec.reading import UNIT_BYTES, Ranged
 from fusebackend.backends.fsspec.remote import FsspecRemote
 from fusebackend.base.waiting import WouldWait, at_once
 from fusebackend.protocol import ROOT_NODE
@@ -82,6 +85,54 @@ class TestFtp(Served):
     def backend(self, fs):
         with self.place(fs, "") as backend:
             yield backend
+
+    @pytest.fixture
+    def stored(self, fs):
+        """A file on the server, a remote with it, and the commands that begin or end a transfer."""
+        content = os.urandom(3 * RANGE_BYTES + 5)
+        fs.pipe_file("/stored", content)
+        sent, send = [], fs.ftp.putcmd
+        fs.ftp.putcmd = lambda line: (sent.append(line.partition(" ")[0]), send(line))
+        remote = FsspecRemote(fs, "/")
+        yield content, remote, sent
+        del fs.ftp.putcmd
+        remote.close()
+        fs.rm_file("/stored")
+
+    def test_a_sequential_read_is_one_transfer(self, stored):
+        content, remote, sent = stored
+        with closing(remote.reader("stored", None, len(content))) as reader:
+            for at in range(0, len(content), UNIT_BYTES):
+                assert reader.read(at, UNIT_BYTES) == content[at : at + UNIT_BYTES]
+        assert sent.count("RETR") == 1
+        assert remote.head("stored").size == len(content)  # the connection takes commands
+
+    def test_other_requests_come_between_the_ranges_of_a_transfer(self, stored):
+        content, remote, _ = stored
+        half = len(content) // 2 // UNIT_BYTES * UNIT_BYTES
+        with (
+            closing(remote.reader("stored", None, len(content))) as reader,
+            closing(remote.reader("stored", None, len(content))) as other,
+        ):
+            for at in range(0, half, UNIT_BYTES):
+                assert reader.read(at, UNIT_BYTES) == content[at : at + UNIT_BYTES]
+                if at % (8 * UNIT_BYTES) == 0:
+                    assert remote.head("stored").size == len(content)
+                    assert other.read(half + at, 100) == content[half + at : half + at + 100]
+        assert remote.head("stored").size == len(content)
+
+    def test_a_file_of_another_length_by_now(self, fs, stored):
+        content, remote, _ = stored
+        with closing(remote.reader("stored", None, 2 * RANGE_BYTES)) as reader:
+            whole = b"".join(reader.read(at, UNIT_BYTES) for at in range(0, 3 * RANGE_BYTES, UNIT_BYTES))
+            assert whole == content[: 2 * RANGE_BYTES]
+        with closing(remote.reader("stored", None, len(content) + 1)) as reader:
+            at = len(content) // UNIT_BYTES * UNIT_BYTES
+            assert reader.read(0, 10) == content[:10]
+            with pytest.raises(OSError) as caught:
+                reader.read(at, UNIT_BYTES)
+            assert caught.value.errno == errno.ESTALE
+        assert remote.head("stored").size == len(content)
 
 
 @pytest.mark.services
@@ -190,6 +241,53 @@ def test_ranges_grow_with_a_sequential_read(buffered):
     for at in range(0, len(fs.content), 1000):
         assert reader.read(at, 1000) == fs.content[at : at + 1000]
     assert fs.fetched == len(fs.content) and fs.ranges <= 1 + (RANGE_BYTES // UNIT_BYTES).bit_length()
+
+
+def test_a_read_waits_for_its_piece_and_not_for_the_range():
+    fs = Buffered(skip_instance_cache=True)
+    begun, more = threading.Event(), threading.Event()
+
+    def fetch(start, end):
+        for at in range(start, end, UNIT_BYTES):
+            if at == 3 * UNIT_BYTES:
+                begun.set()
+                assert more.wait(10)
+            yield fs.content[at : at + UNIT_BYTES]
+
+    asking = Asking(fs)
+    reader = Ranged("file", io.BytesIO(), len(fs.content), fetch, asking)
+    assert reader.read(0, UNIT_BYTES) == fs.content[:UNIT_BYTES]  # the next 512 KiB are fetched meanwhile
+    assert reader.read(UNIT_BYTES, UNIT_BYTES) == fs.content[UNIT_BYTES : 2 * UNIT_BYTES]
+    assert begun.wait(10)
+    with pytest.raises(WouldWait):
+        at_once(lambda: reader.read(3 * UNIT_BYTES, 10))
+    assert at_once(lambda: reader.read(2 * UNIT_BYTES, UNIT_BYTES))
+    more.set()
+    assert reader.read(3 * UNIT_BYTES, 10) == fs.content[3 * UNIT_BYTES :][:10]
+    reader.close()
+    asking.fetchers.close()
+
+
+def test_a_file_system_with_a_loop_is_asked_for_several_ranges_at_once():
+    fs = Buffered(skip_instance_cache=True)
+    fs.async_impl = True
+    together = threading.Barrier(LOOP_AHEAD)
+    numbers = itertools.count()
+    sizes = []
+
+    def fetch(start, end):
+        sizes.append(end - start)
+        if 0 < next(numbers) <= LOOP_AHEAD:
+            together.wait(10)
+        yield fs.content[start:end]
+
+    asking = Asking(fs)
+    reader = Ranged("file", io.BytesIO(), len(fs.content), fetch, asking)
+    for at in range(0, len(fs.content), UNIT_BYTES):
+        assert reader.read(at, UNIT_BYTES) == fs.content[at : at + UNIT_BYTES]
+    assert sum(sizes) == len(fs.content) and max(sizes) <= LOOP_RANGE_BYTES
+    reader.close()
+    asking.fetchers.close()
 
 
 def test_a_small_read_fetches_little(buffered):
