@@ -7,7 +7,6 @@ so a transfer is ended before one (`Asking.standing`).
 
 from __future__ import annotations
 
-import contextlib
 import ftplib
 import logging
 import socket
@@ -42,6 +41,7 @@ class Transfer:
     def __call__(self, start: int, end: int) -> Iterator[memoryview]:
         if self._data is not None and self._offset != start:
             self.end()
+            self._asking.mend()
         if self._data is None:
             self._begin(start)
         while start < end:
@@ -52,7 +52,7 @@ class Transfer:
                 break
 
     def end(self) -> None:
-        """Abort the transfer, if there is one. The connection is made anew where the server does not follow."""
+        """Abort the transfer, if there is one. The connection is lost where the server does not follow."""
         data, self._data = self._data, None
         if data is None:
             return
@@ -65,7 +65,7 @@ class Transfer:
             self._ftp.getmultiline()  # one reply is about the transfer, the other about ABOR
         except (ftplib.Error, EOFError, OSError) as error:
             log.info("%s: the transfer was not aborted, connecting again: %s", self._path, error)
-            connect(self._fs)
+            self._asking.is_lost = True
 
     def _begin(self, start: int) -> None:
         self._ftp = self._fs.ftp
@@ -86,8 +86,7 @@ class Transfer:
             if got < size or (self._offset == self._size and not self._data.recv(1)):
                 self._finish()
         except BaseException:
-            with contextlib.suppress(OSError, ftplib.Error):  # the first error is the one to tell
-                self.end()
+            self.end()
             raise
         return piece[:got]
 
@@ -97,12 +96,3 @@ class Transfer:
         data, self._data, self._asking.standing = self._data, None, None
         data.close()
         self._ftp.voidresp()
-
-
-def connect(fs: Any) -> None:
-    """Make the connection of an `FTPFileSystem` anew."""
-    with contextlib.suppress(OSError, ftplib.Error):
-        fs.ftp.close()
-    fs._connect()
-    if fs.tls is True:
-        fs.ftp.prot_p()  # as its constructor does, and `_connect` does not

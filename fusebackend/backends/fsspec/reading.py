@@ -13,7 +13,7 @@ import contextlib
 import errno
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -96,14 +96,19 @@ class Ranged:
         size: of the version that was opened, in bytes.
         fetch: fetches a range.
         asking: how the file system is asked.
+        opened: opens the same version again, when the connection was lost. ESTALE.
     """
 
-    def __init__(self, path: str, file: Any, size: int, fetch: Fetch, asking: Asking) -> None:
+    def __init__(
+        self, path: str, file: Any, size: int, fetch: Fetch, asking: Asking, opened: Callable[[], Any]
+    ) -> None:
         self._path = path
         self._file = file
         self._size = size
         self._fetch = fetch
         self._asking = asking
+        self._opened = opened
+        self._connection = asking.connections
         self._kept: list[_Range] = []  # the one used last is at the end
         self._is_closed = False
 
@@ -124,7 +129,8 @@ class Ranged:
         self._is_closed = True
         self._kept.clear()
         with self._asking.of(self._path):
-            self._file.close()
+            if self._connection == self._asking.connections:  # else it is closed
+                self._file.close()
 
     def _at(self, offset: int, end: int) -> memoryview | None:
         """Bytes that are kept, from this offset and up to `end` at most."""
@@ -179,6 +185,11 @@ class Ranged:
             with self._asking.of(self._path, self._fetch):
                 if self._is_closed or not wanted.is_wanted:
                     return
+                if self._connection != self._asking.connections:
+                    with contextlib.suppress(Exception):  # of any library: its connection is gone
+                        self._file.close()
+                    self._file, self._connection = self._opened(), self._asking.connections
+                    self._fetch = _fetch_of(self._file, self._size, self._asking)
                 for piece in self._fetch(start, end):
                     wanted.add(memoryview(piece))
                     if self._is_closed:
@@ -222,11 +233,11 @@ class Direct:
             self._file.close()
 
 
-def reader_of(path: str, file: Any, size: int, asking: Asking) -> Reader:
-    """A reader of an open file, which it closes."""
+def reader_of(path: str, file: Any, size: int, asking: Asking, opened: Callable[[], Any]) -> Reader:
+    """A reader of an open file, which it closes. The arguments are those of `Ranged`."""
     if isinstance(file, (LocalFileOpener, MemoryFile)):
         return Direct(path, file)
-    return Ranged(path, file, size, _fetch_of(file, size, asking), asking)
+    return Ranged(path, file, size, _fetch_of(file, size, asking), asking, opened)
 
 
 def _fetch_of(file: Any, size: int, asking: Asking) -> Fetch:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import gc
 import io
 import itertools
 import os
+import socket
 import threading
 import uuid
 from contextlib import closing
@@ -19,7 +21,7 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from services import fsspec_servers, webdav
 
-from fusebackend.backends.fsspec.asking import LOOP_AHEAD, LOOP_RANGE_BYTES, RANGE_BYTES, Asking
+from fusebackend.backends.fsspec.asking import LOOP_AHEAD, LOOP_RANGE_BYTES, LOST, RANGE_BYTES, Asking
 from fusebackend.backends.fsspec.backend import FsspecBackend
 from fusebackend.backends.fsspec.reading import UNIT_BYTES, Ranged
 from fusebackend.backends.fsspec.remote import FsspecRemote
@@ -189,6 +191,57 @@ class TestWebdav(Served):
             yield backend
 
 
+def cut(fs):
+    """Close the connection of a file system, as a server does with one that is idle."""
+    if "smb" in fs.protocol:
+        from smbclient._pool import _SMB_CONNECTIONS
+
+        connection = _SMB_CONNECTIONS[f"{fs.host}:{fs.port}"].transport._sock
+    else:
+        connection = fs.ftp.sock if "ftp" in fs.protocol else fs.client.get_transport().sock
+    connection.shutdown(socket.SHUT_RDWR)
+
+
+def asked(question):
+    """As the mount asks: again, when the connection was lost."""
+    for _ in range(2):
+        try:
+            return question()
+        except OSError as error:
+            if error.errno not in LOST:
+                raise
+    return question()
+
+
+@pytest.mark.services
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of a thread of paramiko's
+@pytest.mark.filterwarnings("ignore:unclosed SMB handle")  # of the connection that was lost: it can't be closed
+@pytest.mark.parametrize("kind", ["ftp", "sftp", "smb"])
+def test_a_lost_connection_is_made_again(kind, tmp_path):
+    content = os.urandom(4 * RANGE_BYTES)
+    (tmp_path / "file").write_bytes(content)
+    with fsspec_servers.running(kind, tmp_path) as port:
+        fs = opened(kind, port=port, **LOGIN)
+        remote = FsspecRemote(fs, "/files" if kind == "smb" else "/")
+        head = remote.head("file")
+        reader = remote.reader("file", head.etag, head.size)
+        assert reader.read(0, UNIT_BYTES) == content[:UNIT_BYTES]
+        cut(fs)
+        at = len(content) - 2 * UNIT_BYTES
+        assert asked(lambda: reader.read(at, 100)) == content[at : at + 100]
+        cut(fs)
+        assert list(asked(lambda: remote.contents("")).infos) == [b"file"]
+        cut(fs)
+        (tmp_path / "file").write_bytes(content[1:])
+        with pytest.raises(OSError) as caught:
+            asked(lambda: reader.read(len(content) // 2, 100))
+        assert caught.value.errno == errno.ESTALE  # it is another version by now
+        reader.close()
+        remote.close()
+        del reader, remote, fs, caught
+        gc.collect()  # here the filters hold
+
+
 class Buffered(AbstractFileSystem):
     """One file, of which it counts what is fetched."""
 
@@ -255,7 +308,7 @@ def test_a_read_waits_for_its_piece_and_not_for_the_range():
             yield fs.content[at : at + UNIT_BYTES]
 
     asking = Asking(fs)
-    reader = Ranged("file", io.BytesIO(), len(fs.content), fetch, asking)
+    reader = Ranged("file", io.BytesIO(), len(fs.content), fetch, asking, io.BytesIO)
     assert reader.read(0, UNIT_BYTES) == fs.content[:UNIT_BYTES]  # the next 512 KiB are fetched meanwhile
     assert reader.read(UNIT_BYTES, UNIT_BYTES) == fs.content[UNIT_BYTES : 2 * UNIT_BYTES]
     assert begun.wait(10)
@@ -282,7 +335,7 @@ def test_a_file_system_with_a_loop_is_asked_for_several_ranges_at_once():
         yield fs.content[start:end]
 
     asking = Asking(fs)
-    reader = Ranged("file", io.BytesIO(), len(fs.content), fetch, asking)
+    reader = Ranged("file", io.BytesIO(), len(fs.content), fetch, asking, io.BytesIO)
     for at in range(0, len(fs.content), UNIT_BYTES):
         assert reader.read(at, UNIT_BYTES) == fs.content[at : at + UNIT_BYTES]
     assert sum(sizes) == len(fs.content) and max(sizes) <= LOOP_RANGE_BYTES
