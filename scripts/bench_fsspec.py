@@ -144,6 +144,8 @@ def place(kind: str, work: Path, content: bytes) -> Iterator[Place]:
         elif kind == "ftp" or kind == "sftp" or kind == "smb":
             port = stack.enter_context(fsspec_servers.running(kind, files))  # type: ignore[arg-type]
             top = "/files" if kind == "smb" else ""  # the share
+            if kind == "smb":
+                login["share_access"] = "rwd"  # as a route has it; else no two may open the file
             yield Place(opened(kind, port=port, **login), f"{top}/{NAME}", f"fsspec:{kind}://{user}:{port}{top}/")
 
 
