@@ -234,6 +234,8 @@ def cut_thrice(kind, tmp_path):
         assert caught.value.errno == errno.ESTALE  # it is another version by now
         reader.close()
         remote.close()
+        if kind != "smb":
+            (fs.client if kind == "sftp" else fs.ftp).close()
 
 
 @pytest.mark.services
