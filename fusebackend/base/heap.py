@@ -20,6 +20,11 @@ SMALL_TABLE = 1000
 LARGE_BYTES = 4 << 20
 """Blocks of this size have a mapping of their own, that goes back to the system at once."""
 
+KEPT_BYTES = 8 << 20
+"""Each arena keeps so much freed memory at its end. With the C library's 128 KiB every buffer of 1 MiB came from the
+system anew, 256 page faults: a mount read a local file at 1,000 MiB/s with 44 ms of its processor for 64 MiB, and does
+at 1,640 with 18."""
+
 ARENAS = 4
 """Of the C library. Each thread may otherwise have one that keeps up to twice its largest block: 256 connections, each
 of which once had a file of 10 MB, kept 400 MiB."""
@@ -33,7 +38,7 @@ SPARE_BYTES = 64 << 20
 CHECKED_BYTES = 4 << 20
 """How much may be written until memory is looked at again."""
 
-_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # mallopt(3)
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # mallopt(3)
 
 _MALLINFO2 = (
     "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"
@@ -64,6 +69,7 @@ def keep_less() -> None:
     tune = getattr(ctypes.CDLL(None), "mallopt", None)
     if tune is not None:
         tune(_M_MMAP_THRESHOLD, LARGE_BYTES)
+        tune(_M_TRIM_THRESHOLD, KEPT_BYTES)
         tune(_M_ARENA_MAX, ARENAS)
 
 

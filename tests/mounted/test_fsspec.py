@@ -110,6 +110,48 @@ def test_a_web_server_is_a_read_only_route(tmp_path: Path, serve: Serve) -> None
         mount.stop()
 
 
+@pytest.mark.services
+@pytest.mark.timeout(120)
+def test_a_share_of_samba(tmp_path: Path, serve: Serve) -> None:
+    top = tmp_path / "share"
+    (top / "d").mkdir(parents=True)
+    (top / "d/old.txt").write_text("old\n")
+    content = os.urandom(20 << 20)
+    (top / "large").write_bytes(content)
+    with (top / "huge").open("wb") as huge:
+        huge.truncate(GIB)
+    with fsspec_servers.running("smb", top) as port:
+        url = f"smb://{fsspec_servers.USER}:{fsspec_servers.PASSWORD}@127.0.0.1:{port}/files"
+        mount = serve("memory:", routes={"/s": f"fsspec:{url}?ttl=0"})
+        mount.expected_log = "was changed by others"
+        at = mount.path / "s"
+        sh("cat d/old.txt; echo new > d/new.txt; mv d/new.txt moved.txt; mkdir e; echo more >> moved.txt", at)
+        sh("mv d/old.txt e/over; mv moved.txt e/over; mv d f; rmdir f", at)  # over a file; a directory
+        assert (top / "e/over").read_text() == "new\nmore\n" and sorted(os.listdir(at)) == ["e", "huge", "large"]
+        assert sorted(os.listdir(top)) == ["e", "huge", "large"] and os.listdir(at / "e") == ["over"]
+        assert (at / "large").read_bytes() == content
+        sh("cp large e/copy; cmp large e/copy; rm e/copy", at)
+
+        before = mount.memory_kib()
+        with (at / "huge").open("rb", buffering=0) as opened:
+            opened.seek(GIB - 4096)
+            assert opened.read(4096) == bytes(4096)
+        assert mount.memory_kib() - before < 64 << 10
+
+        (top / "e/over").write_text("elsewhere\n")  # by another client of the server
+        (top / "e/another").write_text("another\n")
+        assert (at / "e/over").read_text() == "elsewhere\n" and sorted(os.listdir(at / "e")) == ["another", "over"]
+        with (at / "e/over").open("r+b", buffering=0) as opened:
+            opened.write(b"mine\n")
+            (top / "e/over").write_text("once more\n")
+            with pytest.raises(OSError) as caught:
+                os.fsync(opened.fileno())
+            assert caught.value.errno == errno.ESTALE
+        assert (top / "e/over").read_text() == "once more\n" == (at / "e/over").read_text()
+        assert not [name for name in os.listdir(top / "e") if name.startswith(".")]
+        mount.stop()
+
+
 def test_bad_urls_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "mnt").mkdir()
     for url, said in (

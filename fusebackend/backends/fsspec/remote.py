@@ -22,16 +22,13 @@ from urllib.parse import quote, unquote
 from fsspec import AbstractFileSystem
 from fsspec.dircache import DirCache
 
-from fusebackend.backends.fsspec.reading import FILE_BYTES, Asking, reader_of
+from fusebackend.backends.fsspec.asking import SMB_PORT, Asking
+from fusebackend.backends.fsspec.reading import PIECE_BYTES, reader_of
 from fusebackend.base import paths
 from fusebackend.base.errors import oserror
 from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Reader, Stamp
 from fusebackend.remote.buffer import begins_with
 from fusebackend.remote.parallel import WIDTH, each
-
-PIECE_BYTES = 1 << 20
-
-SMB_PORT = 445
 
 TEMPORARY = ".fusebackend-"
 """How the names of files begin that are being stored. No listing shows them."""
@@ -223,13 +220,20 @@ class FsspecRemote:
         return self._reader(key, self._require(key, etag), size)
 
     def _reader(self, key: str, info: dict[str, Any], size: int) -> Reader:
-        path = self._path(key)
+        path, version = self._path(key), _version(info)
+
+        def opened_again() -> Any:
+            return self._opened(path, self._require(key, version))
+
+        with self._asking.of(path):
+            return reader_of(path, self._opened(path, info), size, self._asking, opened_again)
+
+    def _opened(self, path: str, info: dict[str, Any]) -> Any:
         options = {}
         if self._is_web and str(info.get("ETag")).startswith('"'):  # If-Match never matches a weak one
             headers = self.fs.kwargs.get("headers", {})
-            options = {"size": size, "headers": {**headers, "If-Match": info["ETag"]}}
-        with self._asking.of(path):
-            return reader_of(path, self.fs.open(path, "rb", block_size=FILE_BYTES, **options), size, self._asking)
+            options = {"size": info["size"], "headers": {**headers, "If-Match": info["ETag"]}}
+        return self.fs.open(path, "rb", block_size=PIECE_BYTES, **options)
 
     def load(self, key: str, etag: Etag | None) -> Iterable[bytes]:
         info = self._require(key, etag)

@@ -24,8 +24,12 @@ NUMBERS: tuple[tuple[type[BaseException], int], ...] = (
     (NotImplementedError, errno.EROFS),
 )
 
-REPLIES = {"550": errno.ENOENT, "530": errno.EACCES, "553": errno.EACCES, "552": errno.ENOSPC}
-"""Of FTP servers (RFC 959, 4.2): `ftplib` raises them as text. 550 is no such file, or no right to it."""
+REPLIES = {"421": errno.ECONNRESET, "550": errno.ENOENT, "530": errno.EACCES, "553": errno.EACCES, "552": errno.ENOSPC}
+"""Of FTP servers (RFC 959, 4.2): `ftplib` raises them as text. 421 ends the connection; 550 is no such file, or no
+right to it."""
+
+CLOSED = frozenset({"EOFError", "SSHException", "SMBConnectionClosed"})
+"""What ftplib, paramiko and smbprotocol raise when the server has closed the connection."""
 
 
 STATUSES = {401: errno.EACCES, 403: errno.EACCES, 404: errno.ENOENT, 410: errno.ENOENT, 412: errno.ESTALE}
@@ -49,6 +53,8 @@ def told(path: str) -> Iterator[None]:
         number = STATUSES.get(getattr(error, "status", 0), errno.EIO)
         if type(error).__module__ == "ftplib":
             number = REPLIES.get(str(error)[:3], errno.EIO)
+        if type(error).__name__ in CLOSED:
+            number = errno.ECONNRESET
         if number == errno.EIO:
             log.warning("%s: %s: %s", path, type(error).__name__, error)
         raise OSError(number, os.strerror(number), path) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import subprocess
 import sys
 
 import pytest
@@ -25,6 +26,23 @@ def test_what_is_worth_shrinking(length: int, peak: int, expected: bool) -> None
 
 def test_giving_back_what_is_not_there() -> None:
     heap.give_back()
+
+
+def test_buffers_that_are_freed_and_made_in_turns_are_the_same_memory() -> None:
+    """As the answers of reads are. In a process of its own: it is for good."""
+    script = """
+import resource
+from fusebackend.base import heap
+heap.keep_less()
+faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+bytes(bytearray(1 << 20))
+before = faults()
+for _ in range(100):
+    bytes(memoryview(bytearray(1 << 20)))
+print(faults() - before)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=30)
+    assert int(done.stdout) < 2_560, "the system gives and takes it each time: 480 page faults for each round"
 
 
 def test_the_inode_table_shrinks_with_what_the_kernel_knows() -> None:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import errno
+import gc
+import io
+import itertools
 import os
+import socket
 import threading
 import uuid
+from contextlib import closing
 
 import pytest
 
@@ -16,8 +21,9 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from services import fsspec_servers, webdav
 
+from fusebackend.backends.fsspec.asking import LOOP_AHEAD, LOOP_RANGE_BYTES, LOST, RANGE_BYTES, Asking
 from fusebackend.backends.fsspec.backend import FsspecBackend
-from fusebackend.backends.fsspec.reading import RANGE_BYTES, UNIT_BYTES
+from fusebackend.backends.fsspec.reading import UNIT_BYTES, Ranged
 from fusebackend.backends.fsspec.remote import FsspecRemote
 from fusebackend.base.waiting import WouldWait, at_once
 from fusebackend.protocol import ROOT_NODE
@@ -82,6 +88,54 @@ class TestFtp(Served):
         with self.place(fs, "") as backend:
             yield backend
 
+    @pytest.fixture
+    def stored(self, fs):
+        """A file on the server, a remote with it, and the commands that begin or end a transfer."""
+        content = os.urandom(3 * RANGE_BYTES + 5)
+        fs.pipe_file("/stored", content)
+        sent, send = [], fs.ftp.putcmd
+        fs.ftp.putcmd = lambda line: (sent.append(line.partition(" ")[0]), send(line))
+        remote = FsspecRemote(fs, "/")
+        yield content, remote, sent
+        del fs.ftp.putcmd
+        remote.close()
+        fs.rm_file("/stored")
+
+    def test_a_sequential_read_is_one_transfer(self, stored):
+        content, remote, sent = stored
+        with closing(remote.reader("stored", None, len(content))) as reader:
+            for at in range(0, len(content), UNIT_BYTES):
+                assert reader.read(at, UNIT_BYTES) == content[at : at + UNIT_BYTES]
+        assert sent.count("RETR") == 1
+        assert remote.head("stored").size == len(content)  # the connection takes commands
+
+    def test_other_requests_come_between_the_ranges_of_a_transfer(self, stored):
+        content, remote, _ = stored
+        half = len(content) // 2 // UNIT_BYTES * UNIT_BYTES
+        with (
+            closing(remote.reader("stored", None, len(content))) as reader,
+            closing(remote.reader("stored", None, len(content))) as other,
+        ):
+            for at in range(0, half, UNIT_BYTES):
+                assert reader.read(at, UNIT_BYTES) == content[at : at + UNIT_BYTES]
+                if at % (8 * UNIT_BYTES) == 0:
+                    assert remote.head("stored").size == len(content)
+                    assert other.read(half + at, 100) == content[half + at : half + at + 100]
+        assert remote.head("stored").size == len(content)
+
+    def test_a_file_of_another_length_by_now(self, fs, stored):
+        content, remote, _ = stored
+        with closing(remote.reader("stored", None, 2 * RANGE_BYTES)) as reader:
+            whole = b"".join(reader.read(at, UNIT_BYTES) for at in range(0, 3 * RANGE_BYTES, UNIT_BYTES))
+            assert whole == content[: 2 * RANGE_BYTES]
+        with closing(remote.reader("stored", None, len(content) + 1)) as reader:
+            at = len(content) // UNIT_BYTES * UNIT_BYTES
+            assert reader.read(0, 10) == content[:10]
+            with pytest.raises(OSError) as caught:
+                reader.read(at, UNIT_BYTES)
+            assert caught.value.errno == errno.ESTALE
+        assert remote.head("stored").size == len(content)
+
 
 @pytest.mark.services
 class TestSftp(Served):
@@ -137,6 +191,62 @@ class TestWebdav(Served):
             yield backend
 
 
+def cut(fs):
+    """Close the connection of a file system, as a server does with one that is idle."""
+    if "smb" in fs.protocol:
+        from smbclient._pool import _SMB_CONNECTIONS
+
+        connection = _SMB_CONNECTIONS[f"{fs.host}:{fs.port}"].transport._sock
+    else:
+        connection = fs.ftp.sock if "ftp" in fs.protocol else fs.client.get_transport().sock
+    connection.shutdown(socket.SHUT_RDWR)
+
+
+def asked(question):
+    """As the mount asks: again, when the connection was lost."""
+    for _ in range(2):
+        try:
+            return question()
+        except OSError as error:
+            if error.errno not in LOST:
+                raise
+    return question()
+
+
+def cut_thrice(kind, tmp_path):
+    content = os.urandom(4 * RANGE_BYTES)
+    (tmp_path / "file").write_bytes(content)
+    with fsspec_servers.running(kind, tmp_path) as port:
+        fs = opened(kind, port=port, **LOGIN)
+        remote = FsspecRemote(fs, "/files" if kind == "smb" else "/")
+        head = remote.head("file")
+        reader = remote.reader("file", head.etag, head.size)
+        assert reader.read(0, UNIT_BYTES) == content[:UNIT_BYTES]
+        cut(fs)
+        at = len(content) - 2 * UNIT_BYTES
+        assert asked(lambda: reader.read(at, 100)) == content[at : at + 100]
+        cut(fs)
+        assert list(asked(lambda: remote.contents("")).infos) == [b"file"]
+        cut(fs)
+        (tmp_path / "file").write_bytes(content[1:])
+        with pytest.raises(OSError) as caught:
+            asked(lambda: reader.read(len(content) // 2, 100))
+        assert caught.value.errno == errno.ESTALE  # it is another version by now
+        reader.close()
+        remote.close()
+        if kind != "smb":
+            (fs.client if kind == "sftp" else fs.ftp).close()
+
+
+@pytest.mark.services
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of a thread of paramiko's
+@pytest.mark.filterwarnings("ignore:unclosed SMB handle")  # of the connection that was lost: it can't be closed
+@pytest.mark.parametrize("kind", ["ftp", "sftp", "smb"])
+def test_a_lost_connection_is_made_again(kind, tmp_path):
+    cut_thrice(kind, tmp_path)
+    gc.collect()  # here the filters hold
+
+
 class Buffered(AbstractFileSystem):
     """One file, of which it counts what is fetched."""
 
@@ -189,6 +299,53 @@ def test_ranges_grow_with_a_sequential_read(buffered):
     for at in range(0, len(fs.content), 1000):
         assert reader.read(at, 1000) == fs.content[at : at + 1000]
     assert fs.fetched == len(fs.content) and fs.ranges <= 1 + (RANGE_BYTES // UNIT_BYTES).bit_length()
+
+
+def test_a_read_waits_for_its_piece_and_not_for_the_range():
+    fs = Buffered(skip_instance_cache=True)
+    begun, more = threading.Event(), threading.Event()
+
+    def fetch(start, end):
+        for at in range(start, end, UNIT_BYTES):
+            if at == 3 * UNIT_BYTES:
+                begun.set()
+                assert more.wait(10)
+            yield fs.content[at : at + UNIT_BYTES]
+
+    asking = Asking(fs)
+    reader = Ranged("file", io.BytesIO(), len(fs.content), fetch, asking, io.BytesIO)
+    assert reader.read(0, UNIT_BYTES) == fs.content[:UNIT_BYTES]  # the next 512 KiB are fetched meanwhile
+    assert reader.read(UNIT_BYTES, UNIT_BYTES) == fs.content[UNIT_BYTES : 2 * UNIT_BYTES]
+    assert begun.wait(10)
+    with pytest.raises(WouldWait):
+        at_once(lambda: reader.read(3 * UNIT_BYTES, 10))
+    assert at_once(lambda: reader.read(2 * UNIT_BYTES, UNIT_BYTES))
+    more.set()
+    assert reader.read(3 * UNIT_BYTES, 10) == fs.content[3 * UNIT_BYTES :][:10]
+    reader.close()
+    asking.fetchers.close()
+
+
+def test_a_file_system_with_a_loop_is_asked_for_several_ranges_at_once():
+    fs = Buffered(skip_instance_cache=True)
+    fs.async_impl = True
+    together = threading.Barrier(LOOP_AHEAD)
+    numbers = itertools.count()
+    sizes = []
+
+    def fetch(start, end):
+        sizes.append(end - start)
+        if 0 < next(numbers) <= LOOP_AHEAD:
+            together.wait(10)
+        yield fs.content[start:end]
+
+    asking = Asking(fs)
+    reader = Ranged("file", io.BytesIO(), len(fs.content), fetch, asking, io.BytesIO)
+    for at in range(0, len(fs.content), UNIT_BYTES):
+        assert reader.read(at, UNIT_BYTES) == fs.content[at : at + UNIT_BYTES]
+    assert sum(sizes) == len(fs.content) and max(sizes) <= LOOP_RANGE_BYTES
+    reader.close()
+    asking.fetchers.close()
 
 
 def test_a_small_read_fetches_little(buffered):
