@@ -230,13 +230,37 @@ def _of_calls(connection: sqlite3.Connection) -> Iterator[_Link]:
 
 
 def _of_records(connection: sqlite3.Connection) -> Iterator[_Link]:
+    """Yield the records. Nearly all have numbers in the order of their links; one whose outcome was known late is read
+    by itself, for to sort all takes a copy of the table."""
+    late, least = [], 1 << 63
+    for number, link in connection.execute("SELECT number, link FROM records ORDER BY number DESC"):
+        if link > least:
+            late.append((link, number))
+        least = min(least, link)
+    late.sort(reverse=True)
+    passed = {number for _, number in late}
     for row in connection.execute("SELECT * FROM records ORDER BY number"):
-        link, found = row[LINK_COLUMN : LINK_COLUMN + 2]
-        where = f"change {row[0]} of call c{row[1]}"
-        sealed = row[SEALS_COLUMN : SEALS_COLUMN + 2]
-        sealed = () if sealed == (None, None) else sealed
-        said = said_of_record(row, sealed, has_before=row[BEFORE_COLUMN] is not None)
-        yield _Link(link, found, where, digest(link, "record", said), row[1])
+        if row[0] in passed:
+            continue
+        while late and late[-1][0] < row[LINK_COLUMN]:
+            yield _of_record(connection, late.pop()[1])
+        yield _said(row)
+    while late:
+        yield _of_record(connection, late.pop()[1])
+
+
+def _of_record(connection: sqlite3.Connection, number: int) -> _Link:
+    return _said(connection.execute("SELECT * FROM records WHERE number = ?", (number,)).fetchone())
+
+
+def _said(row: Sequence[Any]) -> _Link:
+    """Return the link of a row of `records`."""
+    link, found = row[LINK_COLUMN : LINK_COLUMN + 2]
+    where = f"change {row[0]} of call c{row[1]}"
+    sealed = row[SEALS_COLUMN : SEALS_COLUMN + 2]
+    sealed = () if sealed == (None, None) else sealed
+    said = said_of_record(row, sealed, has_before=row[BEFORE_COLUMN] is not None)
+    return _Link(link, found, where, digest(link, "record", said), row[1])
 
 
 def _of_events(connection: sqlite3.Connection) -> Iterator[_Link]:

@@ -4,6 +4,10 @@ Numbers are given in memory at once, so that a change waits for no disk; rows ar
 most `WRITE_EVERY_S` later, or by `flush`. A killed server leaves what was flushed. A power cut may take the last
 seconds (`synchronous = NORMAL`), and harms nothing that was written before. Readers see all that was added before.
 
+A volume that keeps a log (`protocol/commit_log.py`) has each record in the transaction of its change: the number is
+reserved there, in the order of the commits, and the record is added when the commit has succeeded (`reserve`). Of a
+killed server it has those that are not in the file, and the next one takes them up (`replay`).
+
 A file that is damaged, or of a newer version, is set aside, and a new one begun: a history is never the reason why a
 mount does not work. Methods may be called by any thread. None but readers and `flush` waits for the disk, unless
 `MOST_WAITING` rows are not written yet.
@@ -26,11 +30,14 @@ import sqlite3
 import stat
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from fusebackend.base.paths import ROOT, AgentPath, is_below, to_name
 from fusebackend.databases import sqlite
@@ -40,7 +47,7 @@ from fusebackend.history.masking import Commands, LogOptions, kept
 from fusebackend.history.records import Call, CallKind, Image, Record, RecordKind, Stamp, State
 from fusebackend.history.requests import Request
 from fusebackend.history.seals import seal_of
-from fusebackend.protocol import Actor
+from fusebackend.protocol import Actor, CommitLog, LogRow
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +69,9 @@ read."""
 
 TITLE_CHARACTERS: Final = 200
 
+DOUBT_S: Final = 60.0
+"""For so long a change may yet be made whose connection was lost at its commit."""
+
 ROWS: Final = 50
 """Records in one statement."""
 
@@ -74,6 +84,7 @@ VERSION: Final = 2
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS numbers (one INTEGER PRIMARY KEY CHECK (one = 1), call INTEGER, record INTEGER);
 INSERT OR IGNORE INTO numbers VALUES (1, 0, 0);
+CREATE TABLE IF NOT EXISTS origin (one INTEGER PRIMARY KEY CHECK (one = 1), history TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS calls (
     number INTEGER PRIMARY KEY, kind TEXT NOT NULL, title TEXT NOT NULL,
     agent TEXT NOT NULL, thread TEXT NOT NULL, tool_call TEXT NOT NULL, command TEXT NOT NULL,
@@ -127,6 +138,10 @@ _SHAPE: Final = {_RECORD[parts]: parts for parts in _PARTS}
 """What the records of a statement have."""
 
 _CALL: Final = "INSERT INTO calls VALUES (" + ", ".join("?" * 15) + ")"
+_UNDO: Final = "INSERT OR IGNORE INTO undoes VALUES (?, ?)"
+_BEGAN: Final = 10
+"""The column of a call's row with its begin."""
+
 _END: Final = "UPDATE calls SET ended_ns = ? WHERE number = ?"
 _UNDONE: Final = "UPDATE calls SET undone_by = ? WHERE number = ?"
 _EVENTS: Final = {_END: "end", _UNDONE: "undone"}
@@ -165,6 +180,52 @@ _STANDS: Final = (
 
 _Row = tuple[str, tuple[Any, ...]]
 
+_encode: Final = msgspec.msgpack.Encoder().encode
+
+
+class Head(NamedTuple):
+    """A call, as its records tell of it until it is in the file."""
+
+    row: tuple[Any, ...]
+    undoes: tuple[int, ...]
+
+
+class Entry:
+    """A record on its way. `HistoryFile` makes them."""
+
+    __slots__ = ("call", "doubted_s", "head", "identity", "is_asked", "number", "parts", "row")
+
+    def __init__(self, call: int, parts: tuple[bool, ...], row: tuple[Any, ...], identity: bytes | None) -> None:
+        self.number = 0
+        self.call = call
+        self.parts = parts  # which of `_COLUMNS` the row has
+        self.row = row  # without number and call
+        self.identity = identity
+        self.head: Head | None = None
+        self.doubted_s = 0.0
+        self.is_asked = False
+
+    @property
+    def node(self) -> int:
+        return int(self.row[5])
+
+    @property
+    def said(self) -> LogRow:
+        """What a volume is to keep of it."""
+        return self.number, _encode((self.call, self.parts, self.row, self.identity, self.head))
+
+
+def _entry_of(number: int, said: bytes) -> Entry | None:
+    """Return a record from `Entry.said`; None if it is of another version, or damaged."""
+    try:
+        call, parts, row, identity, head = msgspec.msgpack.decode(said)
+        entry = Entry(call, tuple(parts), tuple(row), identity)
+        entry.head = None if head is None else Head(tuple(head[0]), tuple(head[1]))
+    except (msgspec.DecodeError, TypeError, ValueError):
+        return None
+    entry.number = number
+    return entry if entry.parts in _RECORD else None
+
 
 class HistoryLocked(OSError):
     """Another server has the history open: EBUSY."""
@@ -202,6 +263,7 @@ class HistoryFile:
     Attributes:
         earlier: the number of the last record of an earlier server; 0 if there is none.
         interrupted: the calls that went on when the last server was killed.
+        made: the records of its last changes that volumes say were made.
         was_killed: the last server did not close the file, or it was one of an older version.
         set_aside: where the file went that was found damaged or newer, and why, a line; None if none was.
 
@@ -219,6 +281,10 @@ class HistoryFile:
         self._guard = threading.Lock()  # of the next fields, and of the numbers
         self._waiting: list[_Row] = []
         self._unwritten: dict[int, _Row] = {}  # calls without a record yet
+        self._writing_now: list[_Row] = []
+        self._reserved: dict[int, Entry] = {}  # records whose changes are being committed, by their numbers
+        self._heads: dict[int, Head] = {}  # calls that are not in the file
+        self._late_ends: set[int] = set()  # calls that end with their last reserved record
         self._undoes: dict[int, tuple[int, ...]] = {}
         self._open: set[int] = set()
         self.forgets = 0
@@ -244,9 +310,11 @@ class HistoryFile:
         self._record: int
         self._call, self._record = self._writer.execute("SELECT call, record FROM numbers").fetchone()
         self.earlier = self._record
+        self.id = self._identity()
         self.was_killed = self._writer.execute("SELECT record FROM closed").fetchall() != [(self._record,)]
         self._chain = load(self._writer)
         self.interrupted: list[int] = []
+        self.made: set[int] = set()
         self._end_interrupted()
         self._wake = threading.Event()
         self._closed = False
@@ -271,6 +339,12 @@ class HistoryFile:
             return _connect(self.path)
         except sqlite3.Error as error:
             raise OSError(sqlite.errno_of(error), f"no history can be kept in '{self.path}': {error}") from None
+
+    def _identity(self) -> str:
+        """Return the UUID of the file."""
+        self._writer.execute("INSERT OR IGNORE INTO origin VALUES (1, ?)", (str(uuid.uuid4()),))
+        (found,) = self._writer.execute("SELECT history FROM origin").fetchone()
+        return str(found)
 
     def _end_interrupted(self) -> None:
         """End the calls that a crash has interrupted: with their last record."""
@@ -334,6 +408,7 @@ class HistoryFile:
             row = (number, kind, _stored(title), *map(_stored, who), began_ns, None, None)
             self._unwritten[number] = (_CALL, row)
             self._undoes[number] = tuple(undoes)
+            self._heads[number] = Head(row, tuple(undoes))
             self._open.add(number)
         return number
 
@@ -358,9 +433,14 @@ class HistoryFile:
         with self._guard:
             if number not in self._open:
                 return
+            if any(entry.call == number for entry in self._reserved.values()):
+                self._late_ends.add(number)  # its record may be the first of the call
+                return
             self._open.discard(number)
             self._undoes.pop(number, None)
-            if self._unwritten.pop(number, None) is None:
+            if self._unwritten.pop(number, None) is not None:
+                del self._heads[number]
+            else:
                 self._ended_ns = max(self._ended_ns + 1, self._time_ns())
                 self._put(_END, (self._ended_ns, number))
 
@@ -384,32 +464,190 @@ class HistoryFile:
         Args:
             identity: of the file, where it has one (`Volume.lasting`).
         """
-        time_ns = self._time_ns()
+        entry = self._entry(call, prefix, kind, path, to_path, node, linked, before, image, after, identity)
         with self._guard:
             self._record += 1
-            number = self._record
-            head = self._unwritten.pop(call, None)
-            if head is not None:
-                self._put(*head)
-                for undone in self._undoes.get(call, ()):
-                    self._put("INSERT OR IGNORE INTO undoes VALUES (?, ?)", (call, undone))
-            row: tuple[Any, ...] = (
-                number, call, time_ns, to_name(prefix), kind, path, to_path or None, node, int(linked)
-            )  # fmt: skip
-            if before is not None:
-                row += _state_row(before)
-            if image is not None:
-                row += (image.place, _stored(image.name), image.node)
-            if after is not None:
-                row += after
-            sealed = _seals(before, image)
-            self._put(_RECORD[before is not None, image is not None, after is not None, bool(sealed)], row + sealed)
-            if identity is not None:
-                self._put(_IDENTITY, (number, identity))
+            entry.number = self._record
+            self._put_entry(entry)
             is_full = len(self._waiting) > MOST_WAITING
         if is_full:
             self.flush()
-        return number
+        return entry.number
+
+    def _entry(
+        self,
+        call: int,
+        prefix: AgentPath,
+        kind: RecordKind,
+        path: bytes,
+        to_path: bytes = b"",
+        node: int = 0,
+        linked: bool = False,
+        before: State | None = None,
+        image: Image | None = None,
+        after: Stamp | None = None,
+        identity: bytes | None = None,
+    ) -> Entry:
+        row: tuple[Any, ...] = (self._time_ns(), to_name(prefix), kind, path, to_path or None, node, int(linked))
+        if before is not None:
+            row += _state_row(before)
+        if image is not None:
+            row += (image.place, _stored(image.name), image.node)
+        if after is not None:
+            row += after
+        sealed = _seals(before, image)
+        parts = (before is not None, image is not None, after is not None, bool(sealed))
+        return Entry(call, parts, row + sealed, identity)
+
+    def _put_entry(self, entry: Entry) -> None:
+        """Have a record written, the first one of a call with that. Called with the guard."""
+        call, number = entry.call, entry.number
+        head = self._unwritten.pop(call, None)
+        if head is not None:
+            self._put(*head)
+            for undone in self._undoes.get(call, ()):
+                self._put(_UNDO, (call, undone))
+        self._put(_RECORD[entry.parts], (number, call, *entry.row))
+        if entry.identity is not None:
+            self._put(_IDENTITY, (number, entry.identity))
+
+    # -- records in the transactions of a volume ---------------------------------------------------------------
+
+    def reserve(self, call: int, prefix: AgentPath, kind: RecordKind, path: bytes, **fields: Any) -> Entry:
+        """Return a record of a change that is about to be committed, with its number. `confirm` or `release` follows.
+
+        The arguments are those of `add`. Numbers are in the order of these calls; until the outcome is known, readers
+        that go on after a number (`records_after`) are shown none from this one on.
+        """
+        entry = self._entry(call, prefix, kind, path, **fields)
+        with self._guard:
+            self._record += 1
+            entry.number = self._record
+            self._reserved[entry.number] = entry
+            entry.head = self._heads.get(call)
+        return entry
+
+    def confirm(self, entry: Entry) -> None:
+        """Add a record that was reserved: its change was made."""
+        with self._guard:
+            if self._reserved.pop(entry.number, None) is not None:
+                self._put_entry(entry)
+            is_full = len(self._waiting) > MOST_WAITING
+        self._end_late(entry)
+        if is_full:
+            self.flush()
+
+    def release(self, entry: Entry) -> None:
+        """Forget a record that was reserved: its change was not made."""
+        with self._guard:
+            self._reserved.pop(entry.number, None)
+        self._end_late(entry)
+
+    def _end_late(self, entry: Entry) -> None:
+        if entry.call in self._late_ends:
+            self._late_ends.discard(entry.call)
+            self.end_call(entry.call)
+
+    def doubt(self, entry: Entry) -> None:
+        """Nobody knows yet whether the change of a record that was reserved was made. `settle` or `DOUBT_S` decides."""
+        with self._guard:
+            if entry.number in self._reserved:
+                entry.doubted_s = time.monotonic()
+
+    def doubtful(self) -> list[int]:
+        """Return the numbers of records that are in doubt. One that was for `DOUBT_S` is asked for once more, and then
+        released."""
+        with self._guard:
+            doubted = [entry for entry in self._reserved.values() if entry.doubted_s]
+        for entry in doubted:
+            if entry.is_asked:
+                self.release(entry)
+            entry.is_asked = time.monotonic() - entry.doubted_s > DOUBT_S
+        return [entry.number for entry in doubted if entry.number in self._reserved]
+
+    def settle(self, there: Iterable[int]) -> None:
+        """Confirm records that were in doubt, by their numbers."""
+        for number in there:
+            entry = self._reserved.get(number)
+            if entry is not None:
+                self.confirm(entry)
+
+    def written(self) -> int:
+        """Return a number: no record with a lower one waits to be written, or for the outcome of its change."""
+        with self._guard:
+            waiting = (row[0] for statement, row in (*self._writing_now, *self._waiting) if statement in _RECORDS)
+            return min(min(waiting, default=self._record + 1), min(self._reserved, default=self._record + 1))
+
+    def commit_log(self) -> CommitLog:
+        """Return the history as volumes see it that keep its records."""
+        return CommitLog(self.id, self.written, self.doubtful, self.settle)
+
+    def replay(self, prefix: AgentPath, rows: Iterable[LogRow]) -> int:
+        """Take up records of a route that its volume has kept for a killed server, before anything else changes. One
+        that was deleted since, with its call or by itself, is not taken up. Returns how many were."""
+        entries = [entry for number, said in sorted(rows) if (entry := _entry_of(number, said)) is not None]
+        entries = [entry for entry in entries if entry.row[1] == to_name(prefix)]
+        if not entries:
+            return 0
+        self.made.update(entry.number for entry in entries)
+        first, last = entries[0].number, max(self._record, entries[-1].number)
+        query = "SELECT number, time_ns, kind, path FROM records WHERE number >= ?"
+        there = {number: (time_ns, kind, path) for number, time_ns, kind, path in self._read(query, (first,))}
+        known = set(there.values())
+        dropped = {-of for (of,) in self._read("SELECT of FROM stubs WHERE of <= ?", (-first,))}
+        calls: dict[int, int] = {}
+        taken = 0
+        for entry in entries:
+            if entry.number in dropped or (entry.row[0], *entry.row[2:4]) in known:
+                continue
+            if entry.number in there:  # a server that could not read these has given the number to another one
+                self.made.discard(entry.number)
+                entry.number = last = last + 1
+                self.made.add(last)
+            entry.call = self._replayed_call(entry, calls)
+            if entry.call:
+                taken += 1
+                with self._guard:
+                    self._record = max(self._record, entry.number)
+                    self._put_entry(entry)
+        self.flush()
+        self.earlier = self._record
+        self._end_again({call for call in calls.values() if call})
+        return taken
+
+    def _replayed_call(self, entry: Entry, calls: dict[int, int]) -> int:
+        """Return the number of the call that a record belongs to, which is put if it is not here; 0 if it was deleted.
+
+        Args:
+            calls: of earlier records: their numbers then, and now.
+        """
+        number, head = entry.call, entry.head
+        if number not in calls:
+            there = self._read("SELECT began_ns FROM calls WHERE number = ?", (number,))
+            if there and (head is None or head.row[_BEGAN] == there[0][0]):
+                calls[number] = number
+            elif head is None or self._read("SELECT 1 FROM stubs WHERE of = ?", (number,)):
+                calls[number] = 0
+            else:
+                with self._guard:
+                    calls[number] = found = self._call + 1 if there else number
+                    self._call = max(self._call, found)
+                    self._put(_CALL, (found, *head.row[1:]))
+                    for undone in head.undoes:
+                        self._put(_UNDO, (found, undone))
+        return calls[number]
+
+    def _end_again(self, calls: set[int]) -> None:
+        """Let calls end with their last record."""
+        last = "max(coalesce(ended_ns, 0), (SELECT max(time_ns) FROM records WHERE call = calls.number))"
+        marks = ", ".join("?" * len(calls))
+        rows = self._read(f"SELECT {last}, number FROM calls WHERE number IN ({marks}) ORDER BY 1", tuple(calls))
+        with self._guard:
+            for ended_ns, number in rows:
+                self._ended_ns = max(self._ended_ns, ended_ns)
+                self._put(_END, (ended_ns, number))
+        self.interrupted = sorted({*self.interrupted, *calls})
+        self.flush()
 
     def drop(self, numbers: Iterable[int]) -> None:
         """Delete records of changes that were not made."""
@@ -445,7 +683,8 @@ class HistoryFile:
         """Write what was added. An error is logged, once in a row, and kept in `failed`."""
         with self._writing:
             with self._guard:
-                rows, self._waiting = self._waiting, []
+                rows = self._writing_now = self._waiting
+                self._waiting = []
                 self._wake.clear()
                 numbers = (self._call, self._record)
             if not rows:
@@ -461,6 +700,11 @@ class HistoryFile:
                     if any(statement == _FORGET for statement, _ in rows):
                         collapse(self._writer)
                 self._chain = links.position
+                with self._guard:
+                    self._writing_now = []
+                    for statement, row in rows:
+                        if statement == _CALL:
+                            self._heads.pop(row[0], None)
             except sqlite3.Error as error:
                 if not self._errno:
                     log.error("the history '%s' can't be written, and is incomplete: %s", self.path, error)
@@ -501,7 +745,7 @@ class HistoryFile:
     def _keep(self, rows: list[_Row]) -> None:
         """Have rows that could not be written wait for the next attempt, unless they are too many."""
         with self._guard:
-            self._waiting = rows + self._waiting
+            self._waiting, self._writing_now = rows + self._waiting, []
             if len(self._waiting) > MOST_WAITING:
                 self._lose()
             self._wake.set()
@@ -633,7 +877,10 @@ class HistoryFile:
         if number < 0:
             newest = self._records(f"WHERE {is_main} ORDER BY number DESC LIMIT ?", (*values, min(-number, limit)))
             return newest[::-1]
-        return self._records(f"WHERE number > ? AND {is_main} ORDER BY number LIMIT ?", (number, *values, limit))
+        with self._guard:  # what is committed later may have a lower number than what is there now
+            last = min(self._reserved, default=self._record + 1)
+        where = f"WHERE number > ? AND number < ? AND {is_main} ORDER BY number LIMIT ?"
+        return self._records(where, (number, last, *values, limit))
 
     def newest(self, prefix: AgentPath, below: int | None, limit: int) -> list[Record]:
         """Return the last records of a route, the newest first, at most `limit`.

@@ -7,8 +7,9 @@ The first change of a file's bytes by a call keeps the bytes before it (`images.
 `VolumeRecords` knows the call that has changed a file last. A change by another call ends that, so that each of two
 calls which change a file in turn has a record after one of the other, and an undo of either finds the conflict.
 
-On volumes that do not block, and in branches, record and change are one step under the volume's lock. Where a thread
-may wait for a network, a change by others between the two is not excluded.
+On volumes that do not block, and in branches, record and change are one step under the volume's lock. On those that
+keep a log, they are one transaction (`HistoryFile.reserve`). Where else a thread may wait for a network, a change by
+others between the two is not excluded.
 
 Nothing here fails a change: an error is logged, once, and `status` says that the history is incomplete.
 """
@@ -16,27 +17,40 @@ Nothing here fails a change: an error is logged, once, and `status` says that th
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import stat
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from fusebackend.base.errors import VANISHED
 from fusebackend.base.paths import AgentPath, to_name
 from fusebackend.history.calls import Calls, Mark, OpenCall
-from fusebackend.history.history_file import HistoryFile
+from fusebackend.history.history_file import Entry, HistoryFile
 from fusebackend.history.images import Images
 from fusebackend.history.records import Image, RecordKind, Stamp, State
-from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, Attr, AttrChanges, Caller, SnapshotVolume, Volume
+from fusebackend.protocol import (
+    NOTE,
+    RENAME_EXCHANGE,
+    ROOT_NODE,
+    Attr,
+    AttrChanges,
+    Caller,
+    LogRow,
+    SnapshotVolume,
+    Volume,
+)
 from fusebackend.vfs.junctions import Route
 from fusebackend.vfs.watch.node_paths import NodePaths
 from fusebackend.volumes.placing import state_of
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 ATTRIBUTES, CONTENT, MADE, AGAIN = 1, 2, 4, 8
 """How far the changes of a file by a call are recorded: its attributes; its bytes; it was made by the call; its bytes,
@@ -44,6 +58,16 @@ once more after another call had changed them."""
 
 STAMPED: Final = 500
 """Records that are stamped at a time. A call may have 100,000: all of them at once would leave Python's heap large."""
+
+
+TURNS: Final = 64
+"""Of files that are changed one by one, by their nodes: those with the same remainder wait for each other."""
+
+MOST_MOVED: Final = 1000
+"""Files whose last rename is known, though the kernel may not know it yet."""
+
+UNSURE: Final = frozenset({errno.EIO, errno.ETIMEDOUT})
+"""Errors after which a change may have been made: the connection was lost."""
 
 
 class Kept(NamedTuple):
@@ -142,6 +166,8 @@ class Recorder:
         """Why something was not recorded; None if all was."""
         self.beside: dict[AgentPath, Volume] = {}
         """The volumes of recorded routes that come and go, by prefix: branches. Replaced as a whole."""
+        self.logged: set[AgentPath] = set()
+        """The routes whose volumes keep a log."""
         self._routes: dict[AgentPath, Route] = {}
         self._volumes: dict[int, VolumeRecords] = {}
         self._stamping = threading.Lock()
@@ -209,6 +235,16 @@ class Recorder:
             return self.history.add(number, prefix, kind, path, **fields)
         given = {"node": kept.node, "identity": kept.identity, **fields}
         return self.history.add(number, prefix, kind, path, before=kept.before, image=kept.image, **given)
+
+    def reserve(
+        self, call: OpenCall, prefix: AgentPath, kind: RecordKind, path: bytes, kept: Kept | None, **fields: Any
+    ) -> Entry:
+        """Return a record of a change that is about to be committed, see `HistoryFile.reserve`."""
+        number = self.calls.number(call)
+        if kept is None:
+            return self.history.reserve(number, prefix, kind, path, **fields)
+        given = {"node": kept.node, "identity": kept.identity, **fields}
+        return self.history.reserve(number, prefix, kind, path, before=kept.before, image=kept.image, **given)
 
     def failed(self, error: BaseException, what: str, call: OpenCall | None = None) -> None:
         """Something could not be recorded.
@@ -294,24 +330,143 @@ def _directory(volume: Volume, directories: dict[bytes, int], path: bytes) -> in
     return node
 
 
+class _Pending:
+    """A change of the kernel's, until it is recorded: a `Note` for volumes that keep a log.
+
+    Args:
+        volume: that it comes in by.
+        path: returns the path of what is changed, once it is.
+        own: how far the changes of the file by the call are recorded with it; 0 for no more than they are.
+        node: of the file; 0 for that of the result.
+        fields: further ones of the record.
+    """
+
+    __slots__ = ("_own", "_volume", "call", "entry", "fields", "kept", "kind", "node", "path")
+
+    def __init__(
+        self,
+        volume: RecordingVolume,
+        call: OpenCall,
+        kind: RecordKind,
+        path: Callable[[], bytes],
+        kept: Kept | None = None,
+        own: int = 0,
+        node: int = 0,
+        **fields: Any,
+    ) -> None:
+        self._volume = volume
+        self._own = own
+        self.call = call
+        self.kind: RecordKind = kind
+        self.path = path
+        self.kept = kept
+        self.node = node
+        self.fields = fields
+        self.entry: Entry | None = None
+
+    def rows(self, result: Any) -> Sequence[LogRow]:
+        recorder, prefix = self._volume.recorder, self._volume.prefix
+        if self.entry is not None:
+            recorder.history.release(self.entry)
+            self.entry = None
+        with self._volume.recording:
+            self.entry = recorder.reserve(self.call, prefix, self.kind, self.path(), self.kept, **self._fields(result))
+            return [self.entry.said]
+        return ()
+
+    def _fields(self, result: Any) -> dict[str, Any]:
+        return {**self.fields, "node": self.node or result.node}
+
+    def made(self, result: Any) -> None:
+        """Record the change: it was made."""
+        recorder = self._volume.recorder
+        with self._volume.recording:
+            if self._own:
+                self._volume.records.own(self.call, self.node or result.node, self._own)
+            if self.entry is not None:
+                recorder.history.confirm(self.entry)
+            else:
+                recorder.add(self.call, self._volume.prefix, self.kind, self.path(), self.kept, **self._fields(result))
+
+    def failed(self, error: BaseException) -> None:
+        """The change was not made, as far as this process knows."""
+        recorder = self._volume.recorder
+        if self.entry is None:
+            recorder.drop(self.kept)
+        elif isinstance(error, OSError) and error.errno not in UNSURE:
+            recorder.history.release(self.entry)
+            recorder.drop(self.kept)
+        else:
+            recorder.history.doubt(self.entry)
+
+
+class _Turns:
+    """The locks of files that a call changes, until the end of a block. Directories need none: what is in one has its
+    row locked.
+
+    Args:
+        locks: of all files of a volume, by their nodes; none where files are not locked.
+    """
+
+    __slots__ = ("_locks", "_taken")
+
+    def __init__(self, locks: Sequence[threading.Lock]) -> None:
+        self._locks = locks
+        self._taken: list[threading.Lock] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._taken:
+            for lock in self._taken:
+                lock.release()
+            self._taken = []
+
+    def take(self, *attrs: Attr | None) -> None:
+        """Wait for the files. Once for each block."""
+        if self._locks:
+            for number in sorted({attr.node % TURNS for attr in attrs if attr is not None and not attr.is_dir}):
+                self.take_node(number)
+
+    def take_node(self, node: int) -> None:
+        lock = self._locks[node % TURNS]
+        lock.acquire()
+        self._taken.append(lock)
+
+
+_NO_TURNS: Final = _Turns(())
+
+
 class RecordingVolume:
-    """A route's volume, for the calls that change something: each is recorded. Each method is as in `Volume`."""
+    """A route's volume, for the calls that change something: each is recorded. Each method is as in `Volume`.
+
+    A volume that keeps a log gets each record with the change (`_logged`). Its number comes in the transaction, so the
+    records are in the order of the commits. Their paths are right, too: a file is changed by one call at a time from
+    the look for its path to the record (`_Turns`), and the path that this host has given it last is known before
+    the kernel has the answer (`_moved`).
+    """
 
     def __init__(self, route: Route, names: NodePaths, recorder: Recorder) -> None:
         volume = route.volume
         self._route = route
-        self._prefix = route.prefix
+        self.prefix = route.prefix
         self._volume = volume
         self._names = names
-        self._recorder = recorder
-        self._records = recorder.of(volume)
-        self._marks = self._records.marks
+        self.recorder = recorder
+        self.records = recorder.of(volume)
+        self._marks = self.records.marks
         self._current = recorder.calls.current
         # The lock of a branch is held while its route is asked, in threads; the mount's loop does not wait for it.
         is_branch = isinstance(volume, SnapshotVolume) and not volume.takes_snapshots
         waits = (volume.features.blocking and not is_branch) or volume.features.shared
         self._lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext() if waits else volume.lock
-        self._recording = _Recording(recorder, route.prefix)
+        self.recording = _Recording(recorder, route.prefix)
+        self._is_logged = route.prefix in recorder.logged
+        self._turns: Callable[[], _Turns] = partial(_Turns, [threading.Lock() for _ in range(TURNS)])
+        if not self._is_logged:
+            self._turns = lambda: _NO_TURNS
+        self._moved: dict[int, bytes] = {}
 
     # -- names -----------------------------------------------------------------------------------------------------
 
@@ -329,20 +484,14 @@ class RecordingVolume:
 
     def _make(self, function: Callable[..., Attr], parent: int, name: bytes, *args: object) -> Attr:
         with self._lock:
-            attr = function(parent, name, *args)
-            with self._recording:
-                call = self._current()
-                self._records.own(call, attr.node, MADE)
-                self._recorder.add(call, self._prefix, "create", self._path(parent, name), node=attr.node)
-            return attr
+            pending = _Pending(self, self._current(), "create", lambda: self._path(parent, name), own=MADE)
+            return self._change(pending, function, parent, name, *args)
 
     def link(self, node: int, new_parent: int, new_name: bytes) -> Attr:
         with self._lock:
-            attr = self._volume.link(node, new_parent, new_name)
-            with self._recording:
-                path = self._path(new_parent, new_name)
-                self._recorder.add(self._current(), self._prefix, "create", path, node=node, linked=True)
-            return attr
+            path = partial(self._path, new_parent, new_name)
+            pending = _Pending(self, self._current(), "create", path, node=node, linked=True)
+            return self._change(pending, self._volume.link, node, new_parent, new_name)
 
     def unlink(self, parent: int, name: bytes) -> None:
         self._remove(self._volume.unlink, parent, name)
@@ -351,42 +500,44 @@ class RecordingVolume:
         self._remove(self._volume.rmdir, parent, name)
 
     def _remove(self, remove: Callable[[int, bytes], None], parent: int, name: bytes) -> None:
-        with self._lock:
-            call, kept = self._current(), None
-            with self._recording:
-                kept = self._recorder.keep(call, self._volume, self._volume.lookup(parent, name))
-            try:
-                remove(parent, name)
-            except BaseException:
-                self._recorder.drop(kept)
-                raise
-            if kept is not None:
-                with self._recording:
-                    linked = kept.before.nlink > 1 and not stat.S_ISDIR(kept.before.mode)
-                    path = self._path(parent, name)
-                    self._recorder.add(call, self._prefix, "remove", path, kept, linked=linked)
+        with self._lock, self._turns() as turns:
+            call, pending = self._current(), None
+            with self.recording:
+                attr = self._volume.lookup(parent, name)
+                turns.take(attr)
+                kept = self.recorder.keep(call, self._volume, attr)
+                linked = kept.before.nlink > 1 and not stat.S_ISDIR(kept.before.mode)
+                path = partial(self._path, parent, name)
+                pending = _Pending(self, call, "remove", path, kept, node=kept.node, linked=linked)
+            self._change(pending, remove, parent, name)
+            if pending is not None:
+                self._moved.pop(pending.node, None)
 
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
-        with self._lock:
-            call, kept, node, path, to_path = self._current(), None, 0, b"", b""
-            with self._recording:
+        with self._lock, self._turns() as turns:
+            call, pending, moved = self._current(), None, []
+            with self.recording:
                 path, to_path = self._path(parent, name), self._path(new_parent, new_name)
-                node = self._volume.lookup(parent, name).node
+                attr = self._volume.lookup(parent, name)
                 replaced = self._look(new_parent, new_name)
-                if replaced is not None and replaced.node == node:
-                    path = b""  # two names of one file: POSIX leaves both
-                elif replaced is not None and not flags & RENAME_EXCHANGE:
-                    kept = self._recorder.keep(call, self._volume, replaced)
-            try:
-                self._volume.rename(parent, name, new_parent, new_name, flags)
-            except BaseException:
-                self._recorder.drop(kept)
-                raise
-            if path:
-                with self._recording:
-                    kind: RecordKind = "exchange" if flags & RENAME_EXCHANGE else "rename"
-                    linked = kept is not None and kept.before.nlink > 1 and not stat.S_ISDIR(kept.before.mode)
-                    self._recorder.add(call, self._prefix, kind, path, kept, to_path=to_path, node=node, linked=linked)
+                turns.take(attr, replaced)
+                moved = [(attr, to_path)]
+                kind: RecordKind = "rename"
+                kept = None
+                if replaced is not None and flags & RENAME_EXCHANGE:
+                    kind = "exchange"
+                    moved.append((replaced, path))
+                elif replaced is not None and replaced.node != attr.node:
+                    kept = self.recorder.keep(call, self._volume, replaced)
+                linked = kept is not None and kept.before.nlink > 1 and not stat.S_ISDIR(kept.before.mode)
+                # Two names of one file: POSIX leaves both.
+                if replaced is None or replaced.node != attr.node:
+                    pending = _Pending(
+                        self, call, kind, lambda: path, kept, node=attr.node, to_path=to_path, linked=linked
+                    )
+            self._change(pending, self._volume.rename, parent, name, new_parent, new_name, flags)
+            if pending is not None and self._is_logged:
+                self._note_moved(moved)
 
     def _look(self, parent: int, name: bytes) -> Attr | None:
         try:
@@ -397,32 +548,20 @@ class RecordingVolume:
     # -- attributes and data ---------------------------------------------------------------------------------------
 
     def setattr(self, node: int, changes: AttrChanges) -> Attr:
-        with self._lock:
-            if changes.size is not None:
-                self._before_content(node)
-            else:
-                self._before_attributes(node)
-            return self._volume.setattr(node, changes)
+        how = CONTENT if changes.size is not None else ATTRIBUTES
+        return self._change_file(node, how, self._volume.setattr, node, changes)
 
     def setxattr(self, node: int, name: bytes, value: bytes) -> None:
-        with self._lock:
-            self._before_attributes(node)
-            self._volume.setxattr(node, name, value)
+        self._change_file(node, ATTRIBUTES, self._volume.setxattr, node, name, value)
 
     def removexattr(self, node: int, name: bytes) -> None:
-        with self._lock:
-            self._before_attributes(node)
-            self._volume.removexattr(node, name)
+        self._change_file(node, ATTRIBUTES, self._volume.removexattr, node, name)
 
     def write(self, node: int, offset: int, data: bytes) -> int:
-        with self._lock:
-            self._before_content(node)
-            return self._volume.write(node, offset, data)
+        return self._change_file(node, CONTENT, self._volume.write, node, offset, data)
 
     def append(self, node: int, data: bytes) -> int:
-        with self._lock:
-            self._before_content(node)
-            return self._volume.append(node, data)
+        return self._change_file(node, CONTENT, self._volume.append, node, data)
 
     def flush(self, node: int) -> None:
         self._volume.flush(node)
@@ -430,45 +569,75 @@ class RecordingVolume:
     def fsync(self, node: int, datasync: bool = False) -> None:
         self._volume.fsync(node, datasync)
 
-    def _before_content(self, node: int) -> None:
-        call = self._current()
-        mark = self._marks.get(node)
-        if mark is not None and mark.call is call and mark.how & (CONTENT | MADE):
-            return
-        with self._recording:
-            self._first(call, node, CONTENT)
+    def _change_file(self, node: int, how: int, function: Callable[..., T], *args: Any) -> T:
+        with self._lock:
+            call = self._current()
+            if self._is_recorded(call, node, how):
+                return function(*args)
+            with self._turns() as turns:
+                pending = None
+                if self._is_logged:
+                    turns.take_node(node)
+                    if self._is_recorded(call, node, how):
+                        return function(*args)
+                with self.recording:
+                    pending = self._first(call, node, how)
+                if not self._is_logged and pending is not None:
+                    # Before the change: what is read of the volume without its lock follows no change unseen.
+                    pending.made(None)
+                    pending = None
+                return self._change(pending, function, *args)
 
-    def _before_attributes(self, node: int) -> None:
-        call = self._current()
+    def _is_recorded(self, call: OpenCall, node: int, how: int) -> bool:
         mark = self._marks.get(node)
-        if mark is not None and mark.call is call:
-            return
-        with self._recording:
-            self._first(call, node, ATTRIBUTES)
+        return mark is not None and mark.call is call and (how == ATTRIBUTES or bool(mark.how & (CONTENT | MADE)))
 
-    def _first(self, call: OpenCall, node: int, how: int) -> None:
-        """Record the first change of a file by a call, and the first one after another call's."""
-        done = self._records.how(call, node)
+    def _first(self, call: OpenCall, node: int, how: int) -> _Pending | None:
+        """Return the record of the first change of a file by a call, or of the first one after another call's."""
+        done = self.records.how(call, node)
         if how == CONTENT and done & (CONTENT | MADE):
             how = AGAIN
         if how & done & (AGAIN | ATTRIBUTES):  # two calls change it in turn: each has a record after the other's
-            self._records.own(call, node, 0)
-            return
+            self.records.own(call, node, 0)
+            return None
         attr = self._volume.getattr(node)
         if attr.nlink == 0:
-            self._records.own(call, node, how)
-            return  # no name leads to it, so nothing can be taken back
+            self.records.own(call, node, how)
+            return None  # no name leads to it, so nothing can be taken back
         path = self._name(node)
-        recorder = self._recorder
         if how == ATTRIBUTES:
             kept = Kept(node, state_of(self._volume, attr), None, 0)
         else:
-            kept = recorder.keep(call, self._volume, attr)
+            kept = self.recorder.keep(call, self._volume, attr)
         kind: RecordKind = "attributes" if how == ATTRIBUTES else "content"
-        recorder.add(call, self._prefix, kind, path, kept)
-        self._records.own(call, node, how)
+        return _Pending(self, call, kind, lambda: path, kept, own=how, node=node)
 
     # -- how -------------------------------------------------------------------------------------------------------
+
+    def _change(self, pending: _Pending | None, function: Callable[..., T], *args: Any) -> T:
+        """Make a change, and record it."""
+        token = NOTE.set(pending) if self._is_logged else None
+        try:
+            result = function(*args)
+        except BaseException as error:
+            if pending is not None:
+                pending.failed(error)
+            raise
+        finally:
+            if token is not None:
+                NOTE.reset(token)
+        if pending is not None:
+            pending.made(result)
+        return result
+
+    def _note_moved(self, moved: list[tuple[Attr, bytes]]) -> None:
+        for attr, path in moved:
+            if not attr.is_dir:
+                self._moved.pop(attr.node, None)
+                self._moved[attr.node] = path
+        while len(self._moved) > MOST_MOVED:
+            with contextlib.suppress(KeyError, RuntimeError):  # another thread does it
+                del self._moved[next(iter(self._moved))]
 
     def _path(self, parent: int, name: bytes) -> bytes:
         above = self._names.directory(self._route, parent)
@@ -477,7 +646,11 @@ class RecordingVolume:
         return to_name(above).rstrip(b"/") + b"/" + name
 
     def _name(self, node: int) -> bytes:
-        path = self._names.of(self._route, node) or self._names.last(self._route, node)
+        path = self._names.of(self._route, node)
+        if path is None and node in self._moved:
+            return self._moved[node]
+        if path is None:
+            path = self._names.last(self._route, node)
         if path is None:
             raise LookupError(f"the path of node {node} is not known")
         return to_name(path)

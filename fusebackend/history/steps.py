@@ -4,6 +4,8 @@ The files at the paths are kept and recorded before the verb, and compared after
 dropped, and new names get theirs. So a change by others during the verb has a later record than the verb's, and an undo
 of the verb finds the conflict. Verbs that name the same path wait for each other.
 
+In routes that keep a log, the records of what a verb makes and renames are in its transactions (`_Noted`).
+
 A failure to record is logged, and the verb is made all the same (`Recorder.failed`).
 """
 
@@ -15,14 +17,15 @@ import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 from fusebackend.base.errors import VANISHED
 from fusebackend.base.paths import AgentPath, PathError, normalise, to_name
 from fusebackend.history.calls import OpenCall
+from fusebackend.history.history_file import Entry
 from fusebackend.history.recorder import CONTENT, MADE, Kept, Recorder
 from fusebackend.history.records import Image, RecordKind
-from fusebackend.protocol import Attr, Volume
+from fusebackend.protocol import STEP, Attr, LogRow, SnapshotVolume, Volume
 from fusebackend.vfs.junctions import MountTree, Route
 from fusebackend.volumes.walk import Place, entries, resolve
 
@@ -44,6 +47,74 @@ class _Before(NamedTuple):
     place: Place
     numbers: dict[int, tuple[AgentPath, Kept]]
     """The records that were made of what is there, by their numbers: path and state."""
+
+
+class _Noted:
+    """The records of what a verb makes and renames, in the transactions that do it. What it replaces and removes is
+    recorded before.
+
+    Args:
+        before: the paths of the verb, in routes that keep a log.
+        recording: logs what fails in a block.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        call: OpenCall,
+        before: Sequence[_Before],
+        recording: Callable[[], contextlib.AbstractContextManager[None]],
+    ) -> None:
+        self._recorder = recorder
+        self._call = call
+        self._before = before
+        self._recording = recording
+        self._pending: dict[tuple[RecordKind, AgentPath, AgentPath], tuple[Volume, Entry]] = {}
+        self.made: set[tuple[RecordKind, AgentPath, AgentPath]] = set()
+        """What is recorded so: kind, route and path."""
+
+    def rows(self, volume: Volume) -> Sequence[LogRow]:
+        for _, entry in self._pending.values():
+            self._recorder.history.release(entry)
+        self._pending = {}
+        with self._recording():
+            is_rename = _is_rename(self._before)
+            for found in self._before:
+                if _keeper(found) is volume:
+                    for path, attr in _created(found, is_rename):
+                        self._note(found, "create", path, node=attr.node)
+            if is_rename and _keeper(self._before[0]) is volume:
+                old, new = self._before
+                moved = _attr(new.route.volume, new.place.path)
+                if moved is not None and old.place.attr is not None and moved.node == old.place.attr.node:
+                    to_path = to_name(new.place.path)
+                    if _attr(old.route.volume, old.place.path) is None:
+                        self._note(old, "rename", old.place.path, to_path=to_path, node=moved.node)
+        return [entry.said for _, entry in self._pending.values()]
+
+    def _note(self, found: _Before, kind: RecordKind, path: AgentPath, **fields: Any) -> None:
+        key = kind, found.route.prefix, path
+        if key not in self.made and key not in self._pending:
+            entry = self._recorder.reserve(self._call, found.route.prefix, kind, to_name(path), None, **fields)
+            self._pending[key] = found.route.volume, entry
+
+    def committed(self) -> None:
+        for key, (volume, entry) in self._pending.items():
+            self.made.add(key)
+            if key[0] == "create":
+                self._recorder.of(volume).own(self._call, entry.node, MADE)
+            self._recorder.history.confirm(entry)
+        self._pending = {}
+
+    def __enter__(self) -> Self:
+        self._token = STEP.set(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        STEP.reset(self._token)
+        for _, entry in self._pending.values():  # its commit had no answer
+            self._recorder.history.doubt(entry)
+        self._pending = {}
 
 
 class PathLocks:
@@ -111,13 +182,26 @@ class Steps:
                     if found is not None:
                         before.append(found)
             made = False
+            noted = self._noted(call, before, title)
             try:
-                result = work()
+                with noted or contextlib.nullcontext():
+                    result = work()
                 made = done(result)
             finally:
                 with self._recording(title, call):
-                    self._after(call, before, made)
+                    self._after(call, before, made, noted)
             return result
+
+    def _noted(self, call: OpenCall, before: list[_Before], title: str) -> _Noted | None:
+        """Return the note of a verb, if it changes a route that keeps a log. The records of what it is about to replace
+        or to remove are in the history first."""
+        recorder = self._recorder
+        logged = [found for found in before if found.route.prefix in recorder.logged]
+        if not logged:
+            return None
+        if any(found.numbers for found in logged):
+            recorder.history.flush()
+        return _Noted(recorder, call, logged, partial(self._recording, title, call))
 
     def _ways(self, verb: Verb, named: Sequence[str]) -> list[tuple[AgentPath, How]]:
         """Return what a verb does with each path."""
@@ -201,15 +285,15 @@ class Steps:
 
     # -- after -----------------------------------------------------------------------------------------------------
 
-    def _after(self, call: OpenCall, before: list[_Before], made: bool) -> None:
-        is_rename = len(before) == 2 and before[0].how == "rename"
+    def _after(self, call: OpenCall, before: list[_Before], made: bool, noted: _Noted | None) -> None:
+        is_rename = _is_rename(before)
         for found in before:
-            found.route.executor.run("stat", partial(self._compare, call, found, made, is_rename))
+            found.route.executor.run("stat", partial(self._compare, call, found, made, is_rename, noted))
         if made and is_rename:
             old, new = before
-            old.route.executor.run("stat", partial(self._renamed, call, old, new))
+            old.route.executor.run("stat", partial(self._renamed, call, old, new, noted))
 
-    def _compare(self, call: OpenCall, found: _Before, made: bool, is_rename: bool) -> None:
+    def _compare(self, call: OpenCall, found: _Before, made: bool, is_rename: bool, noted: _Noted | None) -> None:
         """Drop the records of unchanged files, and add those of new names."""
         how = found.how
         volume, prefix, recorder = found.route.volume, found.route.prefix, self._recorder
@@ -226,38 +310,24 @@ class Steps:
                 image = Image("lost", "two calls changed it at the same time")
                 recorder.add(call, prefix, "content", to_name(path), kept._replace(image=image))
                 records.own(call, kept.node, CONTENT)
-        if made and found.place.attr is None:
-            self._created(call, found, is_rename)
+        if made:
+            self._created(call, found, is_rename, noted)
 
-    def _created(self, call: OpenCall, found: _Before, is_rename: bool) -> None:
+    def _created(self, call: OpenCall, found: _Before, is_rename: bool, noted: _Noted | None) -> None:
         """Add the records of names that a verb has made: directories on the way, and all names below."""
         volume, prefix, recorder = found.route.volume, found.route.prefix, self._recorder
-        place = found.place
-        for path in place.missing_paths if is_rename else (*place.missing_paths, place.path):
-            attr = _attr(volume, path)
-            if attr is None:
-                return
-            if path != place.path and recorder.of(volume).how(call, attr.node) & MADE:
+        for path, attr in _created(found, is_rename):
+            if noted is not None and ("create", prefix, path) in noted.made:
+                continue
+            if path in found.place.missing_paths and recorder.of(volume).how(call, attr.node) & MADE:
                 continue  # on the way to another path of the verb, too
             recorder.of(volume).own(call, attr.node, MADE)
             recorder.add(call, prefix, "create", to_name(path), node=attr.node)
-            if path == place.path and attr.is_dir:
-                self._created_below(call, found.route, place.path, attr)
 
-    def _created_below(self, call: OpenCall, route: Route, path: AgentPath, attr: Attr) -> None:
-        pending = [(path, attr.node)]
-        while pending:
-            at, node = pending.pop()
-            for name, entry in list(entries(route.volume, node)):
-                below = f"{at.rstrip('/')}/{name.decode('utf-8', 'surrogateescape')}"
-                number = entry.node
-                self._recorder.of(route.volume).own(call, number, MADE)
-                self._recorder.add(call, route.prefix, "create", to_name(below), node=number)
-                if entry.is_dir:
-                    pending.append((AgentPath(below), number))
-
-    def _renamed(self, call: OpenCall, old: _Before, new: _Before) -> None:
+    def _renamed(self, call: OpenCall, old: _Before, new: _Before, noted: _Noted | None) -> None:
         now = _attr(new.route.volume, new.place.path)
+        if noted is not None and ("rename", old.route.prefix, old.place.path) in noted.made:
+            return
         if old.place.attr is not None and now is not None and old.place.path != new.place.path:
             path, to_path = to_name(old.place.path), to_name(new.place.path)
             self._recorder.add(call, old.route.prefix, "rename", path, to_path=to_path, node=now.node)
@@ -268,6 +338,42 @@ class Steps:
             yield
         except Exception as error:
             self._recorder.failed(error, f"a change was not recorded ({what})", call)
+
+
+def _keeper(found: _Before) -> Volume:
+    """Return the volume that keeps the log of a route."""
+    volume = found.route.volume
+    return volume.kept_by if isinstance(volume, SnapshotVolume) else volume
+
+
+def _is_rename(before: Sequence[_Before]) -> bool:
+    return len(before) == 2 and before[0].how == "rename"
+
+
+def _created(found: _Before, is_rename: bool) -> Iterator[tuple[AgentPath, Attr]]:
+    """Yield the names that are there, where there was none before a verb: directories on the way to a path, the
+    path unless it got there by a rename, and all below it."""
+    volume, place = found.route.volume, found.place
+    if place.attr is not None:
+        return
+    for path in place.missing_paths if is_rename else (*place.missing_paths, place.path):
+        attr = _attr(volume, path)
+        if attr is None:
+            return
+        yield path, attr
+        if path == place.path and attr.is_dir:
+            yield from _below(volume, path, attr)
+
+
+def _below(volume: Volume, path: AgentPath, attr: Attr) -> Iterator[tuple[AgentPath, Attr]]:
+    pending = [(path, attr.node)]
+    while pending:
+        at, node = pending.pop()
+        for name, entry in list(entries(volume, node)):
+            below = AgentPath(f"{at.rstrip('/')}/{name.decode('utf-8', 'surrogateescape')}")
+            yield below, entry
+            if entry.is_dir:
+                pending.append((below, entry.node))
 
 
 def _attr(volume: Volume, path: AgentPath) -> Attr | None:

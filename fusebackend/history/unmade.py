@@ -8,13 +8,18 @@ The records are looked at from the last to the first. The first one that was mad
 not made was not, and with it all later ones. One that the tree may show in both cases, such as the removal of a file
 that is not there, waits for an earlier one to decide; until then, so do those that touch its paths. A file that has the
 bytes and attributes from before its record is no change, made or not: nothing follows from it for others.
+
+A volume that keeps a log (`SnapshotVolume.keep_log`) has a record of each change that was made, whatever others have
+done since, and one that was made says nothing of those before it. So only records are looked at that are there before
+the change: of what a verb, an undo or a merge was about to do when the server was killed.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from operator import attrgetter
 from typing import Final, Literal, TypeAlias
 
 from fusebackend.base.errors import VANISHED
@@ -35,11 +40,14 @@ PAGE: Final = 200
 _Verdict: TypeAlias = Literal["made", "not made", "no change", "unknown"]
 
 
-def drop_unmade(history: HistoryFile, images: Images, volumes: Mapping[AgentPath, Volume]) -> int:
+def drop_unmade(
+    history: HistoryFile, images: Images, volumes: Mapping[AgentPath, Volume], logged: Collection[AgentPath] = ()
+) -> int:
     """Delete the records of changes that were not made. Before anything else changes. Returns their number.
 
     Args:
         volumes: of the routes, by prefix.
+        logged: the routes whose volumes keep a log.
 
     Raises:
         OSError: from a volume.
@@ -47,7 +55,8 @@ def drop_unmade(history: HistoryFile, images: Images, volumes: Mapping[AgentPath
     dropped = 0
     for prefix, volume in volumes.items() if history.was_killed else ():
         if isinstance(volume, SnapshotVolume):
-            found = _unmade(history, images.path, prefix, volume)
+            look = _unlogged if prefix in logged else _unmade
+            found = look(history, images.path, prefix, volume)
             history.drop(record.number for record in found)
             for record in found:
                 images.remove(record.image)
@@ -76,6 +85,27 @@ def _unmade(
             undecided.clear()
             paths.clear()
     return unmade
+
+
+def _unlogged(
+    history: HistoryFile, image_path: Callable[[Image], str], prefix: AgentPath, volume: Volume
+) -> list[Record]:
+    """Return the records without a change in the calls that the kill has interrupted."""
+    doubtful: list[Record] = []
+    for number in history.interrupted:
+        call = history.call(number)
+        if call is not None and call.kind not in ("session", "command"):
+            records = [record for record in history.records(number) if record.prefix == prefix]
+            is_after = ("create", "rename") if call.kind in ("verb", "tool") else ()
+            doubtful += [each for each in records if each.kind not in is_after and each.number not in history.made]
+    unmade: dict[int, Record] = {}
+    for record in sorted(doubtful, key=attrgetter("number"), reverse=True):
+        named = {record.path, record.to_path} - {b""}
+        later = [each for path in named for each in history.since(record.number, prefix, path)]
+        is_last = all(each.number in unmade for each in later)
+        if is_last and _verdict(volume, record, image_path) in ("not made", "no change"):
+            unmade[record.number] = record
+    return list(unmade.values())
 
 
 def _backwards(history: HistoryFile, prefix: AgentPath) -> Iterator[Record]:

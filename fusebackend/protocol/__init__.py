@@ -8,6 +8,7 @@ verbs.py         its verbs as a table: the record, errors and kind of each
 volume.py        the kernel face, `Volume`: nodes and names in, values out, `OSError` with an errno
 observable.py    volumes that report changes of their agent face
 snapshots.py     volumes that keep earlier states of themselves
+commit_log.py    what a change adds to the log, in its transaction
 remote.py        files behind an API, `Remote`: list, head, read, put, delete, copy
 events.py        changes, for caches and watchers
 scheme.py        URL schemes of backends
@@ -20,6 +21,7 @@ Each face is derived from the other once: `volumes/agent_face.py` gives every vo
 # Each module lists its names in `__all__`, and nowhere else.
 from fusebackend.protocol.actors import *  # noqa: F403
 from fusebackend.protocol.agent import *  # noqa: F403
+from fusebackend.protocol.commit_log import *  # noqa: F403
 from fusebackend.protocol.events import *  # noqa: F403
 from fusebackend.protocol.observable import *  # noqa: F403
 from fusebackend.protocol.records import *  # noqa: F403

@@ -7,6 +7,7 @@ import errno
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
+from fusebackend.protocol.commit_log import CommitLog, LogRow
 from fusebackend.protocol.volume import Volume
 
 __all__ = ["Snapshot", "SnapshotVolume"]
@@ -51,6 +52,20 @@ class SnapshotVolume(Volume):
     def node_in(self, name: str, node: int) -> int:
         """Return the node that a file has in a snapshot. OSError: it is not there."""
         return node
+
+    def keep_log(self, log: CommitLog | None) -> Sequence[LogRow] | None:
+        """From now on, keep what changes note (`commit_log.NOTE`) in the transactions that make them.
+
+        Args:
+            log: whose rows they are. None: no more, and what is not needed goes.
+
+        Returns:
+            The rows that are there from before; None where the volume keeps no log, or keeps that of another history.
+
+        Raises:
+            OSError: they can't be read. None are kept then.
+        """
+        return None
 
     @property
     def kept_by(self) -> SnapshotVolume:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Collection, Sequence
 
-from fusebackend.protocol import Snapshot, SnapshotVolume, Volume
+from fusebackend.protocol import CommitLog, LogRow, Snapshot, SnapshotVolume, Volume
 from fusebackend.rules.ruled_volume import RuledVolume, pass_on
 from fusebackend.rules.view import View
 from fusebackend.volumes.frozen import FrozenTree, LooksAhead
@@ -33,6 +33,9 @@ class RuledSnapshotVolume(RuledVolume, SnapshotVolume):
     @property
     def kept_by(self) -> SnapshotVolume:
         return self._kept.kept_by
+
+    def keep_log(self, log: CommitLog | None) -> Sequence[LogRow] | None:
+        return self._kept.keep_log(log)
 
     @property
     def is_changed(self) -> bool:

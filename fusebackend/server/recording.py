@@ -85,8 +85,10 @@ class Recording:
         try:
             self.history.bind({route.prefix: _identity(route, urls or {}) for route in filesystem.tree.routes})
             self.images = Images(directory, None if automatic is None else _now, is_automatic)
+            logged = self._replay()
             self.images.clean(self.history.images("file"))
             self.recorder = Recorder(self.history, self.images)
+            self.recorder.logged = logged
             self.calls = self.recorder.calls
             self.steps = Steps(self.recorder, filesystem.tree)
             self._attach()
@@ -121,12 +123,31 @@ class Recording:
             warnings.append(why)
         return made
 
+    def _replay(self) -> set[AgentPath]:
+        """Take up what volumes have kept for a server that was killed; returns the routes that keep a log from now on.
+        Before anything else is written, and before bytes that no record needs are removed."""
+        logged = set()
+        for route in self._filesystem.tree.routes:
+            if isinstance(route.volume, SnapshotVolume) and not route.volume.features.read_only:
+                try:
+                    rows = route.volume.keep_log(self.history.commit_log())
+                except OSError as error:
+                    log.warning("'%s': what a killed server may have changed can't be read: %s", route.prefix, error)
+                    continue
+                if rows is not None:
+                    logged.add(route.prefix)
+                    taken = self.history.replay(route.prefix, rows)
+                    if taken:
+                        log.info("'%s': %d changes of a killed server are in the history now", route.prefix, taken)
+        return logged
+
     def _attach(self) -> None:
         filesystem = self._filesystem
         routes = filesystem.tree.routes
         self.recorder.follow(routes)
         with contextlib.suppress(OSError):  # a volume that does not answer: an undo names what it finds
-            drop_unmade(self.history, self.recorder.images, {route.prefix: route.volume for route in routes})
+            volumes = {route.prefix: route.volume for route in routes}
+            drop_unmade(self.history, self.recorder.images, volumes, self.recorder.logged)
         self.recorder.stamp_interrupted()
         filesystem.record(partial(self.recorder.door, filesystem.names), self.calls.author, self)
         for route in routes:
@@ -208,6 +229,11 @@ class Recording:
             if isinstance(route.volume, SnapshotVolume):
                 route.volume.before_commit = None
         self.calls.close()
+        self.history.flush()
+        for route in self._filesystem.tree.routes:
+            if route.prefix in self.recorder.logged and isinstance(route.volume, SnapshotVolume):
+                with contextlib.suppress(OSError):  # the next server finds what is left
+                    route.volume.keep_log(None)
         self.history.close()
         if self.anchoring is not None:
             self.anchoring.close()

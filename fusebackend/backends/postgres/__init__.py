@@ -8,6 +8,7 @@ snapshots.py old_rows.py  snapshots, and the rows that they have and the volume 
 guesses.py                what a change will find, most likely: it is one round trip then
 known_inodes.py           rows, names and bytes that were read or committed, for what is asked next
 lease.py                  while there is no other host, these are answers
+commit_log.py             rows of a host's history in the transactions of its changes
 drafts.py                 files that are new and not closed yet, stored at their close
 unsynced.py               what a crash of the server may take, until an `fsync`
 host_session.py uses.py   this process among those that have the volume open, and the nodes it uses

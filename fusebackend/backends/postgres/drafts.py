@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from fusebackend.backends.postgres.statements import StoredInode
 from fusebackend.base import waiting
+from fusebackend.protocol import LogRow
 from fusebackend.volumes.chunks import Chunk
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class Draft:
         self.written: list[tuple[int, int, int | None]] = []  # as in the scope of a transaction
         self.size_bytes = 0  # of what was written
         self.grown_bytes = self.grown_files = 0  # for the volume's limits
+        self.logged: list[LogRow] = []  # of its changes
         self.has_xattrs = False  # … that are not stored
         self.is_over = False
         self.is_doubtful = False  # another host has changed the file

@@ -176,7 +176,9 @@ def forget(volume: int, nodes: Sequence[int], newest: int) -> list[Statement]:
     ]  # fmt: skip
 
 
-TABLES_WITH_BYTES: Final = "fusebackend.chunk, fusebackend.xattr, fusebackend.old_xattr, fusebackend.entry"
+TABLES_WITH_BYTES: Final = (
+    "fusebackend.chunk, fusebackend.xattr, fusebackend.old_xattr, fusebackend.entry, fusebackend.logged"
+)
 
 
 # -- reading: no row says that the snapshot `s` is deleted, nulls say that it has nothing there --------------------

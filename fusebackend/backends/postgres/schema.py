@@ -48,6 +48,13 @@ and a feed that returns after a crash invalidates everything: it misses no row.
 | `change_reader`  | a session that reads       | session, volume; a session without it is of older code, and hears |
 |                  | `change`                   | of changes by NOTIFY with their payloads                          |
 
+So does `logged` (`commit_log.py`), which code that does not know it leaves alone:
+
+| table            | one row for                | columns                                                           |
+|------------------|----------------------------|-------------------------------------------------------------------|
+| `logged`         | a change that a host's     | volume, history (the host's), number (of the record), record      |
+|                  | history may not have yet   | (`history_file.py`), at                                           |
+
 `inode.version` changes with the row, chunks, names and attributes of a node, but not with the access time that a read
 leaves. It is made of the session's id and a count: so it is never used twice, and versions have no order.
 `contents` is the version that last changed the file's bytes, `emptied` the one that last made it 0 bytes long.
@@ -216,6 +223,14 @@ CREATE UNLOGGED TABLE IF NOT EXISTS fusebackend.change_reader (
 """
 """Of no version; see the module's docstring."""
 
+LOG_TABLE = """
+CREATE TABLE IF NOT EXISTS fusebackend.logged (
+    volume integer NOT NULL, history uuid NOT NULL, number bigint NOT NULL, record bytea NOT NULL,
+    at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (volume, history, number)
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 10000);
+"""
+"""Of no version either, and logged: a row is there if its change is."""
+
 MIGRATIONS: list[str] = [VERSION_1, SEARCH_TABLES, VERSION_3, SNAPSHOT_TABLES + OLD_CHUNKS_ARE_NOT_SEARCHED]
 """Number n makes version n of version n - 1."""
 
@@ -235,7 +250,7 @@ def migrate(connection: Connection[Any]) -> None:
         VolumeDatabaseError: they are of a newer version.
         psycopg.Error: the server refuses.
     """
-    if _version(connection) == len(MIGRATIONS) and _has_feed(connection):
+    if _version(connection) == len(MIGRATIONS) and _has_feed(connection) and _has_log(connection):
         return
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(%s::int, 0)", [SCHEMA_LOCK])
@@ -255,6 +270,8 @@ def migrate(connection: Connection[Any]) -> None:
             connection.execute("UPDATE fusebackend.schema_version SET version = %s", [len(MIGRATIONS)])
         if not _has_feed(connection):
             connection.execute(FEED_TABLES, prepare=False)
+        if not _has_log(connection):
+            connection.execute(LOG_TABLE, prepare=False)
 
 
 def keep_changes(volume: int) -> Statement:
@@ -271,6 +288,11 @@ def keep_changes(volume: int) -> Statement:
 def _has_feed(connection: Connection[Any]) -> bool:
     """Whether the last of `FEED_TABLES` is there."""
     tables = "SELECT 1 FROM pg_tables WHERE schemaname = 'fusebackend' AND tablename = 'change_reader'"
+    return _scalar(connection, tables) is not None
+
+
+def _has_log(connection: Connection[Any]) -> bool:
+    tables = "SELECT 1 FROM pg_tables WHERE schemaname = 'fusebackend' AND tablename = 'logged'"
     return _scalar(connection, tables) is not None
 
 

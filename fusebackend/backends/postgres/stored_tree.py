@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from fusebackend.backends.postgres import feed, statements
+from fusebackend.backends.postgres.commit_log import KeptLog
 from fusebackend.backends.postgres.drafts import Draft, Drafts, Step
 from fusebackend.backends.postgres.guesses import Guesses
 from fusebackend.backends.postgres.host_session import Session, opening
@@ -31,7 +32,7 @@ from fusebackend.base.stamps import CLOCK
 from fusebackend.base.waiting import will_wait
 from fusebackend.databases.pipeline import COMMIT, Rows, Statement, send
 from fusebackend.databases.postgres import REPEATABLE, Connections, translate_errors
-from fusebackend.protocol import ROOT_NODE, Change, Changes, Link, WrongLinks
+from fusebackend.protocol import NOTE, ROOT_NODE, STEP, Change, Changes, Link, LogRow, StepNote, WrongLinks
 from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT, Chunk
 from fusebackend.volumes.damage import Damage
 from fusebackend.volumes.posix import TreeVolume
@@ -100,6 +101,7 @@ class StoredTree(TreeVolume):
         self._last_writer_wins = last_writer_wins
         self._is_shared = is_shared
         self._shared_quota: SharedQuota | None = None
+        self._log: KeptLog | None = None
         self._scope = _Scope()
         self._damage = Damage(f"volume {volume_id} of the database")
         self._newest = Newest(volume_id, is_shared=is_shared)
@@ -140,10 +142,10 @@ class StoredTree(TreeVolume):
             try:
                 with self._transaction(self._begun(connection, version)) as transaction:
                     if guessed is not None and transaction.guess(guessed):
-                        return _as_guessed(rule, *arguments)
+                        return self._noted(transaction, _as_guessed(rule, *arguments))
                     self._compare_links(connection)
                     transaction.fetch(wanted)
-                    return rule(*arguments)
+                    return self._noted(transaction, rule(*arguments))
             except BaseException:
                 if guessed is not None:
                     self._guesses.wrong(guessed)
@@ -151,6 +153,15 @@ class StoredTree(TreeVolume):
 
         result = self._connections.run(attempt)
         self._scope.links = ()
+        if self._log is not None:
+            NOTE.set(None)  # it is of one change, and this was it
+        return result
+
+    def _noted(self, transaction: Transaction, result: T) -> T:
+        """Have a change add to the log what its thread has noted. Its locks are held, or its guess will be compared: so
+        the rows of changes that depend on each other get their numbers in the order of the commits."""
+        if self._log is not None and (note := NOTE.get()) is not None:
+            transaction.logged = note.rows(result)
         return result
 
     def _change_file(self, wanted: Wanted, size: int, rule: Callable[..., T], node: int, *arguments: Any) -> T:
@@ -165,6 +176,9 @@ class StoredTree(TreeVolume):
                     result = rule(node, *arguments)
                 finally:
                     self._scope.draft = None
+                if self._log is not None and (note := NOTE.get()) is not None:
+                    draft.logged += note.rows(result)
+                    NOTE.set(None)
                 return cast("T", draft.attr) if result is draft.shown else result
 
             self._unsnapped_here = True
@@ -184,6 +198,7 @@ class StoredTree(TreeVolume):
             # The kernel takes its pages for those of `draft.version`.
             version = draft.version if is_first else self._session.new_version()
             with self._transaction(self._begun(connection, version)) as transaction:
+                transaction.logged = draft.logged
                 if is_first:
                     self._scope.written = draft.written
                     transaction.adopt(draft)
@@ -257,7 +272,7 @@ class StoredTree(TreeVolume):
             xid = feed.NO_XID
             moment = self._known.moment
             try:
-                rows = transaction.commit(lambda changes: self._notices(changes, payloads))
+                rows = transaction.commit(lambda changes: self._notices(changes, payloads, transaction.logged))
                 xid = int(rows[0][0]) if rows else xid
             finally:  # it may have happened without an answer
                 self._session.announce(payloads, xid)
@@ -290,10 +305,11 @@ class StoredTree(TreeVolume):
             if node in self._uses:
                 self._uses.note_nameless(node)
 
-    def _notices(self, changes: Sequence[Change], payloads: list[str]) -> list[Statement]:
-        """The row of the change feed for these changes, whose payloads are added to a list."""
+    def _notices(self, changes: Sequence[Change], payloads: list[str], logged: Sequence[LogRow]) -> list[Statement]:
+        """The row of the change feed for these changes, whose payloads are added to a list, with rows of the log."""
         payloads += feed.encode(self._session.name, changes)
-        return feed.row(self.id, self._session.id, payloads)
+        told = feed.row(self.id, self._session.id, payloads)
+        return told if self._log is None else self._log.added(logged, told)
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[Changes]:
@@ -310,12 +326,22 @@ class StoredTree(TreeVolume):
         self.settle()
         scope.nested = [changes]
         try:
-            with self._alone(durable=True):
+            with self._alone(durable=True) as transaction:
                 yield changes
+                note = self._step_noted(transaction)
         except BaseException:
             self._tell_all(scope.nested, reports=False)
             raise
+        if note is not None:
+            note.committed()
         self._tell_all(scope.nested, reports=True)
+
+    def _step_noted(self, transaction: Transaction) -> StepNote | None:
+        """Have a change of several operations add to the log what its verb notes."""
+        note = STEP.get() if self._log is not None else None
+        if note is not None:
+            transaction.logged = note.rows(self)
+        return note
 
     @contextlib.contextmanager
     def _alone(self, *, durable: bool) -> Iterator[Transaction]:
@@ -354,7 +380,11 @@ class StoredTree(TreeVolume):
             try:
                 with self._transaction(begun):
                     begun.fetch(Wanted(walks=walks))
-                    return work(changes)
+                    result = work(changes)
+                    note = self._step_noted(begun)
+                if note is not None:
+                    note.committed()
+                return result
             finally:
                 renames = renames or begun.wants_renames
 

@@ -36,7 +36,7 @@ from fusebackend.backends.postgres.unsynced import WAIT_FOR_DISK
 from fusebackend.base.errors import oserror
 from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, require_quiet, rollback, send
 from fusebackend.databases.postgres import REPEATABLE, errno_of
-from fusebackend.protocol import ROOT_NODE, Change
+from fusebackend.protocol import ROOT_NODE, Change, LogRow
 from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT, Chunk, allocated_blocks
 
 if TYPE_CHECKING:
@@ -163,6 +163,7 @@ class Transaction:
         self.incarnation = ""
         self.wants_renames = False
         self.grown_bytes = self.grown_files = 0  # for the volume's limits
+        self.logged: Sequence[LogRow] = ()  # added with the commit
         self.before: dict[int, int] = {}  # the versions of what it changes
         self.unnamed: set[int] = set()  # … of which these have no name any more
         self.version = version  # of all that this changes

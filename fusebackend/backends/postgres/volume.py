@@ -31,6 +31,7 @@ from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 from fusebackend.backends.postgres import old_rows, schema, statements
+from fusebackend.backends.postgres.commit_log import KeptLog
 from fusebackend.backends.postgres.feed import VolumeFeed
 from fusebackend.backends.postgres.host_session import Session, configure, configure_shared
 from fusebackend.backends.postgres.known_inodes import UNKNOWN
@@ -49,8 +50,10 @@ from fusebackend.protocol import (
     AttrChanges,
     Caller,
     Change,
+    CommitLog,
     Features,
     Link,
+    LogRow,
     Snapshot,
     SnapshotVolume,
     StatFs,
@@ -137,7 +140,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
             super().__init__(
                 pool, number, session, uses, self._feed.lease, last_writer_wins=last_writer_wins, is_shared=shared
             )
-            session.each_period = lambda: self._accesses and self._store_accesses()
+            session.each_period = self._each_period
             self._snapshots = Snapshots(number, self._connections.query, self._ask_briefly)
             self._require_root()
             session.run(lambda connection: self._feed.start(connection, self.changed_elsewhere, self._feed_became))
@@ -145,6 +148,27 @@ class PostgresVolume(StoredTree, SnapshotVolume):
                 self._limit(limits, lambda: self._feed.live)
             undo.pop_all()
         self._closed = False
+
+    def _each_period(self) -> None:
+        if self._accesses:
+            self._store_accesses()
+        if self._log is not None:
+            self._connections.run(self._log.sweep)
+            if self._feed.leads:
+                self._connections.run(self._log.sweep_old)
+
+    def keep_log(self, log: CommitLog | None) -> Sequence[LogRow] | None:
+        if log is None:
+            kept, self._log = self._log, None
+            if kept is not None:
+                self._connections.run(kept.sweep)
+            return None
+        if self._log is not None and self._log.history != log.history:
+            return None  # another mount of this object has its log here
+        kept = KeptLog(self.id, log)
+        found = self._connections.run(kept.load)
+        self._log = kept
+        return found
 
     def _ask_briefly(self, query: str, parameters: Sequence[object]) -> Rows:
         """The rows of a short statement, by the session, or by a connection that is awaited."""
@@ -629,6 +653,8 @@ class PostgresVolume(StoredTree, SnapshotVolume):
                 transaction.ask(statement)
             transaction.announce(SNAPSHOTS)
         self._snapshots.forget_cached()
+        if self._log is not None:
+            self._connections.run(self._log.sweep)
         self._connections.run(lambda connection: connection.execute(f"VACUUM {old_rows.TABLES_WITH_BYTES}"))
         return [
             f"PostgreSQL overwrites the places of deleted rows as it needs them; VACUUM FULL"

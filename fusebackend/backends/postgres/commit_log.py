@@ -1,0 +1,81 @@
+"""`KeptLog`: rows of a host's history in the transactions that make its changes (`protocol/commit_log.py`).
+
+A killed server takes what it had in memory: the records of the last tenth of a second, and the answers to its commits.
+The rows say which changes were made, and the next server of that history takes them up. The statement that tells the
+feed of a change adds its row: one of its own would take twice as long. Every `PERIOD_S` of the session another one
+deletes those that the history has in its file. A host that never comes back leaves its rows: after `KEPT`, longer than
+a history keeps its calls, another one deletes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from fusebackend.backends.postgres.statements import ALWAYS
+from fusebackend.databases.pipeline import Rows, Statement, send
+from fusebackend.protocol import CommitLog, LogRow
+
+if TYPE_CHECKING:
+    from psycopg import Connection
+
+KEPT: Final = "7 days"
+"""How long the rows of a history are kept for it."""
+
+_OWN: Final = "volume = %s::int AND history = %s::text::uuid"
+_ONE: Final = f"""
+INSERT INTO fusebackend.logged (volume, history, number, record)
+SELECT %s::int, %s::text::uuid, %s::int8, %s::bytea {ALWAYS}
+"""
+_MANY: Final = f"""
+INSERT INTO fusebackend.logged (volume, history, number, record)
+SELECT %s::int, %s::text::uuid, unnest(%s::int8[]), unnest(%s::bytea[]) {ALWAYS}
+"""
+
+
+class KeptLog:
+    """See the module's docstring. Any thread may call any method.
+
+    Args:
+        volume: the volume's number in the tables.
+        log: the history.
+    """
+
+    def __init__(self, volume: int, log: CommitLog) -> None:
+        self.history = log.history
+        self._volume = volume
+        self._log = log
+
+    def added(self, rows: Sequence[LogRow], statements: list[Statement]) -> list[Statement]:
+        """Return the statements of a transaction that tell of its changes, with rows added by the first one."""
+        if not rows:
+            return statements
+        own = (self._volume, self.history)
+        query, values = _ONE, [*own, *rows[0]]
+        if len(rows) > 1:
+            query, values = _MANY, [*own, [number for number, _ in rows], [record for _, record in rows]]
+        if not statements:
+            return [(query, values)]
+        (first, parameters), *others = statements
+        return [(f"WITH logged AS ({query}) {first}", [*values, *parameters]), *others]
+
+    def load(self, connection: Connection[Any]) -> list[LogRow]:
+        """The rows that are there, by their numbers."""
+        query = f"SELECT number, record FROM fusebackend.logged WHERE {_OWN} ORDER BY number"
+        return [(number, bytes(record)) for number, record in self._ask(connection, query)]
+
+    def sweep(self, connection: Connection[Any]) -> None:
+        """Delete the rows that the history does not need. Those whose commit had no answer are looked for first."""
+        doubtful = list(self._log.doubtful())
+        if doubtful:
+            query = f"SELECT number FROM fusebackend.logged WHERE {_OWN} AND number = ANY(%s::int8[])"
+            self._log.settle([number for (number,) in self._ask(connection, query, doubtful)])
+        self._ask(connection, f"DELETE FROM fusebackend.logged WHERE {_OWN} AND number < %s", self._log.written())
+
+    def sweep_old(self, connection: Connection[Any]) -> None:
+        """Delete the rows of hosts that have not come back. Reads all rows of the volume, few as they are."""
+        query = f"DELETE FROM fusebackend.logged WHERE volume = %s::int AND at < now() - interval '{KEPT}'"
+        send(connection, [(query, (self._volume,))])
+
+    def _ask(self, connection: Connection[Any], query: str, *more: object) -> Rows:
+        return send(connection, [(query, (self._volume, self.history, *more))])[0]

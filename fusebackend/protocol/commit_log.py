@@ -1,0 +1,60 @@
+"""`Note`: what a change adds to the log of a history, in the transaction that makes the change.
+
+A volume whose transactions are a server's can be asked to keep rows with them (`SnapshotVolume.keep_log`): a change
+that is there has its row, and one that is not has none, whenever this process was killed. The rows are a copy, until
+the history has them in its own file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+__all__ = ["NOTE", "STEP", "CommitLog", "LogRow", "Note", "StepNote"]
+
+LogRow: TypeAlias = tuple[int, bytes]
+"""The number of a record, and what it says."""
+
+
+class Note(Protocol):
+    """What the next change of a thread, or of those that work for it, adds to the log."""
+
+    def rows(self, result: Any) -> Sequence[LogRow]:
+        """Return the rows for a change with this result, which holds its locks, and is about to be committed.
+
+        Called once more where the change is repeated: the rows of the call before are void.
+        """
+
+
+NOTE: ContextVar[Note | None] = ContextVar("fusebackend_note", default=None)
+"""Set around one call of a volume that keeps a log."""
+
+
+class StepNote(Protocol):
+    """What the changes of several operations (`NativeVolume.changing`, `change_as_one`) add to the log, as those of a
+    verb. A step may take several of them."""
+
+    def rows(self, volume: Any) -> Sequence[LogRow]:
+        """Return the rows for what this change has made so far. As `Note.rows`, and the thread is in the change: it
+        reads the volume as the change leaves it."""
+
+    def committed(self) -> None:
+        """The change with the last rows was made."""
+
+
+STEP: ContextVar[StepNote | None] = ContextVar("fusebackend_step", default=None)
+"""Set around the work of a verb."""
+
+
+class CommitLog(NamedTuple):
+    """A history, as a volume that keeps rows for it sees it."""
+
+    history: str
+    """A UUID: the rows are those of one file."""
+    written: Callable[[], int]
+    """Returns a number: rows with lower ones are not needed any more."""
+    doubtful: Callable[[], Sequence[int]]
+    """Returns the numbers of rows that may be there or not: the answer to their commit was lost."""
+    settle: Callable[[Sequence[int]], None]
+    """Called with those of them that are there."""

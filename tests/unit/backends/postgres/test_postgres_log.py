@@ -1,0 +1,213 @@
+"""Rows of a history in the transactions of a volume (`commit_log.py`)."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import psycopg
+import pytest
+
+from fusebackend.backends import PostgresBackend
+from fusebackend.backends.postgres.volume import PostgresVolume
+from fusebackend.protocol import NOTE, ROOT_NODE, STEP, AttrChanges, Caller, CommitLog, LogRow
+
+pytestmark = pytest.mark.services
+
+ME = Caller(1000, 1000)
+
+
+class History:
+    """What a history is to a volume, and a note."""
+
+    def __init__(self) -> None:
+        self.id = str(uuid.uuid4())
+        self.numbers = itertools.count(1)
+        self.given: list[tuple[int, Any]] = []
+        self.needed = 1
+        self.in_doubt: list[int] = []
+        self.settled: list[int] = []
+        self.commits = 0
+
+    @property
+    def log(self) -> CommitLog:
+        return CommitLog(self.id, lambda: self.needed, lambda: self.in_doubt, self.settled.extend)
+
+    def rows(self, result: Any) -> Sequence[LogRow]:
+        self.given.append((next(self.numbers), result))
+        return [(self.given[-1][0], b"said %d" % self.given[-1][0])]
+
+    def committed(self) -> None:
+        self.commits += 1
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        token = NOTE.set(self)
+        try:
+            yield
+        finally:
+            NOTE.reset(token)
+
+
+@pytest.fixture
+def history() -> History:
+    return History()
+
+
+@pytest.fixture
+def volume(postgres_dsn: str, history: History) -> Iterator[PostgresVolume]:
+    with PostgresBackend(postgres_dsn, "v") as backend:
+        assert backend.volume.keep_log(history.log) == []
+        yield backend.volume
+
+
+@pytest.fixture
+def database(postgres_dsn: str) -> Iterator[Any]:
+    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        yield connection
+
+
+def numbers(database: Any) -> list[int]:
+    return [number for (number,) in database.execute("SELECT number FROM fusebackend.logged ORDER BY number")]
+
+
+def test_a_change_has_its_row_and_a_refused_one_has_none(volume: PostgresVolume, history: History, database) -> None:
+    with history.noting():
+        made = volume.mkdir(ROOT_NODE, b"d", 0o755, ME)
+    assert [(number, result.node) for number, result in history.given] == [(1, made.node)]
+    assert numbers(database) == [1]
+    with history.noting(), pytest.raises(FileExistsError):
+        volume.mkdir(ROOT_NODE, b"d", 0o755, ME)
+    assert numbers(database) == [1]
+    assert volume.keep_log(history.log) == [(1, b"said 1")]
+
+
+def test_each_kind_of_change_has_one(volume: PostgresVolume, history: History, database) -> None:
+    node = volume.create(ROOT_NODE, b"file", 0o644, os.O_WRONLY, ME).node
+    volume.release(node, os.O_WRONLY)
+    changes = [
+        lambda: volume.link(node, ROOT_NODE, b"link"),
+        lambda: volume.write(node, 0, b"data"),
+        lambda: volume.append(node, b"more"),
+        lambda: volume.setattr(node, AttrChanges(size=2)),
+        lambda: volume.setattr(node, AttrChanges(mode=0o600)),
+        lambda: volume.setxattr(node, b"user.a", b"value"),
+        lambda: volume.removexattr(node, b"user.a"),
+        lambda: volume.symlink(ROOT_NODE, b"symlink", b"target", ME),
+        lambda: volume.rename(ROOT_NODE, b"link", ROOT_NODE, b"renamed"),
+        lambda: volume.unlink(ROOT_NODE, b"renamed"),
+        lambda: volume.mkdir(ROOT_NODE, b"d", 0o755, ME),
+        lambda: volume.rmdir(ROOT_NODE, b"d"),
+    ]
+    for done, change in enumerate(changes, 1):
+        with history.noting():
+            change()
+        assert numbers(database) == list(range(1, done + 1))
+
+
+def test_a_note_is_of_one_change(volume: PostgresVolume, history: History, database) -> None:
+    with history.noting():
+        volume.mkdir(ROOT_NODE, b"one", 0o755, ME)
+        volume.mkdir(ROOT_NODE, b"two", 0o755, ME)
+    assert numbers(database) == [1]
+
+
+def test_a_change_that_guessed_wrong_has_the_row_of_its_last_attempt(
+    volume: PostgresVolume, history: History, database: Any, postgres_dsn: str
+) -> None:
+    """Its number comes after that of the change which has overtaken it."""
+    volume.mkdir(ROOT_NODE, b"one", 0o755, ME)
+    volume.mkdir(ROOT_NODE, b"two", 0o755, ME)  # the directory is known now
+    database.execute("UPDATE fusebackend.inode SET version = 99 WHERE volume = %s AND node = 1", [volume.id])
+    with history.noting():
+        volume.mkdir(ROOT_NODE, b"three", 0o755, ME)
+    assert [number for number, _ in history.given] == [1, 2], "it was no guess"
+    assert numbers(database) == [2]
+
+
+def test_what_is_written_to_a_new_file_has_its_row_when_it_is_stored(
+    volume: PostgresVolume, history: History, database: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fusebackend.backends.postgres.drafts.DRAFT_S", 60.0)
+    node = volume.create(ROOT_NODE, b"file", 0o644, os.O_WRONLY, ME).node
+    with history.noting():
+        volume.write(node, 0, b"data")
+    assert [number for number, _ in history.given] == [1]
+    assert numbers(database) == []
+    volume.flush(node)
+    assert numbers(database) == [1]
+    volume.release(node, os.O_WRONLY)
+
+
+def test_a_verb_has_its_rows_in_its_transaction(volume: PostgresVolume, history: History, database: Any) -> None:
+    token = STEP.set(history)
+    try:
+        volume.change_as_one(lambda changes: volume.mkdir(ROOT_NODE, b"one", 0o755, ME))
+        with volume.changing():
+            volume.mkdir(ROOT_NODE, b"two", 0o755, ME)
+        assert (numbers(database), history.commits) == ([1, 2], 2)
+        with pytest.raises(ZeroDivisionError):
+            volume.change_as_one(lambda changes: 1 // 0)
+        assert (numbers(database), history.commits) == ([1, 2], 2)
+    finally:
+        STEP.reset(token)
+
+
+def test_rows_go_when_the_history_has_them(volume: PostgresVolume, history: History, database: Any) -> None:
+    with history.noting():
+        volume.mkdir(ROOT_NODE, b"one", 0o755, ME)
+    with history.noting():
+        volume.mkdir(ROOT_NODE, b"two", 0o755, ME)
+    assert numbers(database) == [1, 2]
+    history.needed = 2
+    volume._each_period()
+    assert numbers(database) == [2]
+    history.in_doubt = [2, 3]
+    volume._each_period()
+    assert history.settled == [2]
+    history.needed = 3
+    assert volume.keep_log(None) is None
+    assert numbers(database) == []
+    with history.noting():
+        volume.mkdir(ROOT_NODE, b"three", 0o755, ME)
+    assert numbers(database) == []
+
+
+def test_hosts_have_rows_of_their_own(
+    volume: PostgresVolume, history: History, database: Any, postgres_dsn: str
+) -> None:
+    other = History()
+    with PostgresBackend(postgres_dsn, "v") as second:
+        assert second.volume.keep_log(other.log) == []
+        with history.noting():
+            volume.mkdir(ROOT_NODE, b"one", 0o755, ME)
+        with other.noting():
+            second.volume.mkdir(ROOT_NODE, b"two", 0o755, ME)
+        assert numbers(database) == [1, 1]
+        other.needed = 2
+        second.volume._each_period()
+        assert [row for row, _ in volume.keep_log(history.log) or ()] == [1]
+        assert second.volume.keep_log(other.log) == []
+        database.execute("UPDATE fusebackend.logged SET at = at - interval '8 days'")
+        second.volume._each_period()  # that host has not come back
+        volume._each_period()
+        assert numbers(database) == []
+
+
+def test_a_volume_keeps_one_log(volume: PostgresVolume, history: History) -> None:
+    assert volume.keep_log(History().log) is None
+    assert volume.keep_log(history.log) == []
+    volume.keep_log(None)
+    assert volume.keep_log(History().log) == []
+
+
+def test_tables_of_code_that_keeps_no_log_get_theirs(postgres_dsn: str, database: Any) -> None:
+    with PostgresBackend(postgres_dsn, "v") as old:
+        database.execute("DROP TABLE fusebackend.logged")
+        old.write("/a", "it goes on")
+        with PostgresBackend(postgres_dsn, "v") as new:
+            assert new.volume.keep_log(History().log) == []
