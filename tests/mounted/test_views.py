@@ -189,7 +189,7 @@ class TestTheKernel:
             assert os.write(fd, b"more\n") == 5
         finally:
             os.close(fd)
-        with pytest.raises(OSError, match="No data|not supported"):
+        with pytest.raises(OSError, match=r"No data|not supported"):
             os.getxattr(file, "security.capability")
         eventually(lambda: stat.S_IMODE(file.stat().st_mode) == 0o755, 10)
 
