@@ -25,7 +25,7 @@ import stat
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from fusebackend.base import budget, errors, paths
+from fusebackend.base import acl, budget, errors, paths
 from fusebackend.base.paths import AgentPath
 from fusebackend.dialects.agent_face import AgentFace
 from fusebackend.protocol import RENAME_NOREPLACE, Attr, AttrChanges, Caller, Change, ObservableVolume, Volume
@@ -286,8 +286,12 @@ class _NodeCopy(_Copy):
             self._twins[item.node] = node
         if item.is_file:
             self.digests[item.names] = self._fill(source, item, node)
-        if source.features.xattrs and self._volume.features.xattrs and not stat.S_ISLNK(item.mode):
-            for attribute in source.listxattr(item.node):
+        if self._volume.features.xattrs and not stat.S_ISLNK(item.mode):
+            wanted = source.listxattr(item.node) if source.features.xattrs else ()
+            # The default ACL of its new directory has given it ACLs, which would let others read it.
+            for attribute in acl.NAMES.intersection(self._volume.listxattr(node)).difference(wanted):
+                self._volume.removexattr(node, attribute)
+            for attribute in wanted:
                 self._volume.setxattr(node, attribute, source.getxattr(item.node, attribute))
 
     def _make_parents(self) -> None:
@@ -297,12 +301,12 @@ class _NodeCopy(_Copy):
             self._parent = node
 
     def _make(self, source: Volume, item: Item, parent: int, name: bytes) -> int:
-        mode = stat.S_IMODE(item.mode)
+        """Make it for the server alone: until `_adorn`, a set-user-ID file would be one of the server's user."""
         if item.is_dir:
-            return self._volume.mkdir(parent, name, mode | 0o700, self._caller).node
+            return self._volume.mkdir(parent, name, 0o700, self._caller).node
         if stat.S_ISLNK(item.mode):
             return self._volume.symlink(parent, name, source.readlink(item.node), self._caller).node
-        return self._volume.mknod(parent, name, item.mode, item.rdev, self._caller).node
+        return self._volume.mknod(parent, name, stat.S_IFMT(item.mode) | 0o600, item.rdev, self._caller).node
 
     def _fill(self, source: Volume, item: Item, node: int) -> bytes:
         digest = _Digest()
@@ -335,6 +339,9 @@ class _NodeCopy(_Copy):
         with contextlib.suppress(PermissionError):  # only root may give files away
             self._volume.setattr(node, AttrChanges(uid=item.uid, gid=item.gid))
         mode = stat.S_IMODE(item.mode)
+        attr = self._volume.getattr(node)
+        if not item.is_dir and (attr.uid, attr.gid) != (item.uid, item.gid):
+            mode &= ~(stat.S_ISUID | stat.S_ISGID)  # it stays the server's: as `cp -p`
         self._volume.setattr(node, AttrChanges(mode=mode, atime_ns=item.atime_ns, mtime_ns=item.mtime_ns))
 
     def undo(self) -> None:

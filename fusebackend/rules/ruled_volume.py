@@ -87,6 +87,14 @@ def own_bits(node: int) -> int:
     return node & ~NODES
 
 
+def unruled(volume: Volume, changing: Writable, node: int) -> tuple[Volume, Writable, int]:
+    """Return a volume, what its changes go through, and a node of it, without the rules of a view: for what a mount
+    does to a file by itself, after a change that the rules have allowed."""
+    if isinstance(volume, RuledVolume):
+        return volume.below, volume.changed(), node & NODES
+    return volume, changing, node
+
+
 class RuledVolume(NativeVolume):
     """See the module's docstring. Any thread, as the volume below.
 
@@ -117,7 +125,7 @@ class RuledVolume(NativeVolume):
         """Called for what the kernel's caller is refused, and could be approved for a verb: with its path; for a file
         that is known by its node alone, with None and the node. It must not wait."""
         self._prefix = prefix
-        self._changed = changed or (lambda: below)
+        self.changed = changed or (lambda: below)
         self._read_only = read_only
         self._for_all = for_all
         self._names: dict[int, tuple[int, bytes]] = {}  # directories, by where each was found last
@@ -336,24 +344,24 @@ class RuledVolume(NativeVolume):
     def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
         with self.lock:
             path = self._new_path(parent, name)
-            return self._made(parent, name, path, self._changed().mknod(parent, name, mode, rdev, caller))
+            return self._made(parent, name, path, self.changed().mknod(parent, name, mode, rdev, caller))
 
     def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr:
         with self.lock:
             path = self._new_path(parent, name)
-            return self._made(parent, name, path, self._changed().mkdir(parent, name, mode, caller))
+            return self._made(parent, name, path, self.changed().mkdir(parent, name, mode, caller))
 
     def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Attr:
         with self.lock:
             path = self._new_path(parent, name)
-            return self._made(parent, name, path, self._changed().symlink(parent, name, target, caller))
+            return self._made(parent, name, path, self.changed().symlink(parent, name, target, caller))
 
     def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> Attr:
         with self.lock:
             path = self._new_path(parent, name)
             if self.view.decide("read", path) != "allow" and flags & os.O_ACCMODE != os.O_WRONLY:
                 raise oserror(errno.EACCES, name)
-            return self._made(parent, name, path, self._changed().create(parent, name, mode, flags, caller))
+            return self._made(parent, name, path, self.changed().create(parent, name, mode, flags, caller))
 
     def link(self, node: int, new_parent: int, new_name: bytes) -> Attr:
         with self.lock:
@@ -361,18 +369,18 @@ class RuledVolume(NativeVolume):
             self._refused(node, NO_READ | NO_WRITE | APPEND)
             if self._bits(path):
                 raise oserror(errno.EACCES, new_name)
-            return self._shown(self._changed().link(node & NODES, new_parent, new_name), 0)
+            return self._shown(self.changed().link(node & NODES, new_parent, new_name), 0)
 
     def unlink(self, parent: int, name: bytes) -> None:
         with self.lock:
             self._own_path(parent, name)
-            self._changed().unlink(parent, name)
+            self.changed().unlink(parent, name)
 
     def rmdir(self, parent: int, name: bytes) -> None:
         with self.lock:
             self._own_path(parent, name)
             try:
-                self._changed().rmdir(parent, name)
+                self.changed().rmdir(parent, name)
             except OSError as error:
                 self._not_empty(error, parent, name)
                 raise
@@ -403,7 +411,7 @@ class RuledVolume(NativeVolume):
             if any(attr.is_dir for attr in moved) and not self.view.is_same_below(old, new):
                 raise oserror(errno.EXDEV, new_name)
             try:
-                self._changed().rename(parent, name, new_parent, new_name, flags)
+                self.changed().rename(parent, name, new_parent, new_name, flags)
             except OSError as error:
                 if not flags:
                     self._not_empty(error, new_parent, new_name)
@@ -431,7 +439,7 @@ class RuledVolume(NativeVolume):
         with self.lock:
             if changes != AttrChanges():
                 self._may_write(node)
-            attr = self._changed().setattr(node & NODES, changes)
+            attr = self.changed().setattr(node & NODES, changes)
             return self.getattr(node) if attr.is_dir else self._shown(attr, own_bits(node))
 
     def readlink(self, node: int) -> bytes:
@@ -449,7 +457,7 @@ class RuledVolume(NativeVolume):
     def setxattr(self, node: int, name: bytes, value: bytes) -> None:
         with self.lock:
             self._may_write(node)
-            self._changed().setxattr(node & NODES, name, value)
+            self.changed().setxattr(node & NODES, name, value)
 
     def listxattr(self, node: int) -> Sequence[bytes]:
         with self.lock:
@@ -459,7 +467,7 @@ class RuledVolume(NativeVolume):
     def removexattr(self, node: int, name: bytes) -> None:
         with self.lock:
             self._may_write(node)
-            self._changed().removexattr(node & NODES, name)
+            self.changed().removexattr(node & NODES, name)
 
     # -- data --------------------------------------------------------------------------------------------------
 
@@ -486,23 +494,35 @@ class RuledVolume(NativeVolume):
     def write(self, node: int, offset: int, data: bytes) -> int:
         self._writable()
         self._refused(node, NO_WRITE)
-        if not own_bits(node) & APPEND:
-            return self._changed().write(node & NODES, offset, data)
+        if not own_bits(node):
+            return self.changed().write(node, offset, data)
+        self._clear_set_id(node)
         with self.lock:
-            if offset != self.below.getattr(node & NODES).size:
+            if own_bits(node) & APPEND and offset != self.below.getattr(node & NODES).size:
                 raise oserror(errno.EACCES)
-            return self._changed().write(node & NODES, offset, data)
+            return self.changed().write(node & NODES, offset, data)
 
     def append(self, node: int, data: bytes) -> int:
         self._writable()
         self._refused(node, NO_WRITE)
-        return self._changed().append(node & NODES, data)
+        if own_bits(node):
+            self._clear_set_id(node)
+        return self.changed().append(node & NODES, data)
+
+    def _clear_set_id(self, node: int) -> None:
+        """Clear the set-ID bits of a file before a write. They are not shown, so the mount can't know of them."""
+        attr = self.below.getattr(node & NODES)
+        if attr.mode & 0o6000 and stat.S_ISREG(attr.mode) and isinstance(self.below, NativeVolume):
+            with self.below.changing() as changes:  # the kernel has the mode in other trees
+                changes.append(Change(node=node & NODES))
+                mode = stat.S_IMODE(attr.mode) & ~0o6000
+                self.changed().setattr(node & NODES, AttrChanges(mode=mode))
 
     def flush(self, node: int) -> None:
-        self._changed().flush(node & NODES)
+        self.changed().flush(node & NODES)
 
     def fsync(self, node: int, datasync: bool = False) -> None:
-        self._changed().fsync(node & NODES, datasync)
+        self.changed().fsync(node & NODES, datasync)
 
     def release(self, node: int, flags: int) -> None:
         self.below.release(node & NODES, flags)

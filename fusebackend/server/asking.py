@@ -240,6 +240,7 @@ class Asking:
         if size > MAX_CHANGE_BYTES:
             raise CanNotAsk(f"a request keeps at most {MAX_CHANGE_BYTES >> 10} KiB of a change")
         stamps = [] if verb == "execute" else [self._stamp(verb, path, key) for path in named]
+        title += "".join(self._led(verb, path) for path in named if stamps)
         actor = current_actor(self._server)
         asked = Asked(time_ns, expires_ns, actor, view, verb, list(named), list(granted), title, stamps)
         return self.approvals.ask(asked, change, key, command)
@@ -286,13 +287,26 @@ class Asking:
     def _stamp(self, verb: str, path: AgentPath, key: bytes) -> str:
         """Return what is at a path. CanNotAsk: it can't be compared."""
         route = self._tree.route_of(path)
-        follow = verb in ("write", "edit", "upload_files", *READING)
+        work = partial(_stamped, route.volume, route.inner(path), _follows(verb), key)
         try:
-            return route.executor.run("stat", partial(_stamped, route.volume, route.inner(path), follow, key))
+            return route.executor.run("stat", work)
         except OSError as error:
             if error.errno in VANISHED:
                 return ABSENT
             raise CanNotAsk(f"'{path}' can't be looked at: {error.strerror}") from None
+
+    def _led(self, verb: str, path: AgentPath) -> str:
+        """Return where symbolic links of a path lead, for its title: who decides must know. Empty without any."""
+        route = self._tree.route_of(path)
+        inner = route.inner(path)
+        try:
+            place = route.executor.run("stat", partial(resolve, route.volume, inner, follow=_follows(verb)))
+        except OSError:
+            return ""
+        if place.path == inner:
+            return ""
+        outer = paths.join(route.prefix, place.path.strip("/")).replace("\n", "\\n")
+        return f" ({path} leads to {outer})".replace("\n", "\\n")
 
     # -- showing -----------------------------------------------------------------------------------------------
 
@@ -304,9 +318,10 @@ class Asking:
         change = unpacked(Change, request.change)
         asked = request.asked
         if asked.verb == "execute":
-            return f"{change.command}\n"
+            given = "" if not change.stdin else f"standard input:\n{change.stdin.decode('utf-8', 'replace')}"
+            return f"{change.command}\n{given}"
         if asked.verb in READING:
-            return f"read {asked.paths[0]}\n"
+            return f"read {asked.title.partition(' ')[2]}\n"
         if asked.verb == "move":
             return f"rename from {asked.paths[0]}\nrename to {asked.paths[1]}\n"
         pieces: list[bytes] = []
@@ -340,15 +355,31 @@ class Asking:
 ABSENT: Final = "absent"
 
 
+LED: Final = "led to "
+"""Begins the stamp of a path that has symbolic links. Where nothing is yet, only this tells two targets apart."""
+
+
 def _difference(before: str, now: str) -> str:
     """Return what has become of a path, in words."""
+    if LED in before or LED in now:
+        return "was changed, or leads elsewhere,"
     if now == ABSENT:
         return "has gone"
     return "was made" if before == ABSENT else "was changed"
 
 
+def _follows(verb: str) -> bool:
+    """Whether a verb follows a symbolic link that its path is."""
+    return verb in ("write", "edit", "upload_files", *READING)
+
+
 def _stamped(volume: Volume, inner: str, follow: bool, key: bytes) -> str:
-    attr = resolve(volume, inner, follow=follow).attr
+    place = resolve(volume, inner, follow=follow)
+    led = "" if place.path == inner else f"{LED}{digest(key, place.path.encode('utf-8', 'surrogatepass')).hex()} "
+    return led + _found(volume, place.attr, key)
+
+
+def _found(volume: Volume, attr: Attr | None, key: bytes) -> str:
     if attr is None:
         return ABSENT
     if attr.is_dir:

@@ -267,3 +267,21 @@ def test_snapshots_and_branches_have_them_and_undo_brings_them_back(url: str, tm
         if keeps_snapshots:
             mount.undo(taken)
         assert shown(directory) == before
+
+
+def test_a_move_into_another_route_keeps_them_and_gives_no_others(url: str, tmp_path: Path, serve: Serve) -> None:
+    """The default ACLs of a directory that is moved, and of the one it is moved to, are not those of files in it."""
+    server = serve(url, routes={"/there": "memory:"}, options=OPTIONS)
+    directory, there = server.path / "moved", server.path / "there/into"
+    script = """
+    umask 0; mkdir moved there/into moved/own; echo 1 > moved/private; echo 2 > moved/shared; chmod 660 moved/*
+    setfacl -m u:65533:r moved/shared; setfacl -d -m u:65533:rwx moved; setfacl -d -m g:65532:rwx there/into
+    """
+    subprocess.run(["sh", "-euc", script], cwd=server.path, check=True)
+    before = shown(directory)
+    with fusebackend.connect(server.path) as files:
+        assert files.move("/moved", "/there/into/moved").error is None
+        assert shown(there / "moved") == before
+        assert files.move("/there/into/moved", "/back").error is None
+    assert shown(server.path / "back") == before
+    assert not may(server.path / "back/private", os.O_RDONLY)

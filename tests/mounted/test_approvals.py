@@ -218,6 +218,21 @@ class TestAVerb:
         assert done.state == "failed", done
         assert [text_of(free, path) for path in ("/prod/a", "/prod/other")] == ["one\n", "one\n"]
 
+    def test_by_a_link_that_leads_elsewhere_by_then_makes_no_other_file(
+        self, shared: Mounted, agent: Client, free: Client
+    ) -> None:
+        """Neither is there when it is asked for, and the directory of both was met on the way."""
+        (shared.path / "plain").mkdir()
+        link = shared.path / "plain/link"
+        link.symlink_to("../prod/dir/harmless")
+        number = asked(agent.upload_files([("/plain/link", b"by link")])[0].error, free)
+        assert free.approval(number).title.endswith("(/plain/link leads to /prod/dir/harmless)")
+        link.unlink()
+        link.symlink_to("../prod/dir/authorized_keys")
+        done = free.approve(number)
+        assert sorted(each.name for each in (shared.path / "prod/dir").iterdir()) == ["b"], done
+        assert done.state == "failed" and "leads elsewhere" in str(done.reason)
+
     def test_of_several_files_makes_what_is_allowed_and_asks_for_the_rest(self, agent: Client, free: Client) -> None:
         answers = agent.upload_files(
             [("/plain/1", b"1"), ("/prod/2", b"2"), ("/prod/locked/3", b"3"), ("/prod/4", b"4")]
@@ -337,6 +352,14 @@ class TestReading:
         found = reader.download_files(["/asked/b", "/asked/a"])
         assert [each.content for each in found] == [b"b", b"key\n"]
 
+    def test_by_a_link_says_where_it_leads(self, shared: Mounted, reader: Client, free: Client) -> None:
+        (shared.path / "plain").mkdir()
+        (shared.path / "plain/link").symlink_to("../asked/a")
+        number = asked(reader.read("/plain/link").error, free)
+        assert free.approval(number).change == "read /plain/link (/plain/link leads to /asked/a)\n"
+        free.approve(number)
+        assert reader.read("/plain/link").error is None
+
     def test_by_a_path_of_the_view(self, free: Client) -> None:
         path = "/.fusebackend/views/agent/asked/a"
         free.approve(asked(free.read(path).error, free))
@@ -362,6 +385,11 @@ class TestReading:
 
 
 class TestACommand:
+    def test_is_shown_with_its_input(self, agent: Client, free: Client) -> None:
+        agent.run("sh", cwd="/work", stdin=b"rm -r /draft\n")
+        (found,) = waiting(free)
+        assert free.approval(found.number).change == "sh\nstandard input:\nrm -r /draft\n"
+
     def test_starts_when_it_is_approved(self, agent: Client, free: Client) -> None:
         answer = agent.run("echo there; cat > out", cwd="/work", stdin=b"in")
         assert answer.exit_code == 126

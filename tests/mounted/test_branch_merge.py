@@ -141,6 +141,23 @@ def test_a_part_is_merged(mounted: Mounted) -> None:
     assert not (mounted.path / "src/new").exists()
 
 
+def test_attributes_of_a_file_with_several_names_are_merged(mounted: Mounted) -> None:
+    """Each name was a step, and the second was taken for changed in main by the first."""
+    tops = mounted.path, mounted.path / "src"
+    for top in tops:
+        (top / "other").hardlink_to(top / "run.sh")
+        (top / "notes/third").hardlink_to(top / "run.sh")
+    branch = branch_of(mounted)
+    for top in (branch, branch / "src"):
+        (top / "run.sh").chmod(0o750)
+    command(mounted, "branch", "merge", "work")
+    for top in tops:
+        shown = [(top / name).stat() for name in ("run.sh", "other", "notes/third")]
+        assert {(each.st_mode & 0o777, each.st_nlink, each.st_ino) for each in shown} == {(0o750, 3, shown[0].st_ino)}
+    command(mounted, "undo")
+    assert (mounted.path / "other").stat().st_mode & 0o777 == 0o644
+
+
 def test_a_file_that_is_open_for_writing_is_refused(mounted: Mounted) -> None:
     branch = branch_of(mounted)
     (branch / "old.txt").write_text("branch\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -166,6 +167,31 @@ class TestTheKernel:
         (tree(viewed) / "log/new").write_text("new\n")
         assert (viewed.path / "log/l.txt").read_text() == path.read_text() == "one\ntwo\n"
         assert (viewed.path / "log/new").read_text() == "new\n"
+
+    def test_a_write_where_reading_is_denied_is_made_and_no_error(self, viewed: Mounted) -> None:
+        fd = os.open(tree(viewed) / "drop/in", os.O_WRONLY | os.O_APPEND)
+        try:
+            assert os.write(fd, b"more\n") == 5
+        finally:
+            os.close(fd)
+        assert (viewed.path / "drop/in").read_text() == "needle dropped\nmore\n"
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give capabilities")
+    @pytest.mark.parametrize("name", ["drop/in", "log/l.txt"])
+    def test_a_write_takes_privileges_away(self, name: str, viewed: Mounted) -> None:
+        """Who may append to a program would have other bytes run with its privileges."""
+        file = viewed.path / name
+        with contextlib.suppress(OSError):  # `store:` has neither
+            os.setxattr(file, "security.capability", bytes.fromhex("0100000200040000000000000000000000000000"))
+        file.chmod(0o4755)
+        fd = os.open(tree(viewed) / name, os.O_WRONLY | os.O_APPEND)
+        try:
+            assert os.write(fd, b"more\n") == 5
+        finally:
+            os.close(fd)
+        with pytest.raises(OSError, match=r"No data|not supported"):
+            os.getxattr(file, "security.capability")
+        eventually(lambda: stat.S_IMODE(file.stat().st_mode) == 0o755, 10)
 
     def test_links_and_descriptors_lead_nowhere_else(self, viewed: Mounted) -> None:
         view = tree(viewed)

@@ -197,6 +197,7 @@ class _Planner:
         self._changed: set[Item] = set()  # of main, by a step
         self._updates: list[_Update] = []
         self._leaders: dict[tuple[AgentPath, int], Item] = {}  # a node of the branch → a file of main with its bytes
+        self._given: dict[tuple[AgentPath, int], State] = {}  # a node of main with several names → its new attributes
         self._parked = 0
         self._decide()
         self._emit()
@@ -622,6 +623,11 @@ class _Planner:
             self.result.steps.append(Step("link", item.prefix, item.path, leader.path, stamp=_stamp(item)))
             self._changed.add(leader)
             return
+        if word == "attributes" and item.nlink > 1:
+            # Another name of the file: it has the attributes by then, and would be taken for changed in main.
+            given = self._given.setdefault((item.prefix, item.node), update.state)
+            if given is not update.state and given == update.state:
+                return
         self.result.steps.append(
             Step(word, item.prefix, item.path, state=update.state, item=branch, data=update.data, stamp=_stamp(item))
         )
