@@ -949,6 +949,13 @@ class HistoryFile:
         )
         return bool(rows)
 
+    def is_within(self, time_ns: int) -> bool:
+        """Return True for a time at which a call had begun and had not ended."""
+        rows = self._read(
+            "SELECT 1 FROM calls WHERE (ended_ns IS NULL OR ended_ns >= ?) AND began_ns < ? LIMIT 1", (time_ns, time_ns)
+        )
+        return bool(rows)
+
     def begin(self, call: Call) -> int:
         """Return the number of the last record before those of a call.
 

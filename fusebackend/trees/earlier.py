@@ -6,7 +6,8 @@ itself, with its own node. So it needs no snapshot, and works on every route who
 
 It never guesses. A file can be listed, but not read, if its bytes are lost, or if it was changed after the moment and
 no record says from what: by a call that was changing it already, or behind the mount. Its times show that, but for a
-change within a tick of the clock (some ms) after the moment.
+change behind the mount within a tick of the clock (some ms) after the moment. Where a call had begun, such a tick
+before the moment counts as well: so early may be the stamp of what that call has changed after it.
 Times of directories are the present ones: no record has them. Of calls that overlap, attributes may be those between.
 """
 
@@ -23,6 +24,7 @@ from typing import Final, NamedTuple
 
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import AgentPath
+from fusebackend.base.stamps import TICK_NS
 from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.records import Record
 from fusebackend.history.undo_plan import mount_path
@@ -101,6 +103,7 @@ class EarlierVolume(Volume):
         is_whole = bool(paths) and any(history.has_links(moment.begin, prefix) for prefix in prefixes)
         self._paths = [b"/"] if is_whole else list(paths)
         self._now_ns = time.time_ns()
+        self._since_ns = moment.time_ns - (TICK_NS if history.is_within(moment.time_ns) else 0)
         records = self._records()
         self._last = max(records, default=moment.begin)
         frozen = isinstance(live, SnapshotVolume)
@@ -202,8 +205,8 @@ class EarlierVolume(Volume):
         return attr
 
     def _is_newer(self, mode: int, time_ns: int) -> bool:
-        """Return True for a regular file that was changed at a time after the moment."""
-        return stat.S_ISREG(mode) and self._moment.time_ns < time_ns <= self._now_ns
+        """Return True for a regular file that was changed at a time after the moment, or perhaps was."""
+        return stat.S_ISREG(mode) and self._since_ns < time_ns <= self._now_ns
 
     def _entry(self, parent: int, name: bytes, live: Attr | None) -> Attr | None:
         path = join(self._directories[parent].path, name) if parent != ROOT_NODE else b"/" + name
