@@ -448,11 +448,15 @@ class RuledVolume(NativeVolume):
 
     def getxattr(self, node: int, name: bytes) -> bytes:
         with self.lock:
-            self._may_read(node)
+            if name != acl.ACCESS:
+                self._may_read(node)
+                return self.below.getxattr(node & NODES, name)
+            # The kernel answers access(2) from it, as from the mode, and needs it to let somebody search a directory.
             value = self.below.getxattr(node & NODES, name)
-            if name == acl.ACCESS and (bits := own_bits(node)):  # the kernel answers access(2) from it
-                return acl.masked(value, 7 & ~_refused_permissions(bits))
-            return value
+            refused = _refused_permissions(own_bits(node))
+            if not refused and self._is_directory(node) and self.view.decide("read", self._path(node)) != "allow":
+                refused = 4
+            return acl.masked(value, 7 & ~refused) if refused else value
 
     def setxattr(self, node: int, name: bytes, value: bytes) -> None:
         with self.lock:

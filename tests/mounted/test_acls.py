@@ -285,3 +285,27 @@ def test_a_move_into_another_route_keeps_them_and_gives_no_others(url: str, tmp_
         assert files.move("/there/into/moved", "/back").error is None
     assert shown(server.path / "back") == before
     assert not may(server.path / "back/private", os.O_RDONLY)
+
+
+def test_a_view_masks_them_as_it_does_modes(url: str, tmp_path: Path, serve: Serve) -> None:
+    """A directory that may not be read can be searched, and a file that may not be read can be written."""
+    (tmp_path / "views.toml").write_text(
+        '[views.v]\nrules = [{ operations = ["read"], paths = ["/closed", "/drop"], mode = "deny" }]\n'
+    )
+    server = serve(url, options=OPTIONS, config=tmp_path / "views.toml")
+    closed, drop = server.path / "closed", server.path / "drop"
+    closed.mkdir()
+    (closed / "file").write_text("x")
+    (closed / "file").chmod(0o644)
+    drop.write_text("x")
+    drop.chmod(0o600)
+    closed.chmod(0o700)
+    for path, entry in ((closed, "rwx"), (drop, "rw")):
+        allow(path, "-m", f"u:{OTHER}:{entry}")
+        assert may(path, os.O_RDONLY)
+    view = server.path / ".fusebackend/views/v"
+    assert may(view / "closed/file", os.O_RDONLY)
+    assert not may(view / "closed", os.O_RDONLY)
+    assert may(view / "drop", os.O_WRONLY)
+    assert not may(view / "drop", os.O_RDONLY)
+    assert not may(view / "closed/file", os.O_RDONLY, user=OTHER + 5)
