@@ -147,6 +147,8 @@ class InMemoryVolume(TreeVolume, SnapshotVolume):
     def statfs(self) -> StatFs:
         with self.lock:
             used = sum(inode.blocks for inode in self._inodes.values()) // 8
+            if self._snapshots:  # they take memory, too
+                used += self.snapshot_bytes() // 4096
             page_bytes = os.sysconf("SC_PAGE_SIZE")
             free = os.sysconf("SC_AVPHYS_PAGES") * page_bytes // 4096
             return StatFs(4096, used + free, free, len(self._inodes) + 2**31, 2**31)

@@ -81,3 +81,14 @@ def test_nothing_is_left_of_deleted_snapshots() -> None:
         volume.delete_snapshot(str(number))
     for history in (volume._old_inodes, volume._old_names, volume._old_chunks):
         assert (history._values, history._nodes, history.done) == ({}, {}, set())
+
+
+def test_what_snapshots_hold_is_used() -> None:
+    """Else `df` would say that the files as they are take less than nothing."""
+    volume = InMemoryVolume()
+    file_of(volume, 1 << 20, b"large")
+    volume.take_snapshot("held")
+    volume.unlink(ROOT_NODE, b"large")
+    disk = volume.statfs()
+    used_bytes = (disk.blocks - disk.blocks_free) * disk.block_bytes
+    assert 1 << 20 <= volume.snapshot_bytes() <= used_bytes
