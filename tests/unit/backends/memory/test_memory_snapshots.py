@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tracemalloc
 
 import hypothesis
@@ -86,7 +87,7 @@ def test_nothing_is_left_of_deleted_snapshots() -> None:
 def test_what_snapshots_hold_is_used() -> None:
     """Else `df` would say that the files as they are take less than nothing."""
     volume = InMemoryVolume()
-    file_of(volume, 1 << 20, b"large")
+    volume.release(file_of(volume, 1 << 20, b"large"), os.O_RDWR)
     volume.take_snapshot("held")
     volume.unlink(ROOT_NODE, b"large")
     disk = volume.statfs()
