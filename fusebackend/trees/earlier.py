@@ -112,7 +112,8 @@ class EarlierVolume(Volume):
         replay.run()
         self._versions = {path.rstrip(b"/"): each for path, each in replay.now.items()}
         self._linked = replay.linked
-        self._counted = {each.node for each in records.values() if each.linked}  # another name moves the ctime, too
+        # A change of another name moves the ctime, too.
+        self._counted = {each.node for each in records.values() if each.linked or each.kind in ("rename", "exchange")}
         self._names: dict[bytes, set[bytes]] = {}
         for path, version in self._versions.items():
             if version is not None and path:

@@ -104,6 +104,7 @@ def files_of(volume: EarlierVolume) -> dict[bytes, Any]:
 @pytest.mark.parametrize("kind", ["memory", "dir"])
 @settings(max_examples=examples(40))
 @given(first=STEPS, steps=STEPS)
+@example([], [("create", "X", 0, 0, 0), ("link", "X", 0, 26, 0), ("rename", "X", 0, 0, 1), ("rename", "X", 0, 1, 0)])
 def test_the_state_before_each_call_is_exact(kind: str, first: Any, steps: Any) -> None:
     with place_of(kind) as place:
         make(place, first)
