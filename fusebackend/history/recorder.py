@@ -52,9 +52,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-ATTRIBUTES, CONTENT, MADE, AGAIN = 1, 2, 4, 8
+ATTRIBUTES, CONTENT, MADE, AGAIN, PARTED = 1, 2, 4, 8, 16
 """How far the changes of a file by a call are recorded: its attributes; its bytes; it was made by the call; its bytes,
-once more after another call had changed them."""
+once more after another call had changed them; the call has taken a name from it."""
 
 STAMPED: Final = 500
 """Records that are stamped at a time. A call may have 100,000: all of them at once would leave Python's heap large."""
@@ -135,6 +135,11 @@ class VolumeRecords:
         mark = self.marks.get(node)
         return mark is not None and mark.call is call and bool(mark.how & (CONTENT | MADE | AGAIN))
 
+    def part(self, call: OpenCall, node: int) -> None:
+        """Note that a file which a call has changed has lost one of its names in it."""
+        if self.is_last(call, node):
+            self.own(call, node, PARTED)
+
     def disown(self, call: OpenCall, node: int) -> None:
         """The change was not made."""
         if self.is_last(call, node):
@@ -206,13 +211,15 @@ class Recorder:
 
     # -- before and after a change ---------------------------------------------------------------------------------
 
-    def keep(self, call: OpenCall, volume: Volume, attr: Attr) -> Kept:
-        """Keep a file as it is, before a change of its bytes or its removal."""
+    def keep(self, call: OpenCall, volume: Volume, attr: Attr, *, replaced: bool = False) -> Kept:
+        """Keep a file as it is, before a change of its bytes or its removal. `replaced` is one that a rename removes: its
+        image alone says which it is, for names that the call has taken from it before."""
         node, is_file, ctime_ns = attr.node, stat.S_ISREG(attr.mode), attr.ctime_ns
         records = self.of(volume)
         before = state_of(volume, attr)
         image = None
-        if is_file and (attr.nlink > 1 or not records.has_bytes(call, node)):
+        is_parted = replaced and records.how(call, node) & PARTED
+        if is_file and (attr.nlink > 1 or is_parted or not records.has_bytes(call, node)):
             # Its node says which file a name led to that comes back as a link.
             image = self.images.keep(volume, attr)._replace(node=node)
         identity = None
@@ -509,6 +516,8 @@ class RecordingVolume:
                 linked = kept.before.nlink > 1 and not stat.S_ISDIR(kept.before.mode)
                 path = partial(self._path, parent, name)
                 pending = _Pending(self, call, "remove", path, kept, node=kept.node, linked=linked)
+                if linked:
+                    self.records.part(call, kept.node)
             self._change(pending, remove, parent, name)
             if pending is not None:
                 self._moved.pop(pending.node, None)
@@ -528,8 +537,11 @@ class RecordingVolume:
                     kind = "exchange"
                     moved.append((replaced, path))
                 elif replaced is not None and replaced.node != attr.node:
-                    kept = self.recorder.keep(call, self._volume, replaced)
+                    kept = self.recorder.keep(call, self._volume, replaced, replaced=True)
                 linked = kept is not None and kept.before.nlink > 1 and not stat.S_ISDIR(kept.before.mode)
+                if linked:
+                    assert kept is not None
+                    self.records.part(call, kept.node)
                 # Two names of one file: POSIX leaves both.
                 if replaced is None or replaced.node != attr.node:
                     pending = _Pending(

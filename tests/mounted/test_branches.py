@@ -71,7 +71,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def mounted(serve: Serve, url: str) -> Mounted:
-    return serve(url, routes={"/notes": "memory:"}, options=MANUAL)
+    return serve(url, routes={"/notes": "memory:"}, options=MANUAL, limit_s=mounts.LIFE_LIMIT_S + STEPS)
 
 
 @pytest.fixture

@@ -87,7 +87,7 @@ class Replay:
     def _old(self, record: Record, node: int) -> File:
         """The file of a record, as it was before it."""
         assert record.before is not None
-        file = self._nodes.get(node) if record.linked else None
+        file = self._nodes.get(node) if record.linked and node else None
         if file is None:
             file = File(0)
             if node:
@@ -117,7 +117,7 @@ class Replay:
     def _rename(self, record: Record) -> None:
         self._move(record.to_path, record.path)
         if record.before is not None:
-            self.tree[record.to_path] = self._old(record, 0)
+            self.tree[record.to_path] = self._old(record, 0 if record.image is None else record.image.node)
 
     def _exchange(self, record: Record) -> None:
         self._move(record.to_path, b"aside")

@@ -575,3 +575,19 @@ def test_a_route_that_is_gone_is_named(recorded: Recorded, files: Files) -> None
     recorded.volumes.clear()
     (conflict,) = recorded.undoing.undo().conflicts
     assert conflict.reason == "belongs to a route that is not mounted any more"
+
+
+def test_a_file_that_lost_its_names_one_by_one_has_them_again(recorded: Recorded, files: Files) -> None:
+    """The last one to a file that was renamed over it."""
+    with recorded.call():
+        files.write("/one", b"before")
+        files.link("/one", "/other")
+    before = files.dump()
+    with recorded.call():
+        files.write("/one", b"after!")
+        files.remove("/other")
+        files.write("/other", b"new")
+        files.rename("/other", "/one")
+    check(recorded)
+    assert files.dump() == before
+    assert files.attr("/one").node == files.attr("/other").node
