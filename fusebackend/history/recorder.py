@@ -212,8 +212,12 @@ class Recorder:
     # -- before and after a change ---------------------------------------------------------------------------------
 
     def keep(self, call: OpenCall, volume: Volume, attr: Attr, *, replaced: bool = False) -> Kept:
-        """Keep a file as it is, before a change of its bytes or its removal. `replaced` is one that a rename removes: its
-        image alone says which it is, for names that the call has taken from it before."""
+        """Keep a file as it is, before a change of its bytes or its removal.
+
+        Args:
+            replaced: a rename removes it. Its image alone says which one it is, for names that the call has taken from
+                it before.
+        """
         node, is_file, ctime_ns = attr.node, stat.S_ISREG(attr.mode), attr.ctime_ns
         records = self.of(volume)
         before = state_of(volume, attr)
