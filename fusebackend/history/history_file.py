@@ -949,10 +949,17 @@ class HistoryFile:
         )
         return bool(rows)
 
-    def is_within(self, time_ns: int) -> bool:
-        """Return True for a time at which a call had begun and had not ended."""
+    def was_changing(self, prefix: AgentPath, node: int, number: int, time_ns: int) -> bool:
+        """Return True if a call had changed a file at a time, and had not ended: it may change it on without a record.
+
+        Args:
+            number: of the last record before that time.
+            time_ns: since the epoch.
+        """
         rows = self._read(
-            "SELECT 1 FROM calls WHERE (ended_ns IS NULL OR ended_ns >= ?) AND began_ns < ? LIMIT 1", (time_ns, time_ns)
+            "SELECT 1 FROM calls WHERE (ended_ns IS NULL OR ended_ns >= ?) AND began_ns < ? AND EXISTS "
+            "(SELECT 1 FROM records WHERE call = calls.number AND node = ? AND prefix = ? AND number <= ?) LIMIT 1",
+            (time_ns, time_ns, node, to_name(prefix), number),
         )
         return bool(rows)
 

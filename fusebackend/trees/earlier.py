@@ -6,8 +6,8 @@ itself, with its own node. So it needs no snapshot, and works on every route who
 
 It never guesses. A file can be listed, but not read, if its bytes are lost, or if it was changed after the moment and
 no record says from what: by a call that was changing it already, or behind the mount. Its times show that, but for a
-change behind the mount within a tick of the clock (some ms) after the moment. Where a call had begun, such a tick
-before the moment counts as well: so early may be the stamp of what that call has changed after it.
+change behind the mount within a tick of the clock (some ms) after the moment. Of a file that a call was changing, such
+a tick before the moment counts as well: so early may be the stamp of what that call has changed after it.
 Times of directories are the present ones: no record has them. Of calls that overlap, attributes may be those between.
 """
 
@@ -103,7 +103,6 @@ class EarlierVolume(Volume):
         is_whole = bool(paths) and any(history.has_links(moment.begin, prefix) for prefix in prefixes)
         self._paths = [b"/"] if is_whole else list(paths)
         self._now_ns = time.time_ns()
-        self._since_ns = moment.time_ns - (TICK_NS if history.is_within(moment.time_ns) else 0)
         records = self._records()
         self._last = max(records, default=moment.begin)
         frozen = isinstance(live, SnapshotVolume)
@@ -201,13 +200,18 @@ class EarlierVolume(Volume):
         self._where.setdefault(attr.node, path)
         if attr.is_dir:
             self._directories.setdefault(attr.node, _Directory(path, attr.node))
-        elif self._is_newer(attr.mode, attr.mtime_ns if attr.node in self._counted else attr.ctime_ns):
+        elif self._is_newer(attr.node, attr.mode, attr.mtime_ns if attr.node in self._counted else attr.ctime_ns):
             return self._known(path, Version(state_of(self._live, attr), None, _UNKNOWN))
         return attr
 
-    def _is_newer(self, mode: int, time_ns: int) -> bool:
-        """Return True for a regular file that was changed at a time after the moment, or perhaps was."""
-        return stat.S_ISREG(mode) and self._since_ns < time_ns <= self._now_ns
+    def _is_newer(self, node: int, mode: int, time_ns: int) -> bool:
+        """Return True for a regular file that was changed at a time after the moment, or may have been."""
+        moment = self._moment
+        if not stat.S_ISREG(mode) or not moment.time_ns - TICK_NS < time_ns <= self._now_ns:
+            return False
+        return time_ns > moment.time_ns or any(
+            self._history.was_changing(prefix, node, moment.begin, moment.time_ns) for prefix in self._prefixes
+        )
 
     def _entry(self, parent: int, name: bytes, live: Attr | None) -> Attr | None:
         path = join(self._directories[parent].path, name) if parent != ROOT_NODE else b"/" + name
@@ -275,7 +279,7 @@ class EarlierVolume(Volume):
         version = self._own.get(node)
         if version is None or not stat.S_ISREG(version.state.mode):
             return
-        if version.source is None or self._is_newer(version.state.mode, version.state.mtime_ns):
+        if version.source is None or self._is_newer(version.node, version.state.mode, version.state.mtime_ns):
             raise self._unknown(node, version)
 
     def _unknown(self, node: int, version: Version) -> OSError:

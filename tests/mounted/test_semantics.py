@@ -997,6 +997,24 @@ def _names_and_bytes(top: Path) -> dict[str, bytes | None]:
     return {str(path.relative_to(top)): path.read_bytes() if path.is_file() else None for path in top.rglob("*")}
 
 
+def test_a_call_in_a_branch_is_a_call(tmp_path: Path, serve: Serve) -> None:
+    mounted = serve(f"sqlite:{tmp_path}/volume.db", options=["history=on"]).path
+    (mounted / "one").write_text("of the mount\n")
+    with fusebackend.connect(mounted) as client:
+        client.create_branch("b")
+        branch = mounted / ".fusebackend/branches/b"
+        of_mount = client.log(limit=1)[0].call
+        name = client.begin_call("work in the branch")
+        subprocess.run(["bash", "-euc", "echo changed > one; mkdir d; echo 2 > d/two"], cwd=branch, check=True)
+        call = client.end_call(name)
+        assert client.log(limit=1)[0].call == of_mount, "the log is about the mount"
+        assert [each.call for each in client.log(branch="b")] == [call]
+        undone = client.undo(call)
+        assert undone.conflicts == []
+        assert (branch / "one").read_text() == "of the mount\n" and not (branch / "d").exists()
+        assert client.merge_branch("b").changes == []
+
+
 def test_a_view_shows_what_its_rules_allow(tmp_path: Path, serve: Serve) -> None:
     config = tmp_path / "views.toml"
     config.write_text(

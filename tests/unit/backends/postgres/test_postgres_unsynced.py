@@ -169,7 +169,10 @@ def test_many_unsynced_nodes_are_synced_before_the_next(
     monkeypatch.undo()
     crash(server, volume)
     names = {name for name, _ in volume.readdir(ROOT_NODE, b"", 100)}
-    assert names == {b"a", *(b"%d" % number for number in range(12))}
+    assert names - {b"b"} == {
+        b"a",
+        *(b"%d" % number for number in range(12)),
+    }  # the server may have written b by itself
 
 
 def test_nothing_that_was_fsynced_is_lost_and_every_loss_is_told(
