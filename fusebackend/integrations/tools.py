@@ -249,6 +249,7 @@ class Log(Arguments):
     paths: Annotated[list[str], _about("only calls that changed something at or below one of these")] = []
     by: Annotated[str | None, _about("an agent, thread, tool call, program or user id")] = None
     since: Annotated[str | None, _about("such as 10m, 14:05, yesterday")] = None
+    branch: Annotated[str | None, _about("calls that changed this branch, not those of the mount")] = None
     limit: Annotated[int, _about("of calls", ge=1, le=1000)] = 20
     cursor: Cursor = 0
 
@@ -256,7 +257,15 @@ class Log(Arguments):
 @_tool(Log, of_all=True)
 async def log(files: Client, asked: Log) -> Iterable[str]:
     """Show the calls that changed files, the newest first: name, begin, who, number of changes, what it was."""
-    calls = await _aside(files, "log", by=asked.by, since=asked.since, paths=tuple(asked.paths), limit=asked.limit)
+    calls = await _aside(
+        files,
+        "log",
+        by=asked.by,
+        since=asked.since,
+        paths=tuple(asked.paths),
+        limit=asked.limit,
+        branch=asked.branch,
+    )
     return [
         "\t".join(
             (
@@ -308,6 +317,9 @@ async def blame(files: Client, asked: Blame) -> Iterable[str]:
 class Undo(Arguments):
     calls: Annotated[list[str], _about("such as c42; without any the newest call that is not undone yet")] = []
     by: Annotated[str | None, _about("the calls of this agent, thread, tool call, program or user id")] = None
+    branch: Annotated[str | None, _about("without calls: the newest one in this branch, not in the mount")] = (
+        None
+    )
     keep_newer: Annotated[bool, _about("leave what later calls changed as well as it is")] = False
     merge_lines: Annotated[bool, _about("merge it by lines")] = False
     dry_run: Annotated[bool, _about("only say what would be done")] = False
@@ -321,6 +333,7 @@ async def undo(files: Client, asked: Undo) -> Iterable[str]:
         "undo",
         *asked.calls,
         by=asked.by,
+        branch=asked.branch,
         keep_newer=asked.keep_newer,
         merge_lines=asked.merge_lines,
         dry_run=asked.dry_run,

@@ -127,6 +127,10 @@ def test_every_tool(mount: Mounted, mode: str) -> None:
             await says("write", path=f"{branch}{top}/new.md", content="of the branch\n")
             await says("edit", path=f"{branch}{top}/b.md", old_string="one", new_string="branch")
             await says("edit", path=f"{top}/b.md", old_string="one", new_string="main")
+            logged = (await says("log", branch=mode, limit=5)).splitlines()
+            assert len(logged) == 2 and logged[0].startswith("c"), logged
+            await says("write", path=f"{branch}{top}/spare.md", content="not wanted\n")
+            assert "undone" in await says("undo", branch=mode)
             refused = await says("branch_merge", name=mode)
             assert refused.startswith(f"error: {top}/b.md: ") and refused.endswith("keep or merge_lines decide it")
             merged = await says("branch_merge", name=mode, paths=[f"{top}/new.md"])
