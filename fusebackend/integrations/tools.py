@@ -317,9 +317,7 @@ async def blame(files: Client, asked: Blame) -> Iterable[str]:
 class Undo(Arguments):
     calls: Annotated[list[str], _about("such as c42; without any the newest call that is not undone yet")] = []
     by: Annotated[str | None, _about("the calls of this agent, thread, tool call, program or user id")] = None
-    branch: Annotated[str | None, _about("without calls: the newest one in this branch, not in the mount")] = (
-        None
-    )
+    branch: Annotated[str | None, _about("without calls: the newest one in this branch, not in the mount")] = None
     keep_newer: Annotated[bool, _about("leave what later calls changed as well as it is")] = False
     merge_lines: Annotated[bool, _about("merge it by lines")] = False
     dry_run: Annotated[bool, _about("only say what would be done")] = False
