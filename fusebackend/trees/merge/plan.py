@@ -391,8 +391,9 @@ class _Planner:
 
     def _decide_move(self, base: Item, branch: Item, main: Item) -> None:
         if self._pairs.is_moved_in_main(base, main):
-            if self._is_at_place(branch, main):
-                return
+            there = self._occupant(branch)
+            if self._is_at_place(branch, main) or (there is not None and there.key == main.key is not None):
+                return  # by this name or another one
             words = f"renamed in main, and to '{branch.shown}' in the branch"
             if self._conflict(main, words) != "branch":
                 return

@@ -320,3 +320,11 @@ def test_a_file_that_was_changed_and_renamed_is_merged_once(trees: Three, tmp_pa
     assert not run(trees, tmp_path).plan.conflicts
     again = planned(trees)
     assert (again.conflicts, again.steps) == ([], [])
+
+
+def test_a_file_with_a_new_link_that_both_have_renamed_is_no_conflict(trees: Three) -> None:
+    for volume in (trees.branch, trees.main):
+        link(volume, b"a", b"also")
+        rename(volume, b"a", b"new")
+    found = planned(trees)
+    assert (found.conflicts, found.steps) == ([], [])
