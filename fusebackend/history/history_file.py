@@ -444,27 +444,13 @@ class HistoryFile:
                 self._ended_ns = max(self._ended_ns + 1, self._time_ns())
                 self._put(_END, (self._ended_ns, number))
 
-    def add(
-        self,
-        call: int,
-        prefix: AgentPath,
-        kind: RecordKind,
-        path: bytes,
-        *,
-        to_path: bytes = b"",
-        node: int = 0,
-        linked: bool = False,
-        before: State | None = None,
-        image: Image | None = None,
-        after: Stamp | None = None,
-        identity: bytes | None = None,
-    ) -> int:
-        """Add a record to a call that is open; returns its number. The arguments are fields of `Record`.
+    def add(self, call: int, prefix: AgentPath, kind: RecordKind, path: bytes, **fields: Any) -> int:
+        """Add a record to a call that is open; returns its number.
 
         Args:
-            identity: of the file, where it has one (`Volume.lasting`).
+            fields: further fields of `Record`, and `identity` of the file, where it has one (`Volume.lasting`).
         """
-        entry = self._entry(call, prefix, kind, path, to_path, node, linked, before, image, after, identity)
+        entry = self._entry(call, prefix, kind, path, **fields)
         with self._guard:
             self._record += 1
             entry.number = self._record
@@ -480,6 +466,7 @@ class HistoryFile:
         prefix: AgentPath,
         kind: RecordKind,
         path: bytes,
+        *,
         to_path: bytes = b"",
         node: int = 0,
         linked: bool = False,

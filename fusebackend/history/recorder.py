@@ -81,6 +81,19 @@ class Kept(NamedTuple):
     identity: bytes | None = None
     """Of a file with several names, see `Volume.lasting`."""
 
+    @property
+    def is_linked(self) -> bool:
+        """True for a file with several names."""
+        return self.before.nlink > 1 and not stat.S_ISDIR(self.before.mode)
+
+
+def _with(kept: Kept | None, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a record, with those of the file as it was kept."""
+    if kept is None:
+        return fields
+    own = {"node": kept.node, "identity": kept.identity, "before": kept.before, "image": kept.image}
+    return {**own, **fields}
+
 
 class VolumeRecords:
     """The files of one volume that calls have changed, for all routes and trees that show it.
@@ -241,21 +254,13 @@ class Recorder:
         self, call: OpenCall, prefix: AgentPath, kind: RecordKind, path: bytes, kept: Kept | None = None, **fields: Any
     ) -> int:
         """Add a record to a call."""
-        number = self.calls.number(call)
-        if kept is None:
-            return self.history.add(number, prefix, kind, path, **fields)
-        given = {"node": kept.node, "identity": kept.identity, **fields}
-        return self.history.add(number, prefix, kind, path, before=kept.before, image=kept.image, **given)
+        return self.history.add(self.calls.number(call), prefix, kind, path, **_with(kept, fields))
 
     def reserve(
         self, call: OpenCall, prefix: AgentPath, kind: RecordKind, path: bytes, kept: Kept | None, **fields: Any
     ) -> Entry:
         """Return a record of a change that is about to be committed, see `HistoryFile.reserve`."""
-        number = self.calls.number(call)
-        if kept is None:
-            return self.history.reserve(number, prefix, kind, path, **fields)
-        given = {"node": kept.node, "identity": kept.identity, **fields}
-        return self.history.reserve(number, prefix, kind, path, before=kept.before, image=kept.image, **given)
+        return self.history.reserve(self.calls.number(call), prefix, kind, path, **_with(kept, fields))
 
     def failed(self, error: BaseException, what: str, call: OpenCall | None = None) -> None:
         """Something could not be recorded.
@@ -517,10 +522,9 @@ class RecordingVolume:
                 attr = self._volume.lookup(parent, name)
                 turns.take(attr)
                 kept = self.recorder.keep(call, self._volume, attr)
-                linked = kept.before.nlink > 1 and not stat.S_ISDIR(kept.before.mode)
                 path = partial(self._path, parent, name)
-                pending = _Pending(self, call, "remove", path, kept, node=kept.node, linked=linked)
-                if linked:
+                pending = _Pending(self, call, "remove", path, kept, node=kept.node, linked=kept.is_linked)
+                if kept.is_linked:
                     self.records.part(call, kept.node)
             self._change(pending, remove, parent, name)
             if pending is not None:
@@ -542,9 +546,9 @@ class RecordingVolume:
                     moved.append((replaced, path))
                 elif replaced is not None and replaced.node != attr.node:
                     kept = self.recorder.keep(call, self._volume, replaced, replaced=True)
-                linked = kept is not None and kept.before.nlink > 1 and not stat.S_ISDIR(kept.before.mode)
-                if linked:
-                    assert kept is not None
+                linked = False
+                if kept is not None and kept.is_linked:
+                    linked = True
                     self.records.part(call, kept.node)
                 # Two names of one file: POSIX leaves both.
                 if replaced is None or replaced.node != attr.node:

@@ -10,8 +10,8 @@ that is not there, waits for an earlier one to decide; until then, so do those t
 bytes and attributes from before its record is no change, made or not: nothing follows from it for others.
 
 A volume that keeps a log (`SnapshotVolume.keep_log`) has a record of each change that was made, whatever others have
-done since, and one that was made says nothing of those before it. So only records are looked at that are there before
-the change: of what a verb, an undo or a merge was about to do when the server was killed.
+done since, and a change that was made says nothing of those before it. So only records are looked at that are there
+before the change: of what a verb, an undo or a merge was about to do when the server was killed.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from fusebackend.base import paths
 from fusebackend.base.paths import PathError
 from fusebackend.protocol import (
     AGENT_VERBS,
+    READING,
     VERBS,
     Actor,
     ApprovalInfo,
@@ -39,7 +40,7 @@ from fusebackend.protocol import (
 DECISIONS = ("approve", "reject")
 """Of langchain's types of decisions, those that a request can have: what was asked is what happens."""
 
-ASKING = frozenset({"read", "download_files"}) | {verb.name for verb in VERBS.values() if verb.changes}
+ASKING = frozenset(READING) | {verb.name for verb in VERBS.values() if verb.changes}
 """The verbs that a view can interrupt, besides `execute`."""
 
 HOW = "resume with {'decisions': [{'type': 'approve'}]}, or 'reject' and a 'message', one for each action request"
@@ -111,8 +112,7 @@ class Approving(SandboxBackendProtocol):
             each
             for each in self._owner.approvals()
             if each.actor.call == task
-            and (verb == "execute") == (each.verb == "execute")
-            and (verb == "execute" or named & set(each.paths))
+            and (each.verb == verb if verb == "execute" else each.verb != "execute" and named & set(each.paths))
         ]
 
     def _request(self, pending: list[ApprovalInfo]) -> dict[str, Any]:

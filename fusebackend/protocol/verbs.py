@@ -26,7 +26,7 @@ from fusebackend.protocol.records import (
 )
 
 __all__ = [
-    "AGENT_VERBS", "DELETE", "DOWNLOAD_FILES", "EDIT", "GLOB", "GREP", "LS", "MOVE", "READ", "SEED_VERBS",
+    "AGENT_VERBS", "DELETE", "DOWNLOAD_FILES", "EDIT", "GLOB", "GREP", "LS", "MOVE", "READ", "READING", "SEED_VERBS",
     "UPLOAD_FILES", "VERBS", "WRITE", "Verb", "not_bytes",
 ]  # fmt: skip
 
@@ -125,6 +125,9 @@ VERBS: dict[str, Verb[Any]] = {
     for verb in (LS, READ, WRITE, EDIT, GREP, GLOB, DELETE, MOVE, UPLOAD_FILES, DOWNLOAD_FILES)
 }  # fmt: skip
 AGENT_VERBS = tuple(VERBS)
+
+READING = (READ.name, DOWNLOAD_FILES.name)
+"""The verbs that give the bytes of files, and change nothing."""
 
 SEED_VERBS = ("ls_info", "grep_raw", "glob_info")
 """Older names (deepagents before 0.7) of `ls`, `grep` and `glob`."""

@@ -297,8 +297,14 @@ class RuledVolume(NativeVolume):
 
     def _may_read(self, node: int) -> None:
         self._refused(node, NO_READ)
-        if not own_bits(node) and self._is_directory(node) and self.view.decide("read", self._path(node)) != "allow":
+        if self._is_closed(node):
             raise oserror(errno.EACCES)
+
+    def _is_closed(self, node: int) -> bool:
+        """Return True for a directory that may not be read."""
+        if own_bits(node) or not self._is_directory(node):
+            return False
+        return self.view.decide("read", self._path(node)) != "allow"
 
     def _is_directory(self, node: int) -> bool:
         return node == ROOT_NODE or node in self._names or self.below.getattr(node & NODES).is_dir
@@ -453,9 +459,7 @@ class RuledVolume(NativeVolume):
                 return self.below.getxattr(node & NODES, name)
             # The kernel answers access(2) from it, as from the mode, and needs it to let somebody search a directory.
             value = self.below.getxattr(node & NODES, name)
-            refused = _refused_permissions(own_bits(node))
-            if not refused and self._is_directory(node) and self.view.decide("read", self._path(node)) != "allow":
-                refused = 4
+            refused = 4 if self._is_closed(node) else _refused_permissions(own_bits(node))
             return acl.masked(value, 7 & ~refused) if refused else value
 
     def setxattr(self, node: int, name: bytes, value: bytes) -> None:

@@ -38,7 +38,7 @@ from fusebackend.history.requests import (
     packed,
 )
 from fusebackend.linux.command import Command
-from fusebackend.protocol import Actor, ApprovalInfo
+from fusebackend.protocol import READING, Actor, ApprovalInfo
 
 log = logging.getLogger(__name__)
 
@@ -71,9 +71,6 @@ MAX_REASON: Final = 500
 BY_KERNEL: Final = "a system call can't wait: use a verb, which asks for an approval"
 
 WAITING: Final = ("pending", "approved")
-
-READING: Final = ("read", "download_files")
-"""Verbs that change nothing. Approved, they are made for their caller alone, once; no bytes are kept."""
 
 
 class CanNotAsk(Exception):

@@ -27,6 +27,7 @@ from fusebackend.history.requests import Asked, Request, digest, new_key, unpack
 from fusebackend.history.undo_plan import whole
 from fusebackend.linux.command import Command
 from fusebackend.protocol import (
+    READING,
     Actor,
     Attr,
     DeleteResult,
@@ -39,7 +40,7 @@ from fusebackend.protocol import (
     current_actor,
 )
 from fusebackend.rules.met import Met
-from fusebackend.server.approvals import MAX_CHANGE_BYTES, READING, Approvals, CanNotAsk, CanNotBeMade, said
+from fusebackend.server.approvals import MAX_CHANGE_BYTES, Approvals, CanNotAsk, CanNotBeMade, said
 from fusebackend.server.rules import Views
 from fusebackend.volumes.placing import NodeSource
 from fusebackend.volumes.walk import entries, resolve
@@ -296,7 +297,7 @@ class Asking:
             raise CanNotAsk(f"'{path}' can't be looked at: {error.strerror}") from None
 
     def _led(self, verb: str, path: AgentPath) -> str:
-        """Return where symbolic links of a path lead, for its title: who decides must know. Empty without any."""
+        """Return where symbolic links of a path lead, for its title: the approver must know. Empty without any."""
         route = self._tree.route_of(path)
         inner = route.inner(path)
         try:

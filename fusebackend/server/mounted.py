@@ -26,6 +26,7 @@ from fusebackend.linux.command import Command
 from fusebackend.linux.mount_table import mounts_below
 from fusebackend.protocol import (
     READ_LIMIT_LINES,
+    READING,
     Actor,
     ApprovalInfo,
     Attr,
@@ -64,7 +65,7 @@ from fusebackend.protocol import (
 )
 from fusebackend.protocol.records import FILE_TYPES
 from fusebackend.rules import met
-from fusebackend.server.approvals import MAX_CHANGE_BYTES, READING, Approvals, info_of
+from fusebackend.server.approvals import MAX_CHANGE_BYTES, Approvals, info_of
 from fusebackend.server.asking import KEPT_OUTPUT, Asking, Change
 from fusebackend.server.forget import Forgetting
 from fusebackend.server.history import MountHistory, said

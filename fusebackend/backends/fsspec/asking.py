@@ -1,7 +1,7 @@
 """`Asking`: how a file system of fsspec is asked, and how much of it at a time.
 
 Those of FTP, SFTP and SMB have one connection, which they never make again: after a server ended an idle one, every
-request failed. So one that may be lost is made again before the next request.
+request failed. So a connection that may be lost is made again before the next request.
 """
 
 from __future__ import annotations

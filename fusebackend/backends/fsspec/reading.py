@@ -38,7 +38,7 @@ KEPT_BYTES = 24 << 20
 """So much of an open file is kept, the ranges that were used last."""
 
 SLOW_S = 1.0
-"""The next range is no larger than one that took so long: other files wait for all of it."""
+"""After a range that took so long the next is no larger: other files wait for all of it."""
 
 
 class _Range:

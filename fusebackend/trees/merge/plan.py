@@ -369,8 +369,8 @@ class _Planner:
         return "conflict", None
 
     def _is_parted(self, base: Item, branch: Item, main: Item) -> bool:
-        """Return True for another file with the bytes of one that has more names in main: those must not get its
-        attributes."""
+        """Return True if the branch has another file here, with the bytes of main's, and main's has more names: those
+        must not get its attributes."""
         if main.is_dir or main.nlink == 1:
             return False
         if None in (base.key, branch.key, main.key):

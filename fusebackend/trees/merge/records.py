@@ -6,7 +6,6 @@ A failure to record is logged, and the merge goes on (`Recorder.failed`).
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Callable
 from typing import cast
 
@@ -34,9 +33,8 @@ class MergeRecords:
         """Before a name is removed, or leads to another file."""
 
         def record(recorder: Recorder, call: OpenCall) -> None:
-            linked = attr.nlink > 1 and not stat.S_ISDIR(attr.mode)
             kept = recorder.keep(call, volume, attr)
-            self._made.append(recorder.add(call, prefix, "remove", path, kept, linked=linked))
+            self._made.append(recorder.add(call, prefix, "remove", path, kept, linked=kept.is_linked))
 
         self._record(record)
 
