@@ -138,11 +138,15 @@ def test_a_share_of_samba(tmp_path: Path, serve: Serve) -> None:
             assert opened.read(4096) == bytes(4096)
         assert mount.memory_kib() - before < 64 << 10
 
+        with (at / "e/over").open("rb", buffering=0) as reading:  # Samba replaces no file that its client has open
+            assert reading.read(3) == b"new"
+            sh("echo replaced > e/over; sync e/over", at)
+
         (top / "e/over").write_text("elsewhere\n")  # by another client of the server
         (top / "e/another").write_text("another\n")
         assert (at / "e/over").read_text() == "elsewhere\n" and sorted(os.listdir(at / "e")) == ["another", "over"]
         with (at / "e/over").open("r+b", buffering=0) as opened:
-            opened.write(b"mine\n")
+            assert opened.read(1) == b"e" and opened.write(b"mine\n")
             (top / "e/over").write_text("once more\n")
             with pytest.raises(OSError) as caught:
                 os.fsync(opened.fileno())

@@ -61,6 +61,7 @@ class Asking:
         self.range_bytes = LOOP_RANGE_BYTES if self.at_once else RANGE_BYTES
         self.ahead = LOOP_AHEAD if self.at_once else 1
         self.fetchers = Fetchers(self.ahead)
+        self.is_smb = "smb" in fs.protocol
         self.standing: Standing | None = None
         """Ended before anything else is asked."""
         self.is_lost = False
@@ -68,7 +69,6 @@ class Asking:
         """How many there were: files of an earlier one are closed."""
         self._fs = fs
         self._connects = hasattr(fs, "_connect")
-        self._is_smb = "smb" in fs.protocol
         self._lock: contextlib.AbstractContextManager[Any] = (
             contextlib.nullcontext() if self.at_once else threading.RLock()
         )
@@ -99,13 +99,13 @@ class Asking:
 
     def mend(self) -> None:
         """Connect again if the connection may be lost."""
-        if not self.is_lost and not self._is_smb:
+        if not self.is_lost and not self.is_smb:
             return
         try:
             if self.is_lost:
                 with contextlib.suppress(Exception):  # of any library: its connection is gone
                     self._close()
-            if self.is_lost or self._is_smb:  # smbclient connects by itself, but without the password
+            if self.is_lost or self.is_smb:  # smbclient connects by itself, but without the password
                 self._fs._connect()
             if self.is_lost and getattr(self._fs, "tls", None) is True:
                 self._fs.ftp.prot_p()  # as the constructor of FTP's does
@@ -116,7 +116,7 @@ class Asking:
         self.is_lost = False
 
     def _close(self) -> None:
-        if self._is_smb:
+        if self.is_smb:
             import smbclient
 
             smbclient.delete_session(self._fs.host, self._fs.port or SMB_PORT, timeout=CLOSE_LIMIT_S)

@@ -23,7 +23,7 @@ from fsspec import AbstractFileSystem
 from fsspec.dircache import DirCache
 
 from fusebackend.backends.fsspec.asking import SMB_PORT, Asking
-from fusebackend.backends.fsspec.reading import PIECE_BYTES, reader_of
+from fusebackend.backends.fsspec.reading import PIECE_BYTES, Briefly, reader_of
 from fusebackend.base import paths
 from fusebackend.base.errors import oserror
 from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Reader, Stamp
@@ -226,7 +226,8 @@ class FsspecRemote:
             return self._opened(path, self._require(key, version))
 
         with self._asking.of(path):
-            return reader_of(path, self._opened(path, info), size, self._asking, opened_again)
+            file = Briefly(opened_again) if self._asking.is_smb else self._opened(path, info)
+            return reader_of(path, file, size, self._asking, opened_again)
 
     def _opened(self, path: str, info: dict[str, Any]) -> Any:
         options = {}
