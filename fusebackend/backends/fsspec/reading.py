@@ -245,18 +245,30 @@ class Briefly:
     earlier change, so that another's was overwritten; nor may it be replaced (STATUS_ACCESS_DENIED).
 
     Args:
-        opened: opens the version. ESTALE.
+        file: open for the first range.
+        opened: opens it again. ESTALE.
     """
 
-    def __init__(self, opened: Callable[[], Any]) -> None:
+    def __init__(self, file: Any, opened: Callable[[], Any]) -> None:
+        self._file: Any = file
         self._opened = opened
+        self._version = _smb_version(file)
 
     def __call__(self, start: int, end: int) -> Iterator[bytes]:
-        with self._opened() as file:
+        file, self._file = self._file or self._opened(), None
+        with file:
+            if _smb_version(file) != self._version:
+                raise oserror(errno.ESTALE, file.name)
             yield from _Seeking(file)(start, end)
 
     def close(self) -> None:
-        """It is closed after each range."""
+        if self._file is not None:
+            self._file.close()
+
+
+def _smb_version(file: Any) -> tuple[Any, int]:
+    """What the server said when it opened the file; asking once more would be two round trips."""
+    return file.fd.last_write_time, file.fd.end_of_file
 
 
 def _fetch_of(file: Any, size: int, asking: Asking) -> Fetch:

@@ -222,19 +222,24 @@ class FsspecRemote:
     def _reader(self, key: str, info: dict[str, Any], size: int) -> Reader:
         path, version = self._path(key), _version(info)
 
+        def opened() -> Any:
+            file = self._opened(path, info)
+            return Briefly(file, lambda: self._opened(path, info)) if self._asking.is_smb else file
+
         def opened_again() -> Any:
-            return self._opened(path, self._require(key, version))
+            self._require(key, version)
+            return opened()
 
         with self._asking.of(path):
-            file = Briefly(opened_again) if self._asking.is_smb else self._opened(path, info)
-            return reader_of(path, file, size, self._asking, opened_again)
+            return reader_of(path, opened(), size, self._asking, opened_again)
 
     def _opened(self, path: str, info: dict[str, Any]) -> Any:
         options = {}
         if self._is_web and str(info.get("ETag")).startswith('"'):  # If-Match never matches a weak one
             headers = self.fs.kwargs.get("headers", {})
             options = {"size": info["size"], "headers": {**headers, "If-Match": info["ETag"]}}
-        return self.fs.open(path, "rb", block_size=PIECE_BYTES, **options)
+        # What fills a buffer reads more of SMB than a range that is smaller.
+        return self.fs.open(path, "rb", block_size=0 if self._asking.is_smb else PIECE_BYTES, **options)
 
     def load(self, key: str, etag: Etag | None) -> Iterable[bytes]:
         info = self._require(key, etag)
