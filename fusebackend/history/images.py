@@ -3,8 +3,9 @@
 Where the volume has an automatic snapshot that is newer than the last change of the file, that one has them, and none
 are copied (`Image.place` is `snapshot`); so it is with a file of a branch that has the bytes of a snapshot below. Else
 they are copied into a file of the history's directory, holes left out: up to `MAX_FILE_BYTES`, which the caller waits
-for. Of a larger file a volume with snapshots takes a snapshot now; any other volume loses it, and the image says so.
-All files together have a bound (`limit_bytes`).
+for. Of a larger file a volume with snapshots takes a snapshot now. Any other volume keeps it where the history is on the
+same file system, and that shares blocks (Btrfs, XFS); such an image is not sealed, as nobody has read it. Else it is
+lost, and the image says so. All files together have a bound (`limit_bytes`).
 
 Thread-safe.
 """
@@ -18,7 +19,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Final
 
 from fusebackend.base.waiting import will_wait
@@ -105,11 +106,11 @@ class Images:
                 found = self._in_snapshot(volume, node, size, ctime_ns) if volume.takes_snapshots else None
                 if found is not None:
                     return found
-            if size > MAX_FILE_BYTES:
-                return Image("lost", f"larger than {MAX_FILE_BYTES >> 20} MiB")
             room = self._why_no_room()
             if room:
                 return Image("lost", room)
+            if size > MAX_FILE_BYTES:
+                return self._cloned(volume, node, size) or Image("lost", f"larger than {MAX_FILE_BYTES >> 20} MiB")
             return self._copied(volume, node, size)
         except OSError as error:
             return Image("lost", error.strerror or str(error))
@@ -136,28 +137,46 @@ class Images:
                 return Image("snapshot", name, node)
         return None
 
+    def _cloned(self, volume: Volume, node: int, size: int) -> Image | None:
+        if self.size_bytes + size > self.limit_bytes():  # though the bytes are shared for now
+            return None
+        will_wait()  # for what of it is not on the disk yet
+        image = Image("file", str(next(self._numbers)))
+        with self._new_file(image) as descriptor:
+            if volume.clone_to(node, descriptor):
+                return image
+        self.remove(image)
+        return None
+
     def _copied(self, volume: Volume, node: int, size: int) -> Image:
         if size > AT_ONCE_BYTES:
             will_wait()
         image, sealed = Image("file", str(next(self._numbers))), Seal("bytes")
+        with self._new_file(image) as descriptor:
+            end = written = 0
+            give_up_at_s = time.monotonic() + PATIENCE_S
+            for offset, piece in data_pieces(volume, node, size):
+                end = offset + len(piece)
+                if piece:
+                    os.pwrite(descriptor, piece, offset)
+                    written = end
+                sealed.add(offset, piece)
+                if end > MAX_FILE_BYTES:
+                    raise OSError(errno.EFBIG, f"larger than {MAX_FILE_BYTES >> 20} MiB")
+                if time.monotonic() > give_up_at_s:
+                    raise OSError(errno.ETIMEDOUT, f"not read within {PATIENCE_S:g} s")
+            if written < end:
+                os.ftruncate(descriptor, end)
+        return image._replace(salt=sealed.salt, seal=sealed.digest())
+
+    @contextlib.contextmanager
+    def _new_file(self, image: Image) -> Iterator[int]:
+        """A descriptor of the file of an image, which an error removes."""
         path = self.path(image)
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         try:
             try:
-                end = written = 0
-                give_up_at_s = time.monotonic() + PATIENCE_S
-                for offset, piece in data_pieces(volume, node, size):
-                    end = offset + len(piece)
-                    if piece:
-                        os.pwrite(descriptor, piece, offset)
-                        written = end
-                    sealed.add(offset, piece)
-                    if end > MAX_FILE_BYTES:
-                        raise OSError(errno.EFBIG, f"larger than {MAX_FILE_BYTES >> 20} MiB")
-                    if time.monotonic() > give_up_at_s:
-                        raise OSError(errno.ETIMEDOUT, f"not read within {PATIENCE_S:g} s")
-                if written < end:
-                    os.ftruncate(descriptor, end)
+                yield descriptor
                 allocated = os.fstat(descriptor).st_blocks * 512
             finally:
                 os.close(descriptor)
@@ -166,7 +185,6 @@ class Images:
             raise
         with self._guard:
             self.size_bytes += allocated
-        return image._replace(salt=sealed.salt, seal=sealed.digest())
 
     def _why_no_room(self) -> str:
         limit_bytes = self.limit_bytes()

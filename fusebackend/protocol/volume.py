@@ -489,6 +489,11 @@ class Volume(abc.ABC):
         does. Volumes that keep snapshots need none: their nodes last."""
         return None
 
+    def clone_to(self, node: int, descriptor: int) -> bool:
+        """Make an open, empty file share the blocks of a regular one, until one of them is changed (FICLONE). Return
+        False where they can't, as on different file systems."""
+        return False
+
     @abc.abstractmethod
     def statfs(self) -> StatFs:
         """Size and free space, whatever the volume's limits are."""

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import stat
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -205,3 +206,41 @@ def test_changes_that_a_kill_has_prevented_stand_in_no_way(
         assert files.undo().conflicts == []
         assert files.verify_log().problems == []
     assert tree(again.path) == {}
+
+
+@pytest.fixture
+def xfs(tmp_path: Path) -> Iterator[Path]:
+    """A file system on which files can share blocks."""
+    if os.geteuid() != 0 or shutil.which("mkfs.xfs") is None:
+        pytest.skip("needs root and mkfs.xfs (Debian: xfsprogs)")
+    at, disk = tmp_path / "xfs", tmp_path / "disk"
+    at.mkdir()
+    with disk.open("wb") as file:
+        file.truncate(2 << 30)
+    subprocess.run(["mkfs.xfs", "-q", disk], check=True)
+    subprocess.run(["mount", "-o", "loop", disk, at], check=True)
+    try:
+        yield at
+    finally:
+        subprocess.run(["umount", "--lazy", at], check=True)
+
+
+@pytest.mark.soak
+def test_a_large_file_comes_back_where_blocks_can_be_shared(
+    xfs: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loop device, which not every container gives: marked `soak`."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(xfs / "state"))
+    live = xfs / "live"
+    live.mkdir()
+    content = os.urandom(70 << 20)
+    (live / "large").write_bytes(content)
+    mounted = serve("memory:", routes={"/live": f"dir:{live}"})
+    session("echo more >> live/large", mounted.path)
+    session("rm live/large; echo other > live/large", mounted.path)
+    for _ in range(2):
+        undone = undo(mounted.path)
+        assert (undone.conflicts, undone.partly) == ([], [])
+    assert (live / "large").read_bytes() == content
+    with fusebackend.connect(mounted.path) as files:
+        assert files.verify_log().problems == []

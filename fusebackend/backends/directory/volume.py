@@ -249,6 +249,11 @@ class DirectoryVolume(NativeVolume):
             made_ns = None if found.parent is None else born_ns(self._places.of(found.parent), found.name)
             return None if made_ns is None else b"%d:%d" % (number, made_ns)
 
+    def clone_to(self, node: int, descriptor: int) -> bool:
+        with self.lock:
+            source = self._places.open(self._nodes.get(node), os.O_RDONLY)
+        return dirfd.clone(source, descriptor)
+
     def setattr(self, node: int, changes: AttrChanges) -> Attr:
         with self.lock:
             found = self._nodes.get(node)

@@ -78,13 +78,23 @@ def test_a_large_file_is_in_a_snapshot_that_is_taken_for_it(memory, images, monk
     assert [each.name for each in memory.volume.snapshots()] == [NAMES[-1]]
 
 
-def test_a_larger_one_is_lost_elsewhere(tmp_path, images, monkeypatch):
+def test_a_larger_one_shares_its_blocks_or_is_lost(tmp_path, images, monkeypatch):
+    """The clone is a stand-in; `mounted/test_undo.py` has a real one."""
     (tmp_path / "files").mkdir()
     with FilesystemBackend(tmp_path / "files", virtual_mode=True) as backend:
         backend.write("/file", "long enough")
         monkeypatch.setattr(module, "MAX_FILE_BYTES", 4)
+        monkeypatch.setattr(type(backend.volume), "clone_to", lambda *_: False)
         assert images.keep(backend.volume, attr(backend)).place == "lost"
         assert [name for name in os.listdir(images.directory) if name != "0"] == []
+        assert images.size_bytes == 0
+
+        monkeypatch.setattr(type(backend.volume), "clone_to", lambda _, node, file: os.write(file, b"long enough") > 0)
+        image = images.keep(backend.volume, attr(backend))
+        assert (image.place, content(images, image), image.seal) == ("file", b"long enough", b"")
+        monkeypatch.setattr(module, "MAX_BYTES", images.size_bytes + 9)
+        assert not images.is_too_much()
+        assert images.keep(backend.volume, attr(backend)).place == "lost"
 
 
 def test_holes_are_not_copied(tmp_path, images):
