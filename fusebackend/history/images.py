@@ -3,9 +3,9 @@
 Where the volume has an automatic snapshot that is newer than the last change of the file, that one has them, and none
 are copied (`Image.place` is `snapshot`); so it is with a file of a branch that has the bytes of a snapshot below. Else
 they are copied into a file of the history's directory, holes left out: up to `MAX_FILE_BYTES`, which the caller waits
-for. Of a larger file a volume with snapshots takes a snapshot now. Any other volume keeps it where the history is on the
-same file system, and that shares blocks (Btrfs, XFS); such an image is not sealed, as nobody has read it. Else it is
-lost, and the image says so. All files together have a bound (`limit_bytes`).
+for. Of a larger file a volume with snapshots takes a snapshot now. Any other volume keeps it where the history is on
+the same file system, and that shares blocks (Btrfs, XFS); such an image is not sealed, as nobody has read it. Else it
+is lost, and the image says so. All files together have a bound (`limit_bytes`).
 
 Thread-safe.
 """

@@ -27,7 +27,7 @@ PATH_FLAGS = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE_FLAGS = os.O_NOCTTY | os.O_CLOEXEC | os.O_NONBLOCK
 FICLONE = getattr(fcntl, "FICLONE", 0x40049409)  # the module has it from Python 3.13 on; linux/fs.h
 NO_CLONE = frozenset({errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.EPERM})
-"""Of FICLONE: the file system shares no blocks, these two files are on different ones, or of a kind that shares none."""
+"""Of FICLONE: the file system shares no blocks, or not those of such files; or they are on different ones."""
 LIST_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
