@@ -498,9 +498,12 @@ class TestMountedAlready:
         shell.ok("mount", point, "--default", "sqlite:x.db")
         assert (point / "file").read_text() == "not stored yet"
 
-    def test_a_mount_of_another_user_is_theirs_to_end(self, shell: Shell, point: Path) -> None:
+    def test_a_mount_of_another_user_is_theirs_to_end(
+        self, shell: Shell, point: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         if os.geteuid() != 0:
             pytest.skip("needs root, to become somebody else")
+        monkeypatch.chdir(point.parent)  # the command leaves its directory
         shell.ok("mount", point, "--default", "memory:")
         with mock.patch("os.geteuid", return_value=65534):
             done = CliRunner().invoke(umount, [str(point)])
@@ -518,6 +521,10 @@ class TestUmount:
         assert has_ended(pid)
         assert "everything is stored" in shell.log(point)
         assert not (shell.home / "x.db-wal").exists()
+
+    def test_from_inside_it_is_not_in_its_own_way(self, shell: Shell, point: Path) -> None:
+        shell.ok("mount", point, "--default", "memory:")
+        assert shell.ok("umount", ".", cwd=point) == f"unmounted {point}\n"
 
     @pytest.mark.parametrize("how", ["cwd", "fd", "exe"])
     def test_it_says_who_has_something_open(self, shell: Shell, point: Path, how: str) -> None:
