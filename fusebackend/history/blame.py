@@ -46,6 +46,15 @@ class Step(NamedTuple):
     """The record with the bytes before it; None: there was no file."""
 
 
+class Place(NamedTuple):
+    """Where a file was."""
+
+    prefix: AgentPath
+    path: bytes
+    below: int
+    """Its records have lower numbers."""
+
+
 class Records(Protocol):
     """What is asked of the history, see `HistoryFile`."""
 
@@ -53,17 +62,29 @@ class Records(Protocol):
     def call(self, number: int) -> Call | None: ...
 
 
-def lineage(history: Records, prefix: AgentPath, path: bytes, below: int = 1 << 62) -> tuple[list[Step], bool]:
+def lineage(
+    history: Records,
+    prefix: AgentPath,
+    path: bytes,
+    below: int = 1 << 62,
+    before: Callable[[bytes, int], Place | None] = lambda path, below: None,
+) -> tuple[list[Step], bool]:
     """Return the changes of the file that is at a path, the newest first, and True if they begin with an empty file.
 
     Args:
         below: only records with a lower number than this one.
+        before: returns where a file of a branch was when that was made, for its path there and the lowest number of a
+            record that the branch has of it.
     """
     steps: list[Step] = []
     while len(steps) < MOST_VERSIONS:
         record = history.newest_at(prefix, path, below)
         if record is None:
-            break
+            place = before(path, below)
+            if place is None:
+                break
+            rest, is_new = lineage(history, *place)
+            return [*steps, *rest], is_new
         below = record.number
         if record.kind == "content":
             steps.append(Step(record, record))
@@ -76,7 +97,7 @@ def lineage(history: Records, prefix: AgentPath, path: bytes, below: int = 1 << 
             steps.append(Step(record, replaced))
             below = replaced.number
         elif record.kind == "rename" and record.to_path == path:
-            rest, is_new = lineage(history, prefix, record.path, below)
+            rest, is_new = lineage(history, prefix, record.path, below, before)
             if not _has_file(record) or not (is_new and all(each.record.call == record.call for each in rest)):
                 return [*steps, *rest], is_new
             steps.append(Step(record, record))

@@ -983,6 +983,11 @@ class HistoryFile:
         self._require_all(link, time_ns, f"'{words}'")
         return int(number) - 1
 
+    def end_at(self, time_ns: int) -> int:
+        """Return a number that records before a time, since the epoch, are below."""
+        ((number,),) = self._read("SELECT max(number) + 1 FROM records WHERE time_ns < ?", (time_ns,))
+        return number or 0
+
     def _require_all(self, link: int, since_ns: int, words: str) -> None:
         """Raise ENODATA if a change since a link of the chain, or since a time, is not in the history."""
         if self._read("SELECT 1 FROM stubs WHERE link > ? AND of > 0 LIMIT 1", (link,)):

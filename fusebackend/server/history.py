@@ -11,8 +11,9 @@ import os
 import stat
 import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from fusebackend.base import paths
 from fusebackend.base.errors import oserror
@@ -21,7 +22,7 @@ from fusebackend.base.merge_lines import is_binary
 from fusebackend.base.paths import ROOT, AgentPath, to_name, to_text
 from fusebackend.control.verbs import DiffForm
 from fusebackend.history.anchors import Anchoring
-from fusebackend.history.blame import blame, lineage
+from fusebackend.history.blame import Place, blame, lineage
 from fusebackend.history.calls import OpenCall
 from fusebackend.history.chain import anchor_of, is_anchor
 from fusebackend.history.history_file import Filter
@@ -42,6 +43,7 @@ from fusebackend.protocol import (
 )
 from fusebackend.protocol.records import FILE_TYPES
 from fusebackend.trees import diff_output
+from fusebackend.trees.base_tree import BaseTree
 from fusebackend.trees.branch_calls import BranchCall
 from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.diff import Differences, differences
@@ -204,12 +206,12 @@ class MountHistory:
         """
         outer = paths.normalise(path)
         volumes = self._everywhere
-        prefix = max((each for each in volumes if paths.is_below(outer, each)), key=len)
-        volume, inner = volumes[prefix], AgentPath(outer if prefix == ROOT else outer[len(prefix) :] or ROOT)
+        prefix, inner = _route_of(outer, volumes)
+        volume = volumes[prefix]
         found = resolve(volume, inner, follow=False).found
         if not stat.S_ISREG(found.mode):
             raise oserror(errno.EISDIR if found.is_dir else errno.EINVAL)
-        steps, is_new = lineage(self._file, prefix, to_name(inner))
+        steps, is_new = lineage(self._file, prefix, to_name(inner), before=partial(self._before_branch, volume))
         calls: dict[int, Call | None] = {}
 
         def call(number: int) -> Call | None:
@@ -234,6 +236,17 @@ class MountHistory:
             named.update(number for origin in origins for number in origin.calls)
         result.calls = {f"c{each}": call_info(made) for each in sorted(named) if (made := call(each)) is not None}
         return result
+
+    def _before_branch(self, volume: Volume, path: bytes, below: int) -> Place | None:
+        """Return where a file of a branch was in the mount when the branch was made, see `lineage`. None for one whose
+        state before is not a snapshot's or the present, or that is of no branch."""
+        if not isinstance(volume, BranchVolume) or isinstance(volume.lower, BaseTree):
+            return None
+        by_prefix = {each.prefix: each for each in volume.routes}
+        prefix, inner = _route_of(AgentPath(to_text(path)), by_prefix)
+        route = by_prefix[prefix]
+        # A live file is as it is now, until the branch changes it.
+        return Place(prefix, to_name(inner), below if route.snapshot is None else self._file.end_at(route.time_ns))
 
     def _lines(self, record: Record) -> list[bytes] | None:
         """Return the lines of a file before a record; None if they are lost."""
@@ -449,6 +462,12 @@ def _touches(change: ChangeInfo, named: Sequence[AgentPath]) -> bool:
     """Return True for a change at or below one of these paths."""
     changed = [AgentPath(path) for path in (change.path, change.to_path) if path is not None]
     return any(paths.is_below(path, each) for path in changed for each in named)
+
+
+def _route_of(path: AgentPath, prefixes: Iterable[AgentPath]) -> tuple[AgentPath, AgentPath]:
+    """Return the prefix of the route that a path is in, and the path there."""
+    prefix = max((each for each in prefixes if paths.is_below(path, each)), key=len)
+    return prefix, AgentPath(path if prefix == ROOT else path[len(prefix) :] or ROOT)
 
 
 def _inside(prefix: AgentPath, path: AgentPath) -> bytes | None:

@@ -964,7 +964,7 @@ class MountedBackend(ServedMount):
         """Return which call left a file as it is, and each of its lines: for text files of up to 2 MiB.
 
         Where the bytes between calls are lost, a line has several candidates. Renames are followed. In a branch, what
-        it did not change is by none of its calls.
+        it has from below is by calls of the mount; by none if the branch was made from a state before the present.
 
         Args:
             path: of the file, also one in a branch (`/.fusebackend/branches/NAME/…`).

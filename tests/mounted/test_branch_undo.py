@@ -189,15 +189,23 @@ def test_a_branch_of_the_same_name_is_another_one(tmp_path: Path) -> None:
         assert (branch / "docs/a").read_text() == "one\n" and (branch / "docs/b").exists()
 
 
-def test_blame_in_a_branch(tmp_path: Path) -> None:
-    with branched(tmp_path, KINDS[0]) as (files, path, branch):
+@pytest.mark.parametrize("kind", KINDS)
+def test_blame_in_a_branch(tmp_path: Path, kind: str) -> None:
+    """What the branch has from below is by calls of the mount, and of no later one if that is a snapshot."""
+    with branched(tmp_path, kind) as (files, path, branch):
+        (made,) = [each.call for each in files.log()]
+        is_live = files.branches()[0].routes["/"] == "live"
         first = call_in(files, branch, "echo more >> docs/a")
         second = call_in(files, branch, "sed -i 1iabove docs/a; mv docs/a docs/z")
+        later = call_in(files, path, "echo later >> docs/a; echo later >> docs/b")
         for found in (files.blame("/docs/z", branch="idea"), files.blame(f"{BRANCHES}/idea/docs/z")):
             assert found.lines is not None
             assert [(each.text, each.calls) for each in found.lines] == [
-                ("above", [second]), ("one", []), ("more", [first]),
+                ("above", [second]), ("one", [made]), ("more", [first]),
             ]  # fmt: skip
+        below = files.blame("/docs/b", branch="idea").lines
+        assert below is not None
+        assert [(each.text, each.calls) for each in below] == [("two", [made]), ("later", [later])][: 1 + is_live]
         shown = command("blame", "--branch", "idea", "/docs/z", cwd=path)
         assert shown.returncode == 0 and shown.stdout.splitlines()[2].startswith(first), shown
 
