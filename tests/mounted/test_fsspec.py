@@ -142,6 +142,14 @@ def test_a_share_of_samba(tmp_path: Path, serve: Serve) -> None:
             assert reading.read(3) == b"new"
             sh("echo replaced > e/over; sync e/over", at)
 
+        elsewhere = pytest.importorskip("fsspec").filesystem(
+            "smb", host="127.0.0.1", port=port, username=fsspec_servers.USER, password=fsspec_servers.PASSWORD
+        )
+        with elsewhere.open("/files/e/over", "rb", share_access=None):  # which shares it with nobody
+            with pytest.raises(OSError) as caught:
+                (at / "e/over").read_bytes()
+            assert caught.value.errno == errno.EBUSY
+
         (top / "e/over").write_text("elsewhere\n")  # by another client of the server
         (top / "e/another").write_text("another\n")
         assert (at / "e/over").read_text() == "elsewhere\n" and sorted(os.listdir(at / "e")) == ["another", "over"]

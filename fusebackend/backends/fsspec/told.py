@@ -36,6 +36,10 @@ STATUSES = {401: errno.EACCES, 403: errno.EACCES, 404: errno.ENOENT, 410: errno.
 """Of HTTP (RFC 9110, 15.5): `aiohttp` raises them with a `status`. 412: `If-Match` names another version."""
 
 
+NT_STATUSES = {0xC0000022: errno.EACCES, 0xC0000043: errno.EBUSY, 0xC000007F: errno.ENOSPC}
+"""Of SMB (MS-ERREF, 2.3.1): access denied, sharing violation, disk full; `smbclient` has EPERM or no number for them."""
+
+
 @contextlib.contextmanager
 def told(path: str) -> Iterator[None]:
     """Raise what is raised inside as an `OSError` about `path`."""
@@ -45,7 +49,8 @@ def told(path: str) -> Iterator[None]:
         if error.errno is not None and isinstance(error, type(OSError(error.errno, ""))):
             raise
         # smbprotocol's errors have numbers, and are no FileNotFoundError.
-        number = error.errno or next((number for kind, number in NUMBERS if isinstance(error, kind)), errno.EIO)
+        number = NT_STATUSES.get(getattr(error, "ntstatus", 0)) or error.errno or 0
+        number = number or next((number for kind, number in NUMBERS if isinstance(error, kind)), errno.EIO)
         raise OSError(number, os.strerror(number), path) from error
     except NotImplementedError as error:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), path) from error
