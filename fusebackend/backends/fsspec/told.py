@@ -37,7 +37,7 @@ STATUSES = {401: errno.EACCES, 403: errno.EACCES, 404: errno.ENOENT, 410: errno.
 
 
 NT_STATUSES = {0xC0000022: errno.EACCES, 0xC0000043: errno.EBUSY, 0xC000007F: errno.ENOSPC}
-"""Of SMB (MS-ERREF, 2.3.1): access denied, sharing violation, disk full; `smbclient` has EPERM or no number for them."""
+"""Of SMB (MS-ERREF, 2.3.1): access denied, sharing violation, disk full. `smbclient` knows the second one, as EPERM."""
 
 
 @contextlib.contextmanager
