@@ -4,8 +4,8 @@ Where the volume has an automatic snapshot that is newer than the last change of
 are copied (`Image.place` is `snapshot`); so it is with a file of a branch that has the bytes of a snapshot below. Else
 they are copied into a file of the history's directory, holes left out: up to `MAX_FILE_BYTES`, which the caller waits
 for. Of a larger file a volume with snapshots takes a snapshot now. Any other volume keeps it where the history is on
-the same file system, and that shares blocks (Btrfs, XFS); such an image is not sealed, as nobody has read it. Else it
-is lost, and the image says so. All files together have a bound (`limit_bytes`).
+the same file system, and that shares blocks (Btrfs, XFS); its seal says that nobody has read it. Else it is lost, and
+the image says so. All files together have a bound (`limit_bytes`).
 
 Thread-safe.
 """
@@ -141,10 +141,10 @@ class Images:
         if self.size_bytes + size > self.limit_bytes():  # though the bytes are shared for now
             return None
         will_wait()  # for what of it is not on the disk yet
-        image = Image("file", str(next(self._numbers)))
+        image, sealed = Image("file", str(next(self._numbers))), Seal("unread")
         with self._new_file(image) as descriptor:
             if volume.clone_to(node, descriptor):
-                return image
+                return image._replace(salt=sealed.salt, seal=sealed.digest())
         self.remove(image)
         return None
 

@@ -26,11 +26,12 @@ class Seal:
     """A keyed hash that is made piece by piece; a hole counts as zeros.
 
     Args:
-        of: what is sealed: the same bytes have another seal as extended attributes.
+        of: what is sealed: the same bytes have another seal as extended attributes. `unread`, nothing is: for bytes that
+            are kept without having been read.
         salt: the key; a new one when None.
     """
 
-    def __init__(self, of: Literal["bytes", "xattrs"], salt: bytes | None = None) -> None:
+    def __init__(self, of: Literal["bytes", "xattrs", "unread"], salt: bytes | None = None) -> None:
         self.salt = os.urandom(BYTES) if salt is None else salt
         self._hash = hashlib.blake2b(key=self.salt, person=of.encode(), digest_size=BYTES)
         self._end = 0
