@@ -26,7 +26,7 @@ class Seal:
     """A keyed hash that is made piece by piece; a hole counts as zeros.
 
     Args:
-        of: what is sealed: the same bytes have another seal as extended attributes. `unread`, nothing is: for bytes that
+        of: what is sealed: the same bytes have another seal as extended attributes. `unread`: nothing is, for the bytes
             are kept without having been read.
         salt: the key; a new one when None.
     """
