@@ -444,7 +444,7 @@ def test_bad_words_are_one_line(mount: Mounted, tmp_path: Path) -> None:
     wrong.write_text('colour = "red"\n')
     for words, said in (
         (["mcp", tmp_path], "lies in no mount of fusebackend"),
-        (["mcp", tmp_path / "no.toml"], "lies in no mount of fusebackend"),
+        (["mcp", tmp_path / "no.toml"], f"'{tmp_path}/no.toml' does not exist, so it lies in no mount of fusebackend"),
         (["mcp", wrong], "unknown key 'colour'"),
         (["mcp", mount.path, "--view", "none"], "there is no view 'none'"),
         (["mcp", mount.path, "--http", "0.0.0.0:80"], "'0.0.0.0' is none"),
@@ -452,3 +452,17 @@ def test_bad_words_are_one_line(mount: Mounted, tmp_path: Path) -> None:
     ):
         done = command(*words)
         assert done.returncode != 0 and said in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+def test_without_the_sdk_it_is_one_line(mount: Mounted, tmp_path: Path) -> None:
+    (tmp_path / "without/mcp").mkdir(parents=True)
+    missing = "raise ModuleNotFoundError('No module', name='mcp')"
+    (tmp_path / "without/mcp/__init__.py").write_text(missing)
+    words = [sys.executable, "-m", "fusebackend", "mcp", mount.path]
+    path = f"{tmp_path / 'without'}:{ROOT}"
+    done = subprocess.run(
+        words, env={**os.environ, "PYTHONPATH": path}, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+    )
+    install = "pip install 'fusebackend[mcp]'"
+    assert done.returncode == 1
+    assert done.stderr == f"Error: 'fusebackend mcp' needs mcp, which is not installed: {install}\n"
