@@ -45,6 +45,7 @@ def umount(mountpoint: str, lazy: bool, timeout_s: float) -> None:
     if served is not None:
         _end_served(served, timeout_s)
         return
+    os.chdir("/")  # a current directory in the mount would keep it busy, and this process would be named
     try:
         click.echo(end_mount(path, lazy=lazy, timeout_s=timeout_s))
     except BusyError as error:

@@ -324,6 +324,12 @@ class TestRefusals:
         assert not {path for path in left if path.startswith(str(tmp_path))}
         assert servers(tmp_path) == []
 
+    @pytest.mark.parametrize("variable", ["XDG_DATA_HOME", "XDG_STATE_HOME"])
+    def test_a_home_that_can_not_be_written(self, shell: Shell, point: Path, variable: str) -> None:
+        shell.env[variable] = "/proc/none"  # where root can make nothing either
+        why = f"can't be made: No such file or directory; set {variable} to another place"
+        assert shell.refused("mount", point) == f"the directory '/proc/none/fusebackend' {why}"
+
     def test_a_mount_point_that_is_missing(self, shell: Shell, tmp_path: Path) -> None:
         assert shell.refused("mount", tmp_path / "no").startswith(f"mount point '{tmp_path}/no' does not exist")
 
@@ -542,6 +548,10 @@ class TestUmount:
             assert is_mounted(point)
             assert shell.status(point)["state"] == "alive"
         shell.ok("umount", point)
+
+    def test_its_own_directory_keeps_no_mount_busy(self, shell: Shell, point: Path) -> None:
+        shell.ok("mount", point, "--default", "memory:")
+        assert shell.ok("umount", ".", cwd=point) == f"unmounted {point}\n"
 
     @pytest.mark.slow
     def test_lazy_leaves_open_files_usable(self, shell: Shell, point: Path) -> None:
