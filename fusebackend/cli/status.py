@@ -178,6 +178,22 @@ def _details(state: MountState) -> list[str]:
         lines.append(f"commands: {_commands(status['execute'])}")
     if status.get("log"):
         lines.append(f"log: {status['log']}")
+    if status.get("idle") == "poll":
+        lines.append("idle: poll, processors of the machine are kept awake during bursts")
+    return lines + _history(status.get("history") or {})
+
+
+def _history(history: dict[str, Any]) -> list[str]:
+    """Where the history of calls is, and the ends of its log that are kept elsewhere."""
+    if "path" not in history:
+        return []
+    why = history.get("incomplete")
+    lines = [f"history: {history['path']}" + (f"; incomplete: {why}" if why else "")]
+    anchor = history.get("anchor")
+    if anchor:
+        written = "none is written yet" if anchor["link"] is None else f"link {anchor['link']} was written last"
+        failed = anchor["failed"] and f"failed: {anchor['failed']}"
+        lines.append(f"anchors: {anchor['place']}; {failed or written}")
     return lines
 
 
