@@ -281,7 +281,7 @@ _TABLES = ("routes", "execute", "views", "log", "approvals", "metrics")
 
 
 def _check_place(path: str, data: dict[str, Any]) -> None:
-    """Refuse a setting below `[routes]`, where TOML makes it a route: a `default` there would mount the embedded one."""
+    """Refuse a setting below `[routes]`, where TOML makes it a route, and the setting would keep its default."""
     routes = data.get("routes")
     for name in routes if isinstance(routes, dict) else ():
         if name in ConfigFile.__struct_fields__ and name not in _TABLES:

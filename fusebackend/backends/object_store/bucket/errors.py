@@ -60,7 +60,7 @@ _STATUS = re.compile(r"Server returned non-2xx status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 _KIND = re.compile(r"\bkind: (Timeout|Connect)\b")
 _METADATA = re.compile(r"/latest/api/token|/latest/meta-data/|/computeMetadata/|/metadata/identity/")
-"""Of the service that a machine in a cloud asks for credentials (AWS, Google, Azure): obstore does where it has none."""
+"""Requests to a cloud's own service for credentials (AWS, Google, Azure), which obstore makes where it has none."""
 
 _OS_CODE = re.compile(r"\bOs \{\s*code: (\d{1,4}),")
 _SIGNATURE = re.compile(r"([?&](?:X-Amz-[\w-]+|Signature|sig|se|st)=)[^&\s]*", re.IGNORECASE)
