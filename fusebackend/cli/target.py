@@ -96,7 +96,13 @@ class Target:
         """The error of a record about this path, in the words of the command line."""
         shown = self.shown(self.path)
         text = in_words(error).replace(f"'{self.path}'", f"'{shown}'")
-        return text if shown in text else f"'{shown}': {text}"
+        text = text if shown in text else f"'{shown}': {text}"
+        if error == errors.FILE_NOT_FOUND and not self.root and self.files.is_mounted:
+            top = self.files.mountpoint
+            if paths.is_below(self.given, top):  # a path of the file system, where one of agents is asked for
+                agents = self.given[len(top) :] or ROOT
+                text += f"; with --mount or FUSEBACKEND_MOUNT it is '{agents}', as agents have it"
+        return text
 
     def stat(self, *, follow: bool = True) -> StatResult:
         """Return its attributes. Raises `Failed` when there are none, as when it is not there."""

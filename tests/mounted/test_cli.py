@@ -477,6 +477,7 @@ class TestMountedAlready:
             status = shell("status", "--json", point)
             assert status.returncode == 1
             assert json.loads(status.stdout)[0]["state"] == "hung"
+            assert shell("status", point).stdout.startswith(f"{point}  hung: its server")
             assert "its server does not answer" in shell.refused("mount", point)
             said = shell.refused("umount", "--lazy", point)
             assert f"'{point}' is detached, but its server" in said
@@ -494,6 +495,7 @@ class TestMountedAlready:
         (point / "file").write_text("not stored yet")
         os.kill(pid, signal.SIGSTOP)
         try:
+            assert f"hung: its server, process {pid}, is stopped; 'kill -CONT {pid}'" in shell("status", point).stdout
             said = shell.refused("umount", point)
             assert f"'{point}' is still mounted: its server, process {pid}, is stopped" in said
             assert "is lost if it is killed" in said and f"'kill -CONT {pid}'" in said and "--lazy" in said
