@@ -250,6 +250,7 @@ def read_file(path: str) -> ConfigFile:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"'{path}' is no TOML: {error}") from None
     _check_keys(path, data, ConfigFile.__struct_fields__)
+    _check_place(path, data)
     if isinstance(data.get("execute"), dict):
         _check_keys(path, data["execute"], ExecuteTable.__struct_fields__, "execute.")
     if isinstance(data.get("log"), dict):
@@ -274,6 +275,18 @@ def _check_keys(path: str, table: dict[str, Any], known: tuple[str, ...], prefix
     for key in table:
         if key not in known:
             raise ConfigError(f"'{path}': unknown key '{prefix}{key}'; known: {', '.join(known)}")
+
+
+_TABLES = ("routes", "execute", "views", "log", "approvals", "metrics")
+
+
+def _check_place(path: str, data: dict[str, Any]) -> None:
+    """Refuse a setting below `[routes]`, where TOML makes it a route, and the setting would keep its default."""
+    routes = data.get("routes")
+    for name in routes if isinstance(routes, dict) else ():
+        if name in ConfigFile.__struct_fields__ and name not in _TABLES:
+            above = "settings stand above the first [table]"
+            raise ConfigError(f"'{path}': '{name}' below [routes] is no setting; {above}, and a route is '/{name}/'")
 
 
 Table = tuple[str, dict[str, Any], type[msgspec.Struct]]

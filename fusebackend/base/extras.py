@@ -24,12 +24,17 @@ EXTRA_OF = {
 """Module → extra of `pyproject.toml`."""
 
 
+class MissingExtraError(ModuleNotFoundError):
+    """A package of an extra is not installed. Its text is one line for the user, with the command that installs it."""
+
+
 @contextlib.contextmanager
 def needed_by(name: str) -> Iterator[None]:
     """Have a module that is missing inside named with its extra: "No module named 'obstore'" does not name the extra.
 
     Raises:
-        ModuleNotFoundError: as it came, with those words.
+        MissingExtraError: the module is one of an extra.
+        ModuleNotFoundError: any other, as it came.
     """
     try:
         yield
@@ -38,4 +43,4 @@ def needed_by(name: str) -> Iterator[None]:
         if module not in EXTRA_OF or "pip install" in str(error):
             raise
         install = f"pip install 'fusebackend[{EXTRA_OF[module]}]'"
-        raise ModuleNotFoundError(f"{name} needs {module}, which is not installed: {install}", name=module) from error
+        raise MissingExtraError(f"{name} needs {module}, which is not installed: {install}", name=module) from error

@@ -96,6 +96,8 @@ def list_branches(as_json: bool, mount: str | None) -> None:
         top = target.outside(files, f"{trees}/branches")
         output.document([{**asdict(each), "path": each.directory or f"{top}/{each.name}"} for each in found])
         return
+    if not found:
+        note("no branches")
     rows = [_row(output, each) for each in found]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:

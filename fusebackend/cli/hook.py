@@ -133,11 +133,15 @@ def _handler(agent: Agent, when: str) -> dict[str, Any]:
 
 
 def _program() -> str:
-    """Return the command line of this program: its name where that is found, else its path."""
+    """Return the command line of this program: its name where that is found, else its path.
+
+    In a virtual environment it is the path: the agent may be started where that is not active.
+    """
     found = shutil.which("fusebackend")
     own = os.path.abspath(sys.argv[0])
     if found is not None and os.path.realpath(found) == os.path.realpath(own):
-        return "fusebackend"
+        is_in_environment = sys.prefix != sys.base_prefix and found.startswith(sys.prefix + os.sep)
+        return shlex.quote(found) if is_in_environment else "fusebackend"
     if os.path.basename(own) == "fusebackend":
         return shlex.quote(own)
     return f"{shlex.quote(sys.executable)} -m fusebackend"

@@ -86,7 +86,7 @@ def log(
     as_json: bool,
     mount: str | None,
 ) -> None:
-    """Show the calls that changed files, the newest first: name, begin, actor, what it was, number of changes.
+    """Show the calls that changed files, the newest first: name, begin, actor, number of changes, what it was.
 
     A call is what one actor did in one go: a verb, a command with all of its processes, a tool call, or what a process
     session did until it was quiet for 2 s. With a PATH, only those that changed something at it or below it.

@@ -109,10 +109,11 @@ class _Commands(click.Group):
 
 def _is_for_the_user(error: Exception) -> bool:
     """Return True for an error that a user can cause."""
+    from fusebackend.base.extras import MissingExtraError
     from fusebackend.config import ConfigError
     from fusebackend.urls.opening import UrlError
 
-    return isinstance(error, (UrlError, ConfigError, OSError))
+    return isinstance(error, (UrlError, ConfigError, MissingExtraError, OSError))
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

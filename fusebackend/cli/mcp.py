@@ -43,9 +43,9 @@ def mcp(mount: str | None, view: str | None, http: str | None) -> None:
     and printed.
     """
     address = None if http is None else _loopback(http)
-    place = mount or target.here(None).files.mountpoint
+    place = mount or target.here(None, "as MOUNTPOINT").files.mountpoint
     with _served(place):
-        with needed_by("mcp"):
+        with needed_by("'fusebackend mcp'"):
             from fusebackend.integrations.mcp import serving
         with connect(place, view=view) as files:
             if address is None:

@@ -19,5 +19,5 @@ def metrics(mountpoint: str | None) -> None:
     With `listen = "127.0.0.1:9464"` in it, Prometheus can ask the server itself.
     """
     with in_a_line():
-        text = target.here(mountpoint).files.metrics()
+        text = target.here(mountpoint, "as MOUNTPOINT").files.metrics()
     Output().line(text, end="")

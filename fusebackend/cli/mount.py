@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from fusebackend import config
+from fusebackend.base import xdg
 from fusebackend.base.paths import ROOT
 from fusebackend.cli.target import complete_route, complete_url, complete_words
 from fusebackend.config import ConfigError, ConfigFile, MountPlan, RouteTable
@@ -108,7 +109,7 @@ def make_ready(plan: MountPlan) -> bool:
 def make_data_directory(default: str | None, file: ConfigFile, path: str) -> None:
     """Make the directory of the embedded default of a mount point, if it is what is mounted."""
     if default is None and file.default is None:
-        os.makedirs(os.path.dirname(config.data_file(path)), mode=0o700, exist_ok=True)
+        xdg.make_directory(os.path.dirname(config.data_file(path)), "XDG_DATA_HOME")
 
 
 def _base(config_path: str | None) -> str | None:
@@ -152,14 +153,13 @@ def plan_of(
             _keep_rules(ROOT, file.default or "")
         in_file_urls = {prefix: config.url_of(table) for prefix, table in said.items()}
         default_url = config.url_of(file.default or "")
-    texts: dict[str, str] = {
-        **{prefix: urls.parse(url, base=base).text for prefix, url in in_file_urls.items()},
-        **{prefix: urls.parse(url).text for prefix, url in given.items()},
-    }
+        texts: dict[str, str] = {prefix: urls.parse(url, base=base).text for prefix, url in in_file_urls.items()}
+    texts.update({prefix: urls.parse(url).text for prefix, url in given.items()})
     if default is not None:
         root = urls.parse(default)
     elif file.default is not None:
-        root = urls.parse(default_url, base=base)
+        with _named(config_path):
+            root = urls.parse(default_url, base=base)
         said[ROOT] = file.default
     else:
         root = urls.for_path("sqlite", config.data_file(path))
@@ -222,8 +222,8 @@ def _named(config_path: str | None) -> Iterator[None]:
     """Name the file in the error of a value that it holds."""
     try:
         yield
-    except ConfigError as error:
-        raise ConfigError(f"'{config_path}': {error}") from None
+    except (ConfigError, UrlError) as error:
+        raise type(error)(f"'{config_path}': {error}") from None
 
 
 def _split_route(route: str) -> tuple[str, str]:

@@ -8,7 +8,7 @@ import click
 
 from fusebackend.cli import target
 from fusebackend.cli.show import Complaints, Failed, Output, json_option
-from fusebackend.cli.target import complete_path, mount_option
+from fusebackend.cli.target import Target, complete_path, mount_option
 
 
 @click.command()
@@ -43,5 +43,13 @@ def _delete(given: str, recursive: bool, force: bool, mount: str | None) -> bool
         raise Failed(f"'{given}' is a directory; -r deletes it with all below it")
     answer = place.files.delete(place.path)
     if answer.error is not None:
-        raise Failed(place.words(answer.error))
+        raise Failed(place.words(answer.error) + _routes_in(place))
     return True
+
+
+def _routes_in(place: Target) -> str:
+    """Return words on the routes at and below a path, which can't be deleted: EBUSY does not tell of them."""
+    start = place.path.rstrip("/") + "/"
+    prefixes = [each["prefix"] for each in place.files.status().get("routes", ())]
+    found = [prefix for prefix in prefixes if prefix.startswith(start) and prefix != "/"]
+    return f"; routes stay, so delete what is in them: {' '.join(found)}" if found else ""

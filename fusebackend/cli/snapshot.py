@@ -11,7 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from fusebackend.cli import target
-from fusebackend.cli.show import Failed, Output, confirm_loss, json_option
+from fusebackend.cli.show import Failed, Output, confirm_loss, json_option, note
 from fusebackend.cli.states import in_a_line, snapshots_directory
 from fusebackend.cli.target import complete_names, mount_option
 
@@ -40,7 +40,7 @@ def complete_name(context: click.Context, parameter: click.Parameter, incomplete
 @json_option("{name, time_ns, routes, path}; `routes` are those it holds.")
 @mount_option
 def create(name: str | None, as_json: bool, mount: str | None) -> None:
-    """Take a snapshot, and print its directory.
+    """Take a snapshot, and print its directory, and the routes that are not in it.
 
     Without a NAME, it is the time in UTC: 20261123T061530Z. The files are neither read nor copied.
     """
@@ -50,8 +50,11 @@ def create(name: str | None, as_json: bool, mount: str | None) -> None:
         directory = snapshots_directory(files)
     if as_json:
         output.document(_as_object(taken, directory))
-    else:
-        output.line(output.name(f"{directory}/{taken.name}"))
+        return
+    output.line(output.name(f"{directory}/{taken.name}"))
+    others = [each["prefix"] for each in files.status().get("routes", ()) if each["prefix"] not in taken.routes]
+    if others:
+        note(f"not in it, for they keep no snapshots: {' '.join(others)}")
 
 
 @snapshot.command("list")
@@ -64,11 +67,14 @@ def list_snapshots(with_automatic: bool, as_json: bool, mount: str | None) -> No
 
     output, files = Output(), target.here(mount).files
     with in_a_line():
-        found = [each for each in files.snapshots() if with_automatic or not each.name.startswith(AUTOMATIC)]
+        kept = files.snapshots()
         directory = snapshots_directory(files)
+    found = [each for each in kept if with_automatic or not each.name.startswith(AUTOMATIC)]
     if as_json:
         output.document([_as_object(each, directory) for each in found])
         return
+    if not found:
+        note("no snapshots but automatic ones, which --all shows" if kept else "no snapshots")
     names = [output.name(each.name) for each in found]
     width = max(map(len, names), default=0)
     for name, each in zip(names, found, strict=True):

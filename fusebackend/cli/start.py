@@ -20,6 +20,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+from fusebackend.base import xdg
 from fusebackend.config import MountPlan
 from fusebackend.linux import mount_table as table
 from fusebackend.linux.mount_table import MountError
@@ -75,7 +76,7 @@ def _start_with_log(plan: MountPlan, log: str, log_fd: int) -> tuple[int, list[s
 
 def open_log(path: str) -> int:
     """Open a log for appending, readable by its owner only; a long one is renamed first."""
-    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    xdg.make_directory(os.path.dirname(path), "XDG_STATE_HOME")
     with contextlib.suppress(FileNotFoundError):
         if os.stat(path).st_size > MAX_LOG_BYTES:
             os.replace(path, f"{path}.1")

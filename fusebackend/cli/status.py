@@ -144,7 +144,7 @@ def _headline(state: MountState) -> str:
     if state.state == "dead":
         return f"dead: its server is gone; 'fusebackend umount {state.mountpoint}' clears it away"
     if state.state == "hung":
-        return "hung: its server does not answer"
+        return _hung(state.mountpoint)
     if state.state == "denied":
         return "another user's"
     parts = [f"process {state.pid}"]
@@ -156,6 +156,19 @@ def _headline(state: MountState) -> str:
     if state.status.get("read_only"):
         parts.append("read-only")
     return ", ".join(parts)
+
+
+def _hung(mountpoint: str) -> str:
+    """A server that does not answer, by its process where that can be found."""
+    from fusebackend.linux.unmount import is_stopped, server_of
+
+    entry = table.mount_at(mountpoint)
+    pid = None if entry is None else server_of(entry)
+    if pid is None:
+        return "hung: its server does not answer"
+    if is_stopped(pid):
+        return f"hung: its server, process {pid}, is stopped; 'kill -CONT {pid}' lets it go on"
+    return f"hung: its server, process {pid}, does not answer"
 
 
 def _details(state: MountState) -> list[str]:
@@ -178,6 +191,22 @@ def _details(state: MountState) -> list[str]:
         lines.append(f"commands: {_commands(status['execute'])}")
     if status.get("log"):
         lines.append(f"log: {status['log']}")
+    if status.get("idle") == "poll":
+        lines.append("idle: poll, processors of the machine are kept awake during bursts")
+    return lines + _history(status.get("history") or {})
+
+
+def _history(history: dict[str, Any]) -> list[str]:
+    """Where the history of calls is, and the ends of its log that are kept elsewhere."""
+    if "path" not in history:
+        return []
+    why = history.get("incomplete")
+    lines = [f"history: {history['path']}" + (f"; incomplete: {why}" if why else "")]
+    anchor = history.get("anchor")
+    if anchor:
+        written = "none is written yet" if anchor["link"] is None else f"link {anchor['link']} was written last"
+        failed = anchor["failed"] and f"failed: {anchor['failed']}"
+        lines.append(f"anchors: {anchor['place']}; {failed or written}")
     return lines
 
 

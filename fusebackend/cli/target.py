@@ -96,7 +96,13 @@ class Target:
         """The error of a record about this path, in the words of the command line."""
         shown = self.shown(self.path)
         text = in_words(error).replace(f"'{self.path}'", f"'{shown}'")
-        return text if shown in text else f"'{shown}': {text}"
+        text = text if shown in text else f"'{shown}': {text}"
+        if error == errors.FILE_NOT_FOUND and not self.root and self.files.is_mounted:
+            top = self.files.mountpoint
+            if paths.is_below(self.given, top):  # a path of the file system, where one of agents is asked for
+                agents = self.given[len(top) :] or ROOT
+                text += f"; with --mount or FUSEBACKEND_MOUNT it is '{agents}', as agents have it"
+        return text
 
     def stat(self, *, follow: bool = True) -> StatResult:
         """Return its attributes. Raises `Failed` when there are none, as when it is not there."""
@@ -149,8 +155,12 @@ def require_mount(place: Target, files: Client) -> None:
         raise Failed(f"'{place.given}' lies in another mount than the paths before it")
 
 
-def here(mount: str | None) -> Target:
+def here(mount: str | None, how: str = "with --mount") -> Target:
     """The target when no path is given: the current directory, if it lies in a mount; else the root of the only one.
+
+    Args:
+        mount: of `--mount`.
+        how: how the command takes a mount, for the error where there are several.
 
     Raises:
         Failed: there is no such mount, or more than one.
@@ -172,9 +182,9 @@ def here(mount: str | None) -> Target:
         if len(served) == 1:
             return Target(_client(served[0].socket), ROOT, "", "")
         if served:
-            raise Failed(f"several are served: {', '.join(each.socket for each in served)}; say which one with --mount")
+            raise Failed(f"several are served: {', '.join(each.socket for each in served)}; say which one {how}")
         raise Failed("nothing is mounted; 'fusebackend mount' does that")
-    raise Failed(f"several mounts are there: {', '.join(mounted)}; say which one with --mount")
+    raise Failed(f"several mounts are there: {', '.join(mounted)}; say which one {how}")
 
 
 def base_name(given: str) -> str:
@@ -204,10 +214,10 @@ def _split(given: str, follow: bool) -> tuple[str, str]:
         if error.errno == errno.ETIMEDOUT:
             raise Failed(str(error)) from None
         mounted = mountpoints()
+    outside = f"'{given}' lies in no mount of fusebackend"
     if not mounted:
-        raise Failed(f"'{given}' lies in no mount of fusebackend; nothing is mounted")
-    hint = f"mounted: {', '.join(mounted)}; with --mount DIR, paths are those that agents use"
-    raise Failed(f"'{given}' lies in no mount of fusebackend ({hint})")
+        raise Failed(f"{outside}; nothing is mounted")
+    raise Failed(f"{outside} (mounted: {', '.join(mounted)}; with --mount DIR, paths are those that agents use)")
 
 
 def _place(mount: str) -> str:
@@ -222,6 +232,9 @@ def _place(mount: str) -> str:
     except MountError as error:
         if os.path.isfile(mount):
             raise Failed(f"'{mount}': {error.strerror}") from None
+        if not os.path.lexists(mount):
+            there = ", ".join(mountpoints())
+            raise Failed(f"{error.strerror}; {f'mounted: {there}' if there else 'nothing is mounted'}") from None
         return _split(mount, follow=True)[0]
 
 

@@ -11,7 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from fusebackend.cli import target
-from fusebackend.cli.show import Failed, Output, json_option
+from fusebackend.cli.show import Failed, Output, json_option, note
 from fusebackend.cli.states import in_a_line
 from fusebackend.cli.target import mount_option
 
@@ -57,6 +57,8 @@ def list_views(as_json: bool, mount: str | None) -> None:
     if as_json:
         output.document([asdict(each) for each in found])
         return
+    if not found:
+        note("no views; [views.NAME] in the mount's TOML file makes one")
     width = max((len(each.name) for each in found), default=0)
     for each in found:
         rules = f"{len(each.rules)} {'rule' if len(each.rules) == 1 else 'rules'}"

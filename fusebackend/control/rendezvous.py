@@ -232,6 +232,8 @@ def place_of(path: str | os.PathLike[str]) -> tuple[str, bool]:
         kind = 0 if error.errno == errno.ETIMEDOUT else _kind(text)
         if kind == stat.S_IFSOCK:
             return text, False
+        if not os.path.lexists(text):
+            raise MountError(errno.ENOENT, f"'{text}' does not exist, so it lies in no mount of fusebackend") from None
         if kind != stat.S_IFREG:
             raise
     place = _configured(text)

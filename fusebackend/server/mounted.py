@@ -101,7 +101,7 @@ log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
-NO_HISTORY = "this mount keeps no history of calls: mount it without '-o history=off'"
+NO_HISTORY = "this mount keeps no history of calls: mount it without '-o history=off', from Python with history=\"on\""
 
 STAT_BYTES = 2048
 """Memory of a `StatResult`, with its part of an answer."""

@@ -324,6 +324,12 @@ class TestRefusals:
         assert not {path for path in left if path.startswith(str(tmp_path))}
         assert servers(tmp_path) == []
 
+    @pytest.mark.parametrize("variable", ["XDG_DATA_HOME", "XDG_STATE_HOME"])
+    def test_a_home_that_can_not_be_written(self, shell: Shell, point: Path, variable: str) -> None:
+        shell.env[variable] = "/proc/none"  # where root can make nothing either
+        why = f"can't be made: No such file or directory; set {variable} to another place"
+        assert shell.refused("mount", point) == f"the directory '/proc/none/fusebackend' {why}"
+
     def test_a_mount_point_that_is_missing(self, shell: Shell, tmp_path: Path) -> None:
         assert shell.refused("mount", tmp_path / "no").startswith(f"mount point '{tmp_path}/no' does not exist")
 
@@ -471,6 +477,7 @@ class TestMountedAlready:
             status = shell("status", "--json", point)
             assert status.returncode == 1
             assert json.loads(status.stdout)[0]["state"] == "hung"
+            assert shell("status", point).stdout.startswith(f"{point}  hung: its server")
             assert "its server does not answer" in shell.refused("mount", point)
             said = shell.refused("umount", "--lazy", point)
             assert f"'{point}' is detached, but its server" in said
@@ -488,6 +495,7 @@ class TestMountedAlready:
         (point / "file").write_text("not stored yet")
         os.kill(pid, signal.SIGSTOP)
         try:
+            assert f"hung: its server, process {pid}, is stopped; 'kill -CONT {pid}'" in shell("status", point).stdout
             said = shell.refused("umount", point)
             assert f"'{point}' is still mounted: its server, process {pid}, is stopped" in said
             assert "is lost if it is killed" in said and f"'kill -CONT {pid}'" in said and "--lazy" in said
@@ -549,6 +557,10 @@ class TestUmount:
             assert is_mounted(point)
             assert shell.status(point)["state"] == "alive"
         shell.ok("umount", point)
+
+    def test_its_own_directory_keeps_no_mount_busy(self, shell: Shell, point: Path) -> None:
+        shell.ok("mount", point, "--default", "memory:")
+        assert shell.ok("umount", ".", cwd=point) == f"unmounted {point}\n"
 
     @pytest.mark.slow
     def test_lazy_leaves_open_files_usable(self, shell: Shell, point: Path) -> None:
@@ -644,8 +656,16 @@ class TestStatus:
         assert "\n  0 open files, 1 file known to the kernel, " in said
         assert "\n  commands: in a bubblewrap sandbox, no network\n" in said
         assert "\n  log: /" in said
+        assert f"\n  history: {shell.log_dir}/" in said and "idle" not in said and "anchors" not in said
         route = next(line for line in said.splitlines() if "memory:" in line)
         assert route.split() == ["/", "memory:", "coherent", "instant", "outlive", "its", "server"]
+
+    def test_anchors_and_processors_that_are_kept_awake(self, shell: Shell, point: Path) -> None:
+        (shell.home / "a.toml").write_text(f'default = "memory:"\n[log]\nanchor = "file:{shell.home}/anchors"\n')
+        shell.ok("mount", point, "--config", "a.toml", "-o", "idle=poll")
+        said = shell.ok("status", point)
+        assert f"\n  anchors: file:{shell.home}/anchors; link 0 was written last\n" in said
+        assert "\n  idle: poll, processors of the machine are kept awake during bursts\n" in said
 
     def test_the_time_to_live_of_a_directory(self, shell: Shell, point: Path) -> None:
         (shell.home / "project").mkdir()

@@ -207,6 +207,8 @@ class TestPaths:
         ok("write", "--mount", mnt, "/memories/a", "--text", "needle\n")
         assert ok("grep", "--mount", mnt, "needle", "/") == b"/memories/a:1:needle\n"
         assert ok("ls", "--mount", mnt / "memories/a", "/") == b"memories/\n"
+        hint = "with --mount or FUSEBACKEND_MOUNT it is '/memories/a', as agents have it"
+        assert refused("read", "--mount", mnt, mnt / "memories/a").endswith(f"No such file or directory; {hint}")
 
     def test_those_in_no_mount(self, mnt, tmp_path):
         assert f"'{tmp_path}/x' lies in no mount of fusebackend (mounted: " in refused("ls", tmp_path / "x")

@@ -190,7 +190,8 @@ def test_without_a_history(serve: Serve) -> None:
     for words in (["log"], ["undo"], ["diff", "c1"]):
         done = run(*words, cwd=mounted.path)
         assert done.returncode == 1
-        assert done.stderr == "Error: this mount keeps no history of calls: mount it without '-o history=off'\n"
+        how = "mount it without '-o history=off', from Python with history=\"on\""
+        assert done.stderr == f"Error: this mount keeps no history of calls: {how}\n"
     assert run("df", cwd=mounted.path).returncode == 0
 
 

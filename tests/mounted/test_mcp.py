@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -444,7 +445,7 @@ def test_bad_words_are_one_line(mount: Mounted, tmp_path: Path) -> None:
     wrong.write_text('colour = "red"\n')
     for words, said in (
         (["mcp", tmp_path], "lies in no mount of fusebackend"),
-        (["mcp", tmp_path / "no.toml"], "lies in no mount of fusebackend"),
+        (["mcp", tmp_path / "no.toml"], f"'{tmp_path}/no.toml' does not exist, so it lies in no mount of fusebackend"),
         (["mcp", wrong], "unknown key 'colour'"),
         (["mcp", mount.path, "--view", "none"], "there is no view 'none'"),
         (["mcp", mount.path, "--http", "0.0.0.0:80"], "'0.0.0.0' is none"),
@@ -452,3 +453,25 @@ def test_bad_words_are_one_line(mount: Mounted, tmp_path: Path) -> None:
     ):
         done = command(*words)
         assert done.returncode != 0 and said in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+def test_a_port_that_is_taken_is_one_line(mount: Mounted) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = command("mcp", mount.path, "--http", f"127.0.0.1:{port}")
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"Error: can't listen on 127.0.0.1 port {port}: Address already in use\n",
+    )
+
+
+def test_without_the_sdk_it_is_one_line(mount: Mounted, tmp_path: Path) -> None:
+    (tmp_path / "without/mcp").mkdir(parents=True)
+    missing = "raise ModuleNotFoundError('No module', name='mcp')"
+    (tmp_path / "without/mcp/__init__.py").write_text(missing)
+    words = [sys.executable, "-m", "fusebackend", "mcp", mount.path]
+    there = {**os.environ, "PYTHONPATH": f"{tmp_path / 'without'}:{ROOT}"}
+    done = subprocess.run(words, env=there, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    install = "pip install 'fusebackend[mcp]'"
+    assert done.returncode == 1
+    assert done.stderr == f"Error: 'fusebackend mcp' needs mcp, which is not installed: {install}\n"

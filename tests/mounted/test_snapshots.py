@@ -381,6 +381,17 @@ def test_a_mount_without_such_routes_says_so(serve: Serve, tmp_path: Path) -> No
     assert not kept(mounted).exists()
 
 
+def test_routes_that_are_not_in_it_are_named(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    mounted = serve("memory:", routes={"/project": f"dir:{tmp_path}/files"}, options=MANUAL)
+    assert command("snapshot", "list", cwd=mounted.path).stderr == "fusebackend: no snapshots\n"
+    said = command("snapshot", "create", "one", cwd=mounted.path).stderr
+    assert said == "fusebackend: not in it, for they keep no snapshots: /project/\n"
+    said = command("rm", "-r", "project", cwd=mounted.path).stderr  # which no verb can: it is a route
+    busy = "deleting 'project': Device or resource busy"
+    assert said == f"Error: {busy}; routes stay, so delete what is in them: /project/\n"
+
+
 def test_the_command(mounted: Mounted) -> None:
     (mounted.path / "d").mkdir()
     (mounted.path / "d/file").write_text("before")

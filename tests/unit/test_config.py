@@ -103,6 +103,12 @@ class TestFile:
         [
             ("readonly = true", "unknown key 'readonly'; known: mountpoint, default, routes, read_only, allow_other, "),
             ("[route]\nx = 'memory:'", "unknown key 'route'; known: "),
+            (
+                "[routes]\n'/a' = 'memory:'\ndefault = 'dir:b'",
+                "'default' below [routes] is no setting; settings stand "
+                "above the first [table], and a route is '/default/'",
+            ),
+            ("[routes]\n'/a' = 'memory:'\nread_only = true", "'read_only' below [routes] is no setting; "),
             ("read_only = 'yes'", "'read_only': expected true or false, got a text"),
             ("default = 7", "'default': expected a text, got a whole number"),
             ("options = 'ro'", "'options': expected a list, got a text"),

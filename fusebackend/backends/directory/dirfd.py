@@ -84,7 +84,10 @@ def open_root(path: str) -> Descriptor:
         FileNotFoundError, NotADirectoryError, PermissionError: with one line for the user.
     """
     try:
-        return Descriptor(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+        root = Descriptor(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+        if not os.access(path, os.X_OK, effective_ids=True):  # which O_PATH does not ask: nothing in it would be found
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return root
     except OSError as error:
         words = {
             errno.ENOENT: f"There is no directory '{path}'",

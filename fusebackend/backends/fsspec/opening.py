@@ -27,6 +27,8 @@ def open_fsspec(url: Url) -> Any:
     from fusebackend.backends.fsspec.backend import FsspecBackend
     from fusebackend.backends.fsspec.remote import protocols
 
+    if ":" not in url.rest:  # which fsspec takes for a path of this machine
+        raise UrlError(f"'{url.masked}' names no file system; write fsspec:PROTOCOL://PLACE")
     words = dict(url.parameters)
     own = {name: words.pop(name) for name in OWN if name in words}
     options = {name: _value(text) for name, text in words.items()}
@@ -39,9 +41,16 @@ def open_fsspec(url: Url) -> Any:
     except ImportError as error:
         raise UrlError(f"'{url.masked}': {error}") from None
     except Exception as error:  # of any library behind fsspec: whatever it says is what is wrong with the URL
-        words_of = " ".join(str(error).split()) or type(error).__name__
-        raise UrlError(f"'{url.masked}' can't be opened: {mask(words_of)}") from error
+        raise UrlError(f"'{url.masked}' can't be opened: {mask(_words_of(error))}") from error
     return backend
+
+
+def _words_of(error: Exception) -> str:
+    """The text of an error in one line, without its number."""
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        text = error.strerror if error.filename is None else f"{error.strerror}: '{error.filename}'"
+    return " ".join(text.split()) or type(error).__name__
 
 
 def _value(text: str) -> Any:

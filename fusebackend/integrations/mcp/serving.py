@@ -40,7 +40,7 @@ def serve_http(files: Client, host: str, port: int, token: str, on_ready: Callab
         on_ready: called with the URL when it answers.
 
     Raises:
-        OSError: the address can't be had.
+        OSError: the address can't be had; its text names it.
     """
     import socket
 
@@ -49,7 +49,10 @@ def serve_http(files: Client, host: str, port: int, token: str, on_ready: Callab
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, port))
+        try:
+            listening.bind((host, port))
+        except OSError as error:
+            raise OSError(error.errno, f"can't listen on {host} port {port}: {error.strerror}") from None
         listening.listen()  # a client may come as soon as it knows the address, which is before uvicorn listens
         app = MountServer(files).server.streamable_http_app(streamable_http_path=PATH, host=host)
         config = uvicorn.Config(_guarded(app, token), log_config=None, access_log=False)

@@ -197,3 +197,17 @@ def test_the_agent_is_above_the_shell_that_runs_the_hook(tmp_path: Path) -> None
     environment = {**os.environ, "PYTHONPATH": str(Path(hook.__file__).parents[2])}
     found = subprocess.run(["sh", "-c", line], env=environment, capture_output=True, text=True, check=True)
     assert int(found.stdout) == os.getpid()
+
+
+@pytest.mark.skipif(sys.prefix == sys.base_prefix, reason="not run in a virtual environment")
+def test_a_virtual_environment_need_not_be_active_for_the_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = Path(sys.prefix, "bin/fusebackend")
+    link = tmp_path / "fusebackend"  # as pipx and uv make it, in a directory that is in everybody's PATH
+    link.symlink_to(own)
+    for path, command in ((own, str(own)), (link, "fusebackend")):
+        monkeypatch.setattr(sys, "argv", [str(path)])
+        monkeypatch.setenv("PATH", str(path.parent))
+        printed = CliRunner().invoke(main, ["hook", "claude-code", "--print"])
+        assert f'"{command} hook run pre --agent claude-code"' in printed.output

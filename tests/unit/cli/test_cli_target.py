@@ -61,6 +61,12 @@ class TestLocate:
         with pytest.raises(Failed, match="nothing is mounted; 'fusebackend mount' does that"):
             here(None)
 
+    def test_a_mount_that_does_not_exist(self, tmp_path):
+        with pytest.raises(Failed) as caught:
+            locate("/a", f"{tmp_path}/none")
+        outside = f"'{tmp_path}/none' does not exist, so it lies in no mount of fusebackend"
+        assert caught.value.message == f"{outside}; mounted: {MOUNT}"
+
     def test_links_to_a_mount_are_followed_or_not(self, tmp_path):
         link = tmp_path / "link"
         link.symlink_to(f"{MOUNT}/a")
@@ -98,6 +104,8 @@ class TestHere:
         monkeypatch.setattr("fusebackend.cli.target.mountpoints", lambda: ["/mnt/a", "/mnt/b"])
         with pytest.raises(Failed, match="several mounts are there: /mnt/a, /mnt/b; say which one with --mount"):
             here(None)
+        with pytest.raises(Failed, match="say which one as MOUNTPOINT"):  # as of 'mcp', which has no --mount
+            here(None, "as MOUNTPOINT")
 
 
 class TestShown:

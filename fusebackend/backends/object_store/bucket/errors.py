@@ -59,6 +59,9 @@ SLOW_DOWN = "SlowDown"
 _STATUS = re.compile(r"Server returned non-2xx status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 _KIND = re.compile(r"\bkind: (Timeout|Connect)\b")
+_METADATA = re.compile(r"/latest/api/token|/latest/meta-data/|/computeMetadata/|/metadata/identity/")
+"""Requests to a cloud's own service for credentials (AWS, Google, Azure), which obstore makes where it has none."""
+
 _OS_CODE = re.compile(r"\bOs \{\s*code: (\d{1,4}),")
 _SIGNATURE = re.compile(r"([?&](?:X-Amz-[\w-]+|Signature|sig|se|st)=)[^&\s]*", re.IGNORECASE)
 
@@ -96,6 +99,8 @@ def object_errors(key: str) -> Iterator[None]:
 
 def _said(text: str) -> str | None:
     """What the service, or this machine's network, calls the failure."""
+    if _METADATA.search(text) is not None:
+        return "no credentials are given, and the machine's metadata service gives none"
     if (code := _CODE.search(text)) is not None:
         return code[1]
     number = _OS_CODE.search(text)

@@ -6,6 +6,7 @@ import errno
 import gc
 import os
 import shutil
+import tempfile
 import threading
 from pathlib import Path
 
@@ -83,6 +84,17 @@ def test_a_root_that_is_missing_or_no_directory(tmp_path):
     for wrong in ({"max_file_size_mb": -1}, {"on_exists": "never"}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             FilesystemBackend(tmp_path, **wrong)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_directory_that_may_not_be_entered() -> None:
+    with tempfile.TemporaryDirectory() as closed:  # 0700, and all above it is open to others
+        os.seteuid(65534)
+        try:
+            with pytest.raises(PermissionError, match=f"The directory '{closed}' may not be entered"):
+                FilesystemBackend(closed, virtual_mode=True)
+        finally:
+            os.seteuid(0)
 
 
 def test_closing_twice_is_once_and_gives_every_descriptor_back(tmp_path):

@@ -49,6 +49,15 @@ def test_nobody_at_the_endpoint_is_said_in_one_line(caplog):
     assert caplog.records == []
 
 
+def test_credentials_that_are_missing_are_said_so(monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")
+    why = "no credentials are given, and the machine's metadata service gives none"
+    with pytest.raises(UrlError, match=rf"the bucket can't be read: the service does not answer \({why}\)$"):
+        open_backend("s3://b?endpoint=http://127.0.0.1:9")
+
+
 def test_a_missing_extra_is_said_in_one_line(monkeypatch):
     monkeypatch.setattr(opening, "find_spec", lambda name: None)
     for url in ("s3://b", "gs://b", "az://b"):
