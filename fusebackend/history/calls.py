@@ -139,17 +139,16 @@ class Calls:
         if call is not None:
             return call
         asked = request.current()
-        author = asked.author
-        if author is None:
-            return self.of_process(self.processes.of(asked.thread), asked.uid)
+        author = self.processes.of(asked.thread) if asked.author is None else asked.author
         return self.of_process(author if isinstance(author, Process) else None, asked.uid)
 
     def of_process(self, process: Process | None, uid: int) -> OpenCall:
         """Return the call of a process; None for an unknown one."""
-        call = self._given(process) if process is not None and self._has_given else None
-        if call is not None:
-            call.last_s = self._now_s()
-            return call
+        if process is not None and (self._by_namespace or self._by_session or self._named):
+            call = self._given(process)
+            if call is not None:
+                call.last_s = self._now_s()
+                return call
         key: Hashable
         if process is None:
             key = ("uid", uid)
@@ -167,10 +166,6 @@ class Calls:
         """Return the process of a request, for the requests that will follow on its behalf: by then it may have
         ended, and its id be another's."""
         return self.processes.of(asked.thread) or UNKNOWN
-
-    @property
-    def _has_given(self) -> bool:
-        return bool(self._by_namespace or self._by_session or self._named)
 
     def _given(self, process: Process) -> OpenCall | None:
         if self._named:

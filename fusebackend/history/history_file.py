@@ -450,7 +450,10 @@ class HistoryFile:
         Args:
             fields: further fields of `Record`, and `identity` of the file, where it has one (`Volume.lasting`).
         """
-        entry = self._entry(call, prefix, kind, path, **fields)
+        return self.put(self.entry(call, prefix, kind, path, **fields))
+
+    def put(self, entry: Entry) -> int:
+        """Add a record that was made by `entry`; returns its number."""
         with self._guard:
             self._record += 1
             entry.number = self._record
@@ -460,13 +463,12 @@ class HistoryFile:
             self.flush()
         return entry.number
 
-    def _entry(
+    def entry(
         self,
         call: int,
         prefix: AgentPath,
         kind: RecordKind,
         path: bytes,
-        *,
         to_path: bytes = b"",
         node: int = 0,
         linked: bool = False,
@@ -475,6 +477,7 @@ class HistoryFile:
         after: Stamp | None = None,
         identity: bytes | None = None,
     ) -> Entry:
+        """Return a record for `put` or `reserve`. The arguments are those of `add`."""
         row: tuple[Any, ...] = (self._time_ns(), to_name(prefix), kind, path, to_path or None, node, int(linked))
         if before is not None:
             row += _state_row(before)
@@ -500,18 +503,17 @@ class HistoryFile:
 
     # -- records in the transactions of a volume ---------------------------------------------------------------
 
-    def reserve(self, call: int, prefix: AgentPath, kind: RecordKind, path: bytes, **fields: Any) -> Entry:
-        """Return a record of a change that is about to be committed, with its number. `confirm` or `release` follows.
+    def reserve(self, entry: Entry) -> Entry:
+        """Give a record of a change that is about to be committed its number. `confirm` or `release` follows.
 
-        The arguments are those of `add`. Numbers are in the order of these calls; until the outcome is known, readers
-        that go on after a number (`records_after`) are shown none from this one on.
+        Numbers are in the order of these calls; until the outcome is known, readers that go on after a number
+        (`records_after`) are shown none from this one on.
         """
-        entry = self._entry(call, prefix, kind, path, **fields)
         with self._guard:
             self._record += 1
             entry.number = self._record
             self._reserved[entry.number] = entry
-            entry.head = self._heads.get(call)
+            entry.head = self._heads.get(entry.call)
         return entry
 
     def confirm(self, entry: Entry) -> None:

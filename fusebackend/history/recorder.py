@@ -87,14 +87,6 @@ class Kept(NamedTuple):
         return self.before.nlink > 1 and not stat.S_ISDIR(self.before.mode)
 
 
-def _with(kept: Kept | None, fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a record, with those of the file as it was kept."""
-    if kept is None:
-        return fields
-    own = {"node": kept.node, "identity": kept.identity, "before": kept.before, "image": kept.image}
-    return {**own, **fields}
-
-
 class VolumeRecords:
     """The files of one volume that calls have changed, for all routes and trees that show it.
 
@@ -254,13 +246,10 @@ class Recorder:
         self, call: OpenCall, prefix: AgentPath, kind: RecordKind, path: bytes, kept: Kept | None = None, **fields: Any
     ) -> int:
         """Add a record to a call."""
-        return self.history.add(self.calls.number(call), prefix, kind, path, **_with(kept, fields))
-
-    def reserve(
-        self, call: OpenCall, prefix: AgentPath, kind: RecordKind, path: bytes, kept: Kept | None, **fields: Any
-    ) -> Entry:
-        """Return a record of a change that is about to be committed, see `HistoryFile.reserve`."""
-        return self.history.reserve(self.calls.number(call), prefix, kind, path, **_with(kept, fields))
+        if kept is not None:
+            own = {"node": kept.node, "identity": kept.identity, "before": kept.before, "image": kept.image}
+            fields = {**own, **fields}
+        return self.history.add(self.calls.number(call), prefix, kind, path, **fields)
 
     def failed(self, error: BaseException, what: str, call: OpenCall | None = None) -> None:
         """Something could not be recorded.
@@ -354,10 +343,10 @@ class _Pending:
         path: returns the path of what is changed, once it is.
         own: how far the changes of the file by the call are recorded with it; 0 for no more than they are.
         node: of the file; 0 for that of the result.
-        fields: further ones of the record.
+        to_path, linked: as in `Record`.
     """
 
-    __slots__ = ("_own", "_volume", "call", "entry", "fields", "kept", "kind", "node", "path")
+    __slots__ = ("_own", "_volume", "call", "entry", "kept", "kind", "linked", "node", "path", "to_path")
 
     def __init__(
         self,
@@ -368,7 +357,8 @@ class _Pending:
         kept: Kept | None = None,
         own: int = 0,
         node: int = 0,
-        **fields: Any,
+        to_path: bytes = b"",
+        linked: bool = False,
     ) -> None:
         self._volume = volume
         self._own = own
@@ -377,21 +367,27 @@ class _Pending:
         self.path = path
         self.kept = kept
         self.node = node
-        self.fields = fields
+        self.to_path = to_path
+        self.linked = linked
         self.entry: Entry | None = None
 
     def rows(self, result: Any) -> Sequence[LogRow]:
-        recorder, prefix = self._volume.recorder, self._volume.prefix
+        history = self._volume.recorder.history
         if self.entry is not None:
-            recorder.history.release(self.entry)
+            history.release(self.entry)
             self.entry = None
         with self._volume.recording:
-            self.entry = recorder.reserve(self.call, prefix, self.kind, self.path(), self.kept, **self._fields(result))
+            self.entry = history.reserve(self._record(result))
             return [self.entry.said]
         return ()
 
-    def _fields(self, result: Any) -> dict[str, Any]:
-        return {**self.fields, "node": self.node or result.node}
+    def _record(self, result: Any) -> Entry:
+        recorder, kept, node = self._volume.recorder, self.kept, self.node or result.node
+        before, image, identity = (None, None, None) if kept is None else (kept.before, kept.image, kept.identity)
+        return recorder.history.entry(
+            recorder.calls.number(self.call), self._volume.prefix, self.kind, self.path(), self.to_path, node,
+            self.linked, before, image, identity=identity,
+        )  # fmt: skip
 
     def made(self, result: Any) -> None:
         """Record the change: it was made."""
@@ -402,7 +398,7 @@ class _Pending:
             if self.entry is not None:
                 recorder.history.confirm(self.entry)
             else:
-                recorder.add(self.call, self._volume.prefix, self.kind, self.path(), self.kept, **self._fields(result))
+                recorder.history.put(self._record(result))
 
     def failed(self, error: BaseException) -> None:
         """The change was not made, as far as this process knows."""
@@ -522,9 +518,9 @@ class RecordingVolume:
                 attr = self._volume.lookup(parent, name)
                 turns.take(attr)
                 kept = self.recorder.keep(call, self._volume, attr)
-                path = partial(self._path, parent, name)
-                pending = _Pending(self, call, "remove", path, kept, node=kept.node, linked=kept.is_linked)
-                if kept.is_linked:
+                path, linked = partial(self._path, parent, name), kept.is_linked
+                pending = _Pending(self, call, "remove", path, kept, node=kept.node, linked=linked)
+                if linked:
                     self.records.part(call, kept.node)
             self._change(pending, remove, parent, name)
             if pending is not None:
@@ -534,7 +530,8 @@ class RecordingVolume:
         with self._lock, self._turns() as turns:
             call, pending, moved = self._current(), None, []
             with self.recording:
-                path, to_path = self._path(parent, name), self._path(new_parent, new_name)
+                path = self._path(parent, name)
+                to_path = path[: -len(name)] + new_name if parent == new_parent else self._path(new_parent, new_name)
                 attr = self._volume.lookup(parent, name)
                 replaced = self._look(new_parent, new_name)
                 turns.take(attr, replaced)

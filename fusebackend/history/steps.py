@@ -95,7 +95,8 @@ class _Noted:
     def _note(self, found: _Before, kind: RecordKind, path: AgentPath, **fields: Any) -> None:
         key = kind, found.route.prefix, path
         if key not in self.made and key not in self._pending:
-            entry = self._recorder.reserve(self._call, found.route.prefix, kind, to_name(path), None, **fields)
+            history, call = self._recorder.history, self._recorder.calls.number(self._call)
+            entry = history.reserve(history.entry(call, found.route.prefix, kind, to_name(path), **fields))
             self._pending[key] = found.route.volume, entry
 
     def committed(self) -> None:

@@ -40,9 +40,10 @@ class FileHandle:
         self.direct = False  # its writes pass the kernel's page cache by …
         self.bare = False  # … and the file is known to have no capabilities, see `coherence/capabilities.py`
         self.opened_at = time.monotonic()
-        self.opener = request.current()
+        self.opener = opener = request.current()
         if route.author is not None and flags & os.O_ACCMODE != os.O_RDONLY:
-            self.opener = self.opener._replace(author=route.author(self.opener))
+            asked = opener.verb, opener.thread, opener.uid, opener.gid
+            self.opener = request.Request(*asked, author=route.author(opener))
         self._privileged: bool | None = None
 
     @property

@@ -109,4 +109,4 @@ def answer(verb: str, asker: Asker | None) -> None:
 
 def on_behalf_of(opener: Request) -> None:
     """Attribute a request without an asker to the thread and the process that opened the handle."""
-    _current.set(current()._replace(thread=opener.thread, uid=opener.uid, author=opener.author))
+    _current.set(Request(_current.get()[0], *opener[1:]))

@@ -54,8 +54,8 @@ def names(history: HistoryFile, after: int = 0) -> list[bytes]:
 def test_numbers_are_in_the_order_of_the_commits(histories):
     history = histories()
     call = history.open_call("session", "sh", WHO)
-    one = history.reserve(call, ROOT, "create", b"/one", node=1)
-    two = history.reserve(call, ROOT, "create", b"/two", node=2)
+    one = history.reserve(history.entry(call, ROOT, "create", b"/one", node=1))
+    two = history.reserve(history.entry(call, ROOT, "create", b"/two", node=2))
     history.confirm(two)
     assert names(history) == []  # `/one` would come after it, with a lower number
     assert history.written() == one.number
@@ -68,7 +68,7 @@ def test_numbers_are_in_the_order_of_the_commits(histories):
 def test_a_change_that_was_not_made_leaves_nothing(histories):
     history = histories()
     call = history.open_call("session", "sh", WHO)
-    history.release(history.reserve(call, ROOT, "create", b"/one", node=1))
+    history.release(history.reserve(history.entry(call, ROOT, "create", b"/one", node=1)))
     history.end_call(call)
     assert names(history) == []
     assert history.call(call) is None
@@ -78,7 +78,7 @@ def test_a_change_that_was_not_made_leaves_nothing(histories):
 def test_a_call_ends_after_its_last_commit(histories):
     history = histories()
     call = history.open_call("session", "sh", WHO)
-    entry = history.reserve(call, ROOT, "create", b"/one", node=1)
+    entry = history.reserve(history.entry(call, ROOT, "create", b"/one", node=1))
     history.end_call(call)
     history.confirm(entry)
     found = history.call(call)
@@ -90,7 +90,9 @@ def test_a_call_ends_after_its_last_commit(histories):
 def test_a_killed_servers_records_are_taken_up(histories):
     history = histories()
     call = history.open_call("session", "sh", WHO, undoes=[])
-    entries = [history.reserve(call, ROOT, "create", b"/%d" % number, node=number) for number in range(4)]
+    entries = [
+        history.reserve(history.entry(call, ROOT, "create", b"/%d" % number, node=number)) for number in range(4)
+    ]
     rows = [entry.said for entry in entries]
     history.confirm(entries[1])
     history.flush()
@@ -119,7 +121,7 @@ def test_a_call_that_no_file_has_comes_with_its_records(histories):
     history.add(first, ROOT, "create", b"/first")
     history.flush()
     undo = history.open_call("undo", "undo c1", WHO, undoes=[first])
-    entry = history.reserve(undo, ROOT, "remove", b"/first", node=3)
+    entry = history.reserve(history.entry(undo, ROOT, "remove", b"/first", node=3))
     history.confirm(entry)
     history = histories()
     assert history.replay(ROOT, [entry.said]) == 1
@@ -132,7 +134,7 @@ def test_a_call_that_no_file_has_comes_with_its_records(histories):
 def test_what_is_of_another_route_or_unreadable_is_not_taken_up(histories):
     history = histories()
     call = history.open_call("session", "sh", WHO)
-    entry = history.reserve(call, AgentPath("/a"), "create", b"/one", node=1)
+    entry = history.reserve(history.entry(call, AgentPath("/a"), "create", b"/one", node=1))
     history = histories()
     assert history.replay(ROOT, [entry.said, (77, b"\xc1"), (78, b"\x91\x01")]) == 0
     assert names(history) == []
@@ -141,8 +143,8 @@ def test_what_is_of_another_route_or_unreadable_is_not_taken_up(histories):
 def test_what_was_deleted_since_stays_deleted(histories):
     history = histories()
     call, dropped = history.open_call("session", "sh", WHO), history.open_call("session", "sh", WHO)
-    entry = history.reserve(call, ROOT, "create", b"/one", node=1)
-    other = history.reserve(dropped, ROOT, "create", b"/two", node=2)
+    entry = history.reserve(history.entry(call, ROOT, "create", b"/one", node=1))
+    other = history.reserve(history.entry(dropped, ROOT, "create", b"/two", node=2))
     kept = history.open_call("verb", "write", WHO)
     history.add(kept, ROOT, "create", b"/kept")
     history.confirm(entry)
@@ -161,7 +163,7 @@ def test_a_number_that_was_given_again_is_no_reason_to_lose_a_record(histories):
     """The server after the kill could not read the volume's rows."""
     history = histories()
     call = history.open_call("session", "old", WHO)
-    entry = history.reserve(call, ROOT, "create", b"/old", node=1)
+    entry = history.reserve(history.entry(call, ROOT, "create", b"/old", node=1))
     history = histories()
     again = history.open_call("session", "new", WHO)
     assert again == call
@@ -178,7 +180,9 @@ def test_a_number_that_was_given_again_is_no_reason_to_lose_a_record(histories):
 def test_a_commit_without_an_answer_is_asked_for(histories, monkeypatch):
     history = histories()
     call = history.open_call("session", "sh", WHO)
-    made, unmade = (history.reserve(call, ROOT, "create", path, node=1) for path in (b"/made", b"/unmade"))
+    made, unmade = (
+        history.reserve(history.entry(call, ROOT, "create", path, node=1)) for path in (b"/made", b"/unmade")
+    )
     assert history.doubtful() == []
     history.doubt(made)
     history.doubt(unmade)
