@@ -7,7 +7,8 @@ in favour of another one is repeated as well. A commit without an answer is neve
 
 A pool opens connections when they are needed, and closes them when they have been idle for as long as they were in use,
 `IDLE_S` at most: a server takes 100 from all hosts together, unless it is configured otherwise. Where it takes no more,
-operations wait for `BUSY_S` for a connection of their own pool, or for one of another host.
+operations wait for `BUSY_S` for a connection of their own pool, or for one of another host. Pools of a full server take
+turns: each looks once a second whether it is, and then closes what it has had for `TURN_S`, busy or not.
 """
 
 from __future__ import annotations
@@ -46,6 +47,21 @@ IDLE_S = 20.0
 BRIEF_S = 2.0
 """The same for a connection that was opened only just before its last use, as for a mount without users yet: 64 mounts
 that began within a minute had 80 connections."""
+
+TURN_S = 0.5
+"""How long a connection to a full server is kept, as others wait for it."""
+
+COUNT_S = 1.0
+"""How often a pool counts the server's connections."""
+
+SPARE = 2
+"""A server with no more free ones than that is full."""
+
+_IS_FULL = f"""
+SELECT sum(numbackends) + {SPARE} >= current_setting('max_connections')::int
+    - current_setting('superuser_reserved_connections')::int - coalesce(current_setting('reserved_connections', true), '0')::int
+FROM pg_stat_database
+"""
 
 FULL_S = 60.0
 """How long a server that had no free connection is told of in `status`."""
@@ -249,6 +265,8 @@ class Connections:
         self._rest = threading.Event()  # set when closed
         self._closing_idle = False  # there is a thread that does
         self._full: tuple[float, float, str] | None = None  # since when, until when at least, and its words
+        self._counted_at = time.monotonic()
+        self._crowded_until = 0.0
         with translate_errors():
             connection = when_free(self._open)
             self._idle.append((self._idle_until(connection), connection))
@@ -329,6 +347,8 @@ class Connections:
         attempts = 0
         while True:
             with self._changed:
+                if not self._idle and not attempts and self._is_crowded:
+                    self._changed.wait(pause_s(FULL_RETRY_S, attempts))  # another host's turn
                 if self._closed:
                     raise psycopg.OperationalError("the connections are closed")
                 if self._idle:
@@ -343,6 +363,7 @@ class Connections:
                 if is_full(error):
                     now, full = time.time(), self._full
                     self._full = (full[0] if full else now, now, f"PostgreSQL takes no more connections: {words}")
+                    self._crowded_until = time.monotonic() + 2 * COUNT_S
                 if time.monotonic() > (full_until if is_full(error) else deadline):
                     raise OSError(errno.ETIMEDOUT, f"PostgreSQL can't be reached: {words}") from error
             with self._changed:
@@ -359,10 +380,30 @@ class Connections:
         now = time.monotonic()
         return now + min(IDLE_S, max(BRIEF_S, now - self._opened[connection]))
 
+    @property
+    def _is_crowded(self) -> bool:
+        return time.monotonic() < self._crowded_until
+
+    def _has_had_its_turn(self, connection: Connection[Any]) -> bool:
+        return self._is_crowded and time.monotonic() - self._opened[connection] > TURN_S
+
+    def _count(self, connection: Connection[Any]) -> None:
+        """Look whether the server is full, if that is due. A pool that has what it needs is never refused one."""
+        import psycopg
+
+        now = time.monotonic()
+        if now - self._counted_at < COUNT_S:
+            return
+        self._counted_at = now
+        with contextlib.suppress(psycopg.Error):  # whoever uses the connection next finds out
+            if send(connection, [(_IS_FULL, ())])[0][0][0]:
+                self._crowded_until = now + 2 * COUNT_S
+
     def _give_back(self, connection: Connection[Any]) -> None:
         rollback(connection)
+        self._count(connection)
         with self._changed:
-            if not connection.closed and not self._closed:
+            if not connection.closed and not self._closed and not self._has_had_its_turn(connection):
                 self._idle.append((self._idle_until(connection), connection))
                 self._changed.notify()
                 if not self._closing_idle:
@@ -383,12 +424,13 @@ class Connections:
                     return
                 until, connection = first = min(self._idle, key=lambda idle: idle[0])
                 left_s = until - time.monotonic()
-                if left_s <= 0:
+                is_due = left_s <= 0 or self._has_had_its_turn(connection)
+                if is_due:
                     self._idle.remove(first)
-            if left_s <= 0:
+            if is_due:
                 connection.close()
             else:
-                self._rest.wait(min(left_s, BRIEF_S))  # another may be due before it
+                self._rest.wait(min(left_s, COUNT_S))  # another may be due before it
 
     def close(self) -> None:
         """Close the idle connections, and those in use when they are given back."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import os
 import subprocess
@@ -193,3 +194,29 @@ def test_the_feed_has_an_address_of_its_own(small: Server) -> None:
         assert connection.execute(query).fetchone() == (1,)
     with pytest.raises(ValueError, match="parameter 'feed' of 'postgres:' must be a DSN"):
         open_backend(url + "nonsense")
+
+
+def test_busy_hosts_take_turns_at_a_full_server(small: Server) -> None:
+    """None of them ever rests, and they want twice as many connections as there are."""
+    hosts, stop = 24, threading.Event()
+    done = [0] * hosts
+
+    def work(number: int) -> None:
+        pool = databases.Connections(small.dsn(), 4)
+        try:
+            while not stop.is_set():
+                pool.query("SELECT 1", ())
+                done[number] += 1
+        finally:
+            pool.close()
+
+    with concurrent.futures.ThreadPoolExecutor(hosts) as threads:
+        working = [threads.submit(work, number) for number in range(hosts)]
+        try:
+            eventually(lambda: all(done), LIMIT_S / 3)
+            before = list(done)
+            eventually(lambda: all(now > then for now, then in zip(done, before, strict=True)), LIMIT_S / 3)
+        finally:
+            stop.set()
+        for each in working:
+            each.result(LIMIT_S)
