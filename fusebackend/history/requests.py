@@ -88,7 +88,7 @@ class Asked(msgspec.Struct, frozen=True):
     paths: list[str]
     """That the verb names."""
     granted: list[str]
-    """Those of mode `interrupt`, which an approval allows to change."""
+    """Those that an approval lets through: `paths`, or where their links lead."""
     title: str
     """It in a line."""
     stamps: list[str]

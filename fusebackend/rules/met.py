@@ -11,27 +11,23 @@ import contextlib
 import contextvars
 from collections.abc import Iterator
 
-from fusebackend.base.paths import AgentPath
-
-MAX_PATHS = 100
-"""Paths of one verb that are noted. A verb that meets more, as a `delete` of a tree may, asks for these first."""
-
 
 class Met:
     """See the module's docstring.
 
     Attributes:
-        paths: what is interrupted of all that the verb has looked at, in the order in which it was met.
-        refused: the verb was refused for one of them, and not only told of it.
+        any: something that the verb has looked at is interrupted.
+        refused: the verb was refused for something, perhaps by another rule.
     """
 
     def __init__(self) -> None:
-        self.paths: dict[AgentPath, None] = {}
+        self.any = False
         self.refused = False
 
-    def note(self, path: AgentPath) -> None:
-        if len(self.paths) < MAX_PATHS:
-            self.paths[path] = None
+    @property
+    def is_interrupted(self) -> bool:
+        """Return True if an approval may let the verb through."""
+        return self.any and self.refused
 
 
 _met: contextvars.ContextVar[Met | None] = contextvars.ContextVar("fusebackend_met", default=None)

@@ -194,7 +194,7 @@ class RuledVolume(NativeVolume):
         if reading == "hide":
             return None
         if "interrupt" in decided and (noted := met.current()) is not None:
-            noted.note(path)
+            noted.any = True
         return _READING.get(reading, NO_READ) | _WRITING.get(writing, NO_WRITE)
 
     def _writable(self) -> None:
@@ -230,8 +230,7 @@ class RuledVolume(NativeVolume):
         """A change of a path is refused that may be approved."""
         noted = met.current()
         if noted is not None:
-            noted.note(path)
-            noted.refused = True
+            noted.any = noted.refused = True
         elif self.on_interrupt is not None:
             self.on_interrupt(path, ROOT_NODE, "write")
 
@@ -280,7 +279,7 @@ class RuledVolume(NativeVolume):
         if not own_bits(node) & bits:
             return
         if (noted := met.current()) is not None:
-            noted.refused = True  # its path was noted when it was looked up
+            noted.refused = True  # by which rule, was noted when it was looked up
         elif self.on_interrupt is not None:
             if bits & NO_WRITE and node & INTERRUPT == INTERRUPT:
                 self.on_interrupt(None, node, "write")

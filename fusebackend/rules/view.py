@@ -53,6 +53,7 @@ class View:
             for operation in OPERATIONS
         }
         self._granted: tuple[AgentPath, ...] = ()
+        self._grants_trees = False
         self._absent: str | None = None
         self._hidden: dict[str, bool] = {"/": False}
         self._by_top: dict[tuple[str, str], list[tuple[int, Rule]]] = {}
@@ -158,15 +159,19 @@ class View:
         view._absent = path
         return view
 
-    def granting(self, granted: Iterable[AgentPath]) -> View:
-        """Return this view with an approval for these paths: at and below them nothing is interrupted. Nor is it on the
-        way to them, where a verb makes the directories that are missing."""
+    def granting(self, granted: Iterable[AgentPath], *, trees: bool = False) -> View:
+        """Return this view with an approval for these paths: they are not interrupted, and neither are the directories
+        on the way to them, where a verb makes those that are missing.
+
+        Args:
+            trees: nor is what lies below them.
+        """
         view = self.without(self._absent)
-        view._granted = tuple(granted)
+        view._granted, view._grants_trees = tuple(granted), trees
         return view
 
     def _is_granted(self, path: str) -> bool:
-        return any(is_below(path, each) or is_below(each, path) for each in self._granted)
+        return any(is_below(each, path) or (self._grants_trees and is_below(path, each)) for each in self._granted)
 
     def _first(self, operation: Operation, path: str) -> tuple[int, Mode]:
         if operation != "execute" and path != "/":

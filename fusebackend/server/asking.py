@@ -1,8 +1,9 @@
 """`Asking`: makes a request of a verb that a view interrupts, and makes what was approved.
 
 A verb is made in its view first. Where it is refused by a rule of mode `interrupt`, its arguments become a request
-(`approvals.py`). Once approved, they are made through the same view with an approval for the paths that were met
-(`View.granting`): all other rules hold, also those of a path to which a symbolic link leads by then.
+(`approvals.py`). Once approved, they are made through the same view with an approval (`View.granting`) for the paths
+that the verb names, or to which their links lead; of a verb that takes whole trees, for what is in these. All other
+rules hold.
 
 A request has a stamp of what was at its paths, and what has another one was changed since: then nothing is made. The
 comparison is just before the change; one by the kernel in between is not excluded.
@@ -39,7 +40,6 @@ from fusebackend.protocol import (
     WriteResult,
     current_actor,
 )
-from fusebackend.rules.met import Met
 from fusebackend.server.approvals import MAX_CHANGE_BYTES, Approvals, CanNotAsk, CanNotBeMade, said
 from fusebackend.server.rules import Views
 from fusebackend.volumes.placing import NodeSource
@@ -151,27 +151,23 @@ class Asking:
 
     # -- asking ------------------------------------------------------------------------------------------------
 
-    def ask(self, view: str, verb: str, named: list[AgentPath], met: Met, change: Change) -> tuple[Any, str | None]:
+    def ask(self, view: str, verb: str, named: list[AgentPath], change: Change) -> tuple[Any, str | None]:
         """Have a verb wait that was refused.
 
         Args:
             named: its paths in the view.
-            met: the rules that it has met.
 
         Returns:
             The answer of the verb, if it was made, else None; and why there is none: None where it can't be asked for,
             since another rule denies it.
         """
-        rules = self._views.shown(view)
         if not all(self.may_ask(view, path) for path in named):
             return None, None
-        own = [path for path in named if rules.decide("write", path) == "interrupt"]
         title = f"{verb} {' '.join(named)}".replace("\n", "\\n")
-        granted = list(dict.fromkeys([*own, *met.paths]))
-        return self._ask(f"'{named[0]}'", partial(self._asked, view, verb, named, granted, title, change))
+        return self._ask(f"'{named[0]}'", partial(self._asked, view, verb, named, title, change))
 
     def reading(
-        self, view: str, verb: str, path: AgentPath, met: Met, change: Change
+        self, view: str, verb: str, path: AgentPath, change: Change
     ) -> tuple[CompositeBackend | None, str | None]:
         """Have a verb wait that only reads, and was refused.
 
@@ -181,9 +177,8 @@ class Asking:
         mode = self._views.shown(view).decide("read", path)
         if mode in ("deny", "hide"):
             return None, None
-        granted = list(dict.fromkeys([*([path] if mode == "interrupt" else []), *met.paths]))
         try:
-            request = self._asked(view, verb, [path], granted, f"{verb} {path}".replace("\n", "\\n"), change)
+            request = self._asked(view, verb, [path], f"{verb} {path}".replace("\n", "\\n"), change)
             if request.state == "made":
                 return self.face(request), None
         except CanNotAsk as error:
@@ -212,7 +207,7 @@ class Asking:
             return ExecuteResponse(output=f"Error: {refusal}", exit_code=NOT_RUN)
         change = Change(command=command.text, timeout_s=command.timeout_s, stdin=command.stdin)
         title = f"execute {self.approvals.in_a_line(command.text)}"
-        answer, why = self._ask("a command", partial(self._asked, view, "execute", [cwd], [], title, change, command))
+        answer, why = self._ask("a command", partial(self._asked, view, "execute", [cwd], title, change, command))
         ran: ExecuteResponse = answer or ExecuteResponse(output=f"Error: {why}", exit_code=NOT_RUN)
         return ran
 
@@ -228,7 +223,6 @@ class Asking:
         view: str,
         verb: str,
         named: list[AgentPath],
-        granted: list[AgentPath],
         title: str,
         change: Change,
         command: Command | None = None,
@@ -241,9 +235,12 @@ class Asking:
         if size > MAX_CHANGE_BYTES:
             raise CanNotAsk(f"a request keeps at most {MAX_CHANGE_BYTES >> 10} KiB of a change")
         stamps = [] if verb == "execute" else [self._stamp(verb, path, key) for path in named]
-        title += "".join(self._led(verb, path) for path in named if stamps)
+        granted = [self._leads_to(verb, path) for path in named] if stamps else []
+        for path, place in zip(named, granted, strict=bool(stamps)):
+            if place != path:  # the approver must know
+                title += f" ({path} leads to {place})".replace("\n", "\\n")
         actor = current_actor(self._server)
-        asked = Asked(time_ns, expires_ns, actor, view, verb, list(named), list(granted), title, stamps)
+        asked = Asked(time_ns, expires_ns, actor, view, verb, list(named), list[str](granted), title, stamps)
         return self.approvals.ask(asked, change, key, command)
 
     def _answer(self, request: Request, shown: str) -> tuple[Any, str | None]:
@@ -281,7 +278,8 @@ class Asking:
                     f"'{path}' {_difference(stamp, now)} since it was asked for; have it asked for again"
                 )
         try:
-            return self._views.granting(asked.view, [AgentPath(path) for path in asked.granted])
+            granted = [AgentPath(path) for path in asked.granted]
+            return self._views.granting(asked.view, granted, trees=asked.verb in ("delete", "move"))
         except OSError as error:
             raise CanNotBeMade(str(error.strerror)) from None
 
@@ -296,18 +294,15 @@ class Asking:
                 return ABSENT
             raise CanNotAsk(f"'{path}' can't be looked at: {error.strerror}") from None
 
-    def _led(self, verb: str, path: AgentPath) -> str:
-        """Return where symbolic links of a path lead, for its title: the approver must know. Empty without any."""
+    def _leads_to(self, verb: str, path: AgentPath) -> AgentPath:
+        """Return where symbolic links of a path lead; the path itself without any."""
         route = self._tree.route_of(path)
         inner = route.inner(path)
         try:
             place = route.executor.run("stat", partial(resolve, route.volume, inner, follow=_follows(verb)))
         except OSError:
-            return ""
-        if place.path == inner:
-            return ""
-        outer = paths.join(route.prefix, place.path.strip("/")).replace("\n", "\\n")
-        return f" ({path} leads to {outer})".replace("\n", "\\n")
+            return path
+        return path if place.path == inner else paths.join(route.prefix, place.path.strip("/"))
 
     # -- showing -----------------------------------------------------------------------------------------------
 

@@ -226,9 +226,9 @@ class MountedBackend(ServedMount):
         if made is None and why is None:
             with met.meeting() as found:
                 answer = self._recorded(verb, named, work, kind)
-            if not found.refused or _has_worked(answer):
+            if not found.is_interrupted or _has_worked(answer):
                 return answer
-            made, why = self._asking.ask(where[0], verb.name, where[1], found, arguments())
+            made, why = self._asking.ask(where[0], verb.name, where[1], arguments())
         if made is not None:
             if made.error is None and self._view_name is None:  # the path of the view has a longer way
                 made = replace(made, path=paths.normalise(named[-1]))
@@ -288,11 +288,11 @@ class MountedBackend(ServedMount):
             return read(self._for(path), path)
         with met.meeting() as found:
             answer = read(self._for(path), path)
-        where = self._asking.where(self._view_name, [path]) if found.refused and found.paths else None
+        where = self._asking.where(self._view_name, [path]) if found.is_interrupted else None
         if where is None:
             return answer
         view, (inside,) = where
-        face, why = self._asking.reading(view, verb, inside, found, arguments())
+        face, why = self._asking.reading(view, verb, inside, arguments())
         if face is not None:
             return read(face, inside)
         return answer if why is None else refused(why)
@@ -355,15 +355,12 @@ class MountedBackend(ServedMount):
         left = [
             index
             for index, each in enumerate(found)
-            if each.refused and answers[index].error is not None and self._asking.may_ask(view, named[index])
+            if each.is_interrupted and answers[index].error is not None and self._asking.may_ask(view, named[index])
         ]
         if not left:
             return answers
-        all_met = met.Met()
-        for index in left:
-            all_met.paths |= found[index].paths
         change = Change(contents=[bytes(files[index][1]) for index in left])
-        made, why = self._asking.ask(view, "upload_files", [named[index] for index in left], all_met, change)
+        made, why = self._asking.ask(view, "upload_files", [named[index] for index in left], change)
         for place, index in enumerate(left):
             error = why if made is None else made[place].error
             if made is not None or why is not None:
@@ -375,7 +372,7 @@ class MountedBackend(ServedMount):
             return self._for(*paths).download_files(paths)
         with met.meeting() as found:
             answers = self._for(*paths).download_files(paths)
-        if not (found.refused and found.paths):
+        if not found.is_interrupted:
             return answers
         return [self._downloaded(each.path) if each.error is not None else each for each in answers]
 
@@ -396,11 +393,11 @@ class MountedBackend(ServedMount):
             return self._recorded(verbs.UPLOAD_FILES, [path], upload, "put")
         with met.meeting() as found:
             answer = self._recorded(verbs.UPLOAD_FILES, [path], upload, "put")
-        if not found.refused or answer.error is None:
+        if not found.is_interrupted or answer.error is None:
             return answer
         file.seek(0)
         change = Change(contents=[file.read(MAX_CHANGE_BYTES + 1)])
-        made, why = self._asking.ask(where[0], "upload_files", where[1], found, change)
+        made, why = self._asking.ask(where[0], "upload_files", where[1], change)
         error = why if made is None else made[0].error
         return answer if made is None and why is None else FileUploadResponse(path, error)
 

@@ -130,10 +130,10 @@ class Views:
         face.guard({prefix: guard for prefix, guard in self._guards.items() if prefix == ROOT or prefix in faces})
         return face
 
-    def granting(self, name: str, granted: Sequence[AgentPath]) -> CompositeBackend:
-        """Return the agent face of a view with an approval for these paths. OSError: as `find`."""
+    def granting(self, name: str, granted: Sequence[AgentPath], *, trees: bool) -> CompositeBackend:
+        """Return the agent face of a view with an approval, see `View.granting`. OSError: as `find`."""
         self.find(name)
-        own = self._shown[name].granting(granted)
+        own = self._shown[name].granting(granted, trees=trees)
         return self._face(
             {prefix: RuledVolume(each.below, own, prefix) for prefix, each in self._volumes[name].items()}
         )
