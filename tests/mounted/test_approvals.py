@@ -279,6 +279,17 @@ class TestAVerb:
         assert free.approve(number).state == "made"
         assert text_of(free, "/prod/x") == "x"
 
+    def test_a_newline_in_a_name_is_no_line_of_what_is_shown(
+        self, shared: Mounted, agent: Client, free: Client
+    ) -> None:
+        number = asked(agent.move("/prod/a", "/prod/x\nrename to /draft").error, free)
+        assert free.approval(number).change == 'rename from /prod/a\nrename to "/prod/x\\nrename to /draft"\n'
+        free.deny(number)
+        (shared.path / "prod/dir/b\ndelete harmless").touch()
+        number = asked(agent.delete("/prod/dir").error, free)
+        shown = str(free.approval(number).change).splitlines()
+        assert sorted(shown) == ['delete "/prod/dir/b\\ndelete harmless"', "delete /prod/dir", "delete /prod/dir/b"]
+
     def test_is_not_for_the_view_to_decide(self, agent: Client, free: Client) -> None:
         number = asked(agent.write("/prod/x", "x").error, free)
         for work in (agent.approvals, lambda: agent.approval(number), lambda: agent.approve(number),
