@@ -72,8 +72,8 @@ def list_requests(with_decided: bool, follow: bool, as_json: bool, mount: str | 
 
 def _line(output: Output, info: ApprovalInfo) -> str:
     state = "" if info.state == PENDING else f"  ({info.state})"
-    actor = output.text(who(info.actor))
-    return f"{info.number:>4}  {moment(info.time_ns)}  {actor:<12}  {output.text(info.title)}{state}"
+    actor = output.told(who(info.actor))
+    return f"{info.number:>4}  {moment(info.time_ns)}  {actor:<12}  {output.told(info.title)}{state}"
 
 
 @approval.command()
@@ -91,11 +91,11 @@ def show(number: int, as_json: bool, mount: str | None) -> None:
     agent = " ".join(word for word in (found.actor.agent, found.actor.thread, found.actor.call) if word)
     lines = {
         "request": f"{found.number}, {found.state}",
-        "asked": f"{output.text(found.title)}  (view {output.name(found.view)})",
-        "by": output.text(f"{who(found.actor)}{f' ({agent})' if agent else ''}, at {moment(found.time_ns)}"),
+        "asked": f"{output.told(found.title)}  (view {output.name(found.view)})",
+        "by": output.told(f"{who(found.actor)}{f' ({agent})' if agent else ''}, at {moment(found.time_ns)}"),
         "expires": moment(found.expires_ns) if found.state == PENDING else "",
         "decided": _decided(output, found),
-        "reason": output.text(found.reason or ""),
+        "reason": output.told(found.reason or ""),
     }
     for name, text in lines.items():
         if text:
@@ -108,7 +108,7 @@ def show(number: int, as_json: bool, mount: str | None) -> None:
 def _decided(output: Output, info: ApprovalInfo) -> str:
     if info.state == PENDING or info.decided_ns is None:
         return ""
-    by = "" if info.decided_by is None else f" by {output.text(who(info.decided_by))}"
+    by = "" if info.decided_by is None else f" by {output.told(who(info.decided_by))}"
     return f"{moment(info.decided_ns)}{by}"
 
 
@@ -130,7 +130,7 @@ def approve(numbers: Sequence[int], as_json: bool, mount: str | None) -> None:
             if found.state != "made":
                 raise Failed(f"request {number} is approved, and could not happen: {found.reason}")
             if not as_json:
-                output.line(f"request {number} has happened: {output.text(found.title)}")
+                output.line(f"request {number} has happened: {output.told(found.title)}")
     if as_json:
         output.document([asdict(each) for each in made])
     complaints.finish()

@@ -60,7 +60,7 @@ def _show_last(output: Output, shown: str, found: BlameResult) -> None:
         output.line(f"{OTHERS}  {name}: the log has no change of it")
         return
     output.line(
-        f"{call.call}  {moment(call.began_ns)}  {output.text(who(call.actor))}  {name}: {output.text(call.title)}"
+        f"{call.call}  {moment(call.began_ns)}  {output.told(who(call.actor))}  {name}: {output.told(call.title)}"
     )
 
 
@@ -77,6 +77,6 @@ def _head(output: Output, found: BlameResult, line: BlamedLine) -> tuple[str, st
     """Return call, actor and time of a line."""
     names = line.calls[:CANDIDATES] + (["…"] if len(line.calls) > CANDIDATES else []) + [OTHERS] * line.others
     known = [found.calls[name] for name in line.calls if name in found.calls]
-    actors = dict.fromkeys(output.text(who(call.actor)) for call in known[:CANDIDATES])
+    actors = dict.fromkeys(output.told(who(call.actor)) for call in known[:CANDIDATES])
     times = [moment(call.began_ns) for call in known] if len(line.calls) == 1 else []
     return "|".join(names) or OTHERS, "|".join(actors), "".join(times)

@@ -151,7 +151,7 @@ def _verify(place: Target, anchors: Sequence[str], as_json: bool) -> None:
             said += f" ({output.text(found.anchored_in)})"
         output.line(f"{said}; its end is {found.anchor}")
     for problem in () if as_json else found.problems:
-        output.line(output.text(problem))
+        output.line(output.told(problem))
     if found.problems:
         click.get_current_context().exit(1)
 
@@ -281,7 +281,7 @@ class Shown:
         if self._as_json:
             self.output.record(self._shown_paths(asdict(change)))
             return
-        head = f"{moment(change.time_ns)}  {call.call:<5}  {_cut(self.output.text(who(call.actor)), WHO_COLUMNS):<12}"
+        head = f"{moment(change.time_ns)}  {call.call:<5}  {_cut(self.output.told(who(call.actor)), WHO_COLUMNS):<12}"
         self.output.line(f"{head}  {self._change(change)}")
 
     def _changes(self, call: CallInfo) -> Iterator[ChangeInfo]:
@@ -297,13 +297,13 @@ class Shown:
         return change
 
     def _change(self, change: ChangeInfo) -> str:
-        path = self.output.name(self._shown(change.path))
+        path = self.output.told(self._shown(change.path))
         if change.to_path is not None:
             arrow = "<->" if change.change == "exchange" else "->"
-            path = f"{path} {arrow} {self.output.name(self._shown(change.to_path))}"
+            path = f"{path} {arrow} {self.output.told(self._shown(change.to_path))}"
         line = f"{change.change:<10} {path}"
         if change.kept == "lost":
-            line += f"  (its bytes are lost: {self.output.text(change.why_lost or 'no reason is known')})"
+            line += f"  (its bytes are lost: {self.output.told(change.why_lost or 'no reason is known')})"
         return line
 
 
@@ -340,11 +340,11 @@ def _row(output: Output, call: CallInfo) -> _Row:
         end = f"  undone by {call.undone_by}"
     elif call.ended_ns is None:
         end = "  going on"
-    title = output.text(call.title)
+    title = output.told(call.title)
     if call.undoes and call.kind == "undo":
         title = f"undo {' '.join(call.undoes)}"
     when = moment(call.began_ns)
-    return _Row(call.call, when, _cut(output.text(who(call.actor)), WHO_COLUMNS), title, str(call.changes), end,
+    return _Row(call.call, when, _cut(output.told(who(call.actor)), WHO_COLUMNS), title, str(call.changes), end,
                 call.undone_by is not None)  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """The output of commands: names and text on standard output, errors on standard error, JSON for programs.
 
 Names are bytes. They go out as the bytes they are, so that other programs can use them; on a terminal their control
-characters are escaped as `ls -b` does, because a name must not steer the terminal.
+characters are escaped as `ls -b` does, because a name must not steer the terminal. So are those that turn the direction
+of the text around: who approves a patch must see it in the order in which it is.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ INTERRUPTED = 130
 
 _ESCAPES = {
     **{code: f"\\{code:03o}" for code in (*range(0x20), *range(0x7F, 0xA0))},
+    **{code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))},  # bidi controls
     **{0xDC00 + byte: f"\\{byte:03o}" for byte in range(0x80, 0x100)},  # surrogateescape
     **{ord(character): escape for character, escape in (("\n", "\\n"), ("\t", "\\t"), ("\r", "\\r"))},
 }
@@ -132,6 +134,11 @@ class Output:
     def text(self, text: str, *, lines: bool = False) -> str:
         """A line of text as it may be printed here, or several `lines`."""
         return text.translate(_ESCAPES_IN_TEXT if lines else _ESCAPES_IN_LINES) if self.terminal else text
+
+    def told(self, text: str) -> str:
+        """What others have said of themselves and of what they do, such as an actor or a title, also for a program: a
+        newline in it would be one more line of the log. `--json` has it as it is."""
+        return text.translate(_ESCAPES)
 
     def paint(self, text: str, colour: str, *, bold: bool = False) -> str:
         return click.style(text, fg=colour, bold=bold or None) if self.colours else text

@@ -21,7 +21,7 @@ from click.shell_completion import CompletionItem
 
 from fusebackend.base import errors, paths
 from fusebackend.base.paths import ROOT, AgentPath, PathError
-from fusebackend.cli.show import Failed
+from fusebackend.cli.show import Failed, escaped
 
 if TYPE_CHECKING:
     from fusebackend.control.client.client import Client
@@ -310,7 +310,11 @@ def complete_names(
     """Complete one of the names that a mount has, each with a help text or None."""
     with contextlib.suppress(Failed, OSError, ValueError, RuntimeError):
         found = list(names(here(context.params.get("mount")).files))
-        return [CompletionItem(name, help=text) for name, text in found if name.startswith(incomplete)]
+        return [
+            CompletionItem(name, help=None if text is None else escaped(text))
+            for name, text in found
+            if name.startswith(incomplete)
+        ]
     return []
 
 

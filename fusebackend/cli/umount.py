@@ -13,6 +13,7 @@ from typing import NoReturn
 import click
 
 from fusebackend.cli.progress import waiting
+from fusebackend.cli.show import escaped
 from fusebackend.cli.target import complete_mountpoint
 from fusebackend.control.rendezvous import Served, find_served
 from fusebackend.linux import mount_table as table
@@ -157,9 +158,10 @@ def show_holders(error: BusyError, name: str = "Error", lazy: str = "--lazy") ->
     """
     click.echo(f"{name}: {error}", err=True)
     for path in error.mounted_below:
-        click.echo(f"  mounted below it: {path}", err=True)
+        click.echo(f"  mounted below it: {escaped(str(path))}", err=True)
     for holder in error.holders:
-        click.echo(f"  process {holder.pid} ({holder.command}) has {holder.path} open as {holder.how}", err=True)
+        words = escaped(f"({holder.command}) has {holder.path} open as {holder.how}")
+        click.echo(f"  process {holder.pid} {words}", err=True)
     if not error.holders and not error.mounted_below and os.geteuid() != 0:
         click.echo("  the processes with open files there are another user's; root can see them", err=True)
     click.echo(f"  close these, or use {lazy}", err=True)

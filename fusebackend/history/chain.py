@@ -27,7 +27,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -259,7 +259,9 @@ def _said(row: Sequence[Any]) -> _Link:
     where = f"change {row[0]} of call c{row[1]}"
     sealed = row[SEALS_COLUMN : SEALS_COLUMN + 2]
     sealed = () if sealed == (None, None) else sealed
-    said = said_of_record(row, sealed, has_before=row[BEFORE_COLUMN] is not None)
+    # Of a file that was not there before nothing is said, so nothing may stand there.
+    has_before = any(each is not None for each in (*row[BEFORE_COLUMN:XATTRS_COLUMN], row[TARGET_COLUMN]))
+    said = said_of_record(row, sealed, has_before=has_before)
     return _Link(link, found, where, digest(link, "record", said), row[1])
 
 
@@ -324,6 +326,7 @@ def _wrong_events(connection: sqlite3.Connection, stubs: Mapping[int, int]) -> I
     gone: set[int] = set()
     stamps: dict[int, int] = {}  # record → a hash of what its call left: there may be a million
     erased: set[int] = set()
+    pairs: set[tuple[Any, Any]] = set()  # an undo and a call that it has taken back
     events: list[tuple[str, list[Any]]] = []
     for kind, value in connection.execute("SELECT kind, value FROM events ORDER BY link"):
         try:
@@ -336,6 +339,7 @@ def _wrong_events(connection: sqlite3.Connection, stubs: Mapping[int, int]) -> I
             ends[row[0]] = row[1]
         elif kind == "undone":
             undone[row[0]] = row[1]
+            pairs.add((row[1], row[0]))
         elif kind in ("forget", "drop"):
             gone.update(row)
         elif kind == "after":
@@ -355,10 +359,26 @@ def _wrong_events(connection: sqlite3.Connection, stubs: Mapping[int, int]) -> I
     for number, call in connection.execute(f"{lost} ORDER BY number"):
         if number not in erased:
             yield f"what is kept for change {number} of call c{call} was deleted past the server"
+    planted = "SELECT number, call FROM records WHERE (mode IS NULL AND (xattrs NOTNULL OR place NOTNULL))"
+    for number, call in connection.execute(f"{planted} OR (place = 'file' AND image_seal IS NULL) ORDER BY number"):
+        yield f"what is kept for change {number} of call c{call} was added past the server"
+    yield from _wrong_undos(connection, pairs)
     yield from requests.wrong(connection, events)
     for call, link in stubs.items():
         if call not in gone:
             yield f"{_name(call)}: it was deleted past the server (link {link})"
+
+
+def _wrong_undos(connection: sqlite3.Connection, pairs: Set[tuple[Any, Any]]) -> Iterator[str]:
+    """Compare what undos say that they take back with the events of it. One that failed has none; one that also took
+    back what was half done by another says less."""
+    undos = {undo for undo, _ in pairs}
+    there = set(connection.execute("SELECT undo, call FROM undoes"))
+    known = dict(connection.execute("SELECT number, kind FROM calls")) if undos else {}
+    wrong = {undo for undo, call in there if undo in undos and (undo, call) not in pairs}
+    wrong |= {undo for undo, call in pairs - there if undo in known and known.get(call, "undo") != "undo"}
+    for undo in sorted(wrong):
+        yield f"what call c{undo} has taken back was changed"
 
 
 class Sealed(NamedTuple):

@@ -436,12 +436,14 @@ async def branch_delete(files: Client, asked: BranchDelete) -> Iterable[str]:
 
 
 def page(lines: Iterable[str], begin: int) -> str:
-    """The part of an answer from line `begin` on that fits, and at its end how to go on."""
+    """The part of an answer from line `begin` on that fits, and at its end how to go on. A newline in a name, or in the
+    word of an agent for itself, makes no line."""
     shown: list[str] = []
     left = PAGE_CHARACTERS
     for number, line in enumerate(lines):
         if number < begin:
             continue
+        line = line.replace("\n", "\\n")
         if len(line) > LINE_CHARACTERS:
             line = f"{line[:LINE_CHARACTERS]}… ({len(line)} characters)"
         left -= len(line) + 1

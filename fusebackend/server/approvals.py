@@ -51,6 +51,10 @@ MAX_BYTES: Final = 32 << 20
 MAX_PENDING: Final = 1000
 """Requests that wait."""
 
+SHARE: Final = 4
+"""Of what may wait, in number and bytes, an agent of a view has one part in so many: one that asks in a loop leaves
+room for others. Agents name themselves, so this is no bound for one that means ill."""
+
 DECIDED_S: Final = 24 * 3600
 """A request is kept for so long after the decision."""
 
@@ -148,7 +152,7 @@ class Approvals:
             request = self._known(asked, data)
             is_new = request is None
             if request is None:
-                self._require_room(len(data))
+                self._require_room(asked, len(data))
                 request = self._add(Request(self._last + 1, asked, key or new_key(), data))
             if command is not None and request.state == "pending":
                 self._commands[request.number] = command
@@ -187,12 +191,17 @@ class Approvals:
             return None
         return request
 
-    def _require_room(self, size: int) -> None:
+    def _require_room(self, asked: Asked, size: int) -> None:
         if size > MAX_CHANGE_BYTES:
             raise CanNotAsk(f"a request keeps at most {MAX_CHANGE_BYTES >> 10} KiB of a change, and this has {size}")
-        pending = sum(each.state in WAITING for each in self._requests.values())
-        if pending >= MAX_PENDING or self._bytes + size > MAX_BYTES:
-            raise CanNotAsk(f"{pending} requests wait already: have them decided first")
+        self._clean(size)
+        waiting = [each for each in self._requests.values() if each.state in WAITING]
+        if len(waiting) >= MAX_PENDING or self._bytes + size > MAX_BYTES:
+            raise CanNotAsk(f"{len(waiting)} requests wait already: have them decided first")
+        who = asked.view, asked.actor.agent
+        own = [len(each.change or b"") for each in waiting if (each.asked.view, each.asked.actor.agent) == who]
+        if len(own) >= MAX_PENDING // SHARE or sum(own) + size > MAX_BYTES // SHARE:
+            raise CanNotAsk(f"{len(own)} requests of this agent wait already: have them decided first")
 
     def _waited(self, number: int) -> Request:
         deadline_s = time.monotonic() + self.options.wait_s
@@ -337,9 +346,9 @@ class Approvals:
         self._changed.notify_all()
         return request
 
-    def _clean(self) -> None:
-        """Have requests expire, and delete those that were decided long ago, or are too many; the newest stays, for its
-        number."""
+    def _clean(self, more_bytes: int = 0) -> None:
+        """Have requests expire, and delete those that were decided long ago, are too many, or leave no room for so many
+        bytes; the newest stays, for its number."""
         now_ns = self._time_ns()
         for request in list(self._requests.values()):
             if request.state == "pending" and request.asked.expires_ns <= now_ns:
@@ -347,14 +356,13 @@ class Approvals:
                 self._note("denial", f"expired {request.number}: {request.asked.title}", request.asked.actor)
         decided = [each for each in self._requests.values() if each.state not in WAITING and each.number != self._last]
         spare = len(self._requests) - MAX_KEPT
-        gone = [
-            each
-            for place, each in enumerate(decided)
-            if place < spare or each.became.time_ns < now_ns - DECIDED_S * 10**9
-        ]
-        for request in gone:
-            del self._requests[request.number]
-            self._bytes -= len(request.change or b"")
+        gone = []
+        for place, each in enumerate(decided):
+            is_in_the_way = bool(each.change) and self._bytes + more_bytes > MAX_BYTES
+            if place < spare or is_in_the_way or each.became.time_ns < now_ns - DECIDED_S * 10**9:
+                gone.append(each)
+                del self._requests[each.number]
+                self._bytes -= len(each.change or b"")
         numbers = {each.number for each in gone}
         if numbers:
             self._same = {key: number for key, number in self._same.items() if number not in numbers}

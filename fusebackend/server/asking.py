@@ -319,13 +319,14 @@ class Asking:
         if asked.verb in READING:
             return f"read {asked.title.partition(' ')[2]}\n"
         if asked.verb == "move":
-            return f"rename from {asked.paths[0]}\nrename to {asked.paths[1]}\n"
+            old, new = (git_patch.quoted(to_name(path)) for path in asked.paths)
+            return f"rename from {old}\nrename to {new}\n"
         pieces: list[bytes] = []
         for index, path in enumerate(asked.paths):
             data = self._data(asked.verb, AgentPath(path)) if request.state == "pending" else None
             if asked.verb == "delete" and data is None:
-                pieces.append(b"delete " + to_name(path) + b"\n")
-                pieces += [b"delete " + to_name(path) + name + b"\n" for name in self._listed(AgentPath(path))]
+                names = [b"", *self._listed(AgentPath(path))]
+                pieces += [f"delete {git_patch.quoted(to_name(path) + name)}\n".encode() for name in names]
                 continue
             before, after = _sides(asked.verb, change, index, data)
             pieces += git_patch.file_patch(to_name(path).lstrip(b"/"), before, after)

@@ -60,7 +60,13 @@ COLUMNS: Final = (
 )  # fmt: skip
 """Of the table."""
 
-_ESCAPES: Final = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
+_ESCAPES: Final = {
+    **{code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))},
+    **{code: f"\\u{code:04x}" for code in (0x2028, 0x2029)},  # some take them for the end of a line
+    **str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}),
+}
+"""What agents say of themselves, and names, must steer no terminal."""
+
 _WRITING: Final = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND
 _NS: Final = 10**9
 

@@ -24,7 +24,7 @@ import functools
 import os
 import sqlite3
 import stat
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -854,9 +854,11 @@ class BranchVolume(SqliteVolume):
         if self.all_at_once:
             self._before_change(parent, self._place_below(self._child(parent, name)))
 
-    def _make(self, parent: int, name: bytes, mode: int, caller: Caller) -> Inode:
+    def _make(
+        self, parent: int, name: bytes, mode: int, caller: Caller, acls: Mapping[bytes, bytes] | None = None
+    ) -> Inode:
         self._before_change(parent)
-        inode = super()._make(parent, name, mode, caller)
+        inode = super()._make(parent, name, mode, caller, acls)
         self._noted("create", inode.node, (parent, name))
         return inode
 

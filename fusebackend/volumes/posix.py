@@ -89,8 +89,7 @@ class TreeVolume(TreeStorage):
     def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
         with self.lock:
             mode, acls = self._permissions(parent, mode, caller)
-            inode = self._make(parent, name, mode, caller)
-            self._give(inode, acls)
+            inode = self._make(parent, name, mode, caller, acls)
             inode.rdev = rdev
             CLOCK.saw(inode.ctime_ns)
             return inode
@@ -98,8 +97,7 @@ class TreeVolume(TreeStorage):
     def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr:
         with self.lock:
             mode, acls = self._permissions(parent, stat.S_IFDIR | stat.S_IMODE(mode), caller)
-            inode = self._make(parent, name, mode, caller)
-            self._give(inode, acls)
+            inode = self._make(parent, name, mode, caller, acls)
             inode.nlink = 2
             inode.size = DIRECTORY_BYTES
             self._allocate(inode, allocated_blocks(DIRECTORY_BYTES))
@@ -421,12 +419,14 @@ class TreeVolume(TreeStorage):
             raise oserror(errno.EEXIST, name)
         return directory
 
-    def _make(self, parent: int, name: bytes, mode: int, caller: Caller) -> Inode:
+    def _make(
+        self, parent: int, name: bytes, mode: int, caller: Caller, acls: Mapping[bytes, bytes] | None = None
+    ) -> Inode:
         directory = self._vacant(parent, name)
         if self._quota is not None:
             # A directory and a target take as much: no target is longer.
             takes_bytes = stat.S_ISDIR(mode) or stat.S_ISLNK(mode)
-            self._quota.require(DIRECTORY_BYTES if takes_bytes else 0, 1)
+            self._quota.require((DIRECTORY_BYTES if takes_bytes else 0) + bytes_of_xattrs(acls or {}), 1)
         self._admit(len(name))
         inode = self._new_inode(mode, parent if stat.S_ISDIR(mode) else 0)
         if self._quota is not None:
@@ -435,6 +435,8 @@ class TreeVolume(TreeStorage):
         inode.gid = directory.gid if directory.mode & stat.S_ISGID else caller.gid
         now = inode.atime_ns = inode.mtime_ns = inode.ctime_ns = now_ns()
         self._set_child(parent, name, inode.node)
+        if acls:
+            self._give(inode, acls)
         self._changed(inode)
         self._date(directory, now)
         return inode
@@ -449,8 +451,6 @@ class TreeVolume(TreeStorage):
         acls = {} if access is None else {acl.ACCESS: access}
         if stat.S_ISDIR(mode):
             acls[acl.DEFAULT] = default
-        if self._quota is not None:
-            self._quota.require(bytes_of_xattrs(acls))
         return mode & ~0o777 | permissions, acls
 
     def _default_acl(self, directory: Inode) -> bytes | None:

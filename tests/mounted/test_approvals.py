@@ -20,8 +20,10 @@ from mounts import Mounted, Serve
 
 import fusebackend
 from fusebackend import Actor
+from fusebackend.backends.memory import InMemoryBackend
 from fusebackend.control.client.client import Client
 from fusebackend.protocol import ApprovalInfo
+from fusebackend.server.asking import Asking
 
 pytestmark = [pytest.mark.mounted, pytest.mark.timeout(120)]
 
@@ -277,6 +279,17 @@ class TestAVerb:
         assert free.approve(number).state == "made"
         assert text_of(free, "/prod/x") == "x"
 
+    def test_a_newline_in_a_name_is_no_line_of_what_is_shown(
+        self, shared: Mounted, agent: Client, free: Client
+    ) -> None:
+        number = asked(agent.move("/prod/a", "/prod/x\nrename to /draft").error, free)
+        assert free.approval(number).change == 'rename from /prod/a\nrename to "/prod/x\\nrename to /draft"\n'
+        free.deny(number)
+        (shared.path / "prod/dir/b\ndelete harmless").touch()
+        number = asked(agent.delete("/prod/dir").error, free)
+        shown = str(free.approval(number).change).splitlines()
+        assert sorted(shown) == ['delete "/prod/dir/b\\ndelete harmless"', "delete /prod/dir", "delete /prod/dir/b"]
+
     def test_is_not_for_the_view_to_decide(self, agent: Client, free: Client) -> None:
         number = asked(agent.write("/prod/x", "x").error, free)
         for work in (agent.approvals, lambda: agent.approval(number), lambda: agent.approve(number),
@@ -287,6 +300,32 @@ class TestAVerb:
         with fusebackend.connect(free.view_socket("agent")) as outside, pytest.raises(OSError, match="a view has no"):
             outside.approve(number)
         assert [each.number for each in waiting(free)] == [number]
+
+
+def test_a_link_that_moves_in_the_last_moment_leads_to_no_other_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the comparison, where nothing but the rules is left. The directory of both files is interrupted, too."""
+    (tmp_path / "mnt").mkdir()
+    rules = [{"operations": ["write"], "paths": ["/prod", "/prod/**"], "mode": "interrupt"}]
+    with fusebackend.mount(InMemoryBackend(), tmp_path / "mnt", views={"agent": rules}) as mount:
+        mount.upload_files([("/prod/dir/b", b"b"), ("/plain/x", b"")])
+        link = tmp_path / "mnt/plain/link"
+        link.symlink_to("../prod/dir/harmless")
+        with fusebackend.connect(tmp_path / "mnt", view="agent") as agent:
+            assert "request 1" in str(agent.upload_files([("/plain/link", b"by link")])[0].error)
+        compared = Asking.face
+
+        def late(self: Asking, request: Any) -> Any:
+            face = compared(self, request)
+            link.unlink()
+            link.symlink_to("../prod/dir/authorized_keys")
+            return face
+
+        monkeypatch.setattr(Asking, "face", late)
+        done = mount.approve(1)
+        assert [each.name for each in (tmp_path / "mnt/prod/dir").iterdir()] == ["b"], done
+        assert done.state == "failed"
 
 
 READS: dict[str, Callable[[Client, str], tuple[str | None, str | None]]] = {

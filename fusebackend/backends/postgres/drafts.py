@@ -75,7 +75,7 @@ class Draft:
         self.steps: list[Step] = []
         self.written: list[tuple[int, int, int | None]] = []  # as in the scope of a transaction
         self.size_bytes = 0  # of what was written
-        self.grown_bytes = self.grown_files = 0  # for the volume's limits
+        self.grown_bytes = self.grown_files = self.counts = 0  # for the volume's limits
         self.logged: list[LogRow] = []  # of its changes
         self.has_xattrs = False  # … that are not stored
         self.is_over = False

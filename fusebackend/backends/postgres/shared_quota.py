@@ -32,6 +32,8 @@ class Growing(Protocol):
 
     grown_bytes: int
     grown_files: int
+    counts: int
+    """How many counts there had been when it began to commit."""
 
 
 class SharedQuota(Quota):
@@ -62,6 +64,7 @@ class SharedQuota(Quota):
         self._is_doubtful = True
         self._counted_at = 0.0
         self._took_s = 0.0
+        self._begun = self._ended = self._stored = 0  # counts; the newest one whose sums were taken
 
     def doubt(self) -> None:
         """The sums may be others than the last count and this host's changes tell. Does not wait."""
@@ -82,16 +85,24 @@ class SharedQuota(Quota):
         if self._is_told() and not self._is_doubtful:
             return
         began = time.monotonic()
-        self._is_doubtful = False
+        with self._lock:
+            self._is_doubtful = False
+            self._begun += 1
+            number = self._begun
         try:
             used_bytes, used_files = self._count()
         except BaseException:
             self._is_doubtful = True
             raise
-        self._counted_at = time.monotonic()
-        self._took_s = self._counted_at - began
-        with self._lock:
-            self.used_bytes, self.used_files = used_bytes, used_files
+        else:
+            with self._lock:
+                if number > self._stored:  # else another thread's count has seen more
+                    self.used_bytes, self.used_files, self._stored = used_bytes, used_files, number
+                    self._counted_at = time.monotonic()
+                    self._took_s = self._counted_at - began
+        finally:
+            with self._lock:
+                self._ended += 1
 
     def admits(self, more_bytes: int) -> bool:
         if more_bytes > 0:
@@ -115,6 +126,10 @@ class SharedQuota(Quota):
             self._pending_bytes += more_bytes
             self._pending_files += more_files
 
+    def commits(self, growing: Growing) -> None:
+        """A transaction begins to commit: a count that ends from now on may have what it adds."""
+        growing.counts = self._ended
+
     def settle(self, growing: Growing, *, committed: bool) -> None:
         """A transaction or draft has ended."""
         more_bytes, more_files = growing.grown_bytes, growing.grown_files
@@ -122,11 +137,13 @@ class SharedQuota(Quota):
         with self._lock:
             self._pending_bytes -= more_bytes
             self._pending_files -= more_files
-            if committed:  # a count at this moment may have it already: the next one is right
+            if committed:
                 self.used_bytes += more_bytes
                 self.used_files += more_files
-        if more_bytes or more_files:
-            self._is_doubtful = self._is_doubtful or not committed
+            # With a count since the commit began, or at this moment, nobody can tell whether that has it.
+            is_exact = committed and growing.counts == self._begun == self._ended
+            if (more_bytes or more_files) and not is_exact:
+                self._is_doubtful = True
 
     @property
     def usage(self) -> Usage:

@@ -631,12 +631,14 @@ def next_chunk(volume: int, node: int, index: int) -> Statement:
 
 def totals(volume: int, opened: Sequence[int]) -> Statement:
     """The blocks of all inodes but the root, their number, and the bytes of extended attributes; of nodes without a
-    name only those that are open here. Sums are text: a damaged row may have any number."""
+    name only those that are open here: the rows of the others go later. Sums are text: a damaged row may have any
+    number."""
     return (
         "SELECT coalesce(sum(blocks), 0)::text, count(*), (SELECT coalesce(sum(length(name) + length(value)), 0)::text"
-        " FROM fusebackend.xattr WHERE volume = %s) FROM fusebackend.inode"
+        " FROM fusebackend.xattr JOIN fusebackend.inode USING (volume, node)"
+        " WHERE volume = %s AND (nlink > 0 OR node = ANY(%s))) FROM fusebackend.inode"
         " WHERE volume = %s AND node <> %s AND (nlink > 0 OR node = ANY(%s))",
-        (volume, volume, ROOT_NODE, list(opened)),
+        (volume, list(opened), volume, ROOT_NODE, list(opened)),
     )
 
 

@@ -271,6 +271,8 @@ class StoredTree(TreeVolume):
             payloads: list[str] = []
             xid = feed.NO_XID
             moment = self._known.moment
+            if self._shared_quota is not None:
+                self._shared_quota.commits(transaction)
             try:
                 rows = transaction.commit(lambda changes: self._notices(changes, payloads, transaction.logged))
                 xid = int(rows[0][0]) if rows else xid
@@ -304,6 +306,8 @@ class StoredTree(TreeVolume):
         for node in scope.lost_names:
             if node in self._uses:
                 self._uses.note_nameless(node)
+        if scope.lost_names and self._shared_quota is not None:
+            self._shared_quota.doubt()  # of their extended attributes: they were not read
 
     def _notices(self, changes: Sequence[Change], payloads: list[str], logged: Sequence[LogRow]) -> list[Statement]:
         """The row of the change feed for these changes, whose payloads are added to a list, with rows of the log."""
@@ -577,10 +581,8 @@ class StoredTree(TreeVolume):
             used = inode.node in self._uses
             self._here.set_nameless(inode.node, self._session.id if used else 0)
             self._scope.lost_names.append(inode.node)
-            if self._shared_quota is not None:
-                if not self._uses.is_open(inode.node):
-                    self._shared_quota.add(-bytes_of_blocks(inode.blocks), -1)
-                self._shared_quota.doubt()
+            if self._shared_quota is not None and not self._uses.is_open(inode.node):
+                self._shared_quota.add(-bytes_of_blocks(inode.blocks), -1)
 
     def _accessed(self, inode: Inode) -> None:
         """A read within a change leaves no access time: that would be one more row, announced to every host."""

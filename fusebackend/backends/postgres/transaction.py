@@ -162,7 +162,7 @@ class Transaction:
         self._ask = ask
         self.incarnation = ""
         self.wants_renames = False
-        self.grown_bytes = self.grown_files = 0  # for the volume's limits
+        self.grown_bytes = self.grown_files = self.counts = 0  # for the volume's limits
         self.logged: Sequence[LogRow] = ()  # added with the commit
         self.before: dict[int, int] = {}  # the versions of what it changes
         self.unnamed: set[int] = set()  # … of which these have no name any more

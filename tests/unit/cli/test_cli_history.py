@@ -11,10 +11,12 @@ import click
 import pytest
 from commands import MOUNT, Command, split
 
-from fusebackend.cli import log, space, target
+from fusebackend.cli import approval, log, space, target
+from fusebackend.cli.show import Output
 from fusebackend.control import rendezvous
 from fusebackend.protocol import (
     Actor,
+    ApprovalInfo,
     CallInfo,
     ChangeInfo,
     LimitInfo,
@@ -165,6 +167,20 @@ def test_log_with_changes(command: Command, files: Files) -> None:
     assert value["actor"]["command"] == "/usr/bin/bash -c x"
     assert [each["path"] for each in value["changes"]] == ["/repo/a", "/b", "/d", "/big"]
     assert set(files.of) == {None}
+
+
+def test_what_an_agent_says_of_itself_is_no_line_of_the_log(command: Command, files: Files) -> None:
+    """Nor steers it the terminal of a pager: the output of this is a pipe."""
+    files.calls = [call(1, "write /a\x1b[2J\nc7  forged", actor=Actor(agent="eve\nc8  \x1b]0;x\x07forged"))]
+    files.listed = [ChangeInfo(1, "c1", 0, "rename", "/a\n    remove     /kept", "/b\x1b[2J")]
+    lines = command.ok("log", "--changes", "--mount", MOUNT).splitlines()
+    assert len(lines) == 2 and lines[0].startswith("c1  ")
+    assert "\\nc7  forged" in lines[0] and "eve\\nc8" in lines[0]
+    assert lines[1] == "    rename     /a\\n    remove     /kept -> /b\\033[2J"
+    assert "\x1b" not in "".join(lines)
+    info = ApprovalInfo(1, "pending", "write", ["/a"], "v", files.calls[0].actor, 0, 0, "write /a\nx\x1b")
+    shown = approval._line(Output(), info)
+    assert "\n" not in shown and "\x1b" not in shown and "eve\\nc8" in shown
 
 
 def test_log_of_a_branch_shows_its_own_paths(command: Command, files: Files) -> None:

@@ -30,6 +30,7 @@ def test_names_steer_no_terminal(name):
 
 
 def test_names_are_escaped_as_ls_does():
+    assert escaped("\u202etxt\u2066.exe\u202c ‏עברית") == "\\u202etxt\\u2066.exe\\u202c ‏עברית"
     assert escaped("a\n\t\x1b[31m\udcff ä😀") == "a\\n\\t\\033[31m\\377 ä😀"
 
 

@@ -39,7 +39,7 @@ def made(history: HistoryFile, records: int = 3, title: str = "write \udcff") ->
     for number in range(records):
         history.add(
             call, AgentPath("/memories"), "rename", b"/a\xff", to_path=b"/b", node=number, linked=True, before=BEFORE,
-            image=Image("file", "1"),
+            image=Image("file", "1", salt=b"s" * 16, seal=b"x" * 16),
         )  # fmt: skip
     history.end_call(call)
     return call
@@ -60,7 +60,9 @@ def test_an_untouched_history_is_as_it_was_written(history: HistoryFile, path: s
     going_on = history.open_call("command", "work", Actor())
     numbers = [history.add(going_on, ROOT, "create", b"/a") for _ in range(3)]
     history.drop(numbers[1:2])
-    history.mark_undone(calls[:2], calls[3])
+    undo = history.open_call("undo", "undo c1 c2", Actor(), calls[:2])
+    history.add(undo, ROOT, "create", b"/a")
+    history.mark_undone(calls[:2], undo)
     history.mark_undone(calls[:1], None)
     history.set_after({numbers[0]: Stamp(1, 2, 3, 4, 5)})
     history.forget_contents([AgentPath("/memories")], {})
@@ -126,6 +128,43 @@ def test_a_change_past_the_server_is_found(history: HistoryFile, statement: str,
         made(history)
     found = tampered(history, statement)
     assert any(each.startswith(problem) for each in found), found
+
+
+@pytest.mark.parametrize("column", ["uid", "size", "rdev", "mtime_ns", "target", "place", "xattrs"])
+def test_nothing_is_added_to_a_change_that_found_no_file(history: HistoryFile, column: str) -> None:
+    """Bytes that were planted there would be what an undo puts back, and what blame compares with."""
+    call = history.open_call("verb", "write /a", Actor())
+    history.add(call, ROOT, "create", b"/a", node=3)
+    history.end_call(call)
+    assert history.verify().problems == []
+    (found,) = tampered(history, f"UPDATE records SET {column} = 'file' WHERE number = 1")
+    assert found.startswith(("change 1 of call c1 was", "what is kept for change 1 of call c1 was added")), found
+
+
+def test_bytes_are_not_added_where_they_were_lost(history: HistoryFile) -> None:
+    call = history.open_call("verb", "write /a", Actor())
+    history.add(call, ROOT, "content", b"/a", node=3, before=BEFORE, image=Image("lost", "too large"))
+    history.end_call(call)
+    assert history.verify().problems == []
+    (found,) = tampered(history, "UPDATE records SET place = 'file', name = '1' WHERE number = 1")
+    assert found == "what is kept for change 1 of call c1 was added past the server"
+
+
+def test_what_an_undo_has_taken_back_is_not_changed(history: HistoryFile) -> None:
+    one, other = made(history), made(history)
+    undo = history.open_call("undo", f"undo c{one}", Actor(), [one])
+    history.add(undo, ROOT, "create", b"/a", node=3)
+    history.mark_undone([one], by=undo)
+    history.end_call(undo)
+    failed = history.open_call("undo", f"undo c{other}", Actor(), [other])
+    history.add(failed, ROOT, "create", b"/b", node=4)
+    history.end_call(failed)
+    assert history.verify().problems == []
+    problem = [f"what call c{undo} has taken back was changed"]
+    assert tampered(history, f"INSERT INTO undoes VALUES ({undo}, {other})") == problem
+    tampered(history, f"DELETE FROM undoes WHERE undo = {undo} AND call = {other}")
+    assert history.verify().problems == []
+    assert tampered(history, f"DELETE FROM undoes WHERE undo = {undo}") == problem
 
 
 def test_a_deletion_that_looks_like_one_of_the_server_is_found(history: HistoryFile) -> None:

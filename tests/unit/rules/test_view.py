@@ -256,6 +256,18 @@ def test_what_is_without_is_hidden_by_no_rule():
     assert plain.decide("read", "/.own") == plain.without(None).decide("read", "/.own") == "allow"
 
 
+def test_an_approval_is_for_its_paths_and_the_way_to_them():
+    rules = [{"operations": ["write"], "paths": ["/p", "/p/**"], "mode": "interrupt"}]
+    rules.insert(0, {"operations": ["write"], "paths": ["/p/no/**"], "mode": "deny"})
+    view = View("v", rules)
+    asked = ("/", "/p", "/p/d", "/p/d/a", "/p/d/a/below", "/p/d/b", "/p/da", "/p/no/x")
+    alone, trees = (view.granting([path], trees=trees) for path, trees in (("/p/d/a", False), ("/p/d", True)))
+    allow, ask = "allow", "interrupt"
+    assert [alone.decide("write", path) for path in asked] == [allow, allow, allow, allow, ask, ask, ask, "deny"]
+    assert [trees.decide("write", path) for path in asked] == [allow, allow, allow, allow, allow, allow, ask, "deny"]
+    assert [view.decide("write", path) for path in asked] == [allow, *[ask] * 6, "deny"]
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_a_name_that_no_rule_matches_is_allowed_by_the_reference(seed):
     chance = random.Random(seed)

@@ -147,6 +147,7 @@ def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Approvals()
     with pytest.raises(CanNotAsk, match="at most 1024 KiB"):
         found.ask(asking(), {"content": "x" * (1 << 20)})
+    monkeypatch.setattr(approvals, "SHARE", 1)
     monkeypatch.setattr(approvals, "MAX_PENDING", 2)
     for number in range(2):
         found.ask(asking(f"/prod/{number}"), {})
@@ -158,6 +159,35 @@ def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     found.deny(2, BY)
     with pytest.raises(CanNotAsk):
         found.ask(asking("/prod/bytes"), {"content": "x" * 10})
+
+
+def test_what_was_decided_is_in_nobodys_way(history: HistoryFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bytes are kept for a day, as long as there is room."""
+    monkeypatch.setattr(approvals, "MAX_BYTES", 300)
+    monkeypatch.setattr(approvals, "SHARE", 1)
+    found = Approvals(history)
+    for number in range(1, 11):
+        assert found.ask(asking(f"/prod/{number}"), {"content": "x" * 100}).number == number
+        found.deny(number, BY)
+    assert [each.number for each in found.list()] == [9, 10]
+    for number in (11, 12):
+        found.ask(asking(f"/prod/{number}"), {"content": "x" * 100})
+    with pytest.raises(CanNotAsk, match="2 requests wait already"):
+        found.ask(asking("/prod/13"), {"content": "x" * 100})
+    assert history.verify().problems == []
+
+
+def test_one_agent_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(approvals, "MAX_PENDING", 8)
+    found = Approvals()
+    for number in range(2):
+        found.ask(asking(f"/prod/{number}", Actor(agent="loop", thread=str(number))), {})
+    with pytest.raises(CanNotAsk, match="2 requests of this agent wait already"):
+        found.ask(asking("/prod/more", Actor(agent="loop", thread="x")), {})
+    assert found.ask(asking("/prod/more", Actor(agent="other")), {}).number == 3
+    monkeypatch.setattr(approvals, "MAX_BYTES", 400)
+    with pytest.raises(CanNotAsk, match=r"1 requests? of this agent"):
+        found.ask(asking("/prod/bytes", Actor(agent="other")), {"content": "x" * 100})
 
 
 def test_requests_expire_and_are_deleted_a_day_after_the_decision(history: HistoryFile) -> None:

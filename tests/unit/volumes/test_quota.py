@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from counting import Counting, acl_of
 
 from fusebackend.backends.memory import InMemoryBackend
 from fusebackend.backends.sqlite.backend import SqliteBackend
@@ -215,6 +216,38 @@ def test_the_sums_are_those_of_the_tree(make: Any, seed: int) -> None:
         assert usage(backend).used_bytes <= 1 << 20 and usage(backend).used_files <= 30
     assert usage(backend)[::2] == counted(backend)
     assert spent
+
+
+def test_what_is_inherited_counts_with_what_is_made(make: Any) -> None:
+    """Each alone fits, and both together do not."""
+    backend = make(limit_bytes=16 * KIB)
+    volume = backend.volume
+    above = volume.mkdir(ROOT_NODE, b"above", 0o755, ME).node
+    volume.setxattr(above, b"system.posix_acl_default", acl_of(*range(100)))
+    file(backend, data=bytes(4096))
+    volume.setxattr(above, b"user.x", bytes(3000))
+    before = usage(backend)
+    refused(errno.EDQUOT, volume.mkdir, above, b"below", 0o755, ME)
+    assert usage(backend) == before
+    refused(errno.EEXIST, volume.mkdir, ROOT_NODE, b"above", 0o755, ME)
+    volume.mknod(above, b"fifo", stat.S_IFIFO | 0o600, 0, ME)
+    assert before.used_bytes < usage(backend).used_bytes <= 16 * KIB
+    assert usage(backend)[::2] == counted(backend)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_drifts(make: Any, seed: int, tmp_path: Path) -> None:
+    backend = make(limit_bytes=400 * KIB, limit_files=60)
+    counting = Counting(backend, seed)
+    for _ in range(2500):
+        counting.step()
+        assert usage(backend).used_bytes <= 400 * KIB and usage(backend).used_files <= 60
+    counting.end()
+    assert usage(backend)[::2] == counted(backend)
+    if isinstance(backend, SqliteBackend):
+        backend.close()
+        again = make(limit_bytes=400 * KIB)
+        assert usage(again)[::2] == counted(again) == usage(backend)[::2]
 
 
 def test_they_are_counted_when_the_file_is_opened(tmp_path: Path) -> None:

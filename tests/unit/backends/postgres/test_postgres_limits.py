@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from counting import Counting
 from eventually import eventually
 from services.postgres import Postgres
 from together import together
@@ -51,7 +52,8 @@ def counted(backend: PostgresBackend) -> tuple[int, int]:
     backend.volume.settle()
     ((blocks, files, xattr_bytes),) = backend.volume.connections.query(
         "SELECT coalesce(sum(blocks), 0)::int8, count(*), (SELECT coalesce(sum(length(name) + length(value)), 0)"
-        " FROM fusebackend.xattr WHERE volume = %s) FROM fusebackend.inode"
+        " FROM fusebackend.xattr JOIN fusebackend.inode USING (volume, node) WHERE volume = %s AND nlink > 0)"
+        " FROM fusebackend.inode"
         " WHERE volume = %s AND node <> 1 AND nlink > 0",
         (backend.volume.id, backend.volume.id),
     )
@@ -197,3 +199,61 @@ def test_the_sums_are_those_of_the_tables(
         backend.volume._shared_quota.doubt()
         assert _refreshed(backend) == counted(hosts[0])
         assert (backend.volume._shared_quota._pending_bytes, backend.volume._shared_quota._pending_files) == (0, 0)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_count_beside_a_commit_does_not_stay_wrong(
+    host: Callable[..., PostgresBackend], monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """A change that commits while the inodes are counted: the count has it or not, and nobody can tell."""
+    backend = host(limit_bytes=1 << 20)
+    quota = backend.volume._shared_quota
+    assert quota is not None
+    count, settle = quota._count, quota.settle
+
+    def counts_late(growing: Any, *, committed: bool) -> None:
+        if committed and growing.grown_files:  # it is committed, and not added yet
+            monkeypatch.setattr(quota, "settle", settle)
+            quota.doubt()
+            quota._recount()
+        settle(growing, committed=committed)
+
+    def commits_meanwhile() -> tuple[int, int]:
+        monkeypatch.setattr(quota, "_count", count)
+        found = count()
+        file(backend, b"file", 100 * KIB)
+        return found
+
+    if when == "before":
+        monkeypatch.setattr(quota, "settle", counts_late)
+        file(backend, b"file", 100 * KIB)
+    else:
+        monkeypatch.setattr(quota, "_count", commits_meanwhile)
+        quota.doubt()
+        quota._recount()
+    eventually(lambda: _refreshed(backend) == counted(backend) == (100 * KIB, 1), 10)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_nothing_drifts(host: Callable[..., PostgresBackend], seed: int) -> None:
+    """Two hosts; whenever both are at rest, each has the sums of the tables, without being told to count."""
+    hosts = [host(limit_bytes=400 * KIB, limit_files=60) for _ in range(2)]
+    steps = [Counting(backend, seed * 2 + number) for number, backend in enumerate(hosts)]
+    for _ in range(6):
+        for _ in range(60):
+            steps[0].step()
+            steps[1].step()
+        for each in steps:
+            each.end()
+        eventually(lambda: _refreshed(hosts[0]) == _refreshed(hosts[1]) == counted(hosts[0]), 20)
+
+
+def test_attributes_of_what_is_deleted_count_no_more(host: Callable[..., PostgresBackend]) -> None:
+    """Their rows go later, and nothing is told of it: no count from before that refuses anything."""
+    backend = host(limit_bytes=100 * KIB)
+    volume = backend.volume
+    node = file(backend, b"file", 4 * KIB)
+    volume.setxattr(node, b"user.x", bytes(50 * KIB))
+    volume.unlink(ROOT_NODE, b"file")
+    eventually(lambda: _refreshed(backend) == (0, 0), 10)
+    file(backend, b"other", 100 * KIB)
