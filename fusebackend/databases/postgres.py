@@ -59,7 +59,8 @@ SPARE = 2
 
 _IS_FULL = f"""
 SELECT sum(numbackends) + {SPARE} >= current_setting('max_connections')::int
-    - current_setting('superuser_reserved_connections')::int - coalesce(current_setting('reserved_connections', true), '0')::int
+    - current_setting('superuser_reserved_connections')::int
+    - coalesce(current_setting('reserved_connections', true), '0')::int
 FROM pg_stat_database
 """
 
