@@ -292,7 +292,7 @@ class Recorder:
             anew: also of those with a stamp. An undo stamps the files that it makes: it changes none of them once more
                 without another record.
         """
-        last = 0
+        last, planned = 0, self._planned(call) if anew else {}
         while part := self.history.unstamped(call, last, STAMPED, all_of_them=anew):
             last = part[-1][0]
             by_route: dict[AgentPath, list[tuple[int, bytes]]] = {}
@@ -304,8 +304,22 @@ class Recorder:
                     with contextlib.suppress(OSError):  # it does not answer: these have no stamp
                         stamps = route.executor.run("stat", partial(_stamps, route.volume, records))
                         self.history.set_after(
-                            {number: stamp for number, stamp in stamps.items() if anew or stamp is not None}
+                            {
+                                number: stamp
+                                for number, stamp in stamps.items()
+                                if (anew or stamp is not None)
+                                and (number not in planned or _is_as_planned(route.volume, stamp, planned[number]))
+                            }
                         )
+
+    def _planned(self, call: int) -> dict[int, Stamp]:
+        """Return what the files are that an undo makes, by its records: some are there before their files. What is
+        there instead, as after a kill of the server, another has made."""
+        found = self.history.call(call)
+        if found is None or found.kind != "undo":
+            return {}
+        records = self.history.records(call)
+        return {each.number: each.after for each in records if each.kind == "create" and each.after is not None}
 
     def stamp_interrupted(self) -> None:
         """Stamp the newest call of a server that was killed, before anything else changes."""
@@ -325,6 +339,13 @@ def _stamp(volume: Volume, directories: dict[bytes, int], path: bytes) -> Stamp 
     except OSError:
         return None
     return Stamp(attr.mode, attr.uid, attr.gid, attr.size, attr.mtime_ns)
+
+
+def _is_as_planned(volume: Volume, found: Stamp | None, planned: Stamp) -> bool:
+    """Return True for a file that is the planned one, as far as its volume keeps attributes. An owner may be lost."""
+    if found is None or stat.S_IFMT(found.mode) != stat.S_IFMT(planned.mode) or found.size != planned.size:
+        return False
+    return found.mtime_ns == planned.mtime_ns or not volume.features.persistent_modes
 
 
 def _directory(volume: Volume, directories: dict[bytes, int], path: bytes) -> int:

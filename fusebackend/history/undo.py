@@ -18,16 +18,16 @@ import stat
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from fusebackend.base import budget
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import AgentPath
 from fusebackend.history.calls import OpenCall
 from fusebackend.history.history_file import Filter
-from fusebackend.history.recorder import ATTRIBUTES, CONTENT, MADE, Kept, Recorder
+from fusebackend.history.recorder import ATTRIBUTES, CONTENT, MADE, UNSURE, Kept, Recorder
 from fusebackend.history.records import Call, RecordKind, Stamp
-from fusebackend.history.undo_plan import Seen, Step, UndoPlan, mount_path
+from fusebackend.history.undo_plan import Seen, Step, UndoPlan, mount_path, stamp_of
 from fusebackend.protocol import (
     RENAME_EXCHANGE,
     RENAME_NOREPLACE,
@@ -59,6 +59,12 @@ RECORDED_AT_ONCE: Final = 200
 
 READ_AT_ONCE: Final = 200
 """Small files of snapshots that are read together, at most."""
+
+MADE_AT_ONCE: Final = 100
+"""Small files that are made together, at most, where that takes less time: 16 uploads at a time, or one transaction."""
+
+MADE_BYTES: Final = 1 << 20
+"""They have so many bytes, which are in memory, unless one alone has more."""
 
 _WORDS: Final = {
     "make": "create", "link": "create", "remove": "remove", "rename": "rename", "exchange": "rename",
@@ -166,7 +172,7 @@ class Undo:
                     raise OSError(errno.EBUSY, text)
                 self._recorder.calls.end(call)
 
-    def _plan(self, numbers: Sequence[int], *, merge: bool = False) -> UndoPlan:
+    def _plan(self, numbers: Sequence[int], *, merge: bool = False, leave: bool = False) -> UndoPlan:
         self._end(numbers)
         self._history.require()  # else records are missing that would be taken back
         records = [record for number in numbers for record in self._history.records(number)]
@@ -176,6 +182,7 @@ class Undo:
             self._recorder.images.path,
             self._history.later,
             merge=merge,
+            leave=leave,
             earlier=self._history.earlier,
             identity=self._history.identity,
         )
@@ -215,9 +222,10 @@ class Undo:
         self._history.flush()
 
     def _take_back(self, number: int, error: BaseException) -> None:
-        """Take the made steps of an undo back, whose error is being raised."""
+        """Take the made steps of an undo back, whose error is being raised. What others have put into directories that
+        it had made stays, and these with it."""
         try:
-            plan = self._plan([number])
+            plan = self._plan([number], leave=True)
             if plan.conflicts:
                 raise OSError(errno.EBUSY, f"'{plan.conflicts[0].path}' {plan.conflicts[0].reason}")
             with self._recorder.calls.inside("undo", f"undo c{number}, which failed", None, [number]) as call:
@@ -226,6 +234,10 @@ class Undo:
         except OSError:
             log.exception("the steps of the undo c%d, which failed, could not be taken back", number)
             text = f"{error}; a part is done, and 'fusebackend undo c{number}' takes that back"
+            raise OSError(getattr(error, "errno", None) or errno.EIO, text) from error
+        if plan.left:
+            path, name = plan.left[0]
+            text = f"{error}; '{path}' was made and stays, for '{name}' is in it"
             raise OSError(getattr(error, "errno", None) or errno.EIO, text) from error
 
 
@@ -240,7 +252,7 @@ class _Making:
         self._lost: list[str] = []
         self._directories: dict[bytes, int] = {}  # of one volume, by path, while its lock is held
         self._looked = 0  # the sources of steps before this one were read ahead
-        self._numbers: dict[int, int] = {}  # of records that were made ahead, by step
+        self._numbers: dict[int, int] = {}  # of the records of names that are not made yet, by step
         self._recorded = 0  # steps before this one have their records already
 
     def make(self, steps: Sequence[Step], *, to_the_end: bool = False) -> list[str]:
@@ -253,11 +265,17 @@ class _Making:
             OSError: EBUSY, a file has changed since the plan was made; ECANCELED; from a volume.
         """
         left = budget.current()
-        while self.made < len(steps):
-            if left.cancelled and not to_the_end:
-                raise oserror(errno.ECANCELED)
-            self._some(steps)
-            time.sleep(PAUSE_S)
+        try:
+            while self.made < len(steps):
+                if left.cancelled and not to_the_end:
+                    raise oserror(errno.ECANCELED)
+                self._some(steps)
+                time.sleep(PAUSE_S)
+        except BaseException:
+            # What others make under these names is not this call's, to be taken back with it.
+            self._recorder.history.drop(self._numbers.values())
+            self._numbers = {}
+            raise
         return self._lost
 
     def _some(self, steps: Sequence[Step]) -> None:
@@ -278,15 +296,21 @@ class _Making:
                 stack.enter_context(volume.rewriting(self._found(volume, step, step.path).node))
             self._record_next(volume, steps)
             self._read_next(steps)
+            together = self._together(volume, steps)
             changes = stack.enter_context(placing.changing(volume))
             self._directories.clear()
             until_s = time.monotonic() + HELD_S
-            self._step(volume, step._replace(source=source), changes)
+            if together:
+                self._make_together(volume, together, changes)
+            else:
+                self._step(volume, step._replace(source=source), changes)
             while self.made < len(steps) and time.monotonic() < until_s:
                 step = steps[self.made]
                 if step.prefix != prefix or _is_large(step) or _waits(step):
                     break
                 if self.made >= self._looked or (not _asks_first(volume) and self.made >= self._recorded):
+                    break
+                if self._together(volume, steps):
                     break
                 self._step(volume, step, changes)
             self._directories.clear()
@@ -294,9 +318,44 @@ class _Making:
     def _step(self, volume: Volume, step: Step, changes: Changes) -> None:
         placed = self._placed(volume, step, changes)
         self.made += 1
+        self._note_lost(step, placed)
+
+    def _note_lost(self, step: Step, placed: Placed | None) -> None:
         if placed is not None and placed.lost:
             path = mount_path(step.prefix, step.path)
             self._lost += [f"'{path}': its {word} could not be kept" for word in placed.lost]
+
+    def _together(self, volume: Volume, steps: Sequence[Step]) -> Sequence[Step]:
+        """Return the next steps that are made together; none unless there are two."""
+        if not placing.makes_together(volume):
+            return ()
+        end, size = self.made, 0
+        for step in steps[self.made : min(self._recorded, self._looked, self.made + MADE_AT_ONCE)]:
+            if step.word != "make" or step.source is None or not placing.is_small(step.source):
+                break
+            size += step.source.state.size
+            if size > MADE_BYTES:
+                break
+            end += 1
+        return steps[self.made : end] if end > self.made + 1 else ()
+
+    def _make_together(self, volume: Volume, steps: Sequence[Step], changes: Changes) -> None:
+        new = []
+        for step in steps:
+            assert step.source is not None, "it is made of something"
+            new.append((Name(*self._place(volume, step.path), _text(step.path)), step.source))
+        errors: list[OSError] = []
+        for number, (step, placed) in enumerate(
+            zip(steps, placing.make_together(volume, new, changes), strict=True), self.made
+        ):
+            if isinstance(placed, OSError):
+                errors.append(self._not_made(number, step, placed))
+                continue
+            self._is_made(volume, number, step, placed)
+            self._note_lost(step, placed)
+        if errors:
+            raise next((error for error in errors if error.errno != errno.ECANCELED), errors[0])
+        self.made += len(steps)
 
     def _placed(self, volume: Volume, step: Step, changes: Changes) -> Placed | None:
         match step.word:
@@ -320,7 +379,7 @@ class _Making:
 
     def _record_next(self, volume: Volume, steps: Sequence[Step]) -> None:
         """Record the next steps that make names, before they are made, where a killed server would leave the change
-        without its record."""
+        without its record. What such a record says that the file will be tells it from one that another makes."""
         if _asks_first(volume) or self.made < self._recorded:
             return
         prefix = steps[self.made].prefix
@@ -328,7 +387,8 @@ class _Making:
         for step in steps[self.made : self.made + RECORDED_AT_ONCE]:
             if step.prefix != prefix or step.word not in ("make", "link"):
                 break
-            number = self._record("create", step, node=step.node, linked=step.word == "link")
+            is_link = step.word == "link"
+            number = self._record("create", step, node=step.node, linked=is_link, after=_left(step))
             self._numbers[self._recorded] = number
             self._recorded += 1
         self._recorder.history.require()
@@ -348,33 +408,50 @@ class _Making:
     def _new(self, volume: Volume, step: Step, changes: Changes) -> Placed:
         assert step.source is not None, "it is made of something"
         parent, name = self._place(volume, step.path)
-        number = self._numbers.pop(self.made, None)
-        is_first = number is None and volume.features.shared  # a change of it is durable at once
-        if is_first:
-            number = self._record("create", step)
+        if self.made not in self._numbers and volume.features.shared:  # a change of it is durable at once
+            self._numbers[self.made] = self._record("create", step, after=_left(step))
         try:
             placed = placing.make(volume, parent, name, step.source, changes, _text(step.path))
-        except FileExistsError:
-            if is_first:
-                self._recorder.history.drop([cast(int, number)])
-            raise _changed(step, "has been made anew") from None
-        attr = placed.attr
+        except OSError as error:
+            raise self._not_made(self.made, step, error) from None
+        self._is_made(volume, self.made, step, placed)
+        return placed
+
+    def _is_made(self, volume: Volume, number: int, step: Step, placed: Placed) -> None:
+        """Record what the step of a number has made."""
+        attr, record = placed.attr, self._numbers.pop(number, None)
         self._recorder.of(volume).own(self._call, attr.node, MADE)
         after = Stamp(attr.mode, attr.uid, attr.gid, attr.size, attr.mtime_ns) if stat.S_ISREG(attr.mode) else None
-        if number is None:
+        if record is None:
             self._record("create", step, node=attr.node, after=after)
         elif after is not None:
-            self._recorder.history.set_after({number: after})
-        return placed
+            self._recorder.history.set_after({record: after})
+
+    def _not_made(self, number: int, step: Step, error: OSError) -> OSError:
+        """Return the error to raise for a name that was not made. Where it may have been, for an answer was lost, the
+        record stays; a file that is not as it says is somebody else's."""
+        if isinstance(error, FileExistsError):
+            return _changed(step, "has been made anew")
+        if error.errno in UNSURE:
+            self._numbers.pop(number, None)
+        return error
 
     def _link(self, volume: Volume, step: Step, changes: Changes) -> Placed:
         parent, name, attr = self._at(volume, step.path)
         if attr is not None:
             raise _changed(step, "has been made anew")
-        node = step.node or self._found(volume, step, step.to_path).node
-        if self.made >= self._recorded:
-            self._record("create", step, node=node, linked=True)
-        return placing.link(volume, node, parent, name, changes, _text(step.path))
+        found = volume.getattr(step.node) if step.node else self._found(volume, step, step.to_path)
+        node, stamp = found.node, Seen.of(found).stamp  # some volumes change the object that they return
+        if self.made in self._numbers:
+            self._recorder.history.set_after({self._numbers[self.made]: stamp})
+        else:
+            self._numbers[self.made] = self._record("create", step, node=node, linked=True, after=stamp)
+        try:
+            placed = placing.link(volume, node, parent, name, changes, _text(step.path))
+        except OSError as error:
+            raise self._not_made(self.made, step, error) from None
+        del self._numbers[self.made]
+        return placed
 
     def _remove(self, volume: Volume, step: Step, changes: Changes) -> None:
         parent, name, _ = self._at(volume, step.path)
@@ -458,6 +535,11 @@ class _Making:
 def _asks_first(volume: Volume) -> bool:
     """Return True for a volume that has the history written before a change of it is durable."""
     return isinstance(volume, SnapshotVolume) and volume.before_commit is not None
+
+
+def _left(step: Step) -> Stamp | None:
+    """Return what a step leaves under the name that it makes; None where that is not known."""
+    return stamp_of(step.source.state) if step.source is not None and stat.S_ISREG(step.source.state.mode) else None
 
 
 def _is_large(step: Step) -> bool:

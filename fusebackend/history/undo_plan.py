@@ -97,6 +97,7 @@ class UndoPlan:
         image_path: the path of an image that is a file.
         later: as `HistoryFile.later`.
         merge: merge files by lines that a later call has changed as well.
+        leave: a directory that the call has made, and that has names of others by now, is no conflict and stays.
         earlier: the last record of an earlier server. Volumes without snapshots may number their files anew when they
             are opened, so the nodes in these records are taken for no file that is there.
         identity: as `HistoryFile.identity`: it names a file with several names for longer than its node.
@@ -104,6 +105,7 @@ class UndoPlan:
     Attributes:
         steps: in their order. With conflicts, they take back the rest.
         conflicts: the paths that stay as they are.
+        left: the directories that stay, with the name of another in each.
     """
 
     def __init__(
@@ -113,15 +115,18 @@ class UndoPlan:
         later: Callable[[int, AgentPath, bytes], Sequence[Record]],
         *,
         merge: bool = False,
+        leave: bool = False,
         earlier: int = 0,
         identity: Callable[[int], bytes | None] = lambda number: None,
     ) -> None:
         self.steps: list[Step] = []
         self.conflicts: list[UndoConflict] = []
+        self.left: list[tuple[str, str]] = []
         self._volumes = volumes
         self._image_path = image_path
         self._later = later
         self._merge = merge
+        self._leave = leave
         self._earlier = earlier
         self._identity = identity
         self._views: dict[AgentPath, _View] = {}
@@ -232,6 +237,9 @@ class UndoPlan:
         if place.file.is_dir:
             names = list(view.names(place.file))
             left = next((name for name in names if not name.startswith(TEMPORARY)), None)
+            if left is not None and self._leave:
+                self.left.append((mount_path(view.prefix, record.path), os.fsdecode(left)))
+                return
             if left is not None:
                 raise _Conflict(f"is not empty: '{os.fsdecode(left)}' is in it")
             for name in names:  # an undo that was killed has left it
@@ -265,7 +273,7 @@ class UndoPlan:
             place.put(twin.file)
             return
         source = self._source(view, record, at_target=at_target)
-        file = _File(None, _stamp_of(before))
+        file = _File(None, stamp_of(before))
         file.hollow = record.image is None and before.size > 0 and stat.S_ISREG(before.mode)
         if is_dir:
             # Closed to its owner, it could not be filled.
@@ -290,7 +298,7 @@ class UndoPlan:
             return None
         lasts = self._lasts(view, record)
         made = self._made.get((view.prefix, node))
-        if made is not None and (lasts or made.stamp == _stamp_of(before)):
+        if made is not None and (lasts or made.stamp == stamp_of(before)):
             place = made.place
             if place is not None and place.file is made:
                 return _Twin(place.path, made, None)
@@ -554,7 +562,7 @@ class _File:
         return None if self.is_changed else self.seen
 
     def change(self, state: State) -> None:
-        self.stamp = _stamp_of(state)
+        self.stamp = stamp_of(state)
         self.is_changed = True
 
 
@@ -678,5 +686,5 @@ class _View:
                     yield place
 
 
-def _stamp_of(state: State) -> Stamp:
+def stamp_of(state: State) -> Stamp:
     return Stamp(state.mode, state.uid, state.gid, state.size, state.mtime_ns)

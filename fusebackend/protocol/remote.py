@@ -202,6 +202,13 @@ class Remote(Protocol):
             OSError: ESTALE when another version is there. After any other errno it may have been stored or not.
         """
 
+    def put_all(self, files: Sequence[tuple[str, Bytes, Stamp]]) -> Sequence[Etag | OSError | None]:
+        """Store new files, as `put` with `create`: all in one step, or several at a time, where the remote can.
+
+        Returns:
+            for each its ETag, or its error: ECANCELED if it was not begun after the error of another.
+        """
+
     def same(self, key: str, data: Bytes, stamp: Stamp) -> Etag | None:
         """The ETag of the stored file if it equals this one: then a put has arrived, and its answer was lost."""
 

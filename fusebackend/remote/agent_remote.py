@@ -22,6 +22,7 @@ from fusebackend.protocol import FileInfo
 from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Reader, Stamp
 from fusebackend.remote.buffer import digest_of
 from fusebackend.remote.files_update import apply_files_update
+from fusebackend.remote.parallel import attempted
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class AgentRemote:
         self._admits = getattr(asked, "admits", None)
         self._runtime = getattr(asked, "runtime", None)
         self._upload_if = getattr(asked, "upload_if", None)
+        self._upload_new = getattr(asked, "upload_new", None)
         self.abilities = Abilities(
             exact_sizes=bool(getattr(asked, "exact_sizes", False)) if exact_sizes is None else exact_sizes,
             blocking=bool(getattr(asked, "blocking", True)),
@@ -225,6 +227,29 @@ class AgentRemote:
             if answer.error is not None:
                 raise oserror(errno.ESTALE, path) if answer.error == CONFLICT else self._failure(answer.error, path)
         return digest_of(content)
+
+    def put_all(self, files: Sequence[tuple[str, Bytes, Stamp]]) -> Sequence[Etag | OSError | None]:
+        is_doubtful = False
+        if self._upload_new is not None and len(files) > 1:
+            contents = [(_path(key), data.read(0, data.size)) for key, data, _ in files]
+            errors_told = [answer.error for answer in self._upload_new(contents)]
+            if not any(errors_told):
+                for path, _ in contents:
+                    self._recent.pop(path, None)
+                return [data.digest() for _, data, _ in files]
+            is_doubtful = any(error != CONFLICT for error in errors_told)
+
+        def store(file: tuple[str, Bytes, Stamp]) -> Etag | None:
+            try:
+                return self.put(*file, over=None, create=True)
+            except OSError as error:
+                # What seemed to fail together may have been stored, its answer lost.
+                arrived = self.same(*file) if is_doubtful and error.errno == errno.ESTALE else None
+                if arrived is None:
+                    raise
+                return arrived
+
+        return attempted(store, files, width=1)
 
     def _upload(self, path: AgentPath, data: bytes) -> None:
         (answer,) = self.face.upload_files([(path, data)])

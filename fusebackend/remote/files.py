@@ -17,7 +17,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from functools import partial
 
@@ -275,7 +275,24 @@ class Files:
                 etag = self.uploads.put(entry, entry.key, buffer, None)
             except OSError as error:
                 raise oserror(errno.EEXIST, entry.key) if error.errno == errno.ESTALE else error from None
-        entry.resize(len(data))
+        self._is_new(entry, etag, len(data))
+
+    def put_all(self, new: Sequence[tuple[Entry, Buffer]]) -> list[tuple[Entry, OSError | None]]:
+        """Store new files that have no names yet. For each its error: EEXIST; ECANCELED if it was not begun after the
+        error of another."""
+        answers = self._remote.put_all([(entry.key, buffer, entry.stamp) for entry, buffer in new])
+        found: list[tuple[Entry, OSError | None]] = []
+        for (entry, buffer), answer in zip(new, answers, strict=True):
+            if not isinstance(answer, OSError):
+                self._is_new(entry, answer, buffer.size)
+                found.append((entry, None))
+            else:
+                is_taken = answer.errno == errno.ESTALE
+                found.append((entry, oserror(errno.EEXIST, entry.key) if is_taken else answer))
+        return found
+
+    def _is_new(self, entry: Entry, etag: Etag | None, size: int) -> None:
+        entry.resize(size)
         entry.etag, entry.seen, entry.local = etag, OWN, False
 
     def rewrite(self, entry: Entry, change: Callable[[Callable[[], bytes]], bytes]) -> None:

@@ -1,4 +1,4 @@
-"""`each`: one request for each of many items, several at a time.
+"""`each`: one request for each of many items, several at a time; `attempted`, if one may fail.
 
 In daemon threads that live as long as the call: those of a pool are waited for when Python ends, and a service that
 hangs must not keep a server from ending.
@@ -6,10 +6,12 @@ hangs must not keep a server from ending.
 
 from __future__ import annotations
 
+import errno
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
+from fusebackend.base.errors import oserror
 from fusebackend.base.waiting import will_wait
 
 WIDTH = 16
@@ -17,6 +19,22 @@ WIDTH = 16
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+def attempted(function: Callable[[T], R], items: Sequence[T], width: int = WIDTH) -> list[R | OSError]:
+    """The results for the items, or their errors. After the first one no further item is begun: ECANCELED."""
+    failed = threading.Event()
+
+    def attempt(item: T) -> R | OSError:
+        if failed.is_set():
+            return oserror(errno.ECANCELED)
+        try:
+            return function(item)
+        except OSError as error:
+            failed.set()
+            return error
+
+    return each(attempt, items, width) if width > 1 else [attempt(item) for item in items]
 
 
 def each(function: Callable[[T], R], items: Iterable[T], width: int = WIDTH) -> list[R]:

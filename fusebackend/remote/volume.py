@@ -25,7 +25,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -37,12 +37,13 @@ from fusebackend.base.waiting import Lock, will_wait
 from fusebackend.protocol import DEFAULT_TTL_S, Attr, AttrChanges, Caller, Change, Features, StatFs, Volume
 from fusebackend.protocol.remote import Remote
 from fusebackend.remote.agent_remote import MAX_FILE_BYTES, AgentRemote
+from fusebackend.remote.buffer import Buffer
 from fusebackend.remote.entry import OWN, Entry
 from fusebackend.remote.files import Files
 from fusebackend.remote.gate import Gate
 from fusebackend.remote.rename import Renames
 from fusebackend.remote.tree import Tree
-from fusebackend.volumes.native import NativeVolume
+from fusebackend.volumes.native import NativeVolume, NewFile, Pieces
 
 TRUSTED_BYTES = 1 << 20
 """In a page of a listing, a size claimed to be larger is shown as it is: to download such files for a plain `ls` would
@@ -66,6 +67,8 @@ class RemoteVolume(NativeVolume):
         ttl_s: for how many seconds a listing is valid.
         clock: seconds that only grow.
     """
+
+    places_together = True
 
     def __init__(
         self, remote: Remote, *, max_file_bytes: int, ttl_s: float, clock: Callable[[], float] = time.monotonic
@@ -148,24 +151,75 @@ class RemoteVolume(NativeVolume):
         one_by_one = directory.lock if stat.S_ISDIR(mode) else contextlib.nullcontext()
         with self.lock, self._gate.passing(), one_by_one:
             entry = self._tree.make(directory, name, mode, caller)
-            key = entry.key
             try:
                 if not entry.is_dir:
                     self._files.put_new(entry, content)
                 elif self._abilities.keeps_directories:
-                    entry.etag = self.remote.make_directory(key, entry.stamp, replace=False)
+                    entry.etag = self.remote.make_directory(entry.key, entry.stamp, replace=False)
                     entry.seen, entry.marker, entry.local = OWN, True, False
             except FileExistsError:
                 self._tree.distrust(directory)
                 raise
-            try:
-                made = self._tree.link(entry)
-            except FileNotFoundError:
-                self.remote.delete(key)
-                raise
-            if not made.local:
-                self._tree.stored(made)
-            return made
+            return self._linked(entry)
+
+    def _linked(self, entry: Entry) -> Entry:
+        """Give something new its name; the entry that has it. ENOENT when its directory is gone, EEXIST for a directory
+        of the name of a file, or the other way round, which others have made meanwhile."""
+        try:
+            made = self._tree.link(entry)
+        except (FileNotFoundError, FileExistsError):
+            if not entry.local:
+                self.remote.delete(entry.key)
+            raise
+        if not made.local:
+            self._tree.stored(made)
+        return made
+
+    def place(
+        self, parent: int, name: bytes, state: AttrChanges, xattrs: Mapping[bytes, bytes], pieces: Pieces
+    ) -> Attr:
+        (made,) = self.place_all([NewFile(parent, name, state, xattrs, pieces)])
+        if isinstance(made, OSError):
+            raise made
+        return made
+
+    def place_all(self, files: Sequence[NewFile]) -> list[Attr | OSError]:
+        """Attributes that the remote does not keep stay in the volume, but for extended ones, which it can't hold."""
+        made: list[Attr | OSError] = [oserror(errno.ECANCELED, file.name) for file in files]
+        new: list[tuple[Entry, Buffer]] = []
+        with self.lock, self._gate.passing(), contextlib.ExitStack() as open_buffers:
+            for number, file in enumerate(files):
+                buffer = open_buffers.enter_context(contextlib.closing(Buffer()))
+                try:
+                    new.append((self._new_entry(file, buffer), buffer))
+                except OSError as error:
+                    made[number] = error
+                    return made
+            for number, (entry, failed) in enumerate(self._files.put_all(new)):
+                try:
+                    if failed is not None:
+                        raise failed
+                    made[number] = self._linked(entry)
+                except OSError as error:
+                    made[number] = error
+                    if error.errno != errno.ECANCELED:  # it is another's, or has arrived
+                        self._tree.distrust(self._tree.entry(files[number].parent))
+        return made
+
+    def _new_entry(self, file: NewFile, buffer: Buffer) -> Entry:
+        """An entry for a new file, whose bytes go into the buffer."""
+        state = file.state
+        assert state.mode is not None and state.uid is not None and state.gid is not None and state.size is not None
+        assert state.atime_ns is not None and state.mtime_ns is not None
+        if state.size > self._max_file_bytes:
+            raise oserror(errno.EFBIG, file.name)
+        entry = self._tree.make(self._tree.entry(file.parent), file.name, stat.S_IFREG, Caller(state.uid, state.gid))
+        entry.mode, entry.gid = stat.S_IFREG | stat.S_IMODE(state.mode), state.gid
+        entry.atime_ns, entry.mtime_ns = state.atime_ns, state.mtime_ns
+        for offset, piece in file.pieces:
+            buffer.write(offset, piece)
+        buffer.resize(state.size)
+        return entry
 
     def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> Attr:
         """The file is in this volume alone until it is flushed."""

@@ -45,7 +45,7 @@ from fusebackend.protocol import (
 from fusebackend.volumes.chunks import CHUNK_BYTES
 from fusebackend.volumes.contents import PIECE_BYTES, data_pieces, opened
 from fusebackend.volumes.frozen import LooksAhead
-from fusebackend.volumes.native import NativeVolume
+from fusebackend.volumes.native import NativeVolume, NewFile
 
 TEMPORARY: Final = b".fusebackend-placing-"
 """Temporary names begin so; a part of the digest of the file's name follows."""
@@ -250,18 +250,49 @@ def make(volume: Volume, parent: int, name: bytes, source: Source, changes: Chan
     """
     state = source.state
     kind = stat.S_IFMT(state.mode)
-    placed = _placed(volume, parent, name, kind, source)
+    placed = _placed(volume, parent, name, source)
     if placed is None:
         _require_vacant(volume, parent, name)
         is_file = kind == stat.S_IFREG
         placed = (
             _make_file(volume, parent, name, source) if is_file else _make_other(volume, parent, name, kind, source)
         )
+    _note_made(changes, placed.attr.node, parent, name, path + "/" if kind == stat.S_IFDIR else path)
+    return placed
+
+
+def makes_together(volume: Volume) -> bool:
+    """Return True for a volume where `make_together` takes much less time than `make` for each file."""
+    return isinstance(volume, NativeVolume) and volume.places_together
+
+
+def make_together(volume: Volume, new: Sequence[tuple[Name, Source]], changes: Changes) -> list[Placed | OSError]:
+    """Make small regular files (`is_small`), each under a vacant name. Their bytes are in memory at once.
+
+    Returns:
+        for each its outcome, or the error of `make`: ECANCELED if it was not begun after the error of another.
+    """
+    assert isinstance(volume, NativeVolume), "it makes files together"
+    made: list[Placed | OSError] = []
+    files = [_new_file(name.parent, name.name, source) for name, source in new]
+    for (name, source), attr in zip(new, volume.place_all(files), strict=True):
+        if isinstance(attr, OSError):
+            made.append(attr)
+            continue
+        made.append(Placed(attr, _lost(volume, source.state)))
+        _note_made(changes, attr.node, name.parent, name.name, name.path)
+    return made
+
+
+def is_small(source: Source) -> bool:
+    """Return True for a regular file that is made in one go, with its bytes in memory."""
+    return stat.S_ISREG(source.state.mode) and source.state.size <= STAGED_BYTES and not isinstance(source, _Staged)
+
+
+def _note_made(changes: Changes, node: int, parent: int, name: bytes, shown: str) -> None:
     if not (changes and changes[-1].kind == "created" and changes[-1].parent == parent):  # once for names in a row
         changes.append(Change(node=parent))
-    shown = path + "/" if kind == stat.S_IFDIR else path
-    changes.append(Change(placed.attr.node, parent, name, "created", shown))
-    return placed
+    changes.append(Change(node, parent, name, "created", shown))
 
 
 def _make_file(volume: Volume, parent: int, name: bytes, source: Source) -> Placed:
@@ -282,18 +313,28 @@ def _make_file(volume: Volume, parent: int, name: bytes, source: Source) -> Plac
     return placed
 
 
-def _placed(volume: Volume, parent: int, name: bytes, kind: int, source: Source) -> Placed | None:
-    """Make a small file in a volume that makes it as one change, and so needs no temporary name; None for others."""
+def _placed(volume: Volume, parent: int, name: bytes, source: Source) -> Placed | None:
+    """Make a file in a volume that makes it as one change, and so needs no temporary name; None for others. In a volume
+    that stores whole files it may be large."""
+    if not isinstance(volume, NativeVolume) or volume.features.shared or not stat.S_ISREG(source.state.mode):
+        return None
+    if not is_small(source) and volume.features.random_writes:
+        return None
+    attr = volume.place(*_new_file(parent, name, source))
+    return None if attr is None else Placed(attr, _lost(volume, source.state))
+
+
+def _new_file(parent: int, name: bytes, source: Source) -> NewFile:
     state = source.state
-    if not isinstance(volume, NativeVolume) or volume.features.shared:
-        return None
-    if kind != stat.S_IFREG or state.size > STAGED_BYTES:
-        return None
     wanted = AttrChanges(
         mode=state.mode, uid=state.uid, gid=state.gid, size=state.size, atime_ns=state.atime_ns, mtime_ns=state.mtime_ns
     )
-    attr = volume.place(parent, name, wanted, state.xattrs, _without_zeros(source.pieces()))
-    return None if attr is None else Placed(attr)
+    return NewFile(parent, name, wanted, state.xattrs, _without_zeros(source.pieces()))
+
+
+def _lost(volume: Volume, state: State) -> tuple[str, ...]:
+    """Return what a volume does not take of a file that it has placed."""
+    return ("extended attributes",) if state.xattrs and not volume.features.xattrs else ()
 
 
 def _require_vacant(volume: Volume, parent: int, name: bytes) -> None:

@@ -28,7 +28,7 @@ from fusebackend.base import paths
 from fusebackend.base.errors import oserror
 from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Reader, Stamp
 from fusebackend.remote.buffer import begins_with
-from fusebackend.remote.parallel import WIDTH, each
+from fusebackend.remote.parallel import WIDTH, attempted, each
 
 TEMPORARY = ".fusebackend-"
 """How the names of files begin that are being stored. No listing shows them."""
@@ -260,6 +260,9 @@ class FsspecRemote:
             self._store(path, data)
         head = self.head(key)
         return None if head is None else head.etag
+
+    def put_all(self, files: Sequence[tuple[str, Bytes, Stamp]]) -> Sequence[Etag | OSError | None]:
+        return attempted(lambda file: self.put(*file, over=None, create=True), files, width=1)
 
     def _store(self, path: str, data: Bytes) -> None:
         aside = f"{path.rpartition('/')[0]}/{TEMPORARY}{secrets.token_hex(8)}" if self._renames else path

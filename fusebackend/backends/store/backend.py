@@ -32,7 +32,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from fusebackend.backends.store.files import FileFormat, StoreFiles, checked_file_format, find_files, grep_files
+from fusebackend.backends.store.files import FileFormat, StoreFiles, checked_file_format, depend, find_files, grep_files
 from fusebackend.backends.store.items import Conflict, Items, Settings, StoreDatabase
 from fusebackend.backends.store.namespaces import NamespaceTree, Spaces
 from fusebackend.backends.store.source import Namespace, StoreSource
@@ -194,6 +194,19 @@ class StoreBackend(FileVerbs):
             return FileUploadResponse(path=path, error=code_of(error))
         return FileUploadResponse(path=path)
 
+    def upload_new(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+        """Make new files in one transaction, or none of them: then each response has the same error, `conflict` if
+        there is something at one of the paths, or one is below another. A store without transactions may have made
+        some."""
+        error: str | None = None
+        try:
+            self._files.put_new([(checked(path), content) for path, content in files])
+        except (Conflict, FileExistsError):
+            error = errors.CONFLICT
+        except Refusal as refusal:
+            error = code_of(refusal)
+        return [FileUploadResponse(path=path, error=error) for path, _ in files]
+
     # -- primitives --------------------------------------------------------------------------------------------
 
     @property
@@ -228,9 +241,8 @@ class StoreBackend(FileVerbs):
         """Upload all, or nothing and False."""
         try:
             found = {checked(path): bytes(memoryview(content)) for path, content in files}
-            above = {directory for path in found for directory in _above(path)}
-            if len(found) < len(files) or not above.isdisjoint(found):
-                return False  # an upload depends on another one
+            if depend(list(found), len(files)):
+                return False
             self._files.put_all(found)
         except (TypeError, *Refusal):
             return False
@@ -257,14 +269,6 @@ class StoreBackend(FileVerbs):
         self, pattern: str, path: AgentPath, matcher: Matcher | None, limit: int | None
     ) -> Iterator[tuple[str, Sequence[tuple[int, str]]]]:
         return grep_files(self._files.tree(), pattern, path, matcher, limit)
-
-
-def _above(path: AgentPath) -> Iterator[AgentPath]:
-    """The directories on the way to a path, without the root."""
-    directory, _ = paths.parent_and_name(path)
-    while directory != paths.ROOT:
-        yield directory
-        directory, _ = paths.parent_and_name(directory)
 
 
 def _places_of(key: str) -> tuple[AgentPath, ...]:

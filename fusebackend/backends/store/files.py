@@ -109,6 +109,22 @@ class StoreFiles:
         changes = [self._change(tree, path, self._kept(tree, path), data) for path, data in files.items()]
         self._swap(tree, changes, *files)
 
+    def put_new(self, files: Sequence[tuple[AgentPath, bytes]]) -> None:
+        """Make new files in one transaction. After an error none was made, but in a store without transactions.
+
+        Raises:
+            OSError: Conflict, EEXIST, something is at one of the paths, or one is below another; as
+                `StoreTree.new_key`.
+        """
+        found = [path for path, _ in files]
+        if depend(found, len(files)):
+            raise Conflict(found[0])
+        tree = self.tree()
+        takes_nul = tree.items.takes_nul
+        values = [written(data, None, file_format=self._file_format, takes_nul=takes_nul) for _, data in files]
+        keys = tree.new_keys(found)
+        self._swap(tree, [Change(key, value, None) for key, value in zip(keys, values, strict=True)], *found)
+
     def rewrite(self, path: AgentPath, change: Callable[[bytes], bytes]) -> None:
         tree = self.tree()
         file = self._kept(tree, path)
@@ -182,6 +198,21 @@ class StoreFiles:
         if not files:
             raise errors.oserror(errno.ENOENT)
         return files
+
+
+def depend(found: Iterable[AgentPath], count: int) -> bool:
+    """Return True if one of `count` uploads depends on another: of the same path, or of one below it."""
+    there = set(found)
+    above = {directory for path in there for directory in _above(path)}
+    return len(there) < count or not above.isdisjoint(there)
+
+
+def _above(path: AgentPath) -> Iterator[AgentPath]:
+    """The directories on the way to a path, without the root."""
+    directory, _ = paths.parent_and_name(path)
+    while directory != paths.ROOT:
+        yield directory
+        directory, _ = paths.parent_and_name(directory)
 
 
 def files_at(tree: StoreTree, path: AgentPath, node: Node) -> list[tuple[AgentPath, Node]]:

@@ -360,6 +360,23 @@ class NamespaceTree(FileVerbs):
         self._tell(found)
         return FileUploadResponse(path=path)
 
+    def upload_new(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+        """As `StoreBackend.upload_new`; `conflict` also for files of several namespaces, which have no transaction."""
+        error: str | None = None
+        found = [checked(path) for path, _ in files]
+        try:
+            view = self._view()
+            places = [self._for_writing(view, path) for path in found]
+            (space,) = {where.space for where in places}
+            new = [(where.inner, content) for where, (_, content) in zip(places, files, strict=True)]
+            self._files(space).put_new(new)
+            self._tell(*found)
+        except (Conflict, FileExistsError, ValueError):
+            error = errors.CONFLICT
+        except Refusal as refusal:
+            error = code_of(refusal)
+        return [FileUploadResponse(path=path, error=error) for path, _ in files]
+
     # -- primitives --------------------------------------------------------------------------------------------
 
     def _view(self) -> View:

@@ -21,7 +21,7 @@ directory.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -205,6 +205,15 @@ class Node:
         return info
 
 
+class _Room(NamedTuple):
+    """A directory, where new files shall be."""
+
+    prefix: str
+    """Of their keys."""
+    is_new: bool
+    """There are no keys below it yet."""
+
+
 class StoreTree:
     """The tree of a namespace."""
 
@@ -224,10 +233,7 @@ class StoreTree:
 
     def _spelled(self, path: AgentPath) -> Node | None:
         """The node at a path that is its key, perhaps with a slash in front or the suffix of a form."""
-        stems: list[tuple[str, Form]] = [(path, Form.FILE)]
-        if "%" not in path:
-            stems += [(path.removesuffix(form.value), form) for form in _COMPUTED if path.endswith(form.value)]
-        stems = [(stem, form) for stem, form in stems if is_name(stem.rpartition("/")[2])]  # others are escaped
+        stems = _stems(path)
         asked = [key for stem, _ in stems for key in (stem, stem[1:])]
         rows, directories = self.items.look(asked, [path + "/", path[1:] + "/"])
         if directories:
@@ -256,19 +262,55 @@ class StoreTree:
             OSError: ENOTDIR below a file; EACCES where the key has a value that is no file, or must not have a slash;
                 EILSEQ for a name that the store can't have.
         """
-        if self.items.text_only and not is_text(path):
-            raise oserror(errno.EILSEQ)
-        directory, _ = paths.parent_and_name(path)
-        while (above := self.find(directory)) is None:
-            directory, _ = paths.parent_and_name(directory)
+        (key,) = self._keys([path], {})
+        if self.items.look([key], [])[0]:
+            raise oserror(errno.EACCES)
+        return key
+
+    def new_keys(self, wanted: Sequence[AgentPath]) -> list[str]:
+        """The keys of new files at paths where nothing is, with a few queries for all of them.
+
+        Raises:
+            OSError: EEXIST, something is at one of them; as `new_key`.
+        """
+        rooms: dict[AgentPath, _Room] = {}
+        keys = self._keys(wanted, rooms)
+        doubtful = [number for number, path in enumerate(wanted) if not rooms[paths.parent_and_name(path)[0]].is_new]
+        asked = [wanted[number] for number in doubtful]
+        if not self._are_vacant(asked) and any(self.find(path) is not None for path in asked):
+            raise oserror(errno.EEXIST)
+        if doubtful and self.items.look([keys[number] for number in doubtful], [])[0]:
+            raise oserror(errno.EACCES)
+        return keys
+
+    def _keys(self, wanted: Sequence[AgentPath], rooms: dict[AgentPath, _Room]) -> list[str]:
+        found = []
+        for path in wanted:
+            if self.items.text_only and not is_text(path):
+                raise oserror(errno.EILSEQ)
+            directory, name = paths.parent_and_name(path)
+            if directory not in rooms:
+                rooms[directory] = self._room(directory)
+            found.append(rooms[directory].prefix + name)
+        return found
+
+    def _room(self, directory: AgentPath) -> _Room:
+        there = directory
+        while (above := self.find(there)) is None:
+            there, _ = paths.parent_and_name(there)
         if above.place is None:
             raise oserror(errno.ENOTDIR)
         if above.place.rooted is None:
             raise oserror(errno.EACCES)
-        key = above.place.rooted + path[len(directory) :].lstrip("/")
-        if self.items.look([key], [])[0]:
-            raise oserror(errno.EACCES)
-        return key
+        missing = directory[len(there) :].lstrip("/")
+        return _Room(f"{above.place.rooted}{missing}/" if missing else above.place.rooted, bool(missing))
+
+    def _are_vacant(self, asked: Sequence[AgentPath]) -> bool:
+        """True if it takes no look at single paths to know that nothing is there."""
+        if any("%" in path for path in asked):
+            return False
+        found = [key for path in asked for stem, _ in _stems(path) for key in (stem, stem[1:])]
+        return not any(self.items.look(found, [prefix for path in asked for prefix in (path + "/", path[1:] + "/")]))
 
     # -- directories -------------------------------------------------------------------------------------------
 
@@ -347,6 +389,14 @@ class StoreTree:
                 else:
                     left.append((inner, Node(place=child.place, relative=node.relative), keys))
         return sorted(found, key=lambda item: item[0])
+
+
+def _stems(path: AgentPath) -> list[tuple[str, Form]]:
+    """The keys, as paths, that may be shown at a path, and in which form."""
+    stems: list[tuple[str, Form]] = [(path, Form.FILE)]
+    if "%" not in path:
+        stems += [(path.removesuffix(form.value), form) for form in _COMPUTED if path.endswith(form.value)]
+    return [(stem, form) for stem, form in stems if is_name(stem.rpartition("/")[2])]  # others are escaped
 
 
 def _spellings(key: str) -> tuple[str, str]:

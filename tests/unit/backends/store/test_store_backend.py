@@ -588,6 +588,36 @@ def test_a_batch_is_one_change_or_fails_item_by_item(store, backend):
     assert [answer.content for answer in backend.download_files(["/c", "/e", "/f"])] == [b"1", None, b"4"]
 
 
+def test_new_files_are_one_change_or_none(store, backend):
+    new = [("/d/a", b"1"), ("/d/b", b"\xff"), ("/c", b"")]
+    assert [answer.error for answer in backend.upload_new(new)] == [None] * 3
+    assert [get(backend, path) for path, _ in new] == [data for _, data in new]
+    for taken in ("/c", "/d", "/d/a"):
+        assert [answer.error for answer in backend.upload_new([("/d/new", b"x"), (taken, b"x")])] == ["conflict"] * 2
+    assert [answer.error for answer in backend.upload_new([("/e", b"x"), ("/e/f", b"x")])] == ["conflict"] * 2
+    assert [answer.error for answer in backend.upload_new([("/new", b"x"), ("/c/f", b"x")])] == ["invalid_path"] * 2
+    assert [get(backend, path) for path, _ in new] == [data for _, data in new]
+    assert {item.key for item in store.search(NS)} == {path for path, _ in new}
+
+
+def test_of_two_who_make_new_files_one_is_told(store):
+    with StoreBackend(store, namespace=NS) as first, stores.other_program(store, NS) as second:
+        swap = type(first.items.moment()).swap
+        meanwhile = threading.Event()
+
+        def slow(items, changes):
+            if not meanwhile.is_set():
+                meanwhile.set()
+                assert second.write("/d/b", "theirs").error is None
+            swap(items, changes)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(first.items.moment()), "swap", slow)
+            answers = first.upload_new([("/d/a", b"ours"), ("/d/b", b"ours"), ("/d/c", b"ours")])
+        assert [answer.error for answer in answers] == ["conflict"] * 3
+        assert {item.key: item.value["content"] for item in store.search(NS)} == {"/d/b": "theirs"}
+
+
 def test_a_directory_moves_as_a_whole_or_not_at_all(store, backend):
     put(store, "/d/a", "1")
     put(store, "/d/e/b", "2")

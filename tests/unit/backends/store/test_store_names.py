@@ -284,3 +284,36 @@ def test_keys_can_come_and_go():
 def test_the_ranges_of_a_prefix():
     assert bounds("/a/") == (("/a/", "/a0"),)
     assert bounds("") == (("", "/"), ("0", None))
+
+
+PATHS = st.lists(
+    st.lists(st.sampled_from(["a", "b", "c", "a.json", "a.md", "%2E", "a%=", "é"]), min_size=1, max_size=3).map(
+        lambda parts: "/" + "/".join(parts)
+    ),
+    min_size=1,
+    max_size=6,
+    unique=True,
+)
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.services)])
+@settings(max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(keys=TREES, wanted=PATHS)
+def test_new_files_are_made_together_where_each_could_be_made_alone(backend_of, kind, keys, wanted):
+    """All of them, or none: also where a value of the store, a directory, or a name that gave way is at one."""
+    keys = {key: what for key, what in keys.items() if kind == "memory" or "\0" not in key}
+    store, namespace, backend = backend_of(kind)
+    filled(store, namespace, keys)
+    before = everything(backend)
+    apart = any(path.startswith(other + "/") for path in wanted for other in wanted)
+    _, alone, one_by_one = backend_of(kind)
+    filled(store, alone, keys)
+    able = not apart and all(one_by_one.upload_if(path, path.encode(), None).error is None for path in wanted)
+    answers = backend.upload_new([(path, path.encode()) for path in wanted])
+    assert [answer.path for answer in answers] == wanted
+    if able:
+        assert [answer.error for answer in answers] == [None] * len(wanted)
+        assert everything(backend) == everything(one_by_one)
+    else:
+        assert None not in [answer.error for answer in answers]
+        assert everything(backend) == before

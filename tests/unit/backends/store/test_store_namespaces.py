@@ -270,3 +270,13 @@ def test_urls(tmp_path: Path) -> None:
         open_backend(url)
     with pytest.raises(TypeError, match="is no LangGraph store"):
         StoreBackend.tree(object())
+
+
+def test_new_files_of_a_namespace_are_made_together(store: Any, tree: NamespaceTree) -> None:
+    put(store, ("a", "b"), "/taken", "theirs")
+    new = [("/a/b/d/one", b"1"), ("/a/b/d/two", b"2")]
+    assert [answer.error for answer in tree.upload_new(new)] == [None, None]
+    assert ls(tree, "/a/b/d") == ["/a/b/d/one", "/a/b/d/two"]
+    for other in ("/a/b/taken", "/other/file"):  # which is in another namespace
+        assert [answer.error for answer in tree.upload_new([("/a/b/d/three", b"3"), (other, b"3")])] == ["conflict"] * 2
+    assert ls(tree, "/a/b/d") == ["/a/b/d/one", "/a/b/d/two"]
