@@ -176,3 +176,19 @@ def test_only_changed_directories_are_read(branched: Any, monkeypatch: pytest.Mo
     )
     assert len(trees.plan().steps) == 1
     assert set(listed) == {b"", b"d7"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("after", [False, True])
+def test_a_copy_in_place_of_a_link_is_another_file(branched: Any, kind: str, after: bool) -> None:
+    trees = branched(kind)
+    if not after:
+        link(trees.main, b"a", b"also")
+        trees.branches.delete(["b"])
+        trees.branches.create("b")
+    replace(trees.branch, b"a", b"a\n")
+    if after:
+        link(trees.main, b"a", b"also")
+    assert conflicts(trees.merge()) == {}
+    assert links(trees.main) == set()
+    assert not trees.plan().steps and not trees.plan().conflicts

@@ -159,6 +159,8 @@ def test_main_that_has_not_changed_becomes_the_branch(
     outcome = merged(trees, tmp_path_factory.mktemp("merge"))
     assert not outcome.plan.conflicts
     assert merging.shown(trees.main) == merging.shown(trees.branch)
+    if knows:
+        assert merging.links(trees.main) == merging.links(trees.branch)
     assert not planned(trees).steps
 
 
