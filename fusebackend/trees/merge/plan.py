@@ -154,7 +154,6 @@ class _Move:
     item: Item
     parent: Callable[[], Item | None]
     name: bytes
-    parked: bool = False
 
 
 @dataclass
@@ -204,7 +203,7 @@ class _Planner:
         self._given: dict[tuple[AgentPath, int], _Fields] = {}  # a node of main with several names → its new attributes
         self._modes: dict[tuple[AgentPath, int], int] = {}  # a node of main → that which a step gives it
         self._twins: dict[tuple[AgentPath, int], list[Item]] | None = None  # a node of the branch → of the base
-        self._parked = 0
+        self._parked_at: dict[Item, AgentPath] = {}  # of main, with their paths before
         self._decide()
         self._emit()
 
@@ -583,8 +582,7 @@ class _Planner:
         while waiting:
             left = [change for change in waiting if not self._try(change)]
             if len(left) == len(waiting) and not self._remove_some() and not self._park(left):
-                for change in left:
-                    self._conflict(change.item, "renamed into itself by both")
+                self._decide_stuck(left)
                 break
             waiting = left
         while self._remove_some():
@@ -592,6 +590,21 @@ class _Planner:
         for item in self._doomed:
             if item.is_dir:
                 self._conflict(item, "deleted in the branch, and main has files in it")
+
+    def _decide_stuck(self, left: Iterable[_Make | _Move]) -> None:
+        """Note what can't be made. Where other changes wait for it, or something was parked for it, nothing decides."""
+        alone = True
+        for change in left:
+            parent = change.parent()
+            is_own = isinstance(change, _Move) and parent is not None and parent.is_below(change.item)
+            alone = alone and is_own and not self._parked_at.get(change.item)
+        for change in left:
+            words = "renamed into itself by both"
+            if alone:
+                self._conflict(change.item, words)
+            else:
+                shown = self._parked_at.get(change.item, change.item.shown)
+                self.result.conflicts.append(Conflict(shown, words))
 
     def _try(self, change: _Make | _Move) -> bool:
         """Make a change if it can be made now."""
@@ -707,14 +720,18 @@ class _Planner:
         for change in waiting:
             parent = change.parent()
             there = parent.child(change.name) if parent is not None else None
-            mover = next((each for each in waiting if isinstance(each, _Move) and each.item is there), None)
-            if there is not None and mover is not None and not mover.parked:
-                mover.parked = True
-                self._parked += 1
-                name = b"%d" % self._parked
-                self._step("park", there, to=(self._main.root, name))
-                there.detach()
-                there.parent, there.name = self._main.root, PARKED + name
+            if parent is None or there is None:
+                continue
+            item = there
+            if there in self._doomed and isinstance(change, _Move) and change.item.is_below(there):
+                item = change.item  # it takes the place of the directory that it is in
+            mover = next((each for each in waiting if isinstance(each, _Move) and each.item is item), None)
+            if mover is not None and item not in self._parked_at and not parent.is_below(mover.item):
+                self._parked_at[item] = item.shown
+                name = b"%d" % len(self._parked_at)
+                self._step("park", item, to=(self._main.root, name))
+                item.detach()
+                item.parent, item.name = self._main.root, PARKED + name
                 return True
         return False
 

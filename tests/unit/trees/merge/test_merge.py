@@ -498,3 +498,54 @@ def test_a_link_in_place_of_a_copy_is_the_other_file(tmp_path: Path, is_new: boo
     assert again(trees) == ([], [])
     chmod(trees.main, b"a", 0o600)
     assert again(trees) == ([], [])
+
+
+@pytest.mark.parametrize("path", [b"d/x", b"d/deep/z"])
+def test_a_file_replaces_the_directory_that_it_was_in(trees: Three, tmp_path: Path, path: bytes) -> None:
+    rename(trees.branch, path, b"t")
+    rename(trees.branch, b"d/y", b"saved")
+    remove(trees.branch, b"d")
+    rename(trees.branch, b"t", b"d")
+    assert not run(trees, tmp_path).plan.conflicts
+    assert shown(trees.main) == shown(trees.branch)
+    assert again(trees) == ([], [])
+
+
+def test_a_directory_goes_into_one_that_was_in_it(trees: Three, tmp_path: Path) -> None:
+    rename(trees.branch, b"d/deep", b"t")
+    rename(trees.branch, b"d", b"t/d")
+    assert not run(trees, tmp_path).plan.conflicts
+    assert shown(trees.main) == shown(trees.branch)
+    assert again(trees) == ([], [])
+
+
+def test_a_link_and_its_directory_change_places(tmp_path: Path) -> None:
+    def nested(volume: Volume) -> None:
+        fill(volume)
+        merging.symlink(volume, b"d/l", b"nowhere")
+
+    trees = Three(nested)
+    rename(trees.branch, b"d/l", b"t")
+    rename(trees.branch, b"d", b"e")
+    rename(trees.branch, b"t", b"d")
+    assert not run(trees, tmp_path).plan.conflicts
+    assert shown(trees.main) == shown(trees.branch)
+    assert again(trees) == ([], [])
+
+
+@pytest.mark.parametrize("keep", [None, "main", "branch"])
+def test_directories_that_are_renamed_into_each_other_and_a_file_in_their_place(tmp_path: Path, keep: Any) -> None:
+    """Nothing is lost, whatever decides. What can't be decided stays a conflict."""
+
+    def fill_two(volume: Volume) -> None:
+        fill(volume)
+        mkdir(volume, b"e")
+
+    trees = Three(fill_two)
+    rename(trees.branch, b"d", b"e/d")
+    rename(trees.branch, b"a", b"d")
+    rename(trees.main, b"e", b"d/e")
+    before = shown(trees.main)
+    outcome = run(trees, tmp_path, keep)
+    assert conflicts(outcome) == {"/d": "renamed into itself by both"}
+    assert shown(trees.main) == before
