@@ -300,18 +300,24 @@ class _Planner:
     def _decide_kept(self, base: Item, branch: Item) -> None:
         moved = self._pairs.is_moved_in_branch(base, branch)
         main = self._pairs.main_of(base)
+        there = self._occupant(branch) if moved else None
         if main is None:
-            there = self._occupant(branch) if moved else None
-            if there is not None and there.type == branch.type and not branch.is_dir and self._is_same(branch, there):
-                self._made[branch] = there  # it was merged already, with other bytes
+            if there is not None and self._is_copy(branch, there):
+                self._made[branch] = there
                 return
             if (moved or not self._is_same(base, branch, self._features(base))) and not branch.is_way:
                 reason = "renamed in the branch, deleted in main" if moved else "changed in the branch, deleted in main"
                 if self._conflict(branch, reason) == "branch":
                     self._recreate(branch)
             return
-        is_moved_in_main = self._pairs.is_moved_in_main(base, main) and not self._is_at_place(branch, main)
+        is_moved_in_main = self._pairs.is_moved_in_main(base, main)
+        if there is not None and is_moved_in_main and (there is main or there.key == main.key is not None):
+            # It is where the branch has it, maybe by another name as well: a merge that was killed may have renamed it.
+            main, moved, is_moved_in_main = there, False, False
         if not main.is_dir and is_moved_in_main and not self._has_same_bytes(base, branch):
+            if there is not None and self._is_copy(branch, there):
+                self._made[branch] = there
+                return
             # A new file in main's new place would not be found again by a merge that is resumed.
             if self._conflict(main, f"renamed in main, changed in the branch as '{branch.shown}'") == "branch":
                 self._recreate(branch)
@@ -321,7 +327,11 @@ class _Planner:
             return
         self._decide_contents(base, branch, main)
         if moved and not main.is_fixed:
-            self._decide_move(base, branch, main)
+            self._decide_move(branch, main, is_moved_in_main=is_moved_in_main)
+
+    def _is_copy(self, branch: Item, there: Item) -> bool:
+        """Return True for a file at the place of a renamed one that was merged already, with other bytes: a new one."""
+        return there.type == branch.type and not branch.is_dir and self._is_same(branch, there)
 
     def _recreate(self, branch: Item) -> None:
         """Make a file that main has deleted, and the directories above it that main has deleted as well."""
@@ -418,21 +428,14 @@ class _Planner:
             return one.rdev == other.rdev
         return True
 
-    def _decide_move(self, base: Item, branch: Item, main: Item) -> None:
-        if self._pairs.is_moved_in_main(base, main):
-            there = self._occupant(branch)
-            if self._is_at_place(branch, main) or (there is not None and there.key == main.key is not None):
-                return  # by this name or another one
+    def _decide_move(self, branch: Item, main: Item, *, is_moved_in_main: bool) -> None:
+        if is_moved_in_main:
             words = f"renamed in main, and to '{branch.shown}' in the branch"
             if self._conflict(main, words) != "branch":
                 return
         if not self._is_read_only(main) and self._vacates(branch, main):
             self._moves.append(_Move(main, lambda: self._home(branch), branch.name))
             self._moving.add(main)
-
-    def _is_at_place(self, branch: Item, main: Item) -> bool:
-        """Return True if main has a file where the branch has it: a merge that was killed may have renamed it."""
-        return branch.name == main.name and self._home(branch) is main.parent
 
     def _decide_created(self, branch: Item, *, is_decided: bool = False) -> None:
         assert branch.parent is not None

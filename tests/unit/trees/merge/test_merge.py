@@ -549,3 +549,13 @@ def test_directories_that_are_renamed_into_each_other_and_a_file_in_their_place(
     outcome = run(trees, tmp_path, keep)
     assert conflicts(outcome) == {"/d": "renamed into itself by both"}
     assert shown(trees.main) == before
+
+
+def test_a_file_that_both_have_renamed_and_main_has_linked(trees: Three, tmp_path: Path) -> None:
+    for volume in (trees.branch, trees.main):
+        rename(volume, b"a", b"new")
+    link(trees.main, b"new", b"again")
+    write(trees.branch, b"new", b"branch\n")
+    assert not run(trees, tmp_path).plan.conflicts
+    assert data(trees.main, b"new") == b"branch\n"
+    assert again(trees) == ([], [])
