@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import merging
 import pytest
 from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from merging import Branched, chmod, link, links, mkdir, remove, rename, replace, shown, symlink, write
 from profiles import examples
 from test_merge_random import RENAMES, perform
@@ -17,6 +19,7 @@ from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.protocol import Volume
+from fusebackend.trees.merge import run as run_module
 
 KINDS = ["memory", "sqlite", "dir"]
 
@@ -192,3 +195,52 @@ def test_a_copy_in_place_of_a_link_is_another_file(branched: Any, kind: str, aft
     assert conflicts(trees.merge()) == {}
     assert links(trees.main) == set()
     assert not trees.plan().steps and not trees.plan().conflicts
+
+
+class Killed(BaseException):
+    """The server is gone: nothing is tidied."""
+
+
+@settings(max_examples=examples(60))
+@given(base=RENAMES, branch=RENAMES, main=RENAMES, at=st.integers(0, 12), before=st.booleans())
+def test_a_killed_merge_of_a_live_route_is_resumed(
+    base: Any, branch: Any, main: Any, at: int, before: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Killed before or after any of its steps, main is in the end as without the kill."""
+    found = []
+    for left in (-1, at):
+        directory = tmp_path_factory.mktemp("merge")
+        volume = make("dir", directory)
+        perform(volume, base)
+        trees = Branched(str(directory / "branches"), {"/": volume})
+        try:
+            perform(trees.branch, branch)
+            perform(trees.main, main)
+            trees.branch.sync()
+            if left >= 0:
+                kill(trees, left, before)
+                trees.close()
+                trees.open()
+            trees.merge("branch")
+            found.append((shown(volume), links(volume)))
+        finally:
+            trees.close()
+            volume.close()
+    assert found[1] == found[0]
+
+
+def kill(trees: Branched, left: int, before: bool) -> None:
+    real = run_module._OneByOne._run
+
+    def killed(*args: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0 and before:
+            raise Killed
+        real(*args)
+        if left < 0:
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
+        patch.setattr(run_module._OneByOne, "_run", killed)
+        trees.merge("branch")
