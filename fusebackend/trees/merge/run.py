@@ -28,7 +28,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from fusebackend.base.errors import oserror
+from fusebackend.base.errors import VANISHED, oserror
 from fusebackend.base.paths import AgentPath, split, to_name, to_text
 from fusebackend.databases.sqlite import sync_directory
 from fusebackend.protocol import (
@@ -768,10 +768,23 @@ class _AtOnce(_Steps):
 def keep_sources(branch: BranchVolume, plan: Plan) -> None:
     """Copy up the bytes that steps of a plan are made of and that the branch reads from live routes. Else a step reads
     what an earlier one has put there, as where files have changed places (`mv a t; mv b a; mv t b`), and so would the
-    same merge once more after a kill."""
-    nodes = {step.item.node for step in plan.steps if step.word in ("make", "replace") and step.item is not None}
-    for node in sorted(nodes - {0}):
-        branch.keep_bytes(node)
+    same merge once more after a kill.
+
+    Raises:
+        OSError: ESTALE, the route has deleted bytes that the branch has not. Its text names the file.
+    """
+    sources = {
+        step.item.node: step for step in plan.steps if step.word in ("make", "replace") and step.item is not None
+    }
+    for node in sorted(sources.keys() - {0}):
+        try:
+            branch.keep_bytes(node)
+        except OSError as error:
+            if error.errno not in VANISHED:
+                raise
+            path = to_text(sources[node].path)
+            text = f"'/{path}' can't be merged: the branch had only renamed it, and main has deleted its bytes"
+            raise OSError(errno.ESTALE, text) from error
     branch.sync()
 
 

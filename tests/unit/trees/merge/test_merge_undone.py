@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from merging import Branched, mkdir, rename, symlink, write
 from profiles import examples
 from recorded import Recorded
-from test_merge_branch import KINDS, make
+from test_merge_branch import KINDS, killed_at, make, suppressed
 from test_merge_random import RENAMES, perform
 from test_merge_refused import Refusing, contents
 
@@ -34,7 +36,11 @@ class Undone:
     def check(self) -> None:
         """Merge, undo, and undo the undo."""
         before = self.recorded.files.dump()
-        merged = self.merges.merge("b", keep="branch")
+        try:
+            merged = self.merges.merge("b", keep="branch")
+        except OSError as error:
+            assert error.errno == errno.ESTALE  # bytes that main has deleted
+            return
         after = self.recorded.files.dump()
         if merged.call is None:
             assert after == before
@@ -143,3 +149,25 @@ def test_a_merge_that_was_refused_in_the_middle(
         if calls:
             assert made.recorded.undoing.undo(calls).conflicts == []
         assert made.recorded.files.dump() == before
+
+
+@settings(max_examples=examples(60))
+@given(base=RENAMES, branch=RENAMES, main=RENAMES, at=st.integers(0, 12), before=st.booleans(), completed=st.booleans())
+def test_a_killed_merge_is_taken_back(
+    base: Any, branch: Any, main: Any, at: int, before: bool, completed: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """What the killed server has made, what the next one brings back, and what the same merge completes."""
+    with undone("dir", tmp_path_factory.mktemp("merge"), lambda volume: perform(volume, base)) as made:
+        perform(made.trees.branch, branch)
+        perform(made.volume, main)
+        wanted = made.recorded.files.dump()
+        with killed_at(at, before=before), suppressed(errno.ESTALE):
+            made.merges.merge("b", keep="branch")
+        made.merges.tidy()
+        with suppressed(errno.ESTALE):  # bytes that main has deleted
+            if completed:
+                made.merges.merge("b", keep="branch")
+        calls = [call.number for call in made.recorded.history.calls(10)]
+        if calls:
+            assert made.recorded.undoing.undo(calls).conflicts == []
+        assert made.recorded.files.dump() == wanted
