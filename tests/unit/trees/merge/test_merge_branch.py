@@ -204,7 +204,7 @@ def test_bytes_that_main_has_deleted_are_named(branched: Any) -> None:
     write(trees.branch, b"b", b"branch\n")
     remove(trees.main, b"a")
     before = shown(trees.main)
-    with pytest.raises(OSError, match="'/new' can't be merged: .* main has deleted its bytes"):
+    with pytest.raises(OSError, match=r"'/new' can't be merged: .* main has deleted its bytes"):
         trees.merge("branch")
     assert shown(trees.main) == before
     trees.merge("main")
