@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import merging
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from merging import Branched, chmod, link, links, mkdir, remove, rename, replace, shown, symlink, write
+from merging import Branched, File, chmod, link, links, mkdir, remove, rename, replace, shown, symlink, write
 from profiles import examples
 from test_merge_random import RENAMES, perform
 
@@ -215,8 +216,33 @@ class Killed(BaseException):
     """The server is gone: nothing is tidied."""
 
 
+@pytest.mark.parametrize("at", range(4))
+def test_a_directory_that_a_killed_merge_has_replaced(branched: Any, at: int) -> None:
+    """The base has it by its name, and the route has something else there by then."""
+    trees = branched("dir")
+    perform(trees.branch, [("supplant", b"a", b"d"), ("rename", b"b", b"z")])
+    trees.branch.sync()
+    with killed_at(at, before=False):
+        trees.merge()
+    trees.close()
+    trees.open()
+    trees.merge("branch")
+    assert shown(trees.main) == {b"d": trees_file(b"a\n"), b"z": trees_file(b"b\n")}
+
+
+def trees_file(data: bytes) -> File:
+    return File(stat.S_IFREG, 0o644, data)
+
+
 @settings(max_examples=examples(60))
 @given(base=RENAMES, branch=RENAMES, main=RENAMES, at=st.integers(0, 12), before=st.booleans())
+@example(  # the base has a directory by its name, and the route something else
+    base=[("supplant", b"d/a", b"d/e"), ("mkdir", b"f", b""), ("supplant", b"d/b", b"b"), ("symlink", b"d", b"x")],
+    branch=[("link", b"d/e", b"d"), ("replace", b"d", b""), ("supplant", b"d", b"f")],
+    main=[("rename", b"d/e/a", b"f/a"), ("rename", b"f", b"d/e/a"), ("chmod", b"f", b"750")],
+    at=12,
+    before=True,
+)
 def test_a_killed_merge_of_a_live_route_is_resumed(
     base: Any, branch: Any, main: Any, at: int, before: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
