@@ -7,7 +7,8 @@ these become durable in their order. An undo would find them in its way, and a l
 The records are looked at from the last to the first. The first one that was made ends that. One that the tree shows as
 not made was not, and with it all later ones. One that the tree may show in both cases, such as the removal of a file
 that is not there, waits for an earlier one to decide; until then, so do those that touch its paths. A file that has the
-bytes and attributes from before its record is no change, made or not: nothing follows from it for others.
+bytes and attributes from before its record is no change, made or not: nothing follows from it for others. Renames that
+have files change places (`mv a t; mv b a; mv t b`) are looked at together, for each alone says nothing.
 
 A volume that keeps a log (`SnapshotVolume.keep_log`) has a record of each change that was made, whatever others have
 done since, and a change that was made says nothing of those before it. So only records are looked at that are there
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Final, Literal, TypeAlias
 
@@ -35,7 +36,12 @@ from fusebackend.volumes.walk import resolve
 MAX_UNDECIDED: Final = 1000
 """After so many records in a row that decide nothing, these are left as they are."""
 
+MAX_PLACES: Final = 30
+"""So many renames are looked at together."""
+
 PAGE: Final = 200
+
+_PLACES: Final = ("rename", "exchange")
 
 _Verdict: TypeAlias = Literal["made", "not made", "no change", "unknown"]
 
@@ -78,6 +84,10 @@ def _unmade(
         if verdict == "unknown":
             undecided.append(record)
             paths |= named
+            if _is_before(volume, undecided[::-1]):
+                unmade += undecided
+                undecided.clear()
+                paths.clear()
         elif verdict == "no change":
             unmade.append(record)
         else:
@@ -105,6 +115,11 @@ def _unlogged(
         is_last = all(each.number in unmade for each in later)
         if is_last and _verdict(volume, record, image_path) in ("not made", "no change"):
             unmade[record.number] = record
+    left = [each for each in doubtful if each.number not in unmade]
+    known = unmade.keys() | {each.number for each in left}
+    if all(each.number in known for record in left for path in (record.path, record.to_path)
+           for each in history.since(record.number, prefix, path)) and _is_before(volume, left):  # fmt: skip
+        unmade |= {each.number: each for each in left}
     return list(unmade.values())
 
 
@@ -155,6 +170,38 @@ def _verdict(volume: Volume, record: Record, image_path: Callable[[Image], str])
     if kept is None:
         return "unknown"
     return "no change" if whole(kept) == whole(NodeSource(volume, there.node)) else "made"
+
+
+def _is_before(volume: Volume, records: Sequence[Record]) -> bool:
+    """Return True if the tree has all files where they were before renames, in their order, and no tree after some of
+    these renames has. False where it can't be said."""
+    if not 1 < len(records) <= MAX_PLACES or any(each.kind not in _PLACES or not each.node for each in records):
+        return False
+    paths = {path for each in records for path in (each.path, each.to_path)}
+    if any(_touches({path}, paths - {path}) for path in paths):
+        return False  # what is below a renamed directory has another path then
+    there = {path: _at(volume, path) for path in paths}
+    nodes = {path: 0 if attr is None else attr.node for path, attr in there.items()}
+    fitting = [made for made in range(len(records) + 1) if _fits(nodes, records[:made], records[made:])]
+    return fitting == [0]
+
+
+def _fits(nodes: Mapping[bytes, int], made: Sequence[Record], left: Sequence[Record]) -> bool:
+    """Return True if a tree with these nodes can be one after some renames and before others."""
+    now: dict[bytes, int | None] = dict(nodes)  # 0 for nothing, None for what is not known
+    for record in left:
+        if now[record.path] not in (record.node, None):
+            return False
+        back = now[record.to_path] if record.kind == "exchange" else 0
+        now[record.path], now[record.to_path] = back, record.node
+    now = dict(nodes)
+    for record in reversed(made):
+        vacant = now[record.path] if record.kind == "exchange" else 0
+        if now[record.to_path] not in (record.node, None) or now[record.path] not in (vacant, None):
+            return False
+        back = now[record.path] if record.kind == "exchange" else None if record.before is not None else 0
+        now[record.path], now[record.to_path] = record.node, back
+    return True
 
 
 def _at(volume: Volume, path: bytes) -> Attr | None:

@@ -249,3 +249,30 @@ def test_the_next_mount_removes_what_a_killed_restore_has_left(
     again = serve(f"dir:{tmp_path}/live", at="mnt")
     assert os.listdir(again.path) == []
     assert not list(directory.glob("*.merge"))
+
+
+def test_files_that_have_changed_places_are_taken_back(mounted: Mounted) -> None:
+    """A file and a directory, and a file that is in a directory at its old place."""
+    branch = branch_of(mounted)
+    for top in (branch, branch / "src"):
+        (top / "old.txt").rename(top / "t")
+        (top / "notes").rename(top / "old.txt")
+        (top / "t").rename(top / "notes")
+        (top / "run.sh").rename(top / "t")
+        (top / "run.sh").mkdir()
+        (top / "t").rename(top / "run.sh" / "default")
+    before = sorted(os.listdir(mounted.path)), sorted(os.listdir(mounted.path / "src"))
+    command(mounted, "branch", "merge", "work")
+    for top in (mounted.path, mounted.path / "src"):
+        assert (top / "notes").read_text() == "old\n"
+        assert (top / "old.txt/plan.md").read_text() == LINES
+        assert (top / "run.sh/default").read_text() == "#!/bin/sh\n"
+    command(mounted, "diff")
+    command(mounted, "undo")
+    for top in (mounted.path, mounted.path / "src"):
+        assert (top / "old.txt").read_text() == "old\n"
+        assert (top / "notes/plan.md").read_text() == LINES
+        assert (top / "run.sh").read_text() == "#!/bin/sh\n"
+    assert (sorted(os.listdir(mounted.path)), sorted(os.listdir(mounted.path / "src"))) == before
+    command(mounted, "undo", command(mounted, "log", "-n", "1").split()[0])
+    assert (mounted.path / "src/notes").read_text() == "old\n"

@@ -149,11 +149,31 @@ class Pairs:
     def _renamed(self, base: Item) -> Item | None:
         if base.key is None or not any(self._main.key_of(prefix, 1) is not None for prefix in self._main.volumes):
             return None
-        found = self._main.find_key(base.key)
-        if found is None or found.type != base.type or found.prefix != self._main.owner(base.path):
-            return None
-        other = self._base.find(found.path)
-        return None if other is not None and other.type == found.type else found
+        return next(self._new_names(base), None)
+
+    def _new_names(self, base: Item) -> Iterator[Item]:
+        owner = self._main.owner(base.path)
+        for found in self._main.find_key(base.key):
+            if found.type == base.type and found.prefix == owner:
+                other = self._base.find(found.path)
+                if other is None or other.type != found.type:
+                    yield found
+
+    def new_names(self, base: Item) -> Iterable[Item]:
+        """Return the names that a file has in main and did not have in the base. Main is walked, unless the file is
+        where it was and has no other name."""
+        if base.key is None or base.is_dir:
+            return
+        main = self.main_of(base)
+        if main is not None and (main.key != base.key or main.nlink > 1):
+            yield from self._new_names(base)
+
+    def has_other_name(self, base: Item) -> bool:
+        """Return True if the branch has a file by another name that it had in the base, too."""
+        if base.key is None or base.is_dir or base.nlink < 2:
+            return False
+        others = (self.branch_of(each) for each in self._base.find_key(base.key) if each is not base)
+        return any(each is not None and each.key == base.key for each in others)
 
     def base_of_main(self, main: Item) -> Item | None:
         """Return the same file in the base, of one that is where it was."""

@@ -154,7 +154,6 @@ class _Move:
     item: Item
     parent: Callable[[], Item | None]
     name: bytes
-    parked: bool = False
 
 
 @dataclass
@@ -171,10 +170,13 @@ class _Make:
 class _Update:
     item: Item
     """Of main."""
+    branch: Item
+    wanted: _Fields
     state: State
-    source: Item | None = None
-    """Of the branch, for other bytes."""
+    has_bytes: bool = False
+    """Of the branch, too."""
     data: bytes | None = None
+    """Bytes of merged lines."""
 
 
 class _Planner:
@@ -197,8 +199,11 @@ class _Planner:
         self._changed: set[Item] = set()  # of main, by a step
         self._updates: list[_Update] = []
         self._leaders: dict[tuple[AgentPath, int], Item] = {}  # a node of the branch → a file of main with its bytes
-        self._given: dict[tuple[AgentPath, int], State] = {}  # a node of main with several names → its new attributes
-        self._parked = 0
+        self._line_leaders: dict[tuple[AgentPath, int], tuple[Item, bytes]] = {}  # …, with these lines merged into them
+        self._given: dict[tuple[AgentPath, int], _Fields] = {}  # a node of main with several names → its new attributes
+        self._modes: dict[tuple[AgentPath, int], int] = {}  # a node of main → that which a step gives it
+        self._twins: dict[tuple[AgentPath, int], list[Item]] | None = None  # a node of the branch → of the base
+        self._parked_at: dict[Item, AgentPath] = {}  # of main, with their paths before
         self._decide()
         self._emit()
 
@@ -239,7 +244,20 @@ class _Planner:
             self._decide_retyped_in_main(base)
         if main is None or main.is_fixed or self._is_read_only(main):
             return
-        if self._pairs.is_moved_in_main(base, main):
+        is_moved = self._pairs.is_moved_in_main(base, main)
+        is_kept = self._pairs.has_other_name(base)
+        if is_moved and is_kept:
+            return
+        others = [] if is_kept else [each for each in self._pairs.new_names(base) if each is not main]
+        # Names that main has made: of a merged deletion nobody could tell them from what main has renamed.
+        for other in others:
+            if other not in self._doomed and other not in self._stay:
+                decided = self._conflict(other, "deleted in the branch, has another name in main")
+                self._doom(other) if decided == "branch" else self._stay.add(other)
+        if any(other in self._stay for other in others):
+            self._stay.add(main)
+            return
+        if is_moved:
             reason = "deleted in the branch, renamed in main"
         elif not self._is_same(base, main):
             reason = "deleted in the branch, changed in main"
@@ -282,18 +300,24 @@ class _Planner:
     def _decide_kept(self, base: Item, branch: Item) -> None:
         moved = self._pairs.is_moved_in_branch(base, branch)
         main = self._pairs.main_of(base)
+        there = self._occupant(branch) if moved else None
         if main is None:
-            there = self._occupant(branch) if moved else None
-            if there is not None and there.type == branch.type and not branch.is_dir and self._is_same(branch, there):
-                self._made[branch] = there  # it was merged already, with other bytes
+            if there is not None and self._is_copy(branch, there):
+                self._made[branch] = there
                 return
             if (moved or not self._is_same(base, branch, self._features(base))) and not branch.is_way:
                 reason = "renamed in the branch, deleted in main" if moved else "changed in the branch, deleted in main"
                 if self._conflict(branch, reason) == "branch":
                     self._recreate(branch)
             return
-        is_moved_in_main = self._pairs.is_moved_in_main(base, main) and not self._is_at_place(branch, main)
+        is_moved_in_main = self._pairs.is_moved_in_main(base, main)
+        if there is not None and is_moved_in_main and (there is main or there.key == main.key is not None):
+            # It is where the branch has it, maybe by another name as well: a merge that was killed may have renamed it.
+            main, moved, is_moved_in_main = there, False, False
         if not main.is_dir and is_moved_in_main and not self._has_same_bytes(base, branch):
+            if there is not None and self._is_copy(branch, there):
+                self._made[branch] = there
+                return
             # A new file in main's new place would not be found again by a merge that is resumed.
             if self._conflict(main, f"renamed in main, changed in the branch as '{branch.shown}'") == "branch":
                 self._recreate(branch)
@@ -303,7 +327,11 @@ class _Planner:
             return
         self._decide_contents(base, branch, main)
         if moved and not main.is_fixed:
-            self._decide_move(base, branch, main)
+            self._decide_move(branch, main, is_moved_in_main=is_moved_in_main)
+
+    def _is_copy(self, branch: Item, there: Item) -> bool:
+        """Return True for a file at the place of a renamed one that was merged already, with other bytes: a new one."""
+        return there.type == branch.type and not branch.is_dir and self._is_same(branch, there)
 
     def _recreate(self, branch: Item) -> None:
         """Make a file that main has deleted, and the directories above it that main has deleted as well."""
@@ -324,22 +352,28 @@ class _Planner:
             if self._conflict(main, words) != "branch":
                 return
             wanted = theirs
-            bytes_from = "main" if self._has_same_bytes(branch, main) else "branch"
-        if bytes_from == "main" and base is not None and self._is_parted(base, branch, main):
+            is_own = base is None and not main.is_dir and main.nlink > 1  # main's other names keep their attributes
+            bytes_from = "branch" if is_own or not self._has_same_bytes(branch, main) else "main"
+        if bytes_from == "main" and self._is_other_file(base, branch, main, is_same=theirs == ours):
             bytes_from = "branch"
         if bytes_from == "branch" or (wanted != ours and bytes_from == "main"):
-            self._update(branch, main, wanted, branch if bytes_from == "branch" else None, None)
+            self._update(branch, main, wanted, has_bytes=bytes_from == "branch")
         elif bytes_from == "lines":
             self.result.merged.append(main.shown)
-            self._update(branch, main, wanted, None, data)
-        if bytes_from == "branch" or (bytes_from == "main" and branch.nlink > 1 and self._has_same_bytes(branch, main)):
-            self._leaders.setdefault((branch.prefix, branch.node), main)
+            self._update(branch, main, wanted, data=data)
+        node = branch.prefix, branch.node
+        if data is not None:
+            self._line_leaders.setdefault(node, (main, data))
+        elif bytes_from == "branch" or (branch.nlink > 1 and self._has_same_bytes(branch, main)):
+            self._leaders.setdefault(node, main)
 
-    def _update(self, branch: Item, main: Item, wanted: _Fields, source: Item | None, data: bytes | None) -> None:
+    def _update(
+        self, branch: Item, main: Item, wanted: _Fields, *, has_bytes: bool = False, data: bytes | None = None
+    ) -> None:
         if self._is_read_only(main):
             return
         features, state = self._features(main), main.state
-        if source is not None or data is not None:
+        if has_bytes or data is not None:
             theirs = branch.state
             size = theirs.size if data is None else len(data)
             state = state._replace(size=size, mtime_ns=theirs.mtime_ns, target=theirs.target, rdev=theirs.rdev)
@@ -349,12 +383,12 @@ class _Planner:
             state = state._replace(uid=wanted.owner[0], gid=wanted.owner[1])
         if features.xattrs:
             state = state._replace(xattrs=wanted.xattrs)
-        self._updates.append(_Update(main, state, source, data))
+        self._updates.append(_Update(main, branch, wanted, state, has_bytes, data))
 
     def _decide_bytes(
         self, base: Item | None, branch: Item, main: Item
     ) -> tuple[Literal["main", "branch", "lines", "conflict"], bytes | None]:
-        """Return where the bytes come from."""
+        """Return where the bytes come from; with merged lines, them, also where main has them already."""
         if branch.is_dir:
             return "main", None
         if base is not None and self._has_same_bytes(base, main):  # as a rule known without a read
@@ -365,18 +399,23 @@ class _Planner:
         if self._lines and branch.is_file and base is not None and max(sizes) <= MAX_LINES_BYTES:
             data, clean = merge_lines(base.read(), main.read(), branch.read())
             if clean:
-                return ("main", None) if data == main.read() else ("lines", data)
+                return ("main" if data == main.read() else "lines"), data
         return "conflict", None
 
-    def _is_parted(self, base: Item, branch: Item, main: Item) -> bool:
-        """Return True if the branch has another file here, with the bytes of main's, and main's has more names: those
-        must not get its attributes."""
-        if main.is_dir or main.nlink == 1:
+    def _is_other_file(self, base: Item | None, branch: Item, main: Item, *, is_same: bool) -> bool:
+        """Return True if the branch has another file here, with the bytes of main's, and that can be told apart: main's
+        has more names, which must get neither its attributes nor what is written to it; or it has more names itself.
+
+        Args:
+            is_same: its attributes are main's, too. A link gives up main's.
+        """
+        if base is None or main.is_dir or (main.nlink == 1 and branch.nlink == 1):
             return False
         if None in (base.key, branch.key, main.key):
             is_other = branch.nlink < base.nlink <= main.nlink
         else:
-            is_other = main.key == base.key != branch.key
+            can_join = is_same and self._features(main).links
+            is_other = main.key == base.key != branch.key and (main.nlink > 1 or can_join)
         return is_other and self._has_same_bytes(branch, main)
 
     @staticmethod
@@ -389,21 +428,14 @@ class _Planner:
             return one.rdev == other.rdev
         return True
 
-    def _decide_move(self, base: Item, branch: Item, main: Item) -> None:
-        if self._pairs.is_moved_in_main(base, main):
-            there = self._occupant(branch)
-            if self._is_at_place(branch, main) or (there is not None and there.key == main.key is not None):
-                return  # by this name or another one
+    def _decide_move(self, branch: Item, main: Item, *, is_moved_in_main: bool) -> None:
+        if is_moved_in_main:
             words = f"renamed in main, and to '{branch.shown}' in the branch"
             if self._conflict(main, words) != "branch":
                 return
         if not self._is_read_only(main) and self._vacates(branch, main):
             self._moves.append(_Move(main, lambda: self._home(branch), branch.name))
             self._moving.add(main)
-
-    def _is_at_place(self, branch: Item, main: Item) -> bool:
-        """Return True if main has a file where the branch has it: a merge that was killed may have renamed it."""
-        return branch.name == main.name and self._home(branch) is main.parent
 
     def _decide_created(self, branch: Item, *, is_decided: bool = False) -> None:
         assert branch.parent is not None
@@ -419,7 +451,7 @@ class _Planner:
         there = self._occupant(branch)
         if there is not None and there.type == branch.type and not there.is_fixed and self._stays(there):
             self._made[branch] = there
-            self._decide_contents(None, branch, there)
+            self._decide_contents(self._base_of_link(branch, there), branch, there)
             return
         retyped = there is None and not is_decided and self._is_retyped(branch)
         if retyped and self._conflict(branch, "changed in the branch, deleted in main") != "branch":
@@ -430,6 +462,21 @@ class _Planner:
         elif self._vacates(branch, None):
             self._makes.append(_Make(branch, lambda: self._home(branch), branch.name))
             self._made.setdefault(branch, self._future(branch))
+
+    def _base_of_link(self, branch: Item, there: Item) -> Item | None:
+        """Return the file of the base that both sides have another name of, at the same place; None for other files."""
+        if branch.nlink < 2 or there.nlink < 2 or branch.is_dir:
+            return None
+        if self._twins is None:
+            self._twins = {}
+            for base, twin in self._pairs.kept:
+                if twin.nlink > 1 and not twin.is_dir:
+                    self._twins.setdefault((twin.prefix, twin.node), []).append(base)
+        for base in self._twins.get((branch.prefix, branch.node), ()):
+            main = self._pairs.main_of(base)
+            if main is not None and (main.prefix, main.node) == (there.prefix, there.node):
+                return base
+        return None
 
     def _can_hold(self, branch: Item) -> bool:
         """Return False for a kind of file that the route of main can't hold."""
@@ -538,8 +585,7 @@ class _Planner:
         while waiting:
             left = [change for change in waiting if not self._try(change)]
             if len(left) == len(waiting) and not self._remove_some() and not self._park(left):
-                for change in left:
-                    self._conflict(change.item, "renamed into itself by both")
+                self._decide_stuck(left)
                 break
             waiting = left
         while self._remove_some():
@@ -547,6 +593,21 @@ class _Planner:
         for item in self._doomed:
             if item.is_dir:
                 self._conflict(item, "deleted in the branch, and main has files in it")
+
+    def _decide_stuck(self, left: Iterable[_Make | _Move]) -> None:
+        """Note what can't be made. Where other changes wait for it, or something was parked for it, nothing decides."""
+        alone = True
+        for change in left:
+            parent = change.parent()
+            is_own = isinstance(change, _Move) and parent is not None and parent.is_below(change.item)
+            alone = alone and is_own and not self._parked_at.get(change.item)
+        for change in left:
+            words = "renamed into itself by both"
+            if alone:
+                self._conflict(change.item, words)
+            else:
+                shown = self._parked_at.get(change.item, change.item.shown)
+                self.result.conflicts.append(Conflict(shown, words))
 
     def _try(self, change: _Make | _Move) -> bool:
         """Make a change if it can be made now."""
@@ -586,11 +647,11 @@ class _Planner:
     def _emit_make(self, branch: Item, parent: Item, name: bytes, over: Item | None) -> None:
         made = self._made[branch]
         features = self._features(parent)
-        leader = self._leaders.get((branch.prefix, branch.node)) if branch.nlink > 1 and not branch.is_dir else None
+        leader = self._leader(branch)
         if over is not None:
             over.detach()
             self._doomed.pop(over)
-        stamp = None if over is None else _stamp(over)
+        stamp = None if over is None else self._stamp(over)
         path = _join(parent.path, name)
         if leader is not None and leader.prefix == parent.prefix and features.links and self._is_placed(leader):
             self.result.steps.append(Step("link", parent.prefix, path, leader.path, stamp=stamp))
@@ -612,28 +673,37 @@ class _Planner:
             self.result.uncarried.append(Uncarried(shown, "permissions"))
 
     def _emit_update(self, update: _Update) -> None:
-        item, features = update.item, self._features(update.item)
+        item, branch, features = update.item, update.branch, self._features(update.item)
         self._changed.add(item)
-        has_bytes = update.source is not None or update.data is not None
-        word: Word = "replace" if has_bytes else "attributes"
-        branch = update.source
-        leader = None
-        if branch is not None and branch.nlink > 1 and features.links:
-            leader = self._leaders.get((branch.prefix, branch.node))
+        has_bytes = update.has_bytes or update.data is not None
+        leader = self._leader(branch, update) if has_bytes and features.links else None
         if leader is not None and leader is not item and leader.prefix == item.prefix and self._is_placed(leader):
-            self.result.steps.append(Step("link", item.prefix, item.path, leader.path, stamp=_stamp(item)))
+            self.result.steps.append(Step("link", item.prefix, item.path, leader.path, stamp=self._stamp(item)))
             self._changed.add(leader)
             return
-        if word == "attributes" and item.nlink > 1:
+        if not has_bytes and item.nlink > 1:
             # Another name of the file: it has the attributes by then, and would be taken for changed in main.
-            given = self._given.setdefault((item.prefix, item.node), update.state)
-            if given is not update.state and given == update.state:
+            given = self._given.setdefault((item.prefix, item.node), update.wanted)
+            if given is not update.wanted and given == update.wanted:
                 return
-        self.result.steps.append(
-            Step(word, item.prefix, item.path, state=update.state, item=branch, data=update.data, stamp=_stamp(item))
-        )
-        if branch is not None:
+        word: Word = "replace" if has_bytes else "attributes"
+        step = Step(word, item.prefix, item.path, state=update.state, data=update.data, stamp=self._stamp(item))
+        self.result.steps.append(step._replace(item=branch if update.has_bytes else None))
+        if not has_bytes:
+            self._modes[item.prefix, item.node] = update.state.mode
+        elif update.has_bytes:
             self._note_uncarried(branch, features, item.path)
+
+    def _leader(self, branch: Item, update: _Update | None = None) -> Item | None:
+        """Return the file of main that another name of a file of the branch becomes, or has become: by an update with
+        the same bytes, or as a new name."""
+        if branch.nlink < 2 or branch.is_dir:
+            return None
+        node = branch.prefix, branch.node
+        if node in self._leaders and (update is None or update.data is None):
+            return self._leaders[node]
+        main, data = self._line_leaders.get(node, (None, None))
+        return main if update is None or update.data == data else None
 
     def _remove_some(self) -> bool:
         """Remove what can be removed now: files, and directories without names. True if there was something."""
@@ -653,22 +723,30 @@ class _Planner:
         for change in waiting:
             parent = change.parent()
             there = parent.child(change.name) if parent is not None else None
-            mover = next((each for each in waiting if isinstance(each, _Move) and each.item is there), None)
-            if there is not None and mover is not None and not mover.parked:
-                mover.parked = True
-                self._parked += 1
-                name = b"%d" % self._parked
-                self._step("park", there, to=(self._main.root, name))
-                there.detach()
-                there.parent, there.name = self._main.root, PARKED + name
+            if parent is None or there is None:
+                continue
+            item = there
+            if there in self._doomed and isinstance(change, _Move) and change.item.is_below(there):
+                item = change.item  # it takes the place of the directory that it is in
+            mover = next((each for each in waiting if isinstance(each, _Move) and each.item is item), None)
+            if mover is not None and item not in self._parked_at and not parent.is_below(mover.item):
+                self._parked_at[item] = item.shown
+                name = b"%d" % len(self._parked_at)
+                self._step("park", item, to=(self._main.root, name))
+                item.detach()
+                item.parent, item.name = self._main.root, PARKED + name
                 return True
         return False
 
     def _step(self, word: Word, item: Item, to: tuple[Item, bytes] | None = None) -> None:
         to_path = b"" if to is None else to[1] if word == "park" else _join(to[0].path, to[1])
-        stamp = None if item in self._changed else _stamp(item)
+        stamp = None if item in self._changed else self._stamp(item)
         self._changed.add(item)
         self.result.steps.append(Step(word, item.prefix, item.path, to_path, stamp=stamp))
+
+    def _stamp(self, item: Item) -> Stamp:
+        mode = self._modes.get((item.prefix, item.node), item.mode)
+        return stamp_of(mode, item.size, item.mtime_ns, item.ctime_ns, item.nlink)
 
 
 PARKED = b"\0parked/"
@@ -677,10 +755,6 @@ PARKED = b"\0parked/"
 
 def _join(directory: bytes, name: bytes) -> bytes:
     return directory + b"/" + name if directory else name
-
-
-def _stamp(item: Item) -> Stamp:
-    return stamp_of(item.mode, item.size, item.mtime_ns, item.ctime_ns, item.nlink)
 
 
 def stamp_of(mode: int, size: int, mtime_ns: int, ctime_ns: int, nlink: int) -> Stamp:

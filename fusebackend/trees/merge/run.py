@@ -28,7 +28,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from fusebackend.base.errors import oserror
+from fusebackend.base.errors import VANISHED, oserror
 from fusebackend.base.paths import AgentPath, split, to_name, to_text
 from fusebackend.databases.sqlite import sync_directory
 from fusebackend.protocol import (
@@ -233,18 +233,19 @@ class Merge:
                     found.append(AgentPath("/" + to_text(step.path)))
         return found
 
-    def _route(self, prefix: AgentPath) -> _Route:
-        return _Route(prefix, self._volumes[prefix], self._staging)
+    def _route(self, prefix: AgentPath, number: int = 0) -> _Route:
+        return _Route(prefix, self._volumes[prefix], self._staging, number)
 
     def _make(self, plan: Plan, done: list[Step], partly: list[str], records: MergeRecords) -> None:
         by_route: dict[AgentPath, list[Step]] = {}
         for step in plan.steps:
             by_route.setdefault(step.prefix, []).append(step)
-        header = {"format": FORMAT, "branch": self._branch, "id": secrets.randbits(62), "routes": list(by_route)}
+        number = secrets.randbits(62)
+        header = {"format": FORMAT, "branch": self._branch, "id": number, "routes": list(by_route)}
         self._journal.begin({**header, "steps": len(plan.steps)})
         # Those that change in one go come last: an error in another one leaves them as they are.
         for prefix in sorted(by_route, key=lambda prefix: isinstance(self._volumes[prefix], SnapshotVolume)):
-            route = self._route(prefix)
+            route = self._route(prefix, number)
             steps = by_route[prefix]
             if isinstance(route.volume, SnapshotVolume):
                 moves = [[os.fsdecode(old), os.fsdecode(new)] for old, new in map(_ends, steps) if new]
@@ -265,10 +266,10 @@ class Merge:
         moves: list[tuple[bytes, bytes]] = []
         for prefix in lines[0]["routes"]:
             if prefix in self._volumes:
-                route = self._route(AgentPath(prefix))
+                route = self._route(AgentPath(prefix), lines[0]["id"])
                 noted = [line for line in lines if line.get("prefix") == prefix]
                 finals = {line["moves"][0][1]: os.fsencode(line["final"]) for line in noted if "final" in line}
-                moves += route.bring_back(_made(route, noted), finals)
+                moves += route.bring_back(_made(route, noted), finals, self._recording)
                 route.clear()
         if moves:
             self._follow(lines[0]["id"], moves)
@@ -294,8 +295,9 @@ def _ends(step: Step) -> tuple[bytes, bytes]:
 class _Route:
     """A route that changes, and the names in it that are known. Call it with the lock held, but for `clear`."""
 
-    def __init__(self, prefix: AgentPath, volume: Volume, staging: bytes) -> None:
+    def __init__(self, prefix: AgentPath, volume: Volume, staging: bytes, number: int) -> None:
         self.prefix = prefix
+        self._number = number
         self.volume = volume
         self.staging_name = staging
         self._skip = len(split(prefix))
@@ -308,6 +310,13 @@ class _Route:
 
     def shown(self, path: bytes) -> AgentPath:
         return AgentPath("/" + to_text(path))
+
+    def recorded(self, path: bytes) -> bytes:
+        """The path in the volume, as the history has it. A parked file has a name in the root that no other merge
+        gives: where it is in truth is gone after the merge, and an undo parks it, too."""
+        if path.startswith(PARKED):
+            return b"/" + STAGING + b"%x-%s" % (self._number, path[len(PARKED) :])
+        return to_name(self.inner(path))
 
     def directory(self, path: bytes) -> int:
         """Return the node of a directory. ENOENT, ENOTDIR."""
@@ -374,13 +383,17 @@ class _Route:
                 self.volume.setattr(ROOT_NODE, AttrChanges(mtime_ns=before_ns))
 
     def bring_back(
-        self, moves: Sequence[tuple[bytes, bytes]], finals: Mapping[str, bytes]
+        self,
+        moves: Sequence[tuple[bytes, bytes]],
+        finals: Mapping[str, bytes],
+        recording: Callable[[], AbstractContextManager[MergeRecords]],
     ) -> list[tuple[bytes, bytes]]:
         """Give parked files their names again or, where a later step has put something there, those that they were to
         get; returns all renames.
 
         Args:
             finals: those names, by the parked ones.
+            recording: as of `Merge`. It is a call of its own: an undo of the merge names it, and takes both back.
 
         Raises:
             OSError: one can't be brought back; its text names the file and the place. The same merge tries again.
@@ -389,13 +402,16 @@ class _Route:
         for old, parked in moves:
             if not parked.startswith(PARKED) or any(each == parked for each, _ in moves):
                 continue
-            with placing.changing(self.volume) as changes:
+            with self.volume.lock:
+                if self.find(parked) is None:
+                    continue
+            with recording() as records, placing.changing(self.volume) as changes:
                 attr = self.find(parked)
                 if attr is None:
                     continue
                 final = finals.get(os.fsdecode(parked), old)
                 to_path = final if self.has(old) else old
-                there = self.place(parked)
+                there, node = self.place(parked), attr.node
                 try:
                     here = self.place(to_path)
                     self.volume.rename(*there, *here, RENAME_NOREPLACE)
@@ -403,7 +419,8 @@ class _Route:
                     at = f"/{to_text(self.staging_name)}/{to_text(there[1])}"
                     why = f"'{self.shown(to_path)}' is at '{at}', and can't be brought back: {error.strerror}"
                     raise OSError(error.errno, f"{why}; merge again when it can be") from error
-                changes += [Change(node=here[0]), Change(attr.node, *here, "created", self.inner(to_path))]
+                changes += [Change(node=here[0]), Change(node, *here, "created", self.inner(to_path))]
+                records.renamed(self.prefix, self.recorded(parked), self.recorded(to_path), node)
                 made.append((parked, to_path))
         self.forget()
         return made
@@ -496,8 +513,7 @@ class _Steps:
         self.records.created(self.route.prefix, self.volume, path, node, linked=is_link)
 
     def recorded(self, path: bytes) -> bytes:
-        """The path in the volume, as the history has it."""
-        return to_name(self.route.inner(path))
+        return self.route.recorded(path)
 
     def make_here(self, step: Step, changes: Changes) -> None:
         parent, name = self.route.place(step.path)
@@ -514,10 +530,7 @@ class _Steps:
         placing.rename(self.volume, old, new, attr, changes, RENAME_NOREPLACE)
         if is_dir:
             self.route.forget()
-        # A parked file gets its record here: in reverse, an undo then finds its old place free.
-        final = step.to_path if step.word == "move" else self.final(step)
-        if not step.path.startswith(PARKED):
-            self.records.renamed(self.route.prefix, self.recorded(step.path), self.recorded(final), node)
+        self.records.renamed(self.route.prefix, self.recorded(step.path), self.recorded(to_path), node)
 
     def final(self, step: Step) -> bytes:
         """Return the path that a parked file gets in the end."""
@@ -755,10 +768,23 @@ class _AtOnce(_Steps):
 def keep_sources(branch: BranchVolume, plan: Plan) -> None:
     """Copy up the bytes that steps of a plan are made of and that the branch reads from live routes. Else a step reads
     what an earlier one has put there, as where files have changed places (`mv a t; mv b a; mv t b`), and so would the
-    same merge once more after a kill."""
-    nodes = {step.item.node for step in plan.steps if step.word in ("make", "replace") and step.item is not None}
-    for node in sorted(nodes - {0}):
-        branch.keep_bytes(node)
+    same merge once more after a kill.
+
+    Raises:
+        OSError: ESTALE, the route has deleted bytes that the branch has not. Its text names the file.
+    """
+    sources = {
+        step.item.node: step for step in plan.steps if step.word in ("make", "replace") and step.item is not None
+    }
+    for node in sorted(sources.keys() - {0}):
+        try:
+            branch.keep_bytes(node)
+        except OSError as error:
+            if error.errno not in VANISHED:
+                raise
+            path = to_text(sources[node].path)
+            text = f"'/{path}' can't be merged: the branch had only renamed it, and main has deleted its bytes"
+            raise OSError(errno.ESTALE, text) from error
     branch.sync()
 
 

@@ -78,7 +78,13 @@ class BranchBase(Volume):
     def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
         with self.lock:
             if not (self._branch.has_own_names(node) and self._lower.is_live(node)):
-                return [(name, self._as_it_was(attr)) for name, attr in self._lower.listing(node, after, limit)]
+                try:
+                    return [(name, self._as_it_was(attr)) for name, attr in self._lower.listing(node, after, limit)]
+                except OSError as error:
+                    # A killed merge, or main, has something else in place of the directory that was noted.
+                    if error.errno not in (*_GONE, errno.ENOTDIR) or node not in self._noted:
+                        raise
+                    return []
             entries = self._branch.lower_entries(node)
             return [
                 (name, self._entry(entries[name].node, entries[name].mode, entries[name].stamp))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from fusebackend.base.paths import ROOT, AgentPath, split, to_text
@@ -208,6 +208,7 @@ class MergeTree:
             place.prefix = prefix
         self.root = Item(self, ROOT, volumes[ROOT].getattr(ROOT_NODE), None, b"", top)
         self._by_key: dict[Hashable, Item] | None = None
+        self._more: dict[Hashable, list[Item]] = {}  # further names of a file
 
     def listed(self, item: Item, place: _Place | None) -> dict[bytes, Item]:
         """List a directory, with the routes in it."""
@@ -232,14 +233,16 @@ class MergeTree:
             item = item.child(name) if item is not None else None
         return item
 
-    def find_key(self, key: Hashable) -> Item | None:
-        """Return an item with a key. The first call reads the names of the whole tree."""
+    def find_key(self, key: Hashable) -> Sequence[Item]:
+        """Return the items with a key: a file has one for each of its names. The first call reads the names of the
+        whole tree."""
         if self._by_key is None:
             self._by_key = {}
             for item in self.root.walk():
-                if item.key is not None:
-                    self._by_key.setdefault(item.key, item)
-        return self._by_key.get(key)
+                if item.key is not None and self._by_key.setdefault(item.key, item) is not item:
+                    self._more.setdefault(item.key, []).append(item)
+        first = self._by_key.get(key)
+        return () if first is None else (first, *self._more.get(key, ()))
 
     def owner(self, path: bytes) -> AgentPath:
         """Return the prefix of the route that has a path."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from recorded_place import ME, STEPS, Place, make
 from replayed import Replay, shown, tree_of
 
 from fusebackend.backends import SqliteBackend
-from fusebackend.base.paths import ROOT
+from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.history.undo import Undo
 from fusebackend.history.unmade import drop_unmade
+from fusebackend.protocol import Actor
 
 
 class Scene:
@@ -41,7 +43,7 @@ class Scene:
         for each in self._directory.glob("volume.db*"):
             shutil.copy(each, self._kept)
 
-    def kill(self) -> int:
+    def kill(self, logged: Collection[AgentPath] = ()) -> int:
         """Go on with the kept file, as the server that comes after a kill; returns what `drop_unmade` does."""
         self.close()
         for each in self._directory.glob("volume.db*"):
@@ -50,7 +52,9 @@ class Scene:
             shutil.copy(each, self._directory)
         self._open()
         self.place.history.was_killed = True
-        return drop_unmade(self.place.history, self.place.images, {ROOT: self.place.volume})
+        if logged:
+            self.place.history.interrupted = [self.place.history.calls(1)[0].number]
+        return drop_unmade(self.place.history, self.place.images, {ROOT: self.place.volume}, logged)
 
     def close(self) -> None:
         self.place.close()
@@ -150,3 +154,50 @@ def test_records_that_are_left_lead_back(before: Any, steps: Any, at: int) -> No
             assert shown(replay.tree) == earlier
         finally:
             scene.close()
+
+
+@pytest.mark.parametrize("made", [0, 1, 2, 3])
+@pytest.mark.parametrize("others", [False, True])
+def test_files_that_were_to_change_places(scene: Scene, made: int, others: bool) -> None:
+    """Each rename alone shows nothing: the name in between is free before and after, and the others are taken."""
+    place = scene.place
+    for name in (b"a", b"b", b"other"):
+        place.make(1, name, name)
+    place.recorder.calls.close()
+    number = max(each.number for each in place.records())
+    with place.by("two"):
+        for count, (old, new) in enumerate(((b"a", b"t"), (b"b", b"a"), (b"t", b"b"))):
+            if count == made:
+                scene.keep()
+            place.door.rename(1, old, 1, new)
+        if made == 3:
+            scene.keep()
+    if others:
+        place.door.unlink(1, b"other")
+    place.recorder.calls.close()
+    scene.kill()
+    left = [each for each in scene.place.records() if each.number > number]
+    assert len(left) == made
+    calls = {each.call for each in left}
+    undone = Undo(scene.place.recorder, {ROOT: scene.place.volume}).undo(sorted(calls)) if calls else None
+    assert undone is None or not undone.conflicts
+    tree = tree_of(scene.place.volume)[0]
+    assert {path: tree[path].data for path in (b"/a", b"/b")} == {b"/a": b"a", b"/b": b"b"}
+    assert b"/t" not in tree
+
+
+@pytest.mark.parametrize("made", [0, 1, 2, 3])
+def test_files_that_a_merge_was_to_change_places_of_a_logged_volume(scene: Scene, made: int) -> None:
+    place = scene.place
+    for name in (b"a", b"b"):
+        place.make(1, name, name)
+    place.recorder.calls.close()
+    nodes = {name: place.node(f"/{name.decode()}") for name in (b"a", b"b")}
+    history, call = place.history, place.history.open_call("merge", "merge branch 'b'", Actor(agent="one"))
+    for count, (old, new, moved) in enumerate(((b"a", b"t", b"a"), (b"b", b"a", b"b"), (b"t", b"b", b"a"))):
+        history.add(call, ROOT, "rename", b"/" + old, to_path=b"/" + new, node=nodes[moved])
+        if count < made:
+            place.volume.rename(1, old, 1, new)
+    history.flush()
+    scene.keep()
+    assert scene.kill([ROOT]) == 3 - made

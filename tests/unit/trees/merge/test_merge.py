@@ -328,3 +328,234 @@ def test_a_file_with_a_new_link_that_both_have_renamed_is_no_conflict(trees: Thr
         rename(volume, b"a", b"new")
     found = planned(trees)
     assert (found.conflicts, found.steps) == ([], [])
+
+
+def again(trees: Three, keep: Side | None = None) -> tuple[list[str], list[Conflict]]:
+    """What one more merge would do."""
+    found = planned(trees, keep)
+    return words(found), found.conflicts
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_file_that_the_branch_deleted_and_main_gave_another_name(
+    trees: Three, tmp_path: Path, replaced: bool
+) -> None:
+    """After the merge main would have renamed the file, as far as anybody can tell: it is decided at once."""
+    remove(trees.branch, b"a")
+    link(trees.main, b"a", b"b")
+    link(trees.main, b"a", b"d/c")
+    if replaced:
+        replace(trees.main, b"a", b"a\n")
+    reason = "deleted in the branch, has another name in main"
+    assert conflicts(run(trees, tmp_path)) == {"/b": reason, "/d/c": reason}
+    run(trees, tmp_path, "main")
+    assert {b"a", b"b", b"d/c"} <= shown(trees.main).keys()
+    assert again(trees, "main") == ([], [])
+    run(trees, tmp_path, "branch")
+    assert {b"a", b"b", b"d/c"}.isdisjoint(shown(trees.main))
+    assert again(trees) == ([], [])
+
+
+def test_names_that_a_deleted_file_had_before_stay(tmp_path: Path) -> None:
+    def twins(volume: Volume) -> None:
+        fill(volume)
+        link(volume, b"a", b"b")
+
+    trees = Three(twins)
+    remove(trees.branch, b"a")
+    run(trees, tmp_path)
+    assert b"a" not in shown(trees.main) and b"b" in shown(trees.main)
+    assert again(trees) == ([], [])
+
+
+def test_attributes_of_a_file_with_two_names_are_set_once(tmp_path: Path) -> None:
+    def twins(volume: Volume) -> None:
+        fill(volume)
+        link(volume, b"a", b"b")
+
+    trees = Three(twins)
+    chmod(trees.branch, b"a", 0o640)
+    trees.main.setattr(merging.at(trees.main, b"a").node, AttrChanges(atime_ns=1))  # a read would move it
+    assert again(trees) == (["attributes a"], [])
+
+
+@pytest.mark.parametrize("knows_nodes", [True, False])
+def test_a_new_link_of_the_branch_to_a_file_that_main_changes(tmp_path: Path, knows_nodes: bool) -> None:
+    trees = Three(fill, knows_nodes=knows_nodes)
+    link(trees.branch, b"a", b"new")
+    chmod(trees.main, b"a", 0o640)
+    run(trees, tmp_path)
+    assert links(trees.main) == {frozenset([b"a", b"new"])}
+    assert again(trees) == ([], [])
+    write(trees.main, b"new", b"main\n")
+    assert again(trees) == ([], [])
+    write(trees.branch, b"a", b"branch\n")
+    assert conflicts(run(trees, tmp_path)) == {"/a": "changed in both", "/new": "changed in both"}
+    run(trees, tmp_path, "branch")
+    assert data(trees.main, b"new") == b"branch\n"
+    assert links(trees.main) == {frozenset([b"a", b"new"])}
+    assert again(trees) == ([], [])
+
+
+def test_merged_lines_of_a_file_with_two_names(tmp_path: Path) -> None:
+    def twins(volume: Volume) -> None:
+        fill(volume)
+        link(volume, b"lines", b"also")
+
+    trees = Three(twins)
+    write(trees.branch, b"lines", LINES.replace(b"line 3\n", b"branch\n"))
+    write(trees.main, b"lines", LINES.replace(b"line 15\n", b"main\n"))
+    run(trees, tmp_path, lines=True)
+    assert links(trees.main) == {frozenset([b"also", b"lines"])}
+    assert data(trees.main, b"also") == LINES.replace(b"line 3\n", b"branch\n").replace(b"line 15\n", b"main\n")
+
+
+def test_merged_lines_of_a_name_that_main_has_parted(tmp_path: Path) -> None:
+    def twins(volume: Volume) -> None:
+        fill(volume)
+        link(volume, b"lines", b"also")
+
+    trees = Three(twins)
+    write(trees.branch, b"lines", LINES.replace(b"line 3\n", b"branch\n"))
+    replace(trees.main, b"also", LINES.replace(b"line 15\n", b"main\n"))
+    run(trees, tmp_path, lines=True)
+    assert data(trees.main, b"lines") == LINES.replace(b"line 3\n", b"branch\n")
+    assert data(trees.main, b"also") == LINES.replace(b"line 3\n", b"branch\n").replace(b"line 15\n", b"main\n")
+    assert again(trees)[0] == []
+
+
+def test_a_new_link_to_merged_lines(trees: Three, tmp_path: Path) -> None:
+    write(trees.branch, b"lines", LINES.replace(b"line 3\n", b"branch\n"))
+    link(trees.branch, b"lines", b"also")
+    write(trees.main, b"lines", LINES.replace(b"line 15\n", b"main\n"))
+    run(trees, tmp_path, lines=True)
+    assert links(trees.main) == {frozenset([b"also", b"lines"])}
+    assert not planned(trees, lines=True).conflicts and not planned(trees, lines=True).steps
+
+
+def test_attributes_of_one_name_and_other_changes_of_the_others(tmp_path: Path) -> None:
+    def twins(volume: Volume) -> None:
+        for name in (b"b", b"c", b"d"):
+            write(volume, b"a", b"a\n") if name == b"b" else None
+            link(volume, b"a", name)
+
+    trees = Three(twins)
+    replace(trees.branch, b"b", b"branch\n")
+    remove(trees.branch, b"c")
+    rename(trees.branch, b"d", b"e")
+    chmod(trees.branch, b"a", 0o600)
+    assert not run(trees, tmp_path).plan.conflicts
+    assert shown(trees.main) == shown(trees.branch)
+    assert links(trees.main) == links(trees.branch)
+    assert again(trees) == ([], [])
+
+
+@pytest.mark.parametrize("knows_nodes", [True, False])
+def test_a_file_that_the_branch_made_and_a_link_that_main_made(tmp_path: Path, knows_nodes: bool) -> None:
+    trees = Three(fill, knows_nodes=knows_nodes)
+    write(trees.branch, b"new", b"a\n", 0o600)
+    link(trees.main, b"a", b"new")
+    assert conflicts(run(trees, tmp_path)) == {"/new": "made in both, and not the same"}
+    run(trees, tmp_path, "branch")
+    assert shown(trees.main) == shown(trees.branch)
+    assert links(trees.main) == set()
+    assert again(trees) == ([], [])
+
+
+@pytest.mark.parametrize("in_base", [False, True])
+def test_a_copy_in_place_of_a_link_is_another_file(tmp_path: Path, in_base: bool) -> None:
+    """`cp -p a t; mv t a`: bytes and attributes are the same, but a write to one is no write to the other any more."""
+
+    def twins(volume: Volume) -> None:
+        write(volume, b"a", b"a\n")
+        if in_base:
+            link(volume, b"a", b"b")
+
+    trees = Three(twins)
+    replace(trees.branch, b"a", b"a\n")
+    if not in_base:
+        link(trees.main, b"a", b"b")
+    run(trees, tmp_path)
+    assert links(trees.main) == set()
+    assert again(trees) == ([], [])
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_link_in_place_of_a_copy_is_the_other_file(tmp_path: Path, is_new: bool) -> None:
+    """`ln -f a b`, and b had the same bytes and attributes."""
+
+    def copies(volume: Volume) -> None:
+        write(volume, b"a", b"a\n")
+        write(volume, b"b", b"a\n")
+
+    trees = Three(copies)
+    if is_new:
+        replace(trees.branch, b"a", b"a\n")
+    remove(trees.branch, b"b")
+    link(trees.branch, b"a", b"b")
+    run(trees, tmp_path)
+    assert links(trees.main) == {frozenset([b"a", b"b"])}
+    assert again(trees) == ([], [])
+    chmod(trees.main, b"a", 0o600)
+    assert again(trees) == ([], [])
+
+
+@pytest.mark.parametrize("path", [b"d/x", b"d/deep/z"])
+def test_a_file_replaces_the_directory_that_it_was_in(trees: Three, tmp_path: Path, path: bytes) -> None:
+    rename(trees.branch, path, b"t")
+    rename(trees.branch, b"d/y", b"saved")
+    remove(trees.branch, b"d")
+    rename(trees.branch, b"t", b"d")
+    assert not run(trees, tmp_path).plan.conflicts
+    assert shown(trees.main) == shown(trees.branch)
+    assert again(trees) == ([], [])
+
+
+def test_a_directory_goes_into_one_that_was_in_it(trees: Three, tmp_path: Path) -> None:
+    rename(trees.branch, b"d/deep", b"t")
+    rename(trees.branch, b"d", b"t/d")
+    assert not run(trees, tmp_path).plan.conflicts
+    assert shown(trees.main) == shown(trees.branch)
+    assert again(trees) == ([], [])
+
+
+def test_a_link_and_its_directory_change_places(tmp_path: Path) -> None:
+    def nested(volume: Volume) -> None:
+        fill(volume)
+        merging.symlink(volume, b"d/l", b"nowhere")
+
+    trees = Three(nested)
+    rename(trees.branch, b"d/l", b"t")
+    rename(trees.branch, b"d", b"e")
+    rename(trees.branch, b"t", b"d")
+    assert not run(trees, tmp_path).plan.conflicts
+    assert shown(trees.main) == shown(trees.branch)
+    assert again(trees) == ([], [])
+
+
+@pytest.mark.parametrize("keep", [None, "main", "branch"])
+def test_directories_that_are_renamed_into_each_other_and_a_file_in_their_place(tmp_path: Path, keep: Any) -> None:
+    """Nothing is lost, whatever decides. What can't be decided stays a conflict."""
+
+    def fill_two(volume: Volume) -> None:
+        fill(volume)
+        mkdir(volume, b"e")
+
+    trees = Three(fill_two)
+    rename(trees.branch, b"d", b"e/d")
+    rename(trees.branch, b"a", b"d")
+    rename(trees.main, b"e", b"d/e")
+    before = shown(trees.main)
+    outcome = run(trees, tmp_path, keep)
+    assert conflicts(outcome) == {"/d": "renamed into itself by both"}
+    assert shown(trees.main) == before
+
+
+def test_a_file_that_both_have_renamed_and_main_has_linked(trees: Three, tmp_path: Path) -> None:
+    for volume in (trees.branch, trees.main):
+        rename(volume, b"a", b"new")
+    link(trees.main, b"new", b"again")
+    write(trees.branch, b"new", b"branch\n")
+    assert not run(trees, tmp_path).plan.conflicts
+    assert data(trees.main, b"new") == b"branch\n"
+    assert again(trees) == ([], [])

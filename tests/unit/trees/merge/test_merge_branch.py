@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,8 @@ from typing import Any
 import merging
 import pytest
 from hypothesis import example, given, settings
-from merging import Branched, chmod, link, links, mkdir, remove, rename, replace, shown, symlink, write
+from hypothesis import strategies as st
+from merging import Branched, File, chmod, link, links, mkdir, remove, rename, replace, shown, symlink, write
 from profiles import examples
 from test_merge_random import RENAMES, perform
 
@@ -17,6 +21,7 @@ from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.protocol import Volume
+from fusebackend.trees.merge import run as run_module
 
 KINDS = ["memory", "sqlite", "dir"]
 
@@ -176,3 +181,119 @@ def test_only_changed_directories_are_read(branched: Any, monkeypatch: pytest.Mo
     )
     assert len(trees.plan().steps) == 1
     assert set(listed) == {b"", b"d7"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("after", [False, True])
+def test_a_copy_in_place_of_a_link_is_another_file(branched: Any, kind: str, after: bool) -> None:
+    trees = branched(kind)
+    if not after:
+        link(trees.main, b"a", b"also")
+        trees.branches.delete(["b"])
+        trees.branches.create("b")
+    replace(trees.branch, b"a", b"a\n")
+    if after:
+        link(trees.main, b"a", b"also")
+    assert conflicts(trees.merge()) == {}
+    assert links(trees.main) == set()
+    assert not trees.plan().steps and not trees.plan().conflicts
+
+
+def test_bytes_that_main_has_deleted_are_named(branched: Any) -> None:
+    trees = branched("dir")
+    rename(trees.branch, b"a", b"new")
+    write(trees.branch, b"b", b"branch\n")
+    remove(trees.main, b"a")
+    before = shown(trees.main)
+    with pytest.raises(OSError, match=r"'/new' can't be merged: .* main has deleted its bytes"):
+        trees.merge("branch")
+    assert shown(trees.main) == before
+    trees.merge("main")
+    assert shown(trees.main)[b"b"].data == b"branch\n"
+
+
+class Killed(BaseException):
+    """The server is gone: nothing is tidied."""
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_a_directory_that_a_killed_merge_has_replaced(branched: Any, at: int) -> None:
+    """The base has it by its name, and the route has something else there by then."""
+    trees = branched("dir")
+    perform(trees.branch, [("supplant", b"a", b"d"), ("rename", b"b", b"z")])
+    trees.branch.sync()
+    with killed_at(at, before=False):
+        trees.merge()
+    trees.close()
+    trees.open()
+    trees.merge("branch")
+    assert shown(trees.main) == {b"d": trees_file(b"a\n"), b"z": trees_file(b"b\n")}
+
+
+def trees_file(data: bytes) -> File:
+    return File(stat.S_IFREG, 0o644, data)
+
+
+@settings(max_examples=examples(60))
+@given(base=RENAMES, branch=RENAMES, main=RENAMES, at=st.integers(0, 12), before=st.booleans())
+@example(  # the base has a directory by its name, and the route something else
+    base=[("supplant", b"d/a", b"d/e"), ("mkdir", b"f", b""), ("supplant", b"d/b", b"b"), ("symlink", b"d", b"x")],
+    branch=[("link", b"d/e", b"d"), ("replace", b"d", b""), ("supplant", b"d", b"f")],
+    main=[("rename", b"d/e/a", b"f/a"), ("rename", b"f", b"d/e/a"), ("chmod", b"f", b"750")],
+    at=12,
+    before=True,
+)
+def test_a_killed_merge_of_a_live_route_is_resumed(
+    base: Any, branch: Any, main: Any, at: int, before: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Killed before or after any of its steps, main is in the end as without the kill."""
+    found = []
+    for left in (-1, at):
+        directory = tmp_path_factory.mktemp("merge")
+        volume = make("dir", directory)
+        perform(volume, base)
+        trees = Branched(str(directory / "branches"), {"/": volume})
+        try:
+            perform(trees.branch, branch)
+            perform(trees.main, main)
+            trees.branch.sync()
+            if left >= 0:
+                with killed_at(left, before=before), suppressed(errno.ESTALE):
+                    trees.merge("branch")
+                trees.close()
+                trees.open()
+            with suppressed(errno.ESTALE):  # bytes that main has deleted
+                trees.merge("branch")
+            found.append((shown(volume), links(volume)))
+        finally:
+            trees.close()
+            volume.close()
+    assert found[1] == found[0]
+
+
+@contextlib.contextmanager
+def suppressed(number: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno != number:
+            raise
+
+
+@contextlib.contextmanager
+def killed_at(left: int, *, before: bool) -> Iterator[None]:
+    """Have a merge killed before or after so many of its steps."""
+    real = run_module._OneByOne._run
+
+    def killed(*args: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0 and before:
+            raise Killed
+        real(*args)
+        if left < 0:
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
+        patch.setattr(run_module._OneByOne, "_run", killed)
+        yield

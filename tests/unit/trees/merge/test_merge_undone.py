@@ -1,0 +1,173 @@
+"""Merges that are taken back: main is as it was before, and with another undo as it was merged."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from merging import Branched, mkdir, rename, symlink, write
+from profiles import examples
+from recorded import Recorded
+from test_merge_branch import KINDS, killed_at, make, suppressed
+from test_merge_random import RENAMES, perform
+from test_merge_refused import Refusing, contents
+
+from fusebackend.base.paths import ROOT
+from fusebackend.protocol import ROOT_NODE, Volume
+from fusebackend.trees.merge.merges import Merges
+
+
+class Undone:
+    """A recorded volume with a branch."""
+
+    def __init__(self, directory: Path, volume: Volume) -> None:
+        self.volume = volume
+        self.recorded = Recorded(directory, {ROOT: volume})
+        self.trees = Branched(str(directory / "branches"), {ROOT: volume})
+        self.merges = Merges(self.trees.branches, {ROOT: volume}, lambda: (), self.recorded.recorder)
+
+    def check(self) -> None:
+        """Merge, undo, and undo the undo."""
+        before = self.recorded.files.dump()
+        try:
+            merged = self.merges.merge("b", keep="branch")
+        except OSError as error:
+            assert error.errno == errno.ESTALE  # bytes that main has deleted
+            return
+        after = self.recorded.files.dump()
+        if merged.call is None:
+            assert after == before
+            return
+        for number, wanted in ((int(merged.call[1:]), before), (0, after)):
+            undone = self.recorded.undoing.undo([number or self.recorded.last()])
+            assert undone.conflicts == []
+            assert self.recorded.files.dump() == wanted
+
+
+@contextmanager
+def undone(kind: str, directory: Path, fill: Any) -> Iterator[Undone]:
+    volume = make(kind, directory)
+    fill(volume)
+    made = Undone(directory, volume)
+    try:
+        yield made
+    finally:
+        made.trees.close()
+        made.recorded.close()
+        volume.close()
+
+
+def fill(volume: Volume) -> None:
+    for name in (b"a", b"b", b"c"):
+        write(volume, name, name)
+    mkdir(volume, b"d")
+    write(volume, b"d/in", b"in\n")
+    symlink(volume, b"l", b"a")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+class TestPlaces:
+    """Files of different types that have changed places: those of one type are compared by their paths."""
+
+    def test_two(self, kind: str, tmp_path: Path) -> None:
+        with undone(kind, tmp_path, fill) as made:
+            for old, new in ((b"a", b"t"), (b"d", b"a"), (b"t", b"d")):
+                rename(made.trees.branch, old, new)
+            made.check()
+
+    def test_three(self, kind: str, tmp_path: Path) -> None:
+        with undone(kind, tmp_path, fill) as made:
+            for old, new in ((b"a", b"t"), (b"d", b"a"), (b"l", b"d"), (b"t", b"l")):
+                rename(made.trees.branch, old, new)
+            made.check()
+
+    def test_a_file_goes_into_a_directory_at_its_place(self, kind: str, tmp_path: Path) -> None:
+        with undone(kind, tmp_path, fill) as made:
+            rename(made.trees.branch, b"a", b"t")
+            mkdir(made.trees.branch, b"a")
+            rename(made.trees.branch, b"t", b"a/default")
+            write(made.trees.branch, b"a/other", b"other")
+            made.check()
+
+    def test_twice(self, kind: str, tmp_path: Path) -> None:
+        """Neither undo takes the other merge for a later change."""
+        with undone(kind, tmp_path, fill) as made:
+            before = made.recorded.files.dump()
+            for pair in ((b"a", b"d"), (b"l", b"c")):
+                for old, new in ((pair[0], b"t"), (pair[1], pair[0]), (b"t", pair[1])):
+                    rename(made.trees.branch, old, new)
+                merged = made.merges.merge("b")
+                assert merged.conflicts == []
+                if pair[0] == b"a":
+                    first = merged.call
+            assert first is not None
+            assert made.recorded.undoing.undo([int(first[1:])]).conflicts == []
+            made.recorded.undoing.undo([int(str(merged.call)[1:])])
+            assert made.recorded.files.dump() == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=examples(40))
+@given(base=RENAMES, branch=RENAMES, main=RENAMES)
+def test_a_merge_is_taken_back(
+    kind: str, base: Any, branch: Any, main: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with undone(kind, tmp_path_factory.mktemp("merge"), lambda volume: perform(volume, base)) as made:
+        perform(made.trees.branch, branch)
+        perform(made.volume, main)
+        made.check()
+
+
+@pytest.mark.parametrize("completed", [False, True])
+@pytest.mark.parametrize("after", range(7))
+def test_a_merge_that_was_refused_in_the_middle(
+    tmp_path: Path, after: int, completed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was parked is brought back by a call of its own. All calls together are taken back."""
+    with undone("dir", tmp_path, fill) as made:
+        before = made.recorded.files.dump()
+        for old, new in ((b"a", b"t"), (b"d", b"a"), (b"t", b"d")):
+            rename(made.trees.branch, old, new)
+        write(made.trees.branch, b"z", b"new")
+        volume: Any = made.volume
+        refusing = Refusing(volume, ROOT_NODE, after, monkeypatch)
+        with contextlib.suppress(PermissionError):
+            made.merges.merge("b")
+        refusing.is_on = False
+        made.merges.tidy()
+        if completed:
+            assert made.merges.merge("b").conflicts == []
+            assert contents(volume) == contents(made.trees.branch)
+        calls = [call.number for call in made.recorded.history.calls(10)]
+        if calls:
+            assert made.recorded.undoing.undo(calls).conflicts == []
+        assert made.recorded.files.dump() == before
+
+
+@settings(max_examples=examples(60))
+@given(base=RENAMES, branch=RENAMES, main=RENAMES, at=st.integers(0, 12), before=st.booleans(), completed=st.booleans())
+def test_a_killed_merge_is_taken_back(
+    base: Any, branch: Any, main: Any, at: int, before: bool, completed: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """What the killed server has made, what the next one brings back, and what the same merge completes."""
+    with undone("dir", tmp_path_factory.mktemp("merge"), lambda volume: perform(volume, base)) as made:
+        perform(made.trees.branch, branch)
+        perform(made.volume, main)
+        wanted = made.recorded.files.dump()
+        with killed_at(at, before=before), suppressed(errno.ESTALE):
+            made.merges.merge("b", keep="branch")
+        made.merges.tidy()
+        with suppressed(errno.ESTALE):  # bytes that main has deleted
+            if completed:
+                made.merges.merge("b", keep="branch")
+        calls = [call.number for call in made.recorded.history.calls(10)]
+        if calls:
+            assert made.recorded.undoing.undo(calls).conflicts == []
+        assert made.recorded.files.dump() == wanted
