@@ -156,7 +156,9 @@ def test_the_command_line(config: str, server: rendezvous.Served, tmp_path: Path
     by = ("--mount", config)
     served.run("write", *by, "--text", "hello\n", "/cli.txt")
     taken, left_out = served.run("snapshot", "create", *by, "cli").splitlines()
-    assert taken == "/.fusebackend/snapshots/cli" and left_out.endswith("not in it, for they keep no snapshots: /project/")
+    assert taken == "/.fusebackend/snapshots/cli" and left_out.endswith(
+        "not in it, for they keep no snapshots: /project/"
+    )
     served.run("edit", *by, "/cli.txt", "hello", "goodbye")
     assert "\n-hello\n+goodbye\n" in served.run("diff", *by, "cli", "--", "/cli.txt")
     assert served.run("diff", *by, "--name-status", "cli..main", "--", "/cli.txt") == "M\tcli.txt\n"
