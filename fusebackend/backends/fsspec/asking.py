@@ -59,9 +59,10 @@ class Asking:
         self.clock = clock
         self.at_once = bool(fs.async_impl)
         self.range_bytes = LOOP_RANGE_BYTES if self.at_once else RANGE_BYTES
-        self.ahead = LOOP_AHEAD if self.at_once else 1
-        self.fetchers = Fetchers(self.ahead)
         self.is_smb = "smb" in fs.protocol
+        # smbprotocol has threads of its own, and one more that fetches ahead costs it a third of its speed.
+        self.ahead = LOOP_AHEAD if self.at_once else int(not self.is_smb)
+        self.fetchers = Fetchers(self.ahead)
         self.standing: Standing | None = None
         """Ended before anything else is asked."""
         self.is_lost = False
