@@ -6,6 +6,7 @@ Text is UTF-8 with surrogateescape, so that any name Linux allows survives the r
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NewType
 
 AgentPath = NewType("AgentPath", str)
@@ -75,6 +76,12 @@ def to_text(name: bytes) -> str:
 def is_below(path: str, directory: str) -> bool:
     """Return True if `path` is the normalised `directory` itself or below it. Whole segments only."""
     return directory == "/" or path == directory or path.startswith(directory + "/")
+
+
+def in_route(path: AgentPath, prefixes: Iterable[AgentPath]) -> tuple[AgentPath, AgentPath]:
+    """Return the prefix of the route that a path is in, and the path there. One prefix must be `/`."""
+    prefix = max((each for each in prefixes if is_below(path, each)), key=len)
+    return prefix, AgentPath(path if prefix == ROOT else path[len(prefix) :] or ROOT)
 
 
 def normalise_prefix(prefix: str) -> AgentPath:

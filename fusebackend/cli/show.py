@@ -2,7 +2,7 @@
 
 Names are bytes. They go out as the bytes they are, so that other programs can use them; on a terminal their control
 characters are escaped as `ls -b` does, because a name must not steer the terminal. So are those that turn the direction
-of the text around: who approves a patch must see it in the order in which it is.
+of the text around: the approver of a patch must see it in its own order.
 """
 
 from __future__ import annotations

@@ -396,7 +396,7 @@ class Connections:
         if now - self._counted_at < COUNT_S:
             return
         self._counted_at = now
-        with contextlib.suppress(psycopg.Error):  # whoever uses the connection next finds out
+        with contextlib.suppress(psycopg.Error):  # the next user of the connection finds out
             if send(connection, [(_IS_FULL, ())])[0][0][0]:
                 self._crowded_until = now + 2 * COUNT_S
 

@@ -370,8 +370,8 @@ def _wrong_events(connection: sqlite3.Connection, stubs: Mapping[int, int]) -> I
 
 
 def _wrong_undos(connection: sqlite3.Connection, pairs: Set[tuple[Any, Any]]) -> Iterator[str]:
-    """Compare what undos say that they take back with the events of it. One that failed has none; one that also took
-    back what was half done by another says less."""
+    """Compare the calls that undos name with the events of their being taken back. A failed undo has no events; an undo
+    that also took back a half-done one names fewer calls."""
     undos = {undo for undo, _ in pairs}
     there = set(connection.execute("SELECT undo, call FROM undoes"))
     known = dict(connection.execute("SELECT number, kind FROM calls")) if undos else {}

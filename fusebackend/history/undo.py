@@ -379,7 +379,7 @@ class _Making:
 
     def _record_next(self, volume: Volume, steps: Sequence[Step]) -> None:
         """Record the next steps that make names, before they are made, where a killed server would leave the change
-        without its record. What such a record says that the file will be tells it from one that another makes."""
+        without its record. By the size and time in the record it is told from a file that another program makes."""
         if _asks_first(volume) or self.made < self._recorded:
             return
         prefix = steps[self.made].prefix

@@ -52,8 +52,8 @@ MAX_PENDING: Final = 1000
 """Requests that wait."""
 
 SHARE: Final = 4
-"""Of what may wait, in number and bytes, an agent of a view has one part in so many: one that asks in a loop leaves
-room for others. Agents name themselves, so this is no bound for one that means ill."""
+"""Of the requests that may wait, in number and bytes, an agent of a view has one part in so many: an agent in a loop
+leaves room for others. Agents name themselves, so this does not bound a malicious agent."""
 
 DECIDED_S: Final = 24 * 3600
 """A request is kept for so long after the decision."""

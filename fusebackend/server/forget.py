@@ -130,8 +130,8 @@ class Forgetting:
 
     def _routes(self, path: AgentPath) -> Iterator[tuple[AgentPath, str]]:
         """The routes that a path is in or above, each with the path inside it."""
-        owner = max((prefix for prefix in self._volumes if paths.is_below(path, prefix)), key=len)
-        yield owner, path if owner == ROOT else path[len(owner) :] or "/"
+        owner, inner = paths.in_route(path, self._volumes)
+        yield owner, inner
         for prefix in self._volumes:
             if prefix != owner and paths.is_below(prefix, path):
                 yield prefix, "/"

@@ -11,7 +11,7 @@ import os
 import stat
 import threading
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -206,7 +206,7 @@ class MountHistory:
         """
         outer = paths.normalise(path)
         volumes = self._everywhere
-        prefix, inner = _route_of(outer, volumes)
+        prefix, inner = paths.in_route(outer, volumes)
         volume = volumes[prefix]
         found = resolve(volume, inner, follow=False).found
         if not stat.S_ISREG(found.mode):
@@ -243,7 +243,7 @@ class MountHistory:
         if not isinstance(volume, BranchVolume) or isinstance(volume.lower, BaseTree):
             return None
         by_prefix = {each.prefix: each for each in volume.routes}
-        prefix, inner = _route_of(AgentPath(to_text(path)), by_prefix)
+        prefix, inner = paths.in_route(AgentPath(to_text(path)), by_prefix)
         route = by_prefix[prefix]
         # A live file is as it is now, until the branch changes it.
         return Place(prefix, to_name(inner), below if route.snapshot is None else self._file.end_at(route.time_ns))
@@ -462,12 +462,6 @@ def _touches(change: ChangeInfo, named: Sequence[AgentPath]) -> bool:
     """Return True for a change at or below one of these paths."""
     changed = [AgentPath(path) for path in (change.path, change.to_path) if path is not None]
     return any(paths.is_below(path, each) for path in changed for each in named)
-
-
-def _route_of(path: AgentPath, prefixes: Iterable[AgentPath]) -> tuple[AgentPath, AgentPath]:
-    """Return the prefix of the route that a path is in, and the path there."""
-    prefix = max((each for each in prefixes if paths.is_below(path, each)), key=len)
-    return prefix, AgentPath(path if prefix == ROOT else path[len(prefix) :] or ROOT)
 
 
 def _inside(prefix: AgentPath, path: AgentPath) -> bytes | None:

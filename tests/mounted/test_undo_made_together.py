@@ -118,7 +118,7 @@ def test_everything_is_as_it_was(place: Place) -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.8])
 def test_a_name_that_is_taken_while_the_undo_runs_is_the_other_s(place: Place, share: float) -> None:
-    """Whoever is first. The other files are all there, or none is."""
+    """Before the undo or after it. The other files are all there, or none is."""
     before = planted(place)
     seen, taken = f"repo/{FILES - int(share * FILES)}", "repo/sub/none" if share == 0.0 else "repo/1"
     written = threading.Event()

@@ -240,16 +240,22 @@ def test_a_service_that_gives_up(place: Place, monkeypatch: pytest.MonkeyPatch) 
     assert place.files.dump() == place.before
 
 
-@pytest.mark.parametrize("place", ["store", "s3"], indirect=True)
-def test_files_are_made_together(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def measured(place: Place, monkeypatch: pytest.MonkeyPatch, measure: Callable[[Any], int]) -> list[int]:
+    """Return a list that gets the measure of all files that are made together, each time."""
     remote: Any = place.volume.remote  # type: ignore[attr-defined]
     put_all, sizes = remote.put_all, []
 
-    def count(files: Any) -> Any:
-        sizes.append(len(files))
+    def put(files: Any) -> Any:
+        sizes.append(measure(files))
         return put_all(files)
 
-    monkeypatch.setattr(remote, "put_all", count)
+    monkeypatch.setattr(remote, "put_all", put)
+    return sizes
+
+
+@pytest.mark.parametrize("place", ["store", "s3"], indirect=True)
+def test_files_are_made_together(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = measured(place, monkeypatch, len)
     monkeypatch.setattr(undo_module, "MADE_AT_ONCE", 20)
     place.undo()
     assert sizes == [20, 10]
@@ -258,14 +264,7 @@ def test_files_are_made_together(place: Place, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("place", ["store", "s3"], indirect=True)
 def test_bytes_in_memory_are_bounded(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    remote: Any = place.volume.remote  # type: ignore[attr-defined]
-    put_all, sizes = remote.put_all, []
-
-    def weigh(files: Any) -> Any:
-        sizes.append(sum(data.size for _, data, _ in files))
-        return put_all(files)
-
-    monkeypatch.setattr(remote, "put_all", weigh)
+    sizes = measured(place, monkeypatch, lambda files: sum(data.size for _, data, _ in files))
     monkeypatch.setattr(undo_module, "MADE_BYTES", 300)
     place.undo()
     assert len(sizes) > 4 and max(sizes) <= 300

@@ -549,19 +549,26 @@ def test_of_many_edits_none_is_lost_without_an_error(store):
     assert int(store.get(NS, "/count").value["content"]) == len(done) > 0
 
 
+@contextlib.contextmanager
+def before_its_change(backend, other):
+    """Have another program write between a backend's look at the store and its change."""
+    items = type(backend.items.moment())
+    swap, meanwhile = items.swap, threading.Event()
+
+    def slow(items, changes):
+        if not meanwhile.is_set():
+            meanwhile.set()
+            assert other().error is None
+        swap(items, changes)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(items, "swap", slow)
+        yield
+
+
 def test_of_two_who_create_a_file_one_is_told(store):
     with StoreBackend(store, namespace=NS) as first, stores.other_program(store, NS) as second:
-        swap = type(first.items.moment()).swap
-        meanwhile = threading.Event()
-
-        def slow(items, changes):
-            if not meanwhile.is_set():
-                meanwhile.set()
-                assert second.write("/a", "theirs").error is None
-            swap(items, changes)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(type(first.items.moment()), "swap", slow)
+        with before_its_change(first, lambda: second.write("/a", "theirs")):
             assert "already exists" in first.write("/a", "ours").error
         assert get(first, "/a") == b"theirs"
 
@@ -602,17 +609,7 @@ def test_new_files_are_one_change_or_none(store, backend):
 
 def test_of_two_who_make_new_files_one_is_told(store):
     with StoreBackend(store, namespace=NS) as first, stores.other_program(store, NS) as second:
-        swap = type(first.items.moment()).swap
-        meanwhile = threading.Event()
-
-        def slow(items, changes):
-            if not meanwhile.is_set():
-                meanwhile.set()
-                assert second.write("/d/b", "theirs").error is None
-            swap(items, changes)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(type(first.items.moment()), "swap", slow)
+        with before_its_change(first, lambda: second.write("/d/b", "theirs")):
             answers = first.upload_new([("/d/a", b"ours"), ("/d/b", b"ours"), ("/d/c", b"ours")])
         assert [answer.error for answer in answers] == ["conflict"] * 3
         assert {item.key: item.value["content"] for item in store.search(NS)} == {"/d/b": "theirs"}
