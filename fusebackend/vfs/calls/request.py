@@ -99,7 +99,9 @@ def current() -> Request:
     if isinstance(asked, Request):
         return asked
     verb, asker = asked
-    return Request(verb) if asker is None else Request(verb, asker.pid, asker.uid, asker.gid)
+    request = Request(verb) if asker is None else Request(verb, asker.pid, asker.uid, asker.gid)
+    _current.set(request)
+    return request
 
 
 def answer(verb: str, asker: Asker | None) -> None:
