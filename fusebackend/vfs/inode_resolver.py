@@ -104,14 +104,14 @@ class InodeResolver:
 
     def _unknown(self, family: list[Route], nodes: list[int]) -> list[int]:
         """Return those of the nodes of these routes' volume that the kernel knows by none of their inodes."""
-        below = NODES if any(route.is_ruled for route in family) else MAX_NODE
-        others = {route.index: inode_number(route.index, 0) for route in family}
+        firsts, are_unknown = [route.index << NODE_BITS for route in family], self.inodes.are_unknown
+        if not any(route.is_ruled for route in family):
+            return [node for node in nodes if are_unknown([first | node for first in firsts])]
         known = self._known_restricted(family, nodes)
-        firsts, are_unknown = tuple(others.values()), self.inodes.are_unknown
         return [
             node
             for node in nodes
-            if node & below not in known and are_unknown([first | node & below for first in firsts])
+            if node & NODES not in known and are_unknown([first | node & NODES for first in firsts])
         ]
 
     def _known_restricted(self, family: list[Route], nodes: list[int]) -> set[int]:

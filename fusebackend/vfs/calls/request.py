@@ -99,9 +99,9 @@ def current() -> Request:
     if isinstance(asked, Request):
         return asked
     verb, asker = asked
-    request = Request(verb) if asker is None else Request(verb, asker.pid, asker.uid, asker.gid)
-    _current.set(request)
-    return request
+    made = Request(verb) if asker is None else Request(verb, asker.pid, asker.uid, asker.gid)
+    _current.set(made)  # a change with a history asks several times
+    return made
 
 
 def answer(verb: str, asker: Asker | None) -> None:

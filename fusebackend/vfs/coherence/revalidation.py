@@ -67,7 +67,7 @@ class Revalidation:
 
     def arrived(self) -> None:
         """This thread's walk has ended with something else."""
-        if self._walks:
+        if self._walks:  # asked before each change of a name, also of volumes that no other host has
             self._walks.pop(request.current().thread, None)
 
     async def readlink(self, route: Route, inode: int, node: int) -> bytes:
