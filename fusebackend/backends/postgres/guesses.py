@@ -66,15 +66,17 @@ class Guesses:
         directories = [row[2:] for row in rows if stat.S_ISDIR(row[3])]
         self.note(directories, {(row[0], row[1]): row[2] for row in rows[1:]})
 
-    def changed(self, node: int | None, name: Name | None = None) -> None:
-        """Another host has changed a node, or a name, or there was a read; no node stands for any."""
+    def changed(self, nodes: Iterable[int | None], names: Iterable[Name] = ()) -> None:
+        """Another host has changed nodes, and names; None stands for any."""
         with self._lock:
-            if node is None and name is None:
-                self._rows.clear()
-                self._directories.clear()
-                self._names.clear()
-            self._age(_UNKNOWN if node is None else node)
-            if name is not None:
+            for node in nodes:
+                if node is None:
+                    self._rows.clear()
+                    self._directories.clear()
+                    self._names.clear()
+                elif node in self._rows:
+                    self._age(node)
+            for name in names:
                 self._names.pop(name, None)
 
     def accessed(self, node: int, atime_ns: int | None) -> None:

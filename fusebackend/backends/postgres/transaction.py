@@ -237,6 +237,8 @@ class Transaction:
 
     def fetch(self, wanted: Wanted, *, lock: bool = True) -> None:
         """Lock and fetch all of it in one round trip; without locks where it is only to find the way."""
+        if self._begun and self._has(wanted, lock):
+            return
         volume, lock = self._volume, lock and not self._exclusive
         turns: set[int] = set()
         if lock and not wanted.rename:  # `RENAME_LOCK` comes first: a change that walks has it when it takes its turn
@@ -289,6 +291,20 @@ class Transaction:
         if wanted.rename and lock and not self._renames and self._moves_directory(wanted.entries):
             self.wants_renames = True
             self._fail(overtaken())
+
+    def _has(self, wanted: Wanted, lock: bool) -> bool:
+        """Whether nothing is to be fetched: a plain look at what most operations want, which takes a tenth of `fetch`."""
+        nodes, entries, write = wanted.nodes, wanted.entries, wanted.write
+        known = self._locked if lock and not self._exclusive else self._inodes
+        return (
+            all(node in known for node in nodes)
+            and all(
+                entry in self._names and entry[0] in known and not (lock and entry in self._unsure) for entry in entries
+            )
+            and (write is None or (write[0] in nodes and self._inodes[write[0]].is_new and not self._cuts))
+            and not (wanted.taken or wanted.empty or wanted.rename or wanted.append or wanted.xattrs)
+            and not (wanted.line or wanted.walks or wanted.read or wanted.cut)
+        )
 
     def _beginning(
         self, walks: Sequence[Walk], turns: Sequence[int]
@@ -746,7 +762,8 @@ class Transaction:
     def _writing(self) -> tuple[list[Statement], list[Statement]]:
         """The statements that write all changes: those that come first, and then those of rows that differ."""
         volume = self._volume
-        self._changes += [Change(node=node) for node in self._changed]
+        # Nobody knows a new node yet but by its name.
+        self._changes += [Change(node) for node, inode in self._changed.items() if not inode.is_new]
         self._changes += [Change(node, parent, name) for (parent, name), node in self._set_names.items()]
         batch = self._keeping() if self._newest else []
         writes: list[Statement] = []
