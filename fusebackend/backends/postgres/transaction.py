@@ -293,7 +293,7 @@ class Transaction:
             self._fail(overtaken())
 
     def _has(self, wanted: Wanted, lock: bool) -> bool:
-        """Whether nothing is to be fetched: a plain look at what most operations want, for `fetch` takes ten times it."""
+        """Whether nothing is to be fetched. It takes a tenth of what `fetch` does, and most operations have it all."""
         nodes, entries, write = wanted.nodes, wanted.entries, wanted.write
         known = self._locked if lock and not self._exclusive else self._inodes
         return (
