@@ -140,14 +140,12 @@ def _start(
     pgconn: PGconn, known: dict[tuple[bytes, tuple[int, ...]], bytes] | None, transformer: Any, statement: Statement
 ) -> tuple[bool, ...]:
     """Queue a statement. Returns for each result that will come whether it is that of the statement itself."""
-    from psycopg.adapt import PyFormat
-
     query, parameters = statement
     values: Sequence[Any] = ()
     types: tuple[int, ...] = ()
     formats: Sequence[Any] = ()
     if parameters:
-        values = transformer.dump_sequence(parameters, [PyFormat.BINARY] * len(parameters))
+        values = transformer.dump_sequence(parameters, _binary(len(parameters)))
         types, formats = transformer.types or (), transformer.formats
     key = (_numbered(query), types)
     name = None if known is None else known.get(key)
@@ -161,6 +159,14 @@ def _start(
     pgconn.send_prepare(name, key[0], types)
     pgconn.send_query_prepared(name, values, formats, result_format=1)
     return False, True
+
+
+@functools.cache
+def _binary(count: int) -> Sequence[Any]:
+    """The formats of so many parameters."""
+    from psycopg.adapt import PyFormat
+
+    return [PyFormat.BINARY] * count
 
 
 _numbers = itertools.count(1)

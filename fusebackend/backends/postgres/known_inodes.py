@@ -235,10 +235,10 @@ class KnownInodes:
                 known.inode = copy.copy(known.inode)
                 known.inode.atime_ns = atime_ns
 
-    def changed(self, node: int | None) -> None:
-        """A row has changed; None stands for any."""
+    def changed(self, *nodes: int | None) -> None:
+        """Rows have changed; None stands for any."""
         with self._lock:
-            if node is None:
+            if None in nodes:
                 self._moment += 1
                 self._floor = self._moment
                 self._changes.clear()
@@ -246,8 +246,9 @@ class KnownInodes:
                 self._data.clear()
                 self._names.clear()
                 self._bytes = self._named = 0
-            else:
-                self._note_change(node)
+            for node in nodes:
+                if node is not None:
+                    self._note_change(node)
 
     def _changed_at(self, node: int) -> int:
         return self._changes.get(node, self._floor)
@@ -258,8 +259,10 @@ class KnownInodes:
         self._changes[node] = self._moment
         if len(self._changes) > MAX_CHANGES:
             self._floor = self._changes.pop(next(iter(self._changes)))
-        self._drop(node)
-        self._drop_names(node)
+        if node in self._known:
+            self._drop(node)
+        if node in self._names:
+            self._drop_names(node)
 
     def _set(self, known: _Known, data: bytes | None) -> None:
         node = known.inode.node

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fusebackend.backends.postgres.schema import PRUNE_LOCK
-from fusebackend.backends.postgres.statements import ALWAYS, COLUMNS, columns_of
+from fusebackend.backends.postgres.statements import ALWAYS, COLUMNS, columns_of, keyed
 from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, send
 
 if TYPE_CHECKING:
@@ -84,32 +84,36 @@ class Newest:
 # -- keeping: before the rows are changed, in the same transaction -------------------------------------------------
 
 
-def _each_node(table: str) -> str:
-    """The rows of nodes that have not been kept; its parameters are the nodes, the volume and `until`."""
+def _each_node(table: str, volume: int, nodes: Sequence[int], until: int) -> tuple[str, list[object]]:
+    """The rows of nodes that have not been kept, and the parameters."""
+    keys, values = keyed(("int8",), [(node,) for node in nodes])
     return (
-        "unnest(%s::int8[]) AS k (node) CROSS JOIN LATERAL"
-        f" (SELECT * FROM fusebackend.{table} WHERE volume = %s AND node = k.node AND made < %s OFFSET 0)"
+        f"{keys} AS k (node) CROSS JOIN LATERAL"
+        f" (SELECT * FROM fusebackend.{table} WHERE volume = %s AND node = k.node AND made < %s OFFSET 0)",
+        [*values, volume, until],
     )
 
 
 def keep_inodes(volume: int, nodes: Sequence[int], until: int) -> Statement:
     """The inodes' rows, as they are in the table."""
+    rows, values = _each_node("inode", volume, nodes, until)
     return (
         f"INSERT INTO fusebackend.old_inode (volume, {COLUMNS}, until) SELECT i.volume, {columns_of('i')}, %s::int"
-        f" FROM {_each_node('inode')} i {ALWAYS} ON CONFLICT DO NOTHING",
-        (until, list(nodes), volume, until),
+        f" FROM {rows} i {ALWAYS} ON CONFLICT DO NOTHING",
+        (until, *values),
     )
 
 
 def keep_names(volume: int, keys: Sequence[tuple[int, bytes]], until: int) -> Statement:
     """Names, with the nodes that they lead to."""
+    names, values = keyed(("int8", "bytea"), keys)
     return (
         "INSERT INTO fusebackend.old_dentry (volume, parent, name, node, made, until)"
         " SELECT d.volume, d.parent, d.name, d.node, d.made, %s::int"
-        " FROM unnest(%s::int8[], %s::bytea[]) AS k (parent, name) CROSS JOIN LATERAL (SELECT * FROM fusebackend.dentry"
+        f" FROM {names} AS k (parent, name) CROSS JOIN LATERAL (SELECT * FROM fusebackend.dentry"
         " WHERE volume = %s AND parent = k.parent AND name = k.name AND made < %s OFFSET 0) d"
         f" {ALWAYS} ON CONFLICT DO NOTHING",
-        (until, [parent for parent, _ in keys], [name for _, name in keys], volume, until),
+        (until, *values, volume, until),
     )
 
 
@@ -140,11 +144,12 @@ def keep_cut(volume: int, node: int, first: int, until: int) -> Statement:
 
 def keep_xattrs(volume: int, nodes: Sequence[int], until: int) -> Statement:
     """All extended attributes of nodes."""
+    rows, values = _each_node("xattr", volume, nodes, until)
     return (
         "INSERT INTO fusebackend.old_xattr (volume, node, name, value, made, until)"
-        f" SELECT x.volume, x.node, x.name, x.value, x.made, %s::int FROM {_each_node('xattr')} x"
+        f" SELECT x.volume, x.node, x.name, x.value, x.made, %s::int FROM {rows} x"
         f" {ALWAYS} ON CONFLICT DO NOTHING",
-        (until, list(nodes), volume, until),
+        (until, *values),
     )
 
 

@@ -91,6 +91,22 @@ FEW = 4
 """Rows that are written by a statement each, which takes less than to put them into arrays; paths that wait for their
 turn."""
 
+LISTED_KEYS: Final = 16
+
+
+def keyed(types: Sequence[str], keys: Sequence[Sequence[object]]) -> tuple[str, list[object]]:
+    """The table of keys, for a FROM, and its parameters.
+
+    A few are listed. Of an array PostgreSQL supposes ten; as it knows better when it plans the statement anew, it
+    would do so each time, which takes twice as long as to run it.
+    """
+    if len(keys) <= LISTED_KEYS:
+        row = f"({', '.join(f'%s::{type}' for type in types)})"
+        return f"(VALUES {', '.join([row] * len(keys))})", [value for key in keys for value in key]
+    arrays = ", ".join(f"%s::{type}[]" for type in types)
+    return f"unnest({arrays})", [list(column) for column in zip(*keys, strict=True)]
+
+
 _I = columns_of("i")
 _UNIT_BLOCKS = "((length(data) + 4095) / 4096 * 8)"
 """`allocated_blocks` of a chunk."""
@@ -149,14 +165,20 @@ def lock_changes(volume: int, exclusive: bool, turns: Sequence[int] = ()) -> Sta
     transaction.
     """
     shared = "" if exclusive else "_shared"
+    return (
+        f"SELECT pg_advisory_xact_lock{shared}(%s::int, %s::int), {_COUNT}" + _TURN * len(turns),
+        (CHANGE_LOCK, volume, *_turn_keys(volume, turns)),
+    )
+
+
+_TURN: Final = ", pg_advisory_xact_lock(%s::int, %s::int)"
+
+
+def _turn_keys(volume: int, turns: Sequence[int]) -> list[int]:
     keys: list[int] = []
     for node in turns:
         keys += [TURN_LOCK, -volume if node == ROOT_NODE else node & TURN_MASK]
-    return (
-        f"SELECT pg_advisory_xact_lock{shared}(%s::int, %s::int), {_COUNT}"
-        + ", pg_advisory_xact_lock(%s::int, %s::int)" * len(turns),
-        (CHANGE_LOCK, volume, *keys),
-    )
+    return keys
 
 
 class Guess(NamedTuple):
@@ -172,6 +194,10 @@ class Guess(NamedTuple):
     """A node of `rows` that has no extended attributes; 0 for none. What sets one gives the row another version."""
     links: Sequence[Link] = ()
     """Names on the way to it, and where they lead."""
+    way: Sequence[StoredInode] = ()
+    """The directories on that way, of which only that they are directories is taken for granted."""
+    dated: int = 0
+    """The only one of `rows`, if names are only made in it: others may have changed its names and times. 0 for none."""
 
 
 def lock_guessed(volume: int, guess: Guess, count: int | None) -> Statement:
@@ -188,7 +214,37 @@ def lock_guessed(volume: int, guess: Guess, count: int | None) -> Statement:
     for node, inode in sorted(guess.rows.items()):
         keys += [node, inode.version, inode.atime_ns]
     rows = ", ".join(["(%s::int8, %s::int8, %s::int8)"] * len(guess.rows))
-    conditions, names = "", []
+    conditions, names = _as_named(volume, guess)
+    return (
+        f"WITH lock AS MATERIALIZED (SELECT pg_advisory_xact_lock_shared(%s::int, %s::int), {_COUNT} AS count),"
+        " locked AS MATERIALIZED (SELECT i.node FROM lock CROSS JOIN"
+        f" (SELECT * FROM (VALUES {rows}) rows (node, version, atime_ns) ORDER BY node) k CROSS JOIN LATERAL"
+        f" (SELECT node FROM fusebackend.inode WHERE volume = %s AND node = k.node{AS_GUESSED}"
+        " AND lock.count IS NOT DISTINCT FROM %s::int8 FOR UPDATE) i)"
+        " SELECT set_config('fusebackend.guessed',"
+        f" ((SELECT count(*) FROM locked) = {len(guess.rows)}{conditions})::text, true) = 'true'",
+        (CHANGE_LOCK, volume, *keys, volume, count, *names),
+    )
+
+
+def compare_dated(volume: int, guess: Guess, count: int | None) -> Statement:
+    """The same answer as that of `lock_guessed`, where the row of `guess.dated` has been locked by a statement before.
+
+    So it sees the names of whatever change this one has waited for, and needs no version of the row.
+    """
+    inode = guess.rows[guess.dated]
+    conditions, names = _as_named(volume, guess)
+    return (
+        f"SELECT set_config('fusebackend.guessed', ({_COUNT} IS NOT DISTINCT FROM %s::int8"
+        " AND EXISTS (SELECT FROM fusebackend.inode WHERE volume = %s AND node = %s AND mode = %s AND gid = %s"
+        f" AND nlink > 0){conditions})::text, true) = 'true'",
+        (count, volume, inode.node, inode.mode, inode.gid, *names),
+    )
+
+
+def _as_named(volume: int, guess: Guess) -> tuple[str, list[object]]:
+    """The conditions that names and attributes are as guessed, and their parameters."""
+    conditions, names = "", list[object]()
     for (parent, name), child in guess.names.items():
         found = "SELECT FROM fusebackend.dentry WHERE volume = %s AND parent = %s AND name = %s"
         names += [volume, parent, name]
@@ -203,20 +259,12 @@ def lock_guessed(volume: int, guess: Guess, count: int | None) -> Statement:
     if guess.bare:
         conditions += " AND NOT EXISTS (SELECT FROM fusebackend.xattr WHERE volume = %s AND node = %s)"
         names += [volume, guess.bare]
-    if guess.links:
-        there, parameters = links(volume, guess.links)
-        conditions += f" AND (SELECT count(*) FROM ({there}) l) = {len(guess.links)}"
-        names += parameters
-    return (
-        f"WITH lock AS MATERIALIZED (SELECT pg_advisory_xact_lock_shared(%s::int, %s::int), {_COUNT} AS count),"
-        " locked AS MATERIALIZED (SELECT i.node FROM lock CROSS JOIN"
-        f" (SELECT * FROM (VALUES {rows}) rows (node, version, atime_ns) ORDER BY node) k CROSS JOIN LATERAL"
-        f" (SELECT node FROM fusebackend.inode WHERE volume = %s AND node = k.node{AS_GUESSED}"
-        " AND lock.count IS NOT DISTINCT FROM %s::int8 FOR UPDATE) i)"
-        " SELECT set_config('fusebackend.guessed',"
-        f" ((SELECT count(*) FROM locked) = {len(guess.rows)}{conditions})::text, true) = 'true'",
-        (CHANGE_LOCK, volume, *keys, volume, count, *names),
-    )
+    for link in guess.links:
+        conditions += (
+            " AND EXISTS (SELECT FROM fusebackend.dentry WHERE volume = %s AND parent = %s AND name = %s AND node = %s)"
+        )
+        names += [volume, *link]
+    return conditions, names
 
 
 ALWAYS: Final = "WHERE true"
@@ -243,13 +291,13 @@ def take_turns(volume: int, turns: Sequence[int]) -> Statement:
     )
 
 
-def lock_paths(volume: int, exclusive: bool) -> Statement:
-    """The lock of changes, shared, and that of directories' names. Returns what `lock_changes` does."""
+def lock_paths(volume: int, exclusive: bool, turns: Sequence[int] = ()) -> Statement:
+    """The lock of changes, shared, that of directories' names, and turns. Returns what `lock_changes` does."""
     shared = "" if exclusive else "_shared"
     return (
         f"SELECT pg_advisory_xact_lock_shared(%s::int, %s::int), {_COUNT},"
-        f" pg_advisory_xact_lock{shared}(%s::int, %s::int)",
-        (CHANGE_LOCK, volume, RENAME_LOCK, volume),
+        f" pg_advisory_xact_lock{shared}(%s::int, %s::int)" + _TURN * len(turns),
+        (CHANGE_LOCK, volume, RENAME_LOCK, volume, *_turn_keys(volume, turns)),
     )
 
 
@@ -364,10 +412,11 @@ def entries(volume: int, keys: Sequence[tuple[int, bytes]], lock: bool) -> State
 
 def links(volume: int, links: Sequence[Link]) -> Statement:
     """Those of these names that lead to these nodes."""
+    keys, values = keyed(("int8", "bytea", "int8"), links)
     return (
-        "SELECT d.parent, d.name, d.node FROM unnest(%s::int8[], %s::bytea[], %s::int8[]) AS k (parent, name, node)"
+        f"SELECT d.parent, d.name, d.node FROM {keys} AS k (parent, name, node)"
         f" CROSS JOIN LATERAL {_dentry_of('k.parent', 'k.name')} d WHERE d.node = k.node",
-        ([link.parent for link in links], [link.name for link in links], [link.node for link in links], volume),
+        (*values, volume),
     )
 
 
@@ -503,6 +552,17 @@ def update_inodes(volume: int, inodes: Sequence[StoredInode]) -> list[Statement]
     ]
 
 
+def date_directory(volume: int, node: int, at_ns: int, more_links: int, version: int, made: int) -> Statement:
+    """Set the times of a directory in which a name was made: as `settle_times`, on the row as it is by then."""
+    return (
+        "UPDATE fusebackend.inode SET nlink = nlink + %s,"
+        " mtime_ns = CASE WHEN ctime_ns <= %s THEN %s ELSE greatest(ctime_ns + 1, mtime_ns) END,"
+        " ctime_ns = CASE WHEN ctime_ns <= %s THEN %s ELSE ctime_ns + 1 END, version = %s, made = greatest(made, %s)"
+        f" {ALWAYS} AND volume = %s AND node = %s",
+        (more_links, at_ns, at_ns, at_ns, at_ns, version, made, volume, node),
+    )
+
+
 def _columns(inodes: Iterable[StoredInode]) -> list[list[int]]:
     return [list(column) for column in zip(*(inode.row for inode in inodes), strict=True)]
 
@@ -544,6 +604,22 @@ def put_nameless(volume: int, sessions: Mapping[int, int]) -> Statement:
         f" {ALWAYS} ON CONFLICT DO NOTHING",
         (volume, list(sessions), list(sessions.values())),
     )
+
+
+MOST_AS_ONE: Final = 6
+"""There are few combinations of so few statements: each is another one to be prepared."""
+
+
+def as_one(writes: Sequence[Statement], told: Sequence[Statement]) -> list[Statement]:
+    """Statements that write different rows, as one, which returns what the first of `told` does: each one takes some
+    10 µs of the client and of the server beside what it does."""
+    if not told or not writes or len(writes) >= MOST_AS_ONE:
+        return [*writes, *told]
+    (last, parameters), *others = told
+    values = [value for _, each in writes for value in each]
+    named = ", ".join(f"w{number} AS ({query})" for number, (query, _) in enumerate(writes))
+    rest = f", {last.removeprefix('WITH ')}" if last.startswith("WITH ") else f" {last}"
+    return [(f"WITH {named}{rest}", [*values, *parameters]), *others]
 
 
 # -- reading -------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from fusebackend.backends.postgres.known_inodes import KnownInodes
 from fusebackend.backends.postgres.lease import Lease
 from fusebackend.backends.postgres.old_rows import Newest
 from fusebackend.backends.postgres.shared_quota import Growing, SharedQuota
-from fusebackend.backends.postgres.statements import StoredInode
+from fusebackend.backends.postgres.statements import Guess, StoredInode
 from fusebackend.backends.postgres.transaction import Transaction, Walk, Wanted, gone, overtaken
 from fusebackend.backends.postgres.unsynced import Unsynced
 from fusebackend.backends.postgres.uses import Accesses, Uses
@@ -373,8 +373,21 @@ class StoredTree(TreeVolume):
         walks = tuple(Walk(names, removes=removes, reads=reads) for names in map(_names_of, paths) if names)
         attempts = itertools.count(1)
         renames = False
+        makes = len(walks) == 1 and not removes and not reads
+        guess = self._guesses.of_path(walks[0].names) if makes else None
 
         def attempt(connection: Connection[Any]) -> T:
+            nonlocal guess, renames
+            guessed, guess = guess, None
+            if guessed is not None:
+                try:
+                    return once(connection, guessed)
+                except BaseException:
+                    self._guesses.wrong(guessed)
+                    raise
+            return once(connection, None)
+
+        def once(connection: Connection[Any], guessed: Guess | None) -> T:
             nonlocal renames
             changes: Changes = []
             scope.nested = [changes]
@@ -383,8 +396,13 @@ class StoredTree(TreeVolume):
             begun = self._begun(connection, version, durable=True, exclusive=alone, several=True, renames=renames)
             try:
                 with self._transaction(begun):
-                    begun.fetch(Wanted(walks=walks))
-                    result = work(changes)
+                    if guessed is not None and begun.guess(guessed):
+                        result = _as_guessed(work, changes)
+                    else:
+                        begun.fetch(Wanted(walks=walks))
+                        if makes:
+                            self._guesses.note_way(begun.way)
+                        result = work(changes)
                     note = self._step_noted(begun)
                 if note is not None:
                     note.committed()

@@ -15,7 +15,10 @@ newest (`newest`), and keeps for it what it replaces (`old_rows.py`).
 
 Where this host has lately read or changed all rows of a change, it takes them to be still the same, and sends all in
 one round trip (`guess`). A statement in it locks and compares them (`statements.lock_guessed`); if others have changed
-one, nothing is done, and the change is repeated with its questions.
+one, nothing is done, and the change is repeated with its questions. A change that makes a name in a directory needs no
+version of its row (`Guess.dated`): it waits for its turn, compares the names, and sets the times of the row as it is.
+So hosts that fill one directory hold its lock for no longer than the server needs, and an agent's `write` of a new file
+is one round trip.
 
 What a change of several operations has read without a lock, on its way down a path, is compared when its row is locked.
 If it has changed meanwhile, the whole change is repeated (`overtaken`), as after a deadlock.
@@ -23,6 +26,7 @@ If it has changed meanwhile, the whole change is repeated (`overtaken`), as afte
 
 from __future__ import annotations
 
+import copy
 import errno
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -130,6 +134,7 @@ class Transaction:
 
     Attributes:
         wants_renames: it was refused, since it is about to rename a directory.
+        way: the nodes along the path that it walked last, each with the directory and the name that lead to it.
         incarnation: the server's (`unsynced.py`); empty if it is not known.
     """
 
@@ -162,6 +167,7 @@ class Transaction:
         self._ask = ask
         self.incarnation = ""
         self.wants_renames = False
+        self.way: Rows = []
         self.grown_bytes = self.grown_files = self.counts = 0  # for the volume's limits
         self.logged: Sequence[LogRow] = ()  # added with the commit
         self.before: dict[int, int] = {}  # the versions of what it changes
@@ -179,7 +185,11 @@ class Transaction:
         self._failure: BaseException | None = None  # the server would answer a commit with a rollback
         self._is_draft = False
         self._is_flushed = False  # some of it was written before the end
-        self._guess: list[Statement] = []  # sent with the commit, of which the last one compares what was guessed
+        self._guess: list[tuple[Statement, Callable[[Rows], None] | None]] = []  # sent with the commit
+        self._guessed: Rows = [(True,)]  # whether all was as guessed
+        self._dated: StoredInode | None = None  # the guessed row of a directory that only gets names (`Guess.dated`) …
+        self._dated_at = 0  # … and the time of that
+        self._dated_row: Rows = []  # … as it was when it was locked
         # Changes that are not in the tables yet:
         self._changed: dict[int, StoredInode] = {}
         self._set_names: dict[tuple[int, bytes], int | None] = {}
@@ -227,6 +237,8 @@ class Transaction:
 
     def fetch(self, wanted: Wanted, *, lock: bool = True) -> None:
         """Lock and fetch all of it in one round trip; without locks where it is only to find the way."""
+        if self._begun and self._has(wanted, lock):
+            return
         volume, lock = self._volume, lock and not self._exclusive
         turns: set[int] = set()
         if lock and not wanted.rename:  # `RENAME_LOCK` comes first: a change that walks has it when it takes its turn
@@ -279,6 +291,20 @@ class Transaction:
         if wanted.rename and lock and not self._renames and self._moves_directory(wanted.entries):
             self.wants_renames = True
             self._fail(overtaken())
+
+    def _has(self, wanted: Wanted, lock: bool) -> bool:
+        """Whether nothing is to be fetched. It takes a tenth of what `fetch` does, and most operations have it all."""
+        nodes, entries, write = wanted.nodes, wanted.entries, wanted.write
+        known = self._locked if lock and not self._exclusive else self._inodes
+        return (
+            all(node in known for node in nodes)
+            and all(
+                entry in self._names and entry[0] in known and not (lock and entry in self._unsure) for entry in entries
+            )
+            and (write is None or (write[0] in nodes and self._inodes[write[0]].is_new and not self._cuts))
+            and not (wanted.taken or wanted.empty or wanted.rename or wanted.append or wanted.xattrs)
+            and not (wanted.line or wanted.walks or wanted.read or wanted.cut)
+        )
 
     def _beginning(
         self, walks: Sequence[Walk], turns: Sequence[int]
@@ -450,6 +476,7 @@ class Transaction:
 
     def _take_walk(self, walk: Walk, rows: Rows) -> None:
         """Rows in `_walked` are locked, so nobody changes them any more."""
+        self.way = rows
         self._take_locked([row[2:] for row in rows if row[2] in self._walked])
         self._take_inodes([row[2:] for row in rows])
         entries = {(parent, name): row[0] for parent, name, *row in rows[1:]}
@@ -510,14 +537,29 @@ class Transaction:
         `commit` is an error of `REPEATABLE` if something is otherwise, and so is the wish for more rows.
 
         Returns:
-            False if the newest snapshot is not known.
+            False if the newest snapshot is not known, or a row may have to be kept for it that was only guessed.
         """
         newest = self._snapshots.likely(self.connection)
-        if newest is None:
+        if newest is None or (guess.dated and guess.rows[guess.dated].made < newest[1]):
             return False
         count, self._newest = newest
         self._begun = True
-        self._guess = [*self._opening, statements.lock_guessed(self._volume, guess, count)]
+        self._guess = [(statement, None) for statement in self._opening]
+        compares = partial(_replace, self._guessed)
+        if guess.dated:
+            self._dated = copy.copy(guess.rows[guess.dated])
+            turns = [guess.dated]
+            if self._several:
+                locks = statements.lock_paths(self._volume, self._renames, turns)
+            else:
+                locks = statements.lock_changes(self._volume, False, turns)
+            take = partial(_replace, self._dated_row)
+            self._guess += [(locks, None), (statements.inodes(self._volume, turns, lock=True), take)]
+            self._guess.append((statements.compare_dated(self._volume, guess, count), compares))
+        else:
+            self._guess.append((statements.lock_guessed(self._volume, guess, count), compares))
+        self._inodes.update({inode.node: inode for inode in guess.way})
+        self._names.update({(link.parent, link.name): link.node for link in guess.links if guess.way})
         self._inodes.update(guess.rows)
         self._locked.update(guess.rows)
         if guess.bare:
@@ -648,7 +690,8 @@ class Transaction:
 
     def flush(self) -> None:
         """Write the changes so far, without a commit."""
-        self._send([(statement, None) for statement in self._writing()])
+        first, writes = self._writing()
+        self._send([(statement, None) for statement in (*first, *writes)])
         for key in self._set_chunks:
             self._chunks.pop(key, None)  # fetched again when they are needed: they were many
         for table in (self._changed, self._set_names, self._set_chunks, self._cuts, self._set_xattrs, self._nameless):
@@ -669,15 +712,13 @@ class Transaction:
             if getattr(self._failure, "sqlstate", None) in REPEATABLE:
                 raise self._failure
             raise oserror(errno.EIO)
-        batch: list[tuple[Statement, Callable[[Rows], None] | None]] = [(each, None) for each in self._writing()]
+        first, writes = self._writing()
+        batch: list[tuple[Statement, Callable[[Rows], None] | None]] = [(each, None) for each in first]
         answers: Rows = []
-        batch += [(statement, answers.extend) for statement in notify(self._changes)]
-        guessed: Rows = [(True,)]
+        batch += [(each, answers.extend) for each in statements.as_one(writes, notify(self._changes))]
         if self._guess:
             require_quiet(self.connection)
-            *begin, compare = self._guess
-            batch = [(statements.if_guessed(statement), take) for statement, take in batch]
-            batch = [*((statement, None) for statement in begin), (compare, partial(_replace, guessed)), *batch]
+            batch = [*self._guess, *((statements.if_guessed(statement), take) for statement, take in batch)]
         ends = [COMMIT, WAIT_FOR_DISK] if self.durable else [COMMIT]
         try:
             self._send([*batch, *((statement, None) for statement in ends)], ends=True)
@@ -686,19 +727,49 @@ class Transaction:
                 words = "PostgreSQL: the connection was lost while a change was being committed"
                 raise OSError(errno_of(error), words) from error
             raise
-        if guessed != [(True,)]:
+        if self._guessed != [(True,)]:
             raise overtaken()
+        if self._dated is not None and self._dated_at:
+            self._note_dated(self._dated)
         return answers
+
+    def _date(self, inode: StoredInode, guessed: StoredInode) -> Statement:
+        """Write the directory in which names were made, whatever others have done in it since it was guessed."""
+        own = copy.copy(inode)
+        own.mtime_ns, own.ctime_ns, own.nlink = guessed.mtime_ns, guessed.ctime_ns, guessed.nlink
+        if own.row != guessed.row or inode.mtime_ns != inode.ctime_ns:  # more has changed than what a new name does
+            self._fail(overtaken())
+        self._dated_at = inode.ctime_ns
+        more_links = inode.nlink - guessed.nlink
+        return statements.date_directory(
+            self._volume, inode.node, inode.ctime_ns, more_links, self.version, self._newest
+        )
+
+    def _note_dated(self, guessed: StoredInode) -> None:
+        """The directory's row is now what it was when it was locked, with the new name's times."""
+        inode = StoredInode.of(self._dated_row[0])
+        self.before[inode.node] = inode.version
+        inode.nlink += self._inodes[inode.node].nlink - guessed.nlink
+        inode.mtime_ns = inode.ctime_ns = self._dated_at
+        inode.settle_times()
+        inode.version, inode.made = self.version, max(inode.made, self._newest)
+        self._inodes[inode.node] = inode
 
     def rollback(self) -> None:
         """End it with nothing done."""
         rollback(self.connection)
 
-    def _writing(self) -> list[Statement]:
+    def _writing(self) -> tuple[list[Statement], list[Statement]]:
+        """The statements that write all changes: those that come first, and then those of rows that differ."""
         volume = self._volume
-        self._changes += [Change(node=node) for node in self._changed]
+        # Nobody knows a new node yet but by its name.
+        self._changes += [Change(node) for node, inode in self._changed.items() if not inode.is_new]
         self._changes += [Change(node, parent, name) for (parent, name), node in self._set_names.items()]
         batch = self._keeping() if self._newest else []
+        writes: list[Statement] = []
+        dated = None if self._dated is None else self._changed.get(self._dated.node)
+        if self._dated is not None and dated is not None:
+            writes.append(self._date(dated, self._dated))
         for inode in self._changed.values():
             self.before.setdefault(inode.node, inode.version)
             if inode.nlink == 0:
@@ -707,27 +778,27 @@ class Transaction:
             inode.settle_times()
             inode.made = max(inode.made, self._newest)
         added = [inode for inode in self._changed.values() if inode.is_new]
-        updated = [inode for inode in self._changed.values() if not inode.is_new]
+        updated = [inode for inode in self._changed.values() if not inode.is_new and inode is not dated]
         gone = [key for key, node in self._set_names.items() if node is None]
         here = [(*key, node) for key, node in self._set_names.items() if node is not None]
         if gone:
             batch.append(statements.delete_names(volume, gone))
         if here:
-            batch.append(statements.put_names(volume, here, self._newest))
+            writes.append(statements.put_names(volume, here, self._newest))
         batch += [statements.cut(volume, node, first) for node, first in self._cuts.items()]
         if added:
-            batch += statements.add_inodes(volume, added)
+            writes += statements.add_inodes(volume, added)
         if updated:
-            batch += statements.update_inodes(volume, updated)
+            writes += statements.update_inodes(volume, updated)
         if self._set_chunks:
-            batch += statements.put_chunks(volume, self._set_chunks, self._newest)
+            writes += statements.put_chunks(volume, self._set_chunks, self._newest)
         for inode in self._set_xattrs.values():
             batch += statements.put_xattrs(volume, inode.node, inode.xattrs or {}, self._newest)
         if self._nameless:
-            batch.append(statements.put_nameless(volume, self._nameless))
+            writes.append(statements.put_nameless(volume, self._nameless))
         for inode in added:
             inode.is_new = False
-        return batch
+        return batch, writes
 
     def _keeping(self) -> list[Statement]:
         """Keep what the newest snapshot has of the rows that are about to be changed. Most were kept before."""

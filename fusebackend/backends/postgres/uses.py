@@ -70,14 +70,13 @@ class BareNodes:
                     self._bare.clear()
                 self._bare.update(nodes)
 
-    def changed(self, node: int | None) -> None:
-        """A node may have some now; None stands for any."""
+    def changed(self, *nodes: int | None) -> None:
+        """Nodes may have some now; None stands for any."""
         with self._lock:
             self._changes += 1
-            if node is None:
+            if None in nodes:
                 self._bare.clear()
-            else:
-                self._bare.discard(node)
+            self._bare.difference_update(nodes)
 
 
 class Accesses:

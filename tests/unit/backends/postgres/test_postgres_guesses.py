@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,8 +23,10 @@ from together import together
 from fusebackend.backends import PostgresBackend
 from fusebackend.backends.postgres.guesses import CONTESTED_S, Guesses
 from fusebackend.backends.postgres.volume import PostgresVolume
+from fusebackend.base import acl
 from fusebackend.databases import pipeline
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Caller, Link, WrongLinks
+from fusebackend.volumes.agent_face import VolumeBackend
 
 pytestmark = pytest.mark.services
 
@@ -68,7 +72,7 @@ def top(pair: Hosts, request: pytest.FixtureRequest) -> int:
 def unheard(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """A host's guesses are not told of other hosts' changes, but in a test of that."""
     if "heard" not in request.node.name:
-        monkeypatch.setattr(Guesses, "changed", lambda self, node, name=None: None)
+        monkeypatch.setattr(Guesses, "changed", lambda self, nodes, names=(): None)
 
 
 @pytest.fixture
@@ -239,20 +243,142 @@ def test_a_contested_directory_is_asked_for_a_while(
     clock = SimpleNamespace(monotonic=lambda: now[0])
     monkeypatch.setattr("fusebackend.backends.postgres.guesses.time", clock)
 
-    def mkdir(volume: PostgresVolume, name: bytes) -> int:
-        return trips(lambda: volume.mkdir(top, name, 0o755, ME))
+    def unlink(volume: PostgresVolume, name: bytes) -> int:
+        return trips(lambda: volume.unlink(top, name))
 
-    absent(one, top, b"a0")
-    assert [mkdir(one, b"a%d" % number) for number in range(3)] == [1, 1, 1]
-    one.symlink(top, b"link", b"0", ME)
-    absent(two, top, b"b0")
-    assert [mkdir(two, b"b%d" % number) for number in range(3)] == [1, 1, 1]
-    assert mkdir(one, b"c") == 3
-    assert mkdir(one, b"d") == 2, "for a while it takes no guess"
+    for volume, tag in ((one, b"a"), (two, b"b")):
+        for number in range(5):
+            make(volume, top, tag + b"%d" % number)
+    for number in range(5):
+        two.lookup(top, b"b%d" % number)
     now[0] += CONTESTED_S
-    assert mkdir(one, b"e") == 1
-    assert one.getattr(top).nlink == two._read_inode(top).nlink == 2 + 9
-    assert names(one, top) - {b"x"} == {b"a0", b"a1", b"a2", b"b0", b"b1", b"b2", b"c", b"d", b"e", b"link"}
+    assert [unlink(two, b"b%d" % number) for number in range(2)] == [1, 1]
+    assert unlink(one, b"a0") == 3
+    assert unlink(one, b"a1") == 2, "for a while it takes no guess"
+    now[0] += CONTESTED_S
+    assert unlink(one, b"a2") == 1
+    assert names(one, top) - {b"x"} == {b"a3", b"a4", b"b2", b"b3", b"b4"}
+
+
+def test_names_in_a_directory_that_others_fill_are_one_round_trip(hosts: Hosts, top: int, trips: Trips) -> None:
+    """Neither host reads what the other one does in it, and its row has all of it in the end."""
+    one, two = hosts
+    for volume in hosts:
+        absent(volume, top, b"a0")
+    calls: list[Callable[[PostgresVolume, bytes], object]] = [
+        lambda volume, name: make(volume, top, name),
+        lambda volume, name: volume.mkdir(top, name, 0o755, ME),
+        lambda volume, name: volume.symlink(top, name, b"target", ME),
+    ]
+    make(one, top, b"first")
+    assert trips(lambda: make(two, top, b"second")) == 3
+    for number in range(6):
+        for volume, tag in ((one, b"a"), (two, b"b")):
+            name = tag + b"%d" % number
+            call = partial(calls[number % 3], volume, name)
+            assert trips(call) == 1 or (number, volume) == (0, one), "that others do is found out once"
+    wanted = {tag + b"%d" % number for number in range(6) for tag in (b"a", b"b")}
+    supposed = two._guesses._rows[top]
+    assert supposed == one._read_inode(top).row
+    assert names(one, top) == names(two, top) == {b"x", b"first", b"second"} | wanted
+    here, there = one._read_inode(top), two._read_inode(top)
+    assert here.nlink == there.nlink == 2 + 4
+    assert here.mtime_ns == here.ctime_ns >= max(one.lookup(top, name).ctime_ns for name in wanted)
+
+
+def written(backend: PostgresBackend, path: str) -> None:
+    result = backend.write(path, "text")
+    assert result.error is None, result.error
+
+
+@pytest.fixture
+def backends(pair: Hosts) -> tuple[PostgresBackend, PostgresBackend]:
+    """The agent face of the two hosts."""
+    first, second = (PostgresBackend.__new__(PostgresBackend) for _ in pair)
+    for backend, volume in ((first, pair[0]), (second, pair[1])):
+        VolumeBackend.__init__(backend, volume)
+    return first, second
+
+
+INHERITED = acl._packed([(1, 6, 0xFFFFFFFF), (4, 4, 0xFFFFFFFF), (32, 0, 0xFFFFFFFF)])
+
+OTHERS: dict[str, Callable[[PostgresVolume, int, int], object]] = {
+    "a file": lambda volume, top, here: make(volume, here, b"new"),
+    "a directory": lambda volume, top, here: volume.mkdir(here, b"new", 0o755, ME),
+    "another mode": lambda volume, top, here: volume.setattr(here, AttrChanges(mode=0o2775, gid=77)),
+    "an ACL": lambda volume, top, here: volume.setxattr(here, acl.DEFAULT, INHERITED),
+    "another way": lambda volume, top, here: volume.rename(top, b"here", top, b"gone"),
+    "nothing left": lambda volume, top, here: (
+        volume.unlink(here, b"file"), volume.unlink(here, b"before"), volume.rmdir(top, b"here")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_a_verb_that_guessed_wrong_ends_as_if_it_had_asked(
+    hosts: Hosts,
+    backends: tuple[PostgresBackend, PostgresBackend],
+    top: int,
+    what: str,
+    trips: Trips,
+    request: pytest.FixtureRequest,
+) -> None:
+    one, two = hosts
+    here = one.mkdir(top, b"here", 0o755, ME).node
+    make(one, here, b"file")
+    path = f"/{request.node.name}/here"
+    written(backends[1], f"{path}/before")
+    OTHERS[what](one, top, here)
+    result = []
+    count = trips(lambda: result.append(backends[1].write(f"{path}/new", "text")))
+    if what in ("a file", "a directory"):
+        assert "already exists" in (result[0].error or "")
+    else:
+        assert result[0].error is None
+        assert backends[0].read(f"{path}/new").file_data is not None
+    assert count in (2, 3, 4)
+    if what in ("another way", "nothing left"):
+        assert one.lookup(top, b"here").node != here
+        return
+    node = two.lookup(here, b"new").node
+    if what == "another mode":
+        assert two.getattr(node).gid == 77
+    if what == "an ACL":
+        assert stat.S_IMODE(two.getattr(node).mode) == 0o640
+
+
+def test_a_verb_keeps_what_a_snapshot_has_of_its_directory(
+    hosts: Hosts, backends: tuple[PostgresBackend, PostgresBackend], top: int, request: pytest.FixtureRequest
+) -> None:
+    one, two = hosts
+    path = f"/{request.node.name}"
+    written(backends[1], f"{path}/before")
+    mtime_ns = one._read_inode(top).mtime_ns
+    one.take_snapshot(request.node.name)
+    for number in range(3):
+        written(backends[1], f"{path}/{number}")
+        make(one, top, b"n%d" % number)
+    snapshot = one.snapshot(request.node.name)
+    assert {name for name, _ in snapshot.readdir(top, b"", 9)} == {b"x", b"before"}
+    assert snapshot.getattr(top).mtime_ns == mtime_ns
+    assert names(two, top) >= {b"0", b"1", b"2", b"n0", b"n1", b"n2"}
+
+
+def test_verbs_of_hosts_in_one_directory_lose_nothing(
+    hosts: Hosts, backends: tuple[PostgresBackend, PostgresBackend], top: int, request: pytest.FixtureRequest
+) -> None:
+    """Each name is made by one of them, and the other one is told that it is there."""
+    path, made = f"/{request.node.name}", list[tuple[int, int]]()
+
+    def work(host: int) -> None:
+        for number in range(40):
+            if backends[host].write(f"{path}/{number}", str(host)).error is None:
+                made.append((number, host))
+
+    together(partial(work, 0), partial(work, 1))
+    assert sorted(number for number, _ in made) == list(range(40))
+    for number, host in made:
+        for backend in backends:
+            assert (backend.read(f"{path}/{number}").file_data or {})["content"] == str(host)
 
 
 def test_a_name_that_is_there_is_no_guess(hosts: Hosts, top: int) -> None:
@@ -416,5 +542,8 @@ def test_news_that_are_heard_spare_a_guess(hosts: Hosts, top: int, trips: Trips)
     assert top in two._guesses._rows
     one.mkdir(top, b"b", 0o755, ME)
     eventually(lambda: top not in two._guesses._rows, LIMIT_S)
-    assert trips(lambda: two.mkdir(top, b"c", 0o755, ME)) == 2
-    assert trips(lambda: two.mkdir(top, b"d", 0o755, ME)) == 1
+    assert trips(lambda: two.rmdir(top, b"a")) == 2
+    one.mkdir(top, b"e", 0o755, ME)
+    eventually(lambda: top not in two._guesses._rows, LIMIT_S)
+    assert trips(lambda: two.mkdir(top, b"c", 0o755, ME)) == 1, "a new name needs none"
+    assert top in two._guesses._rows

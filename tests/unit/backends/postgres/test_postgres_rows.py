@@ -337,6 +337,68 @@ def test_a_wake_up_speaks_for_what_its_sender_has_seen() -> None:
     assert set(volume_feed._pending) == {"+1 2//", "+1 5//"}, "its own"
 
 
+def test_nothing_is_told_while_all_hosts_read_by_themselves() -> None:
+    volume_feed = feed.VolumeFeed(1)
+    volume_feed.session = 1
+    volume_feed._others = 15
+    woken: list[None] = []
+    volume_feed.wake = lambda: woken.append(None)
+    volume_feed.announce(["+1 1//"], 40)
+    assert volume_feed._is_due
+    volume_feed.heard("busy 2 1000000 30:30:")
+    assert not volume_feed._is_due, "it was committed before, and so is read"
+    volume_feed.announce(["+1 2//"], 41)
+    assert not volume_feed._is_due
+    assert len(woken) == 1
+    volume_feed._told_until = time.monotonic()
+    volume_feed.announce(["+1 3//"], 42)
+    assert volume_feed._is_due
+    assert len(woken) == 2
+    volume_feed.heard("busy 2 1000000 50:50:")
+    volume_feed.announce(["+1 4//"], 60)
+    volume_feed.heard("hello 3")
+    assert volume_feed._is_due, "the newcomer may not read them"
+    assert set(volume_feed._pending) == {"+1 4//"}
+
+
+def test_hosts_that_are_busy_read_without_being_woken(
+    here: Host, there: Host, third: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are told of each change all the same, and of most within a quarter of a second on a busy machine."""
+    monkeypatch.setattr(feed, "LOOK_S", 1000.0)  # no host looks by itself
+    monkeypatch.setattr(feed, "IDLE_S", 1000.0)
+    monkeypatch.setattr(feed, "SHARE_S", 0.05)  # longer than between two changes, on a busy machine too
+    sent = [0]
+    monkeypatch.setattr(feed.VolumeFeed, "_tell", counted(feed.VolumeFeed._tell, sent))
+    made: dict[int, float] = {}
+    told: list[tuple[int, float]] = []
+    there.subscribe(lambda change: told.append((change.node or 0, time.monotonic())))
+    until = time.monotonic() + 2.0
+    while time.monotonic() < until:
+        node = here.make(b"%d" % len(made))
+        made[node] = time.monotonic()
+    for host in (there, third):
+        host.wait(Change(node, ROOT_NODE, b"%d" % (len(made) - 1)))
+    delays = {node: at - made[node] for node, at in told if node in made}
+    assert delays.keys() == made.keys()
+    assert sorted(delays.values())[len(delays) // 2] < 0.25
+    assert sent[0] < len(made) / 3
+    reads = there._feed._reads_until
+    eventually(lambda: time.monotonic() > reads + 1 and there._feed._look_at > time.monotonic() + 100, LIMIT_S)
+
+
+def test_a_newcomer_reads_what_nobody_tells(
+    here: Host, there: Host, third: Host, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others may be reading by themselves."""
+    monkeypatch.setattr(feed, "LOOK_S", 1000.0)
+    monkeypatch.setattr(feed, "IDLE_S", 1000.0)
+    monkeypatch.setattr(feed.VolumeFeed, "_tell", lambda self, ask: None)
+    with contextlib.closing(Host(postgres_dsn)) as fourth:
+        node = here.make(b"news")
+        fourth.wait(Change(node, ROOT_NODE, b"news"))
+
+
 def test_beside_older_code_each_host_speaks_for_itself(here: Host, there: Host, third: Host, postgres_dsn: str) -> None:
     """Older code takes payloads, which only the host that made the change has."""
     with psycopg.connect(postgres_dsn, autocommit=True) as connection:
@@ -347,6 +409,7 @@ def test_beside_older_code_each_host_speaks_for_itself(here: Host, there: Host, 
             return next(connection.notifies(timeout=LIMIT_S)).payload.split(" ")
 
         assert len(wake_up(b"a")) == 3
+        time.sleep(2 * feed.SOON * feed.SHARE_S)
         connection.execute("DELETE FROM fusebackend.change_reader WHERE session = %s", [third.session])
         assert wake_up(b"b") == ["wake", here.session]
 
