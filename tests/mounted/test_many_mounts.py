@@ -1,4 +1,5 @@
-"""One PostgreSQL volume, mounted by five hosts (server processes here), whose database is disturbed between changes.
+"""One PostgreSQL volume, mounted by two or five hosts (server processes here), whose database is disturbed between
+changes.
 
 `FUSEBACKEND_MANY_MOUNTS_STEPS=20000` makes so many random changes instead of some dozens, and
 `FUSEBACKEND_SERVER_KILLS=100` kills PostgreSQL so often beside writers. Changes are checked as in `test_two_mounts.py`.
@@ -28,7 +29,6 @@ from fusebackend.backends.postgres.volume import PostgresVolume
 
 pytestmark = [pytest.mark.mounted, pytest.mark.services, pytest.mark.slow]
 
-HOSTS = 5
 STEPS = amount("FUSEBACKEND_MANY_MOUNTS_STEPS", dev=20, ci=20, soak=2_000)
 KILLS = amount("FUSEBACKEND_SERVER_KILLS", dev=1, ci=3, soak=40)
 RUN_STEPS = 50
@@ -70,8 +70,9 @@ def cut(server: Server) -> None:
         connection.execute(CUT)
 
 
-def test_five_hosts_open_what_was_closed_whatever_happens_to_connections(server: Server, serve: Serve) -> None:
-    paths = [each.path for each in mounted(serve, server, HOSTS)]
+@pytest.mark.parametrize("count", [2, 5], ids=["two", "five"])
+def test_hosts_open_what_was_closed_whatever_happens_to_connections(server: Server, serve: Serve, count: int) -> None:
+    paths = [each.path for each in mounted(serve, server, count)]
     with contextlib.closing(SharedVolume(paths)) as volume:
         for base in range(0, STEPS, RUN_STEPS):
             seed = random.randrange(1 << 32)
