@@ -27,8 +27,6 @@ from services.postgres import Server
 
 from fusebackend.backends.postgres.volume import PostgresVolume
 
-pytestmark = [pytest.mark.mounted, pytest.mark.services, pytest.mark.slow]
-
 STEPS = amount("FUSEBACKEND_MANY_MOUNTS_STEPS", dev=20, ci=20, soak=2_000)
 KILLS = amount("FUSEBACKEND_SERVER_KILLS", dev=1, ci=3, soak=40)
 RUN_STEPS = 50
@@ -36,6 +34,8 @@ RUN_STEPS = 50
 EVERY = amount("FUSEBACKEND_MANY_MOUNTS_EVERY", dev=10, ci=10, soak=10)
 """Changes between two disturbances, which take far longer: `RUN_STEPS` is the most."""
 LIMIT_S = mounts.LIFE_LIMIT_S + STEPS + 20 * KILLS
+
+pytestmark = [pytest.mark.mounted, pytest.mark.services, pytest.mark.slow, pytest.mark.timeout(LIMIT_S)]
 
 CUT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = 'postgres'"
 
@@ -84,12 +84,18 @@ def test_hosts_open_what_was_closed_whatever_happens_to_connections(server: Serv
 
 
 class Writer(threading.Thread):
-    """Writes files of one directory and syncs them, one after the other, and keeps what `fsync` has confirmed."""
+    """Writes files of one directory and syncs them, one after the other, and keeps what `fsync` has confirmed.
 
-    def __init__(self, directory: Path) -> None:
+    Before it replaces a file, it compares what another host has of it: a loss in any of the kills shows.
+    """
+
+    def __init__(self, directory: Path, elsewhere: Path) -> None:
         super().__init__(daemon=True)
         self.directory = directory
+        self.elsewhere = elsewhere  # the same directory at the other host
         self.synced: dict[str, bytes] = {}
+        self.compared = 0
+        self.lost: list[str] = []
         self.refused: list[OSError] = []
         self.ending = threading.Event()
 
@@ -99,6 +105,7 @@ class Writer(threading.Thread):
             number += 1
             name, content = f"file{number % 20}", f"{number} ".encode() * (number % 500)
             try:
+                self.compare(name)
                 with open(self.directory / "new", "wb") as file:
                     file.write(content)
                     file.flush()
@@ -116,11 +123,27 @@ class Writer(threading.Thread):
                 self.refused.append(error)
                 self.ending.wait(0.05)
 
+    def compare(self, name: str) -> None:
+        while name in self.synced and not self.ending.is_set():
+            found: bytes | None = None
+            try:
+                found = (self.elsewhere / name).read_bytes()
+            except FileNotFoundError:
+                pass
+            except OSError:  # the server is away
+                self.ending.wait(0.05)
+                continue
+            if found != self.synced[name]:
+                self.lost.append(f"{name} of {self.directory}: {found!r:.60} in place of {self.synced[name]!r:.60}")
+            self.compared += 1
+            return
+
 
 def test_nothing_that_was_synced_is_lost_when_postgresql_is_killed_beside_writers(server: Server, serve: Serve) -> None:
     hosts = mounted(serve, server, 2)
     paths = [host.path for host in hosts]
-    writers = [Writer(path / f"by{number}{each}") for number, path in enumerate(paths) for each in "ab"]
+    names = [(number, f"by{number}{each}") for number in range(2) for each in "ab"]
+    writers = [Writer(paths[number] / name, paths[1 - number] / name) for number, name in names]
     for writer in writers:
         writer.directory.mkdir()
         writer.start()
@@ -138,11 +161,12 @@ def test_nothing_that_was_synced_is_lost_when_postgresql_is_killed_beside_writer
         writer.ending.set()
         writer.join(120)
         assert not writer.is_alive()
-    for path in paths[::-1]:
-        for number, writer in enumerate(writers):
-            place = path / writer.directory.relative_to(paths[number // 2])
+    for writer in writers:
+        assert not writer.lost
+        for place in (writer.elsewhere, writer.directory):
             for name, content in writer.synced.items():
                 assert (place / name).read_bytes() == content, (place / name, len(content))
+    print(f"compared {sum(writer.compared for writer in writers)}, refused {sum(len(w.refused) for w in writers)}")
     for host in hosts:
         host.kill()  # one that ends would say that the crash took what nobody had synced
     opened = PostgresVolume(server.dsn(), "v")

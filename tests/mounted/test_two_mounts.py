@@ -29,10 +29,11 @@ from services.s3 import Bucket
 
 import fusebackend
 
-pytestmark = [pytest.mark.mounted, pytest.mark.services]
-
 STEPS = amount("FUSEBACKEND_TWO_MOUNTS_STEPS", dev=100, ci=200, soak=2_000)
 LIMIT_S = mounts.LIFE_LIMIT_S + STEPS / 3
+
+pytestmark = [pytest.mark.mounted, pytest.mark.services, pytest.mark.timeout(LIMIT_S)]
+
 RUN_STEPS = 100
 """Changes of one tree, before the next one with another seed."""
 
