@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from eventually import eventually
 from services.postgres import Server, running
 
 from fusebackend.backends.postgres.volume import PostgresVolume
-from fusebackend.protocol import ROOT_NODE, Caller
+from fusebackend.protocol import ROOT_NODE, Caller, Change
 
 pytestmark = [pytest.mark.services, pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -135,8 +136,14 @@ def test_a_volume_that_is_lost_is_not_taken_for_a_new_one(
     bring_back = set_back()
     lost = host("lost")
     made(lost, b"mine", b"x")
+    told: list[str] = []
+    lost.on_snapshot = told.append
+    changes: list[Change] = []
+    lost.subscribe(changes.append)
     bring_back()
     wait_for(lost)
+    eventually(lambda: Change() in changes, LIMIT_S)
+    assert told == []
     another = host("another")
     made(another, b"secret", b"of another agent")
     assert another.id != lost.id
