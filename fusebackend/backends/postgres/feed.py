@@ -36,6 +36,7 @@ as well. Their SESSION begins with `+`, for readers of rows to pass over.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -400,7 +401,8 @@ class VolumeFeed:
                 if word == "hello":
                     self._surveyed_at = -SURVEY_S
                 if seen:
-                    self._spoken_for(PgSnapshot.parse(seen))
+                    with contextlib.suppress(ValueError):  # not from us: any role of the database may send one
+                        self._spoken_for(PgSnapshot.parse(seen))
         elif not word.startswith("+"):
             self.lease.end()
             self._others = max(1, self._others)
