@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -74,6 +75,18 @@ def crash(server: Server, paths: Sequence[Path]) -> None:
     server.start()
 
 
+def crash_within(server: Server, paths: Sequence[Path]) -> None:
+    """One of its processes is killed, as by the kernel for want of memory: it recovers, and has no other start time."""
+    for path in paths:
+        sync(path)
+    with psycopg.connect(server.dsn()) as connection:
+        os.kill(connection.info.backend_pid, signal.SIGKILL)
+        with contextlib.suppress(psycopg.OperationalError):
+            while True:
+                connection.execute("SELECT 1")
+    server.wait()
+
+
 def sync(directory: Path) -> None:
     descriptor = os.open(directory, os.O_RDONLY)
     try:
@@ -90,7 +103,7 @@ def cut(server: Server) -> None:
 @pytest.mark.parametrize("count", [2, 5], ids=["two", "five"])
 def test_hosts_open_what_was_closed_whatever_happens_to_connections(server: Server, serve: Serve, count: int) -> None:
     paths = [each.path for each in mounted(serve, server, count)]
-    disturbances = [restart, cut, cut, partial(crash, paths=paths)]
+    disturbances = [restart, cut, cut, partial(crash, paths=paths), partial(crash_within, paths=paths)]
     with contextlib.closing(SharedVolume(paths)) as volume:
         for base in range(0, STEPS, RUN_STEPS):
             seed = random.randrange(1 << 32)

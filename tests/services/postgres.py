@@ -151,6 +151,11 @@ class Server(Postgres):
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.directory, start_new_session=True,
                 env=self._environment,
             )  # fmt: skip
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until it takes connections."""
+        assert self._process is not None
         deadline = time.monotonic() + START_LIMIT_S
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
