@@ -177,7 +177,7 @@ class Listener:
                     self._receiver.back()
                 self._listen(connection)
             except Exception as error:
-                if not isinstance(error, psycopg.Error | OSError):  # of the receiver: without the thread no job would end
+                if not isinstance(error, psycopg.Error | OSError):  # of the receiver: without the thread no job ends
                     log.exception("the listener begins anew")
                 if connection is None:
                     self._fail_jobs(error)
