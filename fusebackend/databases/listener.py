@@ -176,7 +176,9 @@ class Listener:
                     self.live = True
                     self._receiver.back()
                 self._listen(connection)
-            except (psycopg.Error, OSError) as error:
+            except Exception as error:
+                if not isinstance(error, psycopg.Error | OSError):  # of the receiver: without the thread no job ends
+                    log.exception("the listener begins anew")
                 if connection is None:
                     self._fail_jobs(error)
                 elif time.monotonic() - connected_at >= SETTLED_S:

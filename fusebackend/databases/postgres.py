@@ -16,11 +16,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
+import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from fusebackend.base import jitter
 from fusebackend.base.waiting import will_wait
@@ -37,6 +38,9 @@ CONNECT_S = 10
 
 PATIENCE_S = 5.0
 """How long a server may be away before an operation fails."""
+
+KNOWS_PRIMARY: Final = 140_000
+"""The first version of libpq that has `target_session_attrs=primary`."""
 
 BUSY_S = 25
 """How long an operation waits for a free connection; no operation keeps one longer (`pipeline.STALL_S`)."""
@@ -148,6 +152,21 @@ def connect(conninfo: str, set_up: Callable[[Connection[Any]], None] | None = No
         connection.close()
         raise
     return connection
+
+
+def at_primary(conninfo: str) -> str:
+    """The same words, for no server but one that takes changes, unless they say which.
+
+    Where several hosts are named, libpq goes on to a standby while the primary restarts, and stays there. It answers
+    with a state of before, and refuses all changes.
+    """
+    from psycopg import pq
+    from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+    word = "target_session_attrs"
+    if word in conninfo_to_dict(conninfo) or "PGTARGETSESSIONATTRS" in os.environ or pq.version() < KNOWS_PRIMARY:
+        return conninfo
+    return make_conninfo(conninfo, target_session_attrs="primary")
 
 
 def _options() -> dict[str, Any]:

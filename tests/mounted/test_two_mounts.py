@@ -29,10 +29,11 @@ from services.s3 import Bucket
 
 import fusebackend
 
-pytestmark = [pytest.mark.mounted, pytest.mark.services]
-
 STEPS = amount("FUSEBACKEND_TWO_MOUNTS_STEPS", dev=100, ci=200, soak=2_000)
 LIMIT_S = mounts.LIFE_LIMIT_S + STEPS / 3
+
+pytestmark = [pytest.mark.mounted, pytest.mark.services, pytest.mark.timeout(LIMIT_S)]
+
 RUN_STEPS = 100
 """Changes of one tree, before the next one with another seed."""
 
@@ -339,6 +340,11 @@ def test_what_the_other_host_does_is_seen_without_opening(pair: Pair) -> None:
     assert os.path.exists(pair.second / "d/other")
     pair.agents[0].delete(f"/{pair.first.name}/d")
     until(lambda: not os.path.exists(pair.second / "d"), "that a directory is gone")
+    (pair.first / "kind").write_text("a file")
+    assert os.path.isfile(pair.second / "kind")
+    (pair.first / "kind").unlink()
+    (pair.first / "kind/below").mkdir(parents=True)
+    until(lambda: os.path.isdir(pair.second / "kind/below"), "that a file is a directory now")
 
 
 def test_a_watcher_hears_that_the_other_host_has_changed_something(pair: Pair) -> None:

@@ -122,7 +122,8 @@ class Server(Postgres):
             shutil.chown(self.directory, "postgres", "postgres")
 
     @property
-    def _data(self) -> Path:
+    def data(self) -> Path:
+        """The data directory: of a cluster that is stopped, it can be copied and replaced."""
         return self.directory / "data"
 
     @property
@@ -137,7 +138,7 @@ class Server(Postgres):
     # -- life --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        if not self._data.exists():
+        if not self.data.exists():
             options = ["-U", "postgres", "-A", "trust", "-N", "-E", "UTF8", "--locale=C.UTF-8"]
             command = self._command("initdb", *options)
             done = subprocess.run(command, cwd=self.directory, capture_output=True, text=True, timeout=START_LIMIT_S)
@@ -150,6 +151,11 @@ class Server(Postgres):
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.directory, start_new_session=True,
                 env=self._environment,
             )  # fmt: skip
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until it takes connections."""
+        assert self._process is not None
         deadline = time.monotonic() + START_LIMIT_S
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -164,6 +170,15 @@ class Server(Postgres):
     def crash(self) -> None:
         """Shut down at once, as in a power failure: the next start recovers from the log."""
         self._end(signal.SIGQUIT)
+
+    def base_backup(self, target: Path) -> None:
+        """Copy the data directory of the running server, with the log that makes it consistent."""
+        command = [str(self._programs / "pg_basebackup"), "-h", str(self.directory), "-p", str(PORT), "-U", "postgres"]
+        command += ["-D", str(target), "-c", "fast"]
+        if self._as_user:
+            command = ["setpriv", *self._as_user, "--", *command]
+        done = subprocess.run(command, cwd=self.directory, capture_output=True, text=True, timeout=START_LIMIT_S)
+        assert done.returncode == 0, f"pg_basebackup failed:\n{done.stdout}{done.stderr}"
 
     def remove(self) -> None:
         self.crash()
@@ -192,7 +207,7 @@ class Server(Postgres):
 
     def _command(self, program: str, *arguments: str) -> list[str]:
         path = str(self._programs / program)
-        return ["setpriv", *self._as_user, "--pdeathsig=INT", "--", path, "-D", str(self._data), *arguments]
+        return ["setpriv", *self._as_user, "--pdeathsig=INT", "--", path, "-D", str(self.data), *arguments]
 
 
 @contextlib.contextmanager

@@ -40,6 +40,7 @@ as well. Their SESSION begins with `+`, for readers of rows to pass over.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -418,7 +419,8 @@ class VolumeFeed:
                     for_ms, _, seen = seen.partition(" ")
                     self._read_by_themselves(int(for_ms) / 1000)
                 if seen:
-                    self._spoken_for(PgSnapshot.parse(seen))
+                    with contextlib.suppress(ValueError):  # not from us: any role of the database may send one
+                        self._spoken_for(PgSnapshot.parse(seen))
         elif not word.startswith("+"):
             self.lease.end()
             self._others = max(1, self._others)

@@ -3,8 +3,9 @@
 A session has a row in the table, and a connection that holds the advisory lock (`SESSION_LOCK`, id). A free lock means
 that the process is gone, or can't reach the server any more. The same connection listens, reads the rows of the change
 feed and sends its wake-ups (`feed.py`): it is the only one of a host that is idle. The session hands out node numbers,
-and versions, which are the session's id and a count. Neither is ever given twice, for the row and each block of numbers
-are committed with a wait for the disk.
+and versions, which are the session's id and a count. Neither is ever given twice: the row and each block of numbers
+are committed with a wait for the disk, and numbers are left out where the server may have an older state than before
+(`schema.SKIP_NUMBERS`).
 
 The session's thread frees nodes without a name. The last name of a node may go while processes on other hosts have it
 open; their feeds learn that a little later, and they then register in `nameless`. So a node without a registered user
@@ -27,7 +28,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from fusebackend.backends.postgres import old_rows, statements
 from fusebackend.backends.postgres.feed import VolumeFeed, hello
-from fusebackend.backends.postgres.schema import LEASE_LOCK, NODES_AT_ONCE, REAP_LOCK, SESSION_LOCK, VERSION
+from fusebackend.backends.postgres.schema import (
+    LEASE_LOCK,
+    NODES_AT_ONCE,
+    REAP_LOCK,
+    SESSION_LOCK,
+    SKIP_NUMBERS,
+    VERSION,
+)
 from fusebackend.backends.postgres.uses import Uses
 from fusebackend.base.waiting import will_wait
 from fusebackend.databases.listener import Ask, Listener
@@ -369,18 +377,15 @@ class Session:
     def prepare(self, connection: Connection[Any]) -> None:
         """Set up a new connection. A replacement takes over the lock of the lost one; uses are registered anew."""
         configure(connection)
+        send(connection, [SKIP_NUMBERS])
         if self.id:
             send(connection, [(_CUT_OFF, (SESSION_LOCK, self.id)), (_CLAIM, (SESSION_LOCK, self.id))])
         with _transaction(connection):
             if self.id:
                 self._add(connection)
             else:
-                query = (
-                    "INSERT INTO fusebackend.session (volume, host, pid, version) VALUES (%s, %s, %s, %s) RETURNING id"
-                )
-                ((number,),) = _ask(connection, query, (self._volume, socket.gethostname(), os.getpid(), VERSION))
+                self.id = self._feed.session = number = self._registered(connection)
                 _ask(connection, _CLAIM, (SESSION_LOCK, number))
-                self.id = self._feed.session = int(number)
             reader = "INSERT INTO fusebackend.change_reader (session, volume) VALUES (%s, %s) ON CONFLICT DO NOTHING"
             _ask(connection, reader, (self.id, self._volume))
         name = ("SELECT set_config('application_name', %s, false)", (f"fusebackend-feed-{self.id}",))
@@ -389,6 +394,16 @@ class Session:
         self._feed.prepare(connection)
         self._unregistered.update(self._uses.nameless(), self._uses.opened())
         self._wake.set()
+
+    def _registered(self, connection: Connection[Any]) -> int:
+        """Add the session. Returns its number."""
+        query = (
+            "INSERT INTO fusebackend.session (volume, host, pid, version) VALUES (%s, %s, %s, %s)"
+            " ON CONFLICT DO NOTHING RETURNING id"  # of a host that has added itself again to an older state
+        )
+        while not (rows := _ask(connection, query, (self._volume, socket.gethostname(), os.getpid(), VERSION))):
+            pass
+        return int(rows[0][0])
 
     def _add(self, connection: Connection[Any]) -> None:
         """Have a row, also if it was taken for dead."""
@@ -467,7 +482,11 @@ def _transaction(connection: Connection[Any]) -> Iterator[None]:
 
 
 def _block(connection: Connection[Any]) -> int:
-    """The next numbers, never given again even after a crash of the server: their commit waits for the disk."""
+    """The next numbers, never given again even after a crash of the server: their commit waits for the disk.
+
+    The message has it wait also for the log of another host's `nextval`, which is one for 32 of them (sequence.c).
+    """
     with _transaction(connection):
-        ((first,),) = _ask(connection, "SELECT nextval('fusebackend.node_block')")
+        query = "SELECT nextval('fusebackend.node_block'), pg_logical_emit_message(true, 'fusebackend', '')"
+        ((first, _),) = _ask(connection, query)
     return int(first)

@@ -45,6 +45,7 @@ and a feed that returns after a crash invalidates everything: it misses no row.
 |                  | changed a volume           | at                                                                |
 | `change_kept`    | a volume                   | volume, incarnation (another one after a crash), floor (changes   |
 |                  |                            | that a snapshot sees may be deleted), done (and are), at          |
+|                  |                            | volume 0: at is the start of the server (`SKIP_NUMBERS`)          |
 | `change_reader`  | a session that reads       | session, volume; a session without it is of older code, and hears |
 |                  | `change`                   | of changes by NOTIFY with their payloads                          |
 
@@ -95,6 +96,9 @@ for `TURN_LOCK` (`statements.py`)."""
 
 NODES_AT_ONCE = 256
 """Node numbers that a session takes at a time."""
+
+SMALL_AGE_S: Final = 2_000_000_000
+"""Numbers of 31 bits do not follow the time any further than this (`SKIP_NUMBERS`): until 2089."""
 
 NAME_MAX_CHARACTERS = 200
 """Of a volume."""
@@ -285,6 +289,41 @@ def keep_changes(volume: int) -> Statement:
     )
 
 
+def _skipping() -> str:
+    def last(sequence: str) -> str:
+        return f"coalesce(pg_sequence_last_value({sequence}::regclass), 0)"
+
+    age = "extract(epoch FROM now() - timestamptz '2026-01-01 00:00Z')"
+    small = f"least({age}::int8, {SMALL_AGE_S})"
+    volumes, sessions = (f"pg_get_serial_sequence('fusebackend.{table}', 'id')" for table in ("volume", "session"))
+    places = {"'fusebackend.node_block'": f"({age} * 1000)::int8 * {NODES_AT_ONCE}", volumes: small, sessions: small}
+    may = " AND ".join(f"has_sequence_privilege({sequence}, 'UPDATE')" for sequence in places)
+    moves = (
+        f"setval({sequence}, greatest({last(sequence)} + 1000 * {NODES_AT_ONCE if place != small else 1}, {place}))"
+        for sequence, place in places.items()
+    )
+    return f"""
+WITH started AS (
+    INSERT INTO fusebackend.change_kept (volume, floor, done, at)
+    SELECT 0, '1:1:', '1:1:', pg_postmaster_start_time() WHERE {may}
+    ON CONFLICT (volume) DO UPDATE SET at = EXCLUDED.at WHERE change_kept.at <> EXCLUDED.at RETURNING volume
+)
+SELECT {", ".join(moves)} FROM started WHERE {last(volumes)} > 0
+"""
+
+
+SKIP_NUMBERS: Final[Statement] = (_skipping(), ())
+"""Has numbers of volumes, sessions and nodes go on elsewhere, once after each start or recovery of the server; to be
+sent before any are taken.
+
+The server may have an older state than before: that of a backup, or of a standby that was behind. Hosts may live on
+that have files open, or numbers in hand, of a later state. Given out again, these would lead a host's writes into the
+files of another, or its mount to another volume. So the numbers go on from the time: that of nodes by 256 a
+millisecond, the others by one a second, which is more than are taken on the average. A role that may not set the
+sequences leaves them as they are.
+"""
+
+
 def _has_feed(connection: Connection[Any]) -> bool:
     """Whether the last of `FEED_TABLES` is there."""
     tables = "SELECT 1 FROM pg_tables WHERE schemaname = 'fusebackend' AND tablename = 'change_reader'"
@@ -321,6 +360,7 @@ def volume_id(connection: Connection[Any], name: str) -> int:
         connection.execute("SELECT pg_advisory_xact_lock(%s::int, 0)", [SCHEMA_LOCK])
         found = _scalar(connection, find, name)
         if found is None:
+            connection.execute(*SKIP_NUMBERS)
             found = _scalar(connection, "INSERT INTO fusebackend.volume (name) VALUES (%s) RETURNING id", name)
             now = now_ns()
             connection.execute(

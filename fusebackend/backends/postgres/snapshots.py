@@ -174,7 +174,10 @@ class PostgresSnapshot(FrozenTree):
         return StatFs(4096, 0, 0, 0, 0)
 
 
-_STATE = "SELECT taken, deleted FROM fusebackend.volume WHERE id = %s"
+_STATE = """
+SELECT v.taken, v.deleted, pg_postmaster_start_time()::text, k.incarnation::text
+FROM fusebackend.volume v LEFT JOIN fusebackend.change_kept k ON k.volume = v.id WHERE v.id = %s
+"""
 _LIST = "SELECT name, number, time_ns FROM fusebackend.snapshot WHERE volume = %s ORDER BY number"
 _OLDER_HOSTS = "SELECT host, pid FROM fusebackend.session WHERE volume = %s AND version < %s LIMIT 1"
 _COUNT = "SELECT nextval('fusebackend.snapshot_changes')", ()
@@ -215,7 +218,9 @@ class Snapshots:
         self._query = query
         self._ask = ask
         self._guard = threading.Lock()
-        self._state: tuple[int, ...] | None = None  # how many were taken and deleted when `_all` was read
+        # How many were taken and deleted when `_all` was read, and from which start of the server: a crash of it may
+        # take one, and the next one has its number.
+        self._state: tuple[int, int, str, str | None] = (0, 0, "", None)
         self._all: list[Snapshot] = []
         self._views: dict[int, PostgresSnapshot] = {}
         self._seen: set[Snapshot] = set()  # by callers of `all`, of those that were there at the last `news` or later
@@ -224,26 +229,28 @@ class Snapshots:
     @property
     def taken(self) -> int:
         """How many were ever taken, as of the last look."""
-        return self._state[0] if self._state else 0
+        return self._state[0]
 
     def kept_bytes(self) -> int:
         return int(self._query(*old_rows.kept_bytes(self._volume))[0][0])
 
     def all(self) -> list[Snapshot]:
-        """Those that exist, in the order of their numbers."""
-        (state,) = self._ask(_STATE, (self._volume,))
+        """Those that exist, in the order of their numbers. ESTALE where the volume is gone."""
+        states = self._ask(_STATE, (self._volume,))
+        if not states:
+            raise gone()
+        (state,) = states
         with self._guard:
             if state == self._state:
                 return self._all
         rows = self._ask(_LIST, (self._volume,))
         found = [Snapshot(to_text(name), number, time_ns) for name, number, time_ns in rows]
         with self._guard:
-            if self._state is None or state > self._state:  # else another thread has read it later
+            if state[2:] != self._state[2:] or state[:2] > self._state[:2]:  # else another thread has read it later
                 self._state, self._all = state, found
                 self._seen.update(found)
-                there = {each.number for each in found}
-                for number in [number for number in self._views if number not in there]:
-                    self._views.pop(number).is_deleted = True
+                for view in [view for view in self._views.values() if view.taken not in found]:
+                    self._views.pop(view.taken.number).is_deleted = True
             return found
 
     def news(self) -> list[str]:

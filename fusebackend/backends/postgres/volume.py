@@ -43,7 +43,7 @@ from fusebackend.backends.postgres.uses import BareNodes, Uses
 from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import now_ns
 from fusebackend.databases.pipeline import Rows
-from fusebackend.databases.postgres import Connections
+from fusebackend.databases.postgres import Connections, at_primary
 from fusebackend.protocol import (
     ROOT_NODE,
     Attr,
@@ -124,6 +124,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
     ) -> None:
         self.name = name
         self.conninfo = conninfo
+        conninfo = at_primary(conninfo)
         uses = Uses()
         self._bare = BareNodes()
         with contextlib.ExitStack() as undo:
@@ -134,7 +135,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
             pool.run(schema.migrate)
             number = pool.run(lambda connection: schema.volume_id(connection, name))
             self._feed = VolumeFeed(number)
-            session = Session(feed or conninfo, number, uses, self._feed, pool)
+            session = Session(at_primary(feed) if feed else conninfo, number, uses, self._feed, pool)
             undo.callback(session.close)
             last_writer_wins = conflict == "last-writer"
             super().__init__(

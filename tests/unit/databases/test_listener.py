@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from eventually import eventually
 
 from fusebackend.databases import listener
 from fusebackend.databases.listener import Listener
@@ -32,6 +33,23 @@ class Silent:
 def listening(postgres_dsn: str) -> Iterator[Listener]:
     with contextlib.closing(Listener(postgres_dsn, ["tested"], Silent(), name="tested")) as made:
         yield made
+
+
+class Stumbling(Silent):
+    """A receiver with a mistake."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def heard(self, payload: str) -> None:
+        self.told.append(payload)
+        assert payload != "stumble"
+
+    def lost(self, error: BaseException) -> None:
+        self.told.append(f"lost: {type(error).__name__}")
+
+    def back(self) -> None:
+        self.told.append("back")
 
 
 class Losing:
@@ -59,3 +77,17 @@ def test_a_job_that_always_loses_its_connection_fails(listening: Listener, monke
     assert job.left < 999  # it was tried more than once
     assert time.monotonic() - began < 30
     assert listening.run(Losing(0)) == "done"
+
+
+def test_a_mistake_of_the_receiver_is_as_good_as_a_lost_connection(postgres_dsn: str) -> None:
+    """Without the thread, no job would end, and what others change would not be told any more."""
+    receiver = Stumbling()
+    with contextlib.closing(Listener(postgres_dsn, ["tested"], receiver, name="tested")) as listening:
+        with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+            for word in ("one", "stumble"):
+                connection.execute("SELECT pg_notify('tested', %s)", [word])
+            eventually(lambda: "back" in receiver.told, 30)
+            connection.execute("SELECT pg_notify('tested', 'two')")
+            eventually(lambda: "two" in receiver.told, 30)
+        assert listening.run(Losing(0)) == "done"
+    assert receiver.told == ["one", "stumble", "lost: AssertionError", "back", "two"]

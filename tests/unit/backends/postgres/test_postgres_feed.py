@@ -117,6 +117,19 @@ def test_what_makes_no_sense_means_anything(here: PostgresVolume, postgres_dsn: 
     ear.wait(Change())
 
 
+@pytest.mark.parametrize("words", ["wake", "wake 1 x", "wake 1 1:2", "wake 1 1:2:x", "hello", "wake 1 \N{SNOWMAN}"])
+def test_a_wake_up_that_makes_no_sense_is_one(
+    here: PostgresVolume, there: PostgresVolume, postgres_dsn: str, words: str
+) -> None:
+    """Whoever may connect to the database may send one."""
+    ear = Ear(here)
+    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        connection.execute("SELECT pg_notify(%s, %s)", [feed.wake_channel(here.id), words])
+    node = there.mknod(ROOT_NODE, b"f", 0o100644, 0, ME).node
+    ear.wait(Change(node, ROOT_NODE, b"f"))
+    assert here._session.run(lambda connection: connection.closed) is False
+
+
 def test_a_subscriber_that_fails_does_not_end_it(here: PostgresVolume, there: PostgresVolume) -> None:
     here.subscribe(lambda change: 1 / 0)
     ear = Ear(here)

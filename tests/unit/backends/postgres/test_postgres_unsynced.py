@@ -154,6 +154,28 @@ def test_an_agents_verb_is_on_the_disk_when_it_returns(server: Server, request: 
         assert backend.ls("/d").entries == []
 
 
+def test_a_snapshot_that_a_crash_has_taken_is_not_read_as_the_next_one(server: Server, volume: PostgresVolume) -> None:
+    """The next one has its number."""
+    other = PostgresVolume(server.dsn(), volume.name)
+    node = make(volume, b"file", b"first")
+    volume.fsync(node)
+    volume.write(node, 0, b"lost!")
+    lost = volume.take_snapshot("lost")
+    view = volume.snapshot("lost")
+    assert view.read(node, 0, 10) == b"lost!"
+    crash(server, volume)
+    volume.write(node, 0, b"newer")
+    taken = other.take_snapshot("taken")
+    assert taken.number == lost.number
+    assert list(volume.snapshots()) == [taken]
+    assert volume.snapshot("taken").read(node, 0, 10) == b"newer"
+    with pytest.raises(FileNotFoundError):
+        volume.snapshot("lost")
+    with pytest.raises(OSError, match="tale"):
+        view.read(node, 0, 10)
+    other.close()
+
+
 def test_many_unsynced_nodes_are_synced_before_the_next(
     server: Server, volume: PostgresVolume, monkeypatch: pytest.MonkeyPatch
 ) -> None:
