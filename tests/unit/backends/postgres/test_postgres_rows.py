@@ -410,7 +410,6 @@ def test_beside_older_code_each_host_speaks_for_itself(here: Host, there: Host, 
             return next(connection.notifies(timeout=LIMIT_S)).payload.split(" ")
 
         assert len(wake_up(b"a")) == 3
-        time.sleep(2 * feed.SOON * feed.SHARE_S)
         connection.execute("DELETE FROM fusebackend.change_reader WHERE session = %s", [third.session])
         assert wake_up(b"b") == ["wake", here.session]
 
