@@ -137,9 +137,22 @@ class InodeTable:
         if known is None:
             return
         if attr.nlink > 1 and not attr.is_dir:
-            others = [other for other in self.others.get(inode, ()) if other != (known.parent, known.name)]
-            self.others[inode] = [*others, (known.parent, known.name)][-OTHER_NAMES:]
+            self._keep_name(inode, known)
         known.parent, known.name = parent, name
+
+    def moved(self, inode: int, before: tuple[int, bytes], after: tuple[int, bytes]) -> None:
+        """One (directory, name) of an inode has become another, if the kernel knows the inode."""
+        known = self._known.get(inode)
+        if known is None:
+            return
+        if (known.parent, known.name) != before and not known.is_dir:
+            self._keep_name(inode, known, but=before)
+        known.parent, known.name = after
+
+    def _keep_name(self, inode: int, known: KnownInode, *, but: tuple[int, bytes] | None = None) -> None:
+        name = (known.parent, known.name)
+        others = [other for other in self.others.get(inode, ()) if other not in (name, but)]
+        self.others[inode] = [*others, name][-OTHER_NAMES:]
 
     def forget(self, references: Iterable[tuple[int, int]]) -> list[int]:
         """The kernel gives back (inode, count) references; returns the inodes it knows no longer."""

@@ -267,8 +267,8 @@ class FileSystem:
                 await self.twins.names_changed(route, (node, name), (new_node, new_name), moved=renamed.directory)
             return
         await route.call(route.changing.rename, node, name, new_node, new_name, flags)
-        for inode, place in self.dentries.renamed((parent, name), (new_parent, new_name), flags):
-            self.names.moved(inode, place)
+        for inode, before, after in self.dentries.renamed((parent, name), (new_parent, new_name), flags):
+            self.inodes.moved(inode, before, after)
         if self.inodes.beside:
             await self.twins.names_changed(route, (node, name), (new_node, new_name))
 

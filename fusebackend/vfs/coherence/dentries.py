@@ -88,15 +88,15 @@ class Dentries:
             del self._dentries[name]
             self._unname(dentry.inode, name)
 
-    def renamed(self, name: Name, new_name: Name, flags: int) -> list[tuple[int, Name]]:
-        """Move the dentries of a rename by the kernel; returns the inodes that have other names now."""
+    def renamed(self, name: Name, new_name: Name, flags: int) -> list[tuple[int, Name, Name]]:
+        """Move the dentries of a rename by the kernel; returns the inodes, with the names before and after it."""
         one, other = self._dentries.get(name), self._dentries.get(new_name)
         self.removed(name)
         self.removed(new_name)
-        places = [(one, new_name), (other if flags & RENAME_EXCHANGE else None, name)]
-        moved = [(dentry.inode, place) for dentry, place in places if dentry is not None]
-        for inode, place in moved:
-            self.found(place, inode)
+        places = [(one, name, new_name), (other if flags & RENAME_EXCHANGE else None, new_name, name)]
+        moved = [(dentry.inode, before, after) for dentry, before, after in places if dentry is not None]
+        for inode, _, after in moved:
+            self.found(after, inode)
         return moved
 
     def forget(self, inodes: Iterable[int]) -> None:

@@ -151,12 +151,6 @@ class NodePaths:
         for twin in route.twins if attr.is_dir else ():
             self._inodes.renamed(inode_number(twin.index, attr.node), self._tree.directory(twin, parent[1]), name, attr)
 
-    def moved(self, inode: int, place: tuple[int, bytes]) -> None:
-        """Note that the kernel has an inode under another (directory, name)."""
-        known = self._inodes.get(inode)
-        if known is not None:
-            known.parent, known.name = place
-
     def _inner(self, route: Route, parent: tuple[int, int], name: bytes) -> str | None:
         above = self._path(route, parent[0])
         return None if above is None else paths.join(above, paths.to_text(name))

@@ -236,6 +236,25 @@ def test_what_this_host_renames_is_opened_without_a_question_asked_twice(world: 
     trio.run(main)
 
 
+def test_a_name_beside_the_one_that_is_renamed_stays_known(world: World) -> None:
+    """The log of a change through it needs the path, also when the other name and its directory are gone."""
+
+    async def main() -> None:
+        inode = await world.walk(1, "d/f")
+        directory = await world.walk(1, "d")
+        request.answer("link", Caller(ME.uid, ME.gid, 1))
+        await world.filesystem.link(inode, ROOT_INODE, b"beside")
+        for old, new in ((b"f", b"g"), (b"g", b"h")):
+            await world.filesystem.rename(directory, old, directory, new, 0)
+        route = world.filesystem.tree.routes[0]
+        assert world.filesystem.names.of(route, world.file) == "/d/h"
+        world.volume.unlink(world.directory, b"h")
+        world.volume.rmdir(ROOT_NODE, b"d")
+        assert world.filesystem.names.of(route, world.file) == "/beside"
+
+    trio.run(main)
+
+
 def test_names_that_a_listing_gave_are_looked_at_too(world: World) -> None:
     async def main() -> None:
         directory = await world.walk(1, "d")
