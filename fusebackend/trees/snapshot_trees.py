@@ -45,6 +45,11 @@ SLOTS = (MAX_NODE + 1) >> SLOT_SHIFT
 WAYS = (1 << ROUTE_BITS) - 1
 """In place of a route, in the nodes of directories that lead to a prefix."""
 
+FIRST_FAR, REGION_BITS = 1 << (NODE_BITS - 1), 24
+REGIONS = FIRST_FAR >> REGION_BITS
+"""Nodes from `FIRST_FAR` on lie in few regions: a `postgres:` volume goes on elsewhere after each start of its server
+(`backends/postgres/schema.py`). Each region that is met gets a number of few bits, as long as there are any."""
+
 MAX_NUMBERED = 1 << 20
 """Nodes that were numbered one by one. Beyond that, those that the kernel forgets get another number the next time.
 Each takes 250 bytes."""
@@ -87,6 +92,7 @@ class SnapshotTrees(NativeVolume):
         self.places = Places(prefixes)
         self._trees: dict[bytes, _Tree] = {}
         self._by_slot: dict[int, _Tree | None] = {0: None}  # None: not used again
+        self._regions: list[int] = []
         self._numbers = itertools.count(ROOT_NODE + 1)
         self._numbered: dict[int, tuple[_Tree, Under]] = {}
         self._changed_ns = time.time_ns()
@@ -162,14 +168,30 @@ class SnapshotTrees(NativeVolume):
 
     def number(self, tree: _Tree, route: int, node: int) -> int:
         """Return the number of a node of a route's snapshot, or of a way (`ComposedTree.number`)."""
-        if tree.slot and route < WAYS and not node >> NODE_BITS:
-            return tree.slot << SLOT_SHIFT | (route & WAYS) << NODE_BITS | node
+        near = node if node < FIRST_FAR else self._nearer(node)
+        if tree.slot and route < WAYS and near is not None:
+            return tree.slot << SLOT_SHIFT | (route & WAYS) << NODE_BITS | near
         with self.lock:
             number = tree.numbered.get((route, node))
             if number is None:
                 number = tree.numbered[route, node] = next(self._numbers)
                 self._numbered[number] = tree, (route, node)
             return number
+
+    def _nearer(self, node: int) -> int | None:
+        """Return a number of `NODE_BITS` for a node from `FIRST_FAR` on; None if there are none left."""
+        region, low = node >> REGION_BITS, node & (1 << REGION_BITS) - 1
+        with self.lock:
+            if region not in self._regions:
+                if len(self._regions) == REGIONS:
+                    return None
+                self._regions.append(region)
+            return FIRST_FAR | self._regions.index(region) << REGION_BITS | low
+
+    def _farther(self, near: int) -> int:
+        """Return the node of a number by `_nearer`."""
+        region = self._regions[(near - FIRST_FAR) >> REGION_BITS]
+        return region << REGION_BITS | near & (1 << REGION_BITS) - 1
 
     def _decoded(self, number: int) -> tuple[_Tree, int, int]:
         """Return the tree, route and node of a number."""
@@ -183,7 +205,8 @@ class SnapshotTrees(NativeVolume):
         if tree is None:
             raise oserror(errno.ESTALE)
         route = number >> NODE_BITS & WAYS
-        return tree, WAY if route == WAYS else route, number & (1 << NODE_BITS) - 1
+        node = number & (1 << NODE_BITS) - 1
+        return tree, WAY if route == WAYS else route, node if node < FIRST_FAR else self._farther(node)
 
     def _at(self, number: int) -> tuple[_Tree, At]:
         tree, route, node = self._decoded(number)

@@ -100,6 +100,10 @@ NODES_AT_ONCE = 256
 SMALL_AGE_S: Final = 2_000_000_000
 """Numbers of 31 bits do not follow the time any further than this (`SKIP_NUMBERS`): until 2089."""
 
+BLOCKS_A_SECOND: Final = 4
+"""Numbers of nodes follow the time by so many blocks. With more they would pass 2^37, beyond which branches number
+files one by one (`trees/lower_tree.py`), before 2030."""
+
 NAME_MAX_CHARACTERS = 200
 """Of a volume."""
 
@@ -296,10 +300,11 @@ def _skipping() -> str:
     age = "extract(epoch FROM now() - timestamptz '2026-01-01 00:00Z')"
     small = f"least({age}::int8, {SMALL_AGE_S})"
     volumes, sessions = (f"pg_get_serial_sequence('fusebackend.{table}', 'id')" for table in ("volume", "session"))
-    places = {"'fusebackend.node_block'": f"({age} * 1000)::int8 * {NODES_AT_ONCE}", volumes: small, sessions: small}
+    blocks = f"({age} * {BLOCKS_A_SECOND})::int8 * {NODES_AT_ONCE}"
+    places = {"'fusebackend.node_block'": blocks, volumes: small, sessions: small}
     may = " AND ".join(f"has_sequence_privilege({sequence}, 'UPDATE')" for sequence in places)
     moves = (
-        f"setval({sequence}, greatest({last(sequence)} + 1000 * {NODES_AT_ONCE if place != small else 1}, {place}))"
+        f"setval({sequence}, greatest({last(sequence)} + {NODES_AT_ONCE if place == blocks else 1}, {place}))"
         for sequence, place in places.items()
     )
     return f"""
@@ -318,9 +323,9 @@ sent before any are taken.
 
 The server may have an older state than before: that of a backup, or of a standby that was behind. Hosts may live on
 that have files open, or numbers in hand, of a later state. Given out again, these would lead a host's writes into the
-files of another, or its mount to another volume. So the numbers go on from the time: that of nodes by 256 a
-millisecond, the others by one a second, which is more than are taken on the average. A role that may not set the
-sequences leaves them as they are.
+files of another, or its mount to another volume. So the numbers go on from the time: those of nodes by 1,024 a second,
+the others by one, which is more than are taken on the average. A constant instead would lead from the same state to the
+same numbers twice. A role that may not set the sequences leaves them as they are.
 """
 
 

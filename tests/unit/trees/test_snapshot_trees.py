@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -285,12 +286,26 @@ def test_numbers_are_the_same_after_a_remount() -> None:
     assert numbers(again) == {path: node for path, node in before.items() if not path.startswith(b"/two")}
 
 
-@pytest.mark.parametrize("bound", ["NODE_BITS", "WAYS", "SLOTS"])
+def test_nodes_of_a_few_far_regions_are_not_numbered(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = [1 << 30, (1 << 30) + 1, 1 << 40, (1 << 40) + 1, (1 << 44) + (1 << 24) - 1, (1 << 44) + (1 << 24)]
+    far = itertools.chain(places, itertools.count(1 << 45))
+    monkeypatch.setattr(InMemoryVolume, "_new_inode", _far(InMemoryVolume._new_inode, far))
+    volumes, snapshots, trees = made()
+    for number in range(3):
+        write(volumes[ROOT], f"/d{number}/file", f"content {number}")
+    snapshots.create("one")
+    snapshots.create("two")
+    found = numbers(trees)
+    assert numbers(trees) == found and not trees._numbered
+    assert len(set(found.values())) == len(found)
+    assert [text(trees, f"two/d{number}/file") for number in range(3)] == [f"content {number}" for number in range(3)]
+
+
+@pytest.mark.parametrize("bound", ["REGIONS", "WAYS", "SLOTS"])
 def test_what_does_not_fit_is_numbered(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if bound == "NODE_BITS":
+    if bound == "REGIONS":
         monkeypatch.setattr(InMemoryVolume, "_new_inode", _far(InMemoryVolume._new_inode))
-    else:
-        monkeypatch.setattr(module, bound, {"WAYS": 1, "SLOTS": 2}[bound])
+    monkeypatch.setattr(module, bound, {"REGIONS": 0, "WAYS": 1, "SLOTS": 2}[bound])
     volumes, snapshots, trees = made("/a/b", "/c")
     for volume in volumes.values():
         write(volume, "/d/file", "content")
@@ -311,13 +326,13 @@ def test_what_does_not_fit_is_numbered(bound: str, monkeypatch: pytest.MonkeyPat
     assert not set(numbers(trees).values()) & set(found.values()) - {ROOT_NODE}, "no number is used again"
 
 
-def _far(new: Any) -> Any:
-    """Have a memory volume choose nodes beyond 2³¹, but for its root."""
+def _far(new: Any, far: Iterable[int] = range(1 << 40, 1 << 41)) -> Any:
+    """Have a memory volume choose nodes beyond 2³¹, or these, but for its root."""
 
     def new_inode(self: InMemoryVolume, mode: int, parent: int) -> Any:
         made = new(self, mode, parent)
         if made.node == ROOT_NODE:
-            self._numbers = iter(range(1 << 40, 1 << 41))
+            self._numbers = iter(far)
         return made
 
     return new_inode
@@ -325,6 +340,7 @@ def _far(new: Any) -> Any:
 
 def test_forgotten_nodes_beyond_the_bound_are_numbered_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(InMemoryVolume, "_new_inode", _far(InMemoryVolume._new_inode))
+    monkeypatch.setattr(module, "REGIONS", 0)
     monkeypatch.setattr(module, "MAX_NUMBERED", 3)
     volumes, snapshots, trees = made()
     for number in range(6):

@@ -18,6 +18,7 @@ from services.postgres import Server, running
 
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.protocol import ROOT_NODE, Caller, Change
+from fusebackend.trees.lower_tree import NODE_BITS
 
 pytestmark = [pytest.mark.services, pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -127,6 +128,19 @@ def test_hosts_begin_and_make_files_beside_those_that_live_on(
     assert len({each.session for each in everybody}) == 5
     nodes = [made(each, b"%d by %d" % (number, by), b"x") for number in range(20) for by, each in enumerate(everybody)]
     assert len(set(nodes)) == 100
+
+
+def test_numbers_stay_small_enough_for_branches(server: Server, host: Callable[..., PostgresVolume]) -> None:
+    """Beyond, they number files one by one. And the numbers go up each time."""
+    one = host()
+    before = made(one, b"first", b"x")
+    for number in range(3):
+        server.stop()
+        server.start()
+        wait_for(one)
+        node = made(host(), b"new%d" % number, b"x")
+        assert before < node < 1 << NODE_BITS
+        before = node
 
 
 def test_a_volume_that_is_lost_is_not_taken_for_a_new_one(
