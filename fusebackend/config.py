@@ -47,6 +47,10 @@ class ConfigError(ValueError):
     """A configuration is invalid. Its `str` is one line for the user."""
 
 
+class UnreadableConfigError(ConfigError):
+    """Its file can't be read now: it may be there later, as a disk that is mounted late."""
+
+
 class ExecuteTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """How commands run in the mount: `[execute]`. A missing key has the default of `ShellOptions`."""
 
@@ -240,13 +244,14 @@ def read_file(path: str) -> ConfigFile:
     """Read and check a TOML file.
 
     Raises:
-        ConfigError: the file can't be read, is no TOML, has an unknown key, or a value of the wrong type.
+        UnreadableConfigError: the file can't be read.
+        ConfigError: it is no TOML, has an unknown key, or a value of the wrong type.
     """
     try:
         with open(path, "rb") as file:
             data = tomllib.load(file)
     except OSError as error:
-        raise ConfigError(f"cannot read '{path}': {error.strerror}") from None
+        raise UnreadableConfigError(f"cannot read '{path}': {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"'{path}' is no TOML: {error}") from None
     _check_keys(path, data, ConfigFile.__struct_fields__)

@@ -104,7 +104,17 @@ class _Commands(click.Group):
         except Exception as error:
             if not _is_for_the_user(error):
                 raise
-            raise click.ClickException(one_line(error)) from error
+            failure = click.ClickException(one_line(error))
+            failure.exit_code = _exit_status(error)
+            raise failure from error
+
+
+def _exit_status(error: Exception) -> int:
+    """Return 2, as for a wrong command line, where the same would fail for the same reason again: a unit of systemd does
+    not try it again (`RestartPreventExitStatus=`)."""
+    from fusebackend.config import ConfigError, UnreadableConfigError
+
+    return 2 if isinstance(error, ConfigError) and not isinstance(error, UnreadableConfigError) else 1
 
 
 def _is_for_the_user(error: Exception) -> bool:

@@ -11,6 +11,7 @@ import click
 
 from fusebackend import config
 from fusebackend.cli.mount import announce, make_data_directory, plan_of, plan_options, route_lines, word_options
+from fusebackend.cli.show import Failed
 from fusebackend.config import ConfigFile, MountPlan
 from fusebackend.control import rendezvous
 from fusebackend.linux import mount_table as table
@@ -105,9 +106,7 @@ def _unmounted(plan: MountPlan) -> MountPlan:
 def _require_unmounted(place: str) -> None:
     entry = table.mount_at(place)
     if entry is not None and entry.is_ours:
-        raise config.ConfigError(
-            f"'{place}' is mounted: that mount has a socket of its own, and --mount {place} uses it"
-        )
+        raise Failed(f"'{place}' is mounted: that mount has a socket of its own, and --mount {place} uses it")
 
 
 def _announce(plan: MountPlan, pid: int, log: str | None = None) -> None:

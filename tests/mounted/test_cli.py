@@ -371,7 +371,8 @@ class TestRefusals:
         ],
     )
     def test_words_that_make_no_sense(self, shell: Shell, point: Path, words: list[str], message: str) -> None:
-        assert message in shell.refused("mount", point, *words)
+        status = 2 if words[0] != "--default" and words[-1] != "no.toml" else 1
+        assert message in shell.refused("mount", point, *words, status=status)
 
     def test_a_route_without_a_url(self, shell: Shell, point: Path) -> None:
         done = shell("mount", point, "--route", "/notes")
@@ -381,7 +382,7 @@ class TestRefusals:
 
     def test_a_config_with_an_unknown_key(self, shell: Shell, point: Path) -> None:
         (shell.home / "agent.toml").write_text("readonly = true\n")
-        said = shell.refused("mount", point, "--config", "agent.toml")
+        said = shell.refused("mount", point, "--config", "agent.toml", status=2)
         assert said.startswith("'agent.toml': unknown key 'readonly'; known: mountpoint, ")
 
     def test_a_database_that_is_damaged(self, shell: Shell, point: Path) -> None:
@@ -410,7 +411,8 @@ class TestRefusals:
 
     def test_a_log_inside_the_mount(self, shell: Shell, point: Path) -> None:
         shell.env["XDG_STATE_HOME"] = str(point)
-        assert "the log would be inside the mount" in shell.refused("mount", point, "--default", "memory:")
+        said = shell.refused("mount", point, "--default", "memory:", status=2)
+        assert "the log would be inside the mount" in said
 
     def test_a_backend_that_ends_the_process(self, shell: Shell, point: Path) -> None:
         (shell.home / "fatal.py").write_text("import os\nprint('last words', flush=True)\nos._exit(9)\n")

@@ -455,7 +455,7 @@ def test_an_anchor_that_can_not_be_is_a_line(table: str, says: str, tmp_path: Pa
     (tmp_path / "mnt").mkdir()
     (tmp_path / "log.toml").write_text(f"[log]\n{table}\n".replace("MNT", str(tmp_path / "mnt")))
     done = run("mount", tmp_path / "mnt", "--default", "memory:", "--config", tmp_path / "log.toml", cwd=tmp_path)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert says in done.stderr, done.stderr
     assert done.stderr.count("\n") == 1
 

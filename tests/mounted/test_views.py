@@ -966,7 +966,7 @@ class TestTheCommandLine:
         (tmp_path / "mnt").mkdir()
         words = ["mount", str(tmp_path / "mnt"), "--config", str(config), "--default", "memory:"]
         answer = run(words)
-        assert answer.returncode == 1
+        assert answer.returncode == 2
         assert says in answer.stderr
         assert answer.stderr.count("\n") == 1
 

@@ -192,6 +192,12 @@ class TestBooted:
         assert show(machine, "ActiveState", "fusebackend@pathless") == "failed"
         assert "give a MOUNTPOINT" in machine.sh("journalctl -u fusebackend@pathless -o cat")
 
+    def test_a_configuration_that_is_wrong_is_not_tried_again(self, machine: Machine) -> None:
+        machine.sh("echo 'mountpiont = \"/mnt/agent\"' > /etc/fusebackend/typo.toml")
+        machine.sh("systemctl start fusebackend@typo", status=1)
+        assert show(machine, "ActiveState", "fusebackend@typo") == "failed"
+        assert "unknown key 'mountpiont'" in machine.sh("journalctl -u fusebackend@typo -o cat")
+
     def test_another_user_and_a_manager_of_its_own(self, machine: Machine) -> None:
         machine.sh(
             """set -e; chmod 666 /dev/fuse; useradd --create-home --uid 1000 agent; install -d -o agent /mnt/own

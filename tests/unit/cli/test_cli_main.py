@@ -138,3 +138,17 @@ class TestCompletion:
         context.params = {"mount": ""}
         assert target.complete_path(context, main.main.params[0], "/") == []
         assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "status"), [("readonly = true\n", 2), ("default = [\n", 2), ("ttl = 'soon'\n", 2), (None, 1)]
+)
+def test_a_mistake_of_the_configuration_has_the_status_of_one_of_the_command_line(command, tmp_path, text, status):
+    """A unit of systemd does not try that again. A file that can't be read may be there later."""
+    (tmp_path / "mount").mkdir()
+    config = tmp_path / "agent.toml"
+    if text is not None:
+        config.write_text(text)
+    done = command("mount", str(tmp_path / "mount"), "--config", str(config))
+    assert (done.exit_code, done.stdout) == (status, "")
+    assert done.stderr.startswith("Error: ")
