@@ -25,7 +25,7 @@ CUT = (
 )
 
 
-def test_a_host_that_was_stopped_beside_its_lease_opens_what_another_has_closed(postgres_dsn: str, serve: Serve) -> None:
+def test_a_host_that_was_stopped_with_its_lease_opens_what_another_closed(postgres_dsn: str, serve: Serve) -> None:
     """Its lease has not ended by itself yet, and the server has given the lock to another host."""
     host = serve(f"postgres:{postgres_dsn}?volume=v")
     host.expected_log = "PostgreSQL|postgres|connection"
