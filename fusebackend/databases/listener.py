@@ -97,6 +97,7 @@ class Listener:
         self._guard = threading.Lock()
         self._jobs: deque[_Job] = deque()
         self._woken = False  # there is a byte in the socket
+        self._socket = -1  # of the connection that listens
         connection = self._connect()
         self.live = True
         self._wake, self._waking = socket.socketpair()
@@ -121,6 +122,16 @@ class Listener:
             with self._guard:
                 if not self._ended:
                     self._rouse()
+
+    def is_quiet(self) -> bool:
+        """Whether the server has sent nothing that the thread has still to read, and has not hung up. Any thread may
+        ask."""
+        socket = self._socket
+        if socket < 0:
+            return False
+        poll = select.poll()
+        poll.register(socket, select.POLLIN)
+        return not poll.poll(0)
 
     def run(self, work: Callable[[Connection[Any]], T]) -> T:
         """The result of `work`, called with the connection in the listener's thread; notifications wait meanwhile.
@@ -183,6 +194,7 @@ class Listener:
                     self._fail_jobs(error)
                 elif time.monotonic() - connected_at >= SETTLED_S:
                     attempts = 0
+                self._socket = -1
                 _close(connection)
                 connection = None
                 if self.live and not self._ended:
@@ -210,6 +222,7 @@ class Listener:
     def _listen(self, connection: Connection[Any]) -> None:
         """Receive until `close` or an error. Calls libpq directly: psycopg would wait for a silent server."""
         pg = connection.pgconn
+        self._socket = pg.socket
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         poll.register(pg.socket, select.POLLIN)

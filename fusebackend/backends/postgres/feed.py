@@ -297,6 +297,7 @@ class VolumeFeed:
         live: whether changes of other sessions arrive.
         session: the number of this process's session.
         wake: has `turn` called soon.
+        is_quiet: whether all that the connection has for its thread has been read.
         stir: is called after each change of the volume, by any session.
         on_delay: is called for each change of another session, after it was told of here, with the seconds since its
             transaction began, by the server's clock.
@@ -310,7 +311,8 @@ class VolumeFeed:
         self.session = 0
         self.wake: Callable[[], None] = lambda: None
         self.stir: Callable[[], None] = lambda: None
-        self.lease = Lease(volume_id, lambda: self.wake())
+        self.is_quiet: Callable[[], bool] = lambda: True
+        self.lease = Lease(volume_id, lambda: self.wake(), lambda: self.is_quiet())
         self._answered_at = lease.now_s()
         self._volume = volume_id
         self.on_delay: Callable[[float], None] | None = None

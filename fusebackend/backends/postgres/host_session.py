@@ -174,7 +174,7 @@ class Session:
         self._wake = threading.Event()
         with translate_errors():
             self._host = when_free(lambda: Listener(conninfo, feed.channels, self, name="fusebackend-feed"))
-        feed.wake = self._host.wake
+        feed.wake, feed.is_quiet = self._host.wake, self._host.is_quiet
         self._thread = threading.Thread(target=self._work, name=f"fusebackend-session-{self.id}", daemon=True)
         self._thread.start()
 

@@ -13,12 +13,14 @@ a session takes a lease, which is NFS's delegation for a whole volume: no other 
 - A session whose connection is cut may not know it. So a lease holds only for `LEASE_S` after the feed last asked
   something that was answered, and a newcomer that has waited for longer (`host_session.LOCK_S`) has the server end that
   connection.
+- The server gives the lock to another one at once when it ends the connection. This one hears it at once, too, unless
+  it was stopped, and its feed's thread has not run yet when a question comes (`PAUSE_S`).
 - It is taken anew where it has lapsed, and where the outcome of a change is not known (`doubt`): the server may make it
   when this host has read on, and no host is told of its own. What is known by then is dropped.
 - A session that has lost its connection for so long that its row is removed as that of a dead one adds it again before
   it changes anything (`Session.rejoin`).
 
-Cost: a comparison of times for each question. Off: `LEASE_S = 0`.
+Cost: a comparison of times for each question, and 2 µs for one after a pause. Off: `LEASE_S = 0`.
 """
 
 from __future__ import annotations
@@ -40,6 +42,9 @@ SETTLED_S = 0.5
 
 TRY_S: Final = 0.25
 """How often it is tried to take it."""
+
+PAUSE_S: Final = 0.005
+"""After a longer pause the first question looks whether the server has hung up: the process may have been stopped."""
 
 NEVER: Final = float("inf")
 
@@ -67,15 +72,18 @@ class Lease:
 
     Args:
         wake: has that thread look whether the lease can be taken.
+        is_quiet: whether that thread has read all that the connection has for it.
 
     Attributes:
         is_alone: there may be no other session.
         drops: what was known when it was taken is to be dropped (`doubt`).
     """
 
-    def __init__(self, volume: int, wake: Callable[[], None]) -> None:
+    def __init__(self, volume: int, wake: Callable[[], None], is_quiet: Callable[[], bool]) -> None:
         self.is_alone = self.drops = False
         self._wake = wake
+        self._is_quiet = is_quiet
+        self._asked_at = 0.0
         self._volume = str(volume).encode()
         self._since = NEVER  # it begins
         self._until = 0.0  # … and ends, unless a question is answered
@@ -89,6 +97,9 @@ class Lease:
     def held(self) -> bool:
         now = now_s()
         if self._since <= now < self._until:
+            if now > self._asked_at + PAUSE_S and not self._is_quiet():
+                return False
+            self._asked_at = now
             return True
         if self.is_alone and now >= self._wished_at + TRY_S:
             self._wished_at = now
