@@ -110,8 +110,8 @@ class _Commands(click.Group):
 
 
 def _exit_status(error: Exception) -> int:
-    """Return 2, as for a wrong command line, where the same would fail for the same reason again: a unit of systemd does
-    not try it again (`RestartPreventExitStatus=`)."""
+    """Return 2, as for a wrong command line, where the next attempt would fail for the same reason: a unit of systemd
+    makes none (`RestartPreventExitStatus=`)."""
     from fusebackend.config import ConfigError, UnreadableConfigError
 
     return 2 if isinstance(error, ConfigError) and not isinstance(error, UnreadableConfigError) else 1
