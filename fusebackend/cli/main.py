@@ -104,17 +104,20 @@ class _Commands(click.Group):
         except Exception as error:
             if not _is_for_the_user(error):
                 raise
-            failure = click.ClickException(one_line(error))
-            failure.exit_code = _exit_status(error)
-            raise failure from error
+            raise (_Mistake if _is_mistake(error) else click.ClickException)(one_line(error)) from error
 
 
-def _exit_status(error: Exception) -> int:
-    """Return 2, as for a wrong command line, where the next attempt would fail for the same reason: a unit of systemd
-    makes none (`RestartPreventExitStatus=`)."""
+class _Mistake(click.ClickException):
+    """An error that the next attempt would have, too, with the status of a wrong command line: a unit of systemd makes
+    none (`RestartPreventExitStatus=`)."""
+
+    exit_code = 2
+
+
+def _is_mistake(error: Exception) -> bool:
     from fusebackend.config import ConfigError, UnreadableConfigError
 
-    return 2 if isinstance(error, ConfigError) and not isinstance(error, UnreadableConfigError) else 1
+    return isinstance(error, ConfigError) and not isinstance(error, UnreadableConfigError)
 
 
 def _is_for_the_user(error: Exception) -> bool:
