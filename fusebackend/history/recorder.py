@@ -147,8 +147,7 @@ class VolumeRecords:
 
     def disown(self, call: OpenCall, node: int) -> None:
         """The change was not made."""
-        if self.is_last(call, node):
-            del self.marks[node]
+        if self.is_last(call, node) and self.marks.pop(node, None) is not None:
             call.counts[self] -= 1
         call.earlier.get(self, {}).pop(node, 0)
 
@@ -156,8 +155,9 @@ class VolumeRecords:
         """A call has ended that had so many marks here: once they are the most, they go."""
         self._stale += marks
         if self._stale * 2 > len(self.marks):
+            # Where the volume is no lock of its callers, several calls may end at once.
             for node in [node for node, mark in tuple(self.marks.items()) if mark.call is None]:
-                del self.marks[node]
+                self.marks.pop(node, None)
             self._stale = 0
 
 

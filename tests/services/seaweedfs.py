@@ -31,6 +31,7 @@ import pytest
 from services.s3 import Bucket, Service
 
 START_LIMIT_S = 60.0
+STARTS = 3
 
 KEY, SECRET = "test", "testsecret"
 
@@ -169,9 +170,23 @@ def _bound(sockets: contextlib.ExitStack, port: int) -> int | None:
 def running() -> Iterator[SeaweedFS]:
     """Run a server for the length of a block. Skip or fail the test where none can run, see `require`."""
     require()
-    server = SeaweedFS()
+    server = _started()
     try:
-        server.start()
         yield server
     finally:
         server.remove()
+
+
+def _started() -> SeaweedFS:
+    """Return a server that answers. A port that was free may be another program's by then: others are tried."""
+    for attempt in range(STARTS):
+        server = SeaweedFS()
+        try:
+            server.start()
+        except BaseException as error:
+            server.remove()
+            if attempt == STARTS - 1 or not isinstance(error, pytest.fail.Exception):
+                raise
+        else:
+            return server
+    raise AssertionError("each attempt returns or raises")
