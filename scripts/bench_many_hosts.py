@@ -546,7 +546,7 @@ def idle(run: Run, server: postgres.Server) -> None:
             except SystemExit as error:
                 failure = _short(str(error))
                 break
-        time.sleep(seconds / 2)  # the background work of the start is over then
+        time.sleep(1.5 * seconds)  # the work of the start is over then, and connections that it took are closed
         whole = Server([server.pid])
         with most_connections(dsn, every_s=2.0) as counted:
             before = whole.processor_s(), sum(mount.processor_s() for mount in mounts)

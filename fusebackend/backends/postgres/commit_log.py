@@ -3,12 +3,13 @@
 A killed server takes what it had in memory: the records of the last tenth of a second, and the answers to its commits.
 The rows say which changes were made, and the next server of that history takes them up. The statement that tells the
 feed of a change adds its row: one of its own would take twice as long. Every `PERIOD_S` of the session another one
-deletes those that the history has in its file. A host that never comes back leaves its rows: after `KEPT`, longer than
-a history keeps its calls, another one deletes them.
+deletes those that the history has in its file, until `SETTLED_S` after the last change. A host that never comes back
+leaves its rows: after `KEPT`, longer than a history keeps its calls, another one deletes them.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +22,13 @@ if TYPE_CHECKING:
 
 KEPT: Final = "7 days"
 """How long the rows of a history are kept for it."""
+
+OLD_EVERY_S: Final = 3600.0
+SETTLED_S: Final = 120.0
+"""So long after its last row a history has none there: longer than a transaction, and than its outcome is in doubt
+(`history_file.DOUBT_S`)."""
+
+NEVER_S: Final = -1e9
 
 _OWN: Final = "volume = %s::int AND history = %s::text::uuid"
 _ONE: Final = f"""
@@ -45,11 +53,14 @@ class KeptLog:
         self.history = log.history
         self._volume = volume
         self._log = log
+        self._added_at_s = self._swept_at_s = NEVER_S
+        self._old_at_s = NEVER_S
 
     def added(self, rows: Sequence[LogRow], statements: list[Statement]) -> list[Statement]:
         """Return the statements of a transaction that tell of its changes, with rows added by the first one."""
         if not rows:
             return statements
+        self._added_at_s = time.monotonic()
         own = (self._volume, self.history)
         query, values = _ONE, [*own, *rows[0]]
         if len(rows) > 1:
@@ -62,18 +73,34 @@ class KeptLog:
     def load(self, connection: Connection[Any]) -> list[LogRow]:
         """The rows that are there, by their numbers."""
         query = f"SELECT number, record FROM fusebackend.logged WHERE {_OWN} ORDER BY number"
-        return [(number, bytes(record)) for number, record in self._ask(connection, query)]
+        found = [(number, bytes(record)) for number, record in self._ask(connection, query)]
+        if found:
+            self._added_at_s = time.monotonic()
+        return found
 
     def sweep(self, connection: Connection[Any]) -> None:
         """Delete the rows that the history does not need. Those whose commit had no answer are looked for first."""
+        began_s = time.monotonic()
         doubtful = list(self._log.doubtful())
         if doubtful:
             query = f"SELECT number FROM fusebackend.logged WHERE {_OWN} AND number = ANY(%s::int8[])"
             self._log.settle([number for (number,) in self._ask(connection, query, doubtful)])
         self._ask(connection, f"DELETE FROM fusebackend.logged WHERE {_OWN} AND number < %s", self._log.written())
+        self._swept_at_s = began_s
+
+    @property
+    def is_due(self) -> bool:
+        """Whether `sweep` is to be called: not on an idle host, after one that began when all was settled."""
+        return self._swept_at_s - self._added_at_s < SETTLED_S and self._added_at_s > NEVER_S
+
+    @property
+    def is_old_due(self) -> bool:
+        """Whether `sweep_old` is to be called: once, and every `OLD_EVERY_S`."""
+        return time.monotonic() - self._old_at_s >= OLD_EVERY_S
 
     def sweep_old(self, connection: Connection[Any]) -> None:
         """Delete the rows of hosts that have not come back. Reads all rows of the volume, few as they are."""
+        self._old_at_s = time.monotonic()
         query = f"DELETE FROM fusebackend.logged WHERE volume = %s::int AND at < now() - interval '{KEPT}'"
         send(connection, [(query, (self._volume,))])
 

@@ -154,8 +154,9 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         if self._accesses:
             self._store_accesses()
         if self._log is not None:
-            self._connections.run(self._log.sweep)
-            if self._feed.leads:
+            if self._log.is_due:
+                self._connections.run(self._log.sweep)
+            if self._feed.leads and self._log.is_old_due:
                 self._connections.run(self._log.sweep_old)
 
     def keep_log(self, log: CommitLog | None) -> Sequence[LogRow] | None:

@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from fusebackend.backends import PostgresBackend
+from fusebackend.backends.postgres import commit_log
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.protocol import NOTE, ROOT_NODE, STEP, AttrChanges, Caller, CommitLog, LogRow
 
@@ -211,3 +212,25 @@ def test_tables_of_code_that_keeps_no_log_get_theirs(postgres_dsn: str, database
         old.write("/a", "it goes on")
         with PostgresBackend(postgres_dsn, "v") as new:
             assert new.volume.keep_log(History().log) == []
+
+
+def test_an_idle_host_looks_for_no_rows(
+    volume: PostgresVolume, history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look takes a connection: 64 idle mounts had 80."""
+    asked: list[object] = []
+    run = volume.connections.run
+    monkeypatch.setattr(volume.connections, "run", lambda work: asked.append(work) or run(work))
+    volume._each_period()
+    asked.clear()  # once for hosts that have not come back
+    volume._each_period()
+    assert not asked
+    with history.noting():
+        volume.mknod(ROOT_NODE, b"file", 0o100644, 0, ME)
+    asked.clear()
+    for _ in range(3):  # it may not be committed yet
+        volume._each_period()
+    assert len(asked) == 3
+    monkeypatch.setattr(commit_log, "SETTLED_S", 0.0)
+    volume._each_period()
+    assert len(asked) == 3
