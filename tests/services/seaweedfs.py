@@ -177,16 +177,14 @@ def running() -> Iterator[SeaweedFS]:
         server.remove()
 
 
-def _started() -> SeaweedFS:
+def _started(attempts: int = STARTS) -> SeaweedFS:
     """Return a server that answers. A port that was free may be another program's by then: others are tried."""
-    for attempt in range(STARTS):
-        server = SeaweedFS()
-        try:
-            server.start()
-        except BaseException as error:
-            server.remove()
-            if attempt == STARTS - 1 or not isinstance(error, pytest.fail.Exception):
-                raise
-        else:
-            return server
-    raise AssertionError("each attempt returns or raises")
+    server = SeaweedFS()
+    try:
+        server.start()
+    except BaseException as error:
+        server.remove()
+        if attempts > 1 and isinstance(error, pytest.fail.Exception):
+            return _started(attempts - 1)
+        raise
+    return server

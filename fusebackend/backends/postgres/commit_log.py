@@ -9,6 +9,7 @@ leaves its rows: after `KEPT`, longer than a history keeps its calls, another on
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -27,8 +28,6 @@ OLD_EVERY_S: Final = 3600.0
 SETTLED_S: Final = 120.0
 """So long after its last row a history has none there: longer than a transaction, and than its outcome is in doubt
 (`history_file.DOUBT_S`)."""
-
-NEVER_S: Final = -1e9
 
 _OWN: Final = "volume = %s::int AND history = %s::text::uuid"
 _ONE: Final = f"""
@@ -53,8 +52,8 @@ class KeptLog:
         self.history = log.history
         self._volume = volume
         self._log = log
-        self._added_at_s = self._swept_at_s = NEVER_S
-        self._old_at_s = NEVER_S
+        self._added_at_s = self._old_at_s = -math.inf
+        self._swept_at_s = 0.0
 
     def added(self, rows: Sequence[LogRow], statements: list[Statement]) -> list[Statement]:
         """Return the statements of a transaction that tell of its changes, with rows added by the first one."""
@@ -91,7 +90,7 @@ class KeptLog:
     @property
     def is_due(self) -> bool:
         """Whether `sweep` is to be called: not on an idle host, after one that began when all was settled."""
-        return self._swept_at_s - self._added_at_s < SETTLED_S and self._added_at_s > NEVER_S
+        return self._swept_at_s < self._added_at_s + SETTLED_S
 
     @property
     def is_old_due(self) -> bool:

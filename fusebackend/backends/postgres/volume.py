@@ -724,16 +724,15 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         if self._shared_quota is not None:
             self._shared_quota.doubt()
         # At 16 busy hosts this is called for each change by each of the 15 others.
-        anything = Change() in changes
         nodes = dict.fromkeys(change.node for change in changes if change.node is not None or change == Change())
         parents = dict.fromkeys(change.parent for change in changes if change.parent is not None)
         self._bare.changed(*nodes)
         for node in nodes:
             self._drafts.doubt(node)
         self._known.changed(*nodes, *parents)
-        names = ((change.parent, change.name) for change in changes if change.parent is not None)
-        self._guesses.changed(nodes, ((parent, name) for parent, name in names if name is not None))
-        for node in self._uses.opened() if anything else nodes:
+        names = [(each.parent, each.name) for each in changes if each.parent is not None and each.name is not None]
+        self._guesses.changed(nodes, names)
+        for node in self._uses.opened() if None in nodes else nodes:
             if node is not None and self._uses.is_open(node):
                 self._session.look_after(node)
         self.publish(*changes)

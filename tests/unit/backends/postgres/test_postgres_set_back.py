@@ -88,10 +88,7 @@ def made(volume: PostgresVolume, name: bytes, data: bytes) -> int:
 
 def wait_for(volume: PostgresVolume) -> None:
     """Wait until a host has its connection again."""
-    deadline = time.monotonic() + LIMIT_S
-    while not volume._feed.live or volume._feed._is_back:
-        assert time.monotonic() < deadline, "the host does not come back"
-        time.sleep(0.01)
+    eventually(lambda: volume._feed.live and not volume._feed._is_back, LIMIT_S)
 
 
 def test_what_was_open_in_a_lost_file_is_written_into_no_other(
