@@ -586,9 +586,9 @@ class Client(SandboxBackendProtocol):
         asked = {"call": call, "after": after, "limit": limit, "branch": branch}
         return self._done(list[ChangeInfo], "changes", asked)
 
-    def verify_log(self, anchors: Sequence[str] = ()) -> VerifyResult:
+    def verify_log(self) -> VerifyResult:
         """Check by its hash chain that the log is as it was written; see `MountedBackend.verify_log`."""
-        return self._done(VerifyResult, "verify_log", {"anchors": list(anchors)})
+        return self._done(VerifyResult, "verify_log", {})
 
     def blame(self, path: str, *, branch: str | None = None) -> BlameResult:
         """Return which call left a file as it is, and each of its lines; see `MountedBackend.blame`."""
