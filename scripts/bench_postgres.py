@@ -177,7 +177,7 @@ def fill(dsn: str, directories: int) -> None:
     import psycopg
 
     with psycopg.connect(dsn, autocommit=True) as connection:
-        schema.migrate(connection)
+        schema.make_tables(connection)
         volume = schema.volume_id(connection, "default")
         connection.execute("ALTER TABLE fusebackend.chunk DISABLE TRIGGER contents_changed")
         files = FIRST_NODE + directories

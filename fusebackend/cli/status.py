@@ -115,8 +115,8 @@ PLAIN_WIDTH = 200
 
 def _execution(execute: dict[str, Any]) -> list[str]:
     """Where commands run, and which routes they don't see there."""
-    if "where" not in execute:
-        return []  # an older server
+    if not execute:
+        return []  # the server does not answer
     lines = [f"execute: {execute['where']}"]
     if execute.get("routes"):
         lines[0] += f", routes {execute['routes']}"

@@ -8,7 +8,7 @@ A volume that keeps a log (`protocol/commit_log.py`) has each record in the tran
 reserved there, in the order of the commits, and the record is added when the commit has succeeded (`reserve`). Of a
 killed server it has those that are not in the file, and the next one takes them up (`replay`).
 
-A file that is damaged, or of a newer version, is set aside, and a new one begun: a history is never the reason why a
+A file that is damaged, or of another version, is set aside, and a new one begun: a history is never the reason why a
 mount does not work. Methods may be called by any thread. None but readers and `flush` waits for the disk, unless
 `MOST_WAITING` rows are not written yet.
 
@@ -260,8 +260,8 @@ class HistoryFile:
         earlier: the number of the last record of an earlier server; 0 if there is none.
         interrupted: the calls that went on when the last server was killed.
         made: the records of its last changes that volumes say were made.
-        was_killed: the last server did not close the file, or it was one of an older version.
-        set_aside: where the file went that was found damaged or newer, and why, a line; None if none was.
+        was_killed: the last server did not close the file.
+        set_aside: where the file went that was damaged or of another version, and why, a line; None if none was.
 
     Raises:
         HistoryLocked: another server has it open.
@@ -1216,10 +1216,8 @@ def _connect(path: str) -> sqlite3.Connection:
     connection = sqlite.open_file(path, "mode=rw")
     try:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version > VERSION:
-            raise _Foreign(f"is of a newer version ({version}, and this program knows {VERSION})")
-        if 0 < version < VERSION:
-            raise _Foreign(f"is of version {version}, which no release has had (this program knows {VERSION})")
+        if version not in (0, VERSION):
+            raise _Foreign(f"is of another version ({version}, and this fusebackend knows {VERSION} alone)")
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # before there is a table
         connection.execute("PRAGMA journal_mode = WAL").fetchone()
         connection.execute("PRAGMA synchronous = NORMAL")

@@ -30,8 +30,8 @@ class PostgresBackend(VolumeBackend):
             no limit.
 
     Raises:
-        OSError: the server can't be reached or refuses, in one line; `VolumeDatabaseError` when a newer fusebackend
-            has changed the tables; or the `dsn` leads to a transaction pooler.
+        OSError: the server can't be reached or refuses, in one line; `VolumeDatabaseError` when the tables
+            are of another version; or the `dsn` leads to a transaction pooler.
         ValueError: an argument can't be used.
         ModuleNotFoundError: psycopg is not installed.
     """

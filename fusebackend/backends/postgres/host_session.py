@@ -35,7 +35,6 @@ from fusebackend.backends.postgres.schema import (
     REAP_LOCK,
     SESSION_LOCK,
     SKIP_NUMBERS,
-    VERSION,
 )
 from fusebackend.backends.postgres.uses import Uses
 from fusebackend.base.waiting import will_wait
@@ -216,14 +215,9 @@ class Session:
 
     # -- changes -----------------------------------------------------------------------------------------------
 
-    @property
-    def name(self) -> str:
-        """The session in payloads of the feed."""
-        return self._feed.name
-
-    def announce(self, payloads: Sequence[str], xid: int) -> None:
-        """Send other hosts a wake-up for these payloads, which this transaction of the session has added."""
-        self._feed.announce(payloads, xid)
+    def announce(self, xid: int) -> None:
+        """Send other hosts a wake-up for the row that this transaction of the session has added."""
+        self._feed.announce(xid)
 
     def rejoin(self, connection: Connection[Any]) -> None:
         """Add the session again before a change, if its connection was silent, and it was removed as a dead one.
@@ -377,7 +371,7 @@ class Session:
             " FROM fusebackend.nameless WHERE volume = %s AND session = ANY(%s) ON CONFLICT DO NOTHING",
             (self._volume, sessions),
         )
-        for table, column in (("nameless", "session"), ("session", "id"), ("change_reader", "session")):
+        for table, column in (("nameless", "session"), ("session", "id")):
             query = f"DELETE FROM fusebackend.{table} WHERE volume = %s AND {column} = ANY(%s)"
             _ask(connection, query, (self._volume, sessions))
 
@@ -408,8 +402,6 @@ class Session:
             else:
                 self.id = self._feed.session = number = self._registered(connection)
                 _ask(connection, _CLAIM, (SESSION_LOCK, number))
-            reader = "INSERT INTO fusebackend.change_reader (session, volume) VALUES (%s, %s) ON CONFLICT DO NOTHING"
-            _ask(connection, reader, (self.id, self._volume))
         name = ("SELECT set_config('application_name', %s, false)", (f"fusebackend-feed-{self.id}",))
         send(connection, [name, hello(self._volume, self.id)])
         self._wait_for_lease(connection)
@@ -420,20 +412,20 @@ class Session:
     def _registered(self, connection: Connection[Any]) -> int:
         """Add the session. Returns its number."""
         query = (
-            "INSERT INTO fusebackend.session (volume, host, pid, version) VALUES (%s, %s, %s, %s)"
+            "INSERT INTO fusebackend.session (volume, host, pid) VALUES (%s, %s, %s)"
             " ON CONFLICT DO NOTHING RETURNING id"  # of a host that has added itself again to an older state
         )
-        while not (rows := _ask(connection, query, (self._volume, socket.gethostname(), os.getpid(), VERSION))):
+        while not (rows := _ask(connection, query, (self._volume, socket.gethostname(), os.getpid()))):
             pass
         return int(rows[0][0])
 
     def _add(self, connection: Connection[Any]) -> None:
         """Have a row, also if it was taken for dead."""
         query = (
-            "INSERT INTO fusebackend.session (volume, id, host, pid, version) VALUES (%s, %s, %s, %s, %s)"
+            "INSERT INTO fusebackend.session (volume, id, host, pid) VALUES (%s, %s, %s, %s)"
             " ON CONFLICT (id) DO UPDATE SET missing_since = NULL"
         )
-        _ask(connection, query, (self._volume, self.id, socket.gethostname(), os.getpid(), VERSION))
+        _ask(connection, query, (self._volume, self.id, socket.gethostname(), os.getpid()))
 
     def _wait_for_lease(self, connection: Connection[Any]) -> None:
         """Wait until no other session has the lease (`lease.py`): it has heard of this one, or it is cut off."""

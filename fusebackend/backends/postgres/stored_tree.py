@@ -259,16 +259,17 @@ class StoredTree(TreeVolume):
             yield transaction
             for node, contents, emptied in scope.written:
                 self._uses.wrote(node, transaction.version, contents, emptied)
-            payloads: list[str] = []
+            told: list[Statement] = []
             xid = feed.NO_XID
             moment = self._known.moment
             if self._shared_quota is not None:
                 self._shared_quota.commits(transaction)
             try:
-                rows = transaction.commit(lambda changes: self._notices(changes, payloads, transaction.logged))
+                rows = transaction.commit(lambda changes: self._notices(changes, told, transaction.logged))
                 xid = int(rows[0][0]) if rows else xid
             finally:  # it may have happened without an answer
-                self._session.announce(payloads, xid)
+                if told:
+                    self._session.announce(xid)
             changed, names = transaction.inodes(), transaction.names()
             known = names if transaction.has_all_names else None
             self._known.committed(moment, changed, transaction.before, known)
@@ -300,10 +301,10 @@ class StoredTree(TreeVolume):
         if scope.lost_names and self._shared_quota is not None:
             self._shared_quota.doubt()  # of their extended attributes: they were not read
 
-    def _notices(self, changes: Sequence[Change], payloads: list[str], logged: Sequence[LogRow]) -> list[Statement]:
-        """The row of the change feed for these changes, whose payloads are added to a list, with rows of the log."""
-        payloads += feed.encode(self._session.name, changes)
-        told = feed.row(self.id, self._session.id, payloads)
+    def _notices(self, changes: Sequence[Change], told: list[Statement], logged: Sequence[LogRow]) -> list[Statement]:
+        """The row of the change feed for these changes, which is added to a list, with rows of the log."""
+        payload = feed.encode(changes)
+        told += [feed.row(self.id, self._session.id, payload)] if payload else []
         return told if self._log is None else self._log.added(logged, told)
 
     @contextlib.contextmanager

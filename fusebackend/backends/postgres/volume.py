@@ -103,7 +103,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
 
     Raises:
         OSError: the server can't be reached, or refuses, or `conninfo` leads to a transaction pooler;
-            `VolumeDatabaseError` when its tables are too new.
+            `VolumeDatabaseError` when its tables are of another version.
     """
 
     features = Features(acls=True, stores_at_close=True, blocking=True, shared=True)
@@ -128,7 +128,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
             require_own_process(conninfo)
             pool = Connections(conninfo, connections, configure)
             undo.callback(pool.close)
-            pool.run(schema.migrate)
+            pool.run(schema.make_tables)
             number = pool.run(lambda connection: schema.volume_id(connection, name))
             self._feed = VolumeFeed(number)
             session = Session(conninfo, number, uses, self._feed, pool)

@@ -239,7 +239,7 @@ def test_two_servers_do_not_share_a_history(history, path):
     HistoryFile(path).close()
 
 
-@pytest.mark.parametrize("harm", ["damaged", "newer"])
+@pytest.mark.parametrize("harm", ["damaged", "another version"])
 def test_a_file_that_cannot_be_read_is_set_aside(path, caplog, harm):
     history = HistoryFile(path)
     made(history, b"/a")

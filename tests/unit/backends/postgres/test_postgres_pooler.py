@@ -1,4 +1,4 @@
-"""PgBouncer before a volume is refused by name in transaction mode; before threads and stores it does no harm."""
+"""PgBouncer before a volume: refused by name in transaction mode, as good as the server in session mode."""
 
 from __future__ import annotations
 
