@@ -17,7 +17,7 @@ Schema, version 1 (`PRAGMA user_version`; `application_id` is 0x66626b64, "fbkd"
 | `meta`        | a fact about the volume    | key, value: `next_node`; `indexed`, the entries made in `trigram`;    |
 |               |                            | `snapshot`, the number of the newest one that there ever was;        |
 |               |                            | `log_salt` and `log_number` (`redo.py`)                              |
-| `unindexed`   | a node whose contents have | node, changed_ns (when that was flushed, since the epoch; 0: not known)    |
+| `unindexed`   | a node whose contents have | node, changed_ns (when that was flushed, since the epoch; 0: unknown) |
 |               | changed since its entry    |                                                                      |
 | `trigram`     | the trigrams of a file's   | FTS5 without contents: rowid is the node, words are mapped by         |
 |               | words (`trigram.py`)       | `trigram.shown`. Old entries of a node stay and do no harm           |
