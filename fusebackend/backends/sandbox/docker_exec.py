@@ -193,8 +193,7 @@ def run(
             if end is End.EXIT and (now >= deadline or (stopped is not None and stopped())):
                 end = End.TIME_OUT if now >= deadline else End.STOP
                 deadline = now + KILL_S
-                if process is not None:
-                    kill(process)
+                _kill(process, kill)
             try:
                 step_s = LOOK_S if end is End.EXIT else KILL_AGAIN_S
                 kind, piece = made.receive(min(deadline, now + step_s))
@@ -202,35 +201,43 @@ def run(
                 if end is not End.EXIT:
                     if time.monotonic() >= deadline:
                         break
-                    if process is not None:
-                        kill(process)
+                    _kill(process, kill)
                 elif now - asked_at >= ASK_S:
                     asked_at = now
                     code = made.exit_code()
                     if code is not None:
                         break
                 continue
+            except OSError:
+                if end is End.EXIT:
+                    raise
+                break
             if not piece:
                 break
             if process is None and kind == STDOUT:
                 begun += piece
-                first, found, piece = begun.partition(b"\n")
+                first, found, rest = begun.partition(b"\n")
                 if not found:
                     continue
-                process = first.decode()
+                # Without its number it is no command, but the engine's word why there is no shell.
+                process, piece = (first.decode(), rest) if first.isdigit() else ("", begun)
                 if end is not End.EXIT:
-                    kill(process)
+                    _kill(process, kill)
             told = kept[kind].add(piece)
             if told and on_output is not None:
                 try:
                     on_output(names[kind], told)
                 except BaseException:
-                    if process is not None:
-                        kill(process)
+                    _kill(process, kill)
                     raise
         if end is End.EXIT and code is None:
             code = _ended(made)
     return response(kept[STDOUT], kept[STDERR], end, code or 0, timeout_s, max_bytes)
+
+
+def _kill(process: str | None, kill: Callable[[str], None]) -> None:
+    if process:
+        kill(process)
 
 
 def _ended(made: DockerExec) -> int:
