@@ -52,7 +52,6 @@ def shell(command: Sequence[str], branch: str | None, view: str | None, mount: s
         source=source,
         target=mountpoint,
         cwd=cwd if f"{cwd}/".startswith(mountpoint.rstrip("/") + "/") else mountpoint,
-        env=os.environ,
         no_namespace=f"run it as root, or work in {source}",
     )
     click.get_current_context().exit(status)
