@@ -37,6 +37,7 @@ from fusebackend.backends.sqlite.stored_tree import CACHE_INODES, DirtyBuffer, s
 from fusebackend.base import waiting
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import AgentPath, to_name, to_text
+from fusebackend.base.relative_paths import is_below, join
 from fusebackend.base.stamps import CLOCK, now_ns
 from fusebackend.base.waiting import will_wait
 from fusebackend.databases.sqlite import open_file, sync_directory, transaction
@@ -44,7 +45,6 @@ from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, Attr, AttrChanges, 
 from fusebackend.trees.branch_calls import TABLES as CALL_TABLES
 from fusebackend.trees.branch_calls import Authors, BranchCall, BranchCalls, BranchChange, ChangeKind, Rows
 from fusebackend.trees.lower_tree import BASE, FIRST_OWN, LowerTree
-from fusebackend.trees.tree import is_below, join
 from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT, Chunk, allocated_blocks
 from fusebackend.volumes.contents import ATTEMPTS, PIECE_BYTES
 from fusebackend.volumes.storage import Inode

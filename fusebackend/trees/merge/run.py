@@ -30,6 +30,7 @@ from typing import Any, Final
 
 from fusebackend.base.errors import VANISHED, oserror
 from fusebackend.base.paths import AgentPath, split, to_name, to_text
+from fusebackend.base.relative_paths import split as split_path
 from fusebackend.databases.sqlite import sync_directory
 from fusebackend.protocol import (
     RENAME_EXCHANGE,
@@ -46,7 +47,6 @@ from fusebackend.protocol import (
 from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.merge.plan import PARKED, Conflict, Plan, Step
 from fusebackend.trees.merge.records import MergeRecords
-from fusebackend.trees.tree import split as split_path
 from fusebackend.volumes import placing
 from fusebackend.volumes.native import NativeVolume
 from fusebackend.volumes.placing import BytesSource, KeptSource, Name, Source
