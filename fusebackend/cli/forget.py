@@ -9,8 +9,7 @@ from dataclasses import asdict
 import click
 
 from fusebackend.cli import target
-from fusebackend.cli.show import Failed, Output, json_option, note
-from fusebackend.cli.states import in_a_line
+from fusebackend.cli.show import Failed, Output, in_a_line, json_option, note
 from fusebackend.cli.target import Target, complete_path, mount_option
 from fusebackend.protocol import ForgetResult
 

@@ -17,8 +17,7 @@ from click.shell_completion import CompletionItem
 
 from fusebackend.base.paths import AgentPath, is_below
 from fusebackend.cli import target
-from fusebackend.cli.show import Failed, Output, json_option, note
-from fusebackend.cli.states import in_a_line
+from fusebackend.cli.show import Failed, Output, in_a_line, json_option, note
 from fusebackend.cli.target import Target, complete_names, complete_path, mount_option
 from fusebackend.control.following import POLLED_S, until_end
 from fusebackend.history.records import is_call_name

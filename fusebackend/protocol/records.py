@@ -570,7 +570,8 @@ class RestoreResult:
 
     `ref` is the state that it restored from, `call` the restore itself as a call. `changes` are what was put back
     (`create`, `replace`, `link`, `remove`, `attributes`), `skipped` the paths that were left alone. With `conflicts`,
-    files that are open for writing, nothing was changed. `partly` says what could not be kept.
+    files that are open for writing, nothing was changed. `partly` says what could not be kept. `left_alone` are the
+    prefixes of routes of which that state holds nothing.
     """
 
     ref: str
@@ -579,6 +580,7 @@ class RestoreResult:
     skipped: list[UndoConflict] = field(default_factory=list)
     conflicts: list[UndoConflict] = field(default_factory=list)
     partly: list[str] = field(default_factory=list)
+    left_alone: list[str] = field(default_factory=list)
 
 
 @dataclass

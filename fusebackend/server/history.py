@@ -11,7 +11,7 @@ import os
 import stat
 import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -20,7 +20,7 @@ from fusebackend.base.errors import oserror
 from fusebackend.base.git_patch import quoted
 from fusebackend.base.merge_lines import is_binary
 from fusebackend.base.paths import ROOT, AgentPath, to_name, to_text
-from fusebackend.control.verbs import DiffForm
+from fusebackend.control.verbs import NOT_HELD, DiffForm
 from fusebackend.history.blame import Place, blame, lineage
 from fusebackend.history.calls import OpenCall
 from fusebackend.history.history_file import Filter
@@ -146,8 +146,8 @@ class MountHistory:
         later = records[after:] if after < 0 else [each for each in records if each.number > after]
         return [change_info(each) for each in later[: _bounded(limit)]]
 
-    def diff(self, call: str, given: Sequence[str], form: DiffForm, columns: int) -> Iterator[bytes]:
-        """Return what a call did as text, in pieces of whole lines.
+    def diff(self, call: str, given: Sequence[str]) -> Differences:
+        """Return what a call did.
 
         Raises:
             ValueError: it is no name of a call, or a path is malformed.
@@ -161,7 +161,7 @@ class MountHistory:
         except FileNotFoundError as error:
             raise OSError(errno.ENOENT, f"{call} has not changed '/{error.filename}'") from None
         result.emptied.clear()  # the trees have only what the call changed
-        return said(result, form, columns)
+        return result
 
     def before(self, ref: Ref, given: Sequence[bytes]) -> dict[AgentPath, EarlierVolume]:
         """Return the routes as they were before a call or at a time, by prefix. Before a call that has changed a branch
@@ -446,8 +446,21 @@ def _bounded(limit: int) -> int:
     return min(max(limit, 0), MAX_LISTED)
 
 
-def said(result: Differences, form: DiffForm, columns: int) -> Iterator[bytes]:
-    """Return differences as text, in pieces of whole lines."""
+def said(
+    result: Differences, form: DiffForm, columns: int, on_skipped: Callable[[str, str], None] | None
+) -> Iterator[bytes]:
+    """Return differences as text, in pieces of whole lines.
+
+    Args:
+        on_skipped: is told each path that was not compared, with the reason, and each route. Without it the text has
+            routes, too, and all forms have them.
+    """
+    missing = [(route, NOT_HELD) for route in result.missing]
+    if on_skipped is None:
+        result.skipped += [(os.fsencode(route.strip("/")), why) for route, why in missing]
+    else:
+        for place, why in [*((f"/{os.fsdecode(path)}", why) for path, why in result.skipped), *missing]:
+            on_skipped(place, why)
     if form == "patch":
         yield from diff_output.patch(result)
         return
@@ -461,7 +474,7 @@ def said(result: Differences, form: DiffForm, columns: int) -> Iterator[bytes]:
         lines = diff_output.stat_lines(list(diff_output.stat_rows(result)), columns)
     for line in lines:
         yield line.encode() + b"\n"
-    for path, reason in result.skipped:
+    for path, reason in () if on_skipped is not None else result.skipped:
         yield f"# {quoted(path or b'.')}: not compared: {reason}\n".encode()
 
 

@@ -37,7 +37,7 @@ LEASE_S = 7.0
 less than a newcomer waits."""
 
 SETTLED_S = 0.5
-"""More than a mount holds back notices to the kernel (`vfs/coherence/hold_back.py`)."""
+"""More than a mount holds back notices to the kernel (`vfs/coherence/page_cache.py`)."""
 
 TRY_S: Final = 0.25
 """How often it is tried to take it."""

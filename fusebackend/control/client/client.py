@@ -602,16 +602,27 @@ class Client(SandboxBackendProtocol):
         form: DiffForm = "patch",
         columns: int = STAT_COLUMNS,
         on_text: Callable[[bytes], None] | None = None,
+        on_skipped: Callable[[str, str], None] | None = None,
     ) -> str:
-        """Return what a call did; see `MountedBackend.diff`.
+        """Return what a call did, or how two states differ; see `MountedBackend.diff`.
 
         Args:
             on_text: takes the text in pieces of whole lines, as it comes; the answer is empty then.
+            on_skipped: is told each path that was not compared, with the reason, and each route, with
+                the reason `NOT_HELD`.
         """
         found: list[bytes] = []
-        take = found.append if on_text is None else on_text
-        params = {"call": call, "paths": list(paths), "form": form, "columns": columns, "stream": True}
-        self._done(str, "diff", params, lambda given: take(msgspec.convert(given["data"], bytes)))
+        on_text = found.append if on_text is None else on_text
+        params = {"call": call, "paths": list(paths), "form": form, "columns": columns, "stream": True,
+                  "report": on_skipped is not None}  # fmt: skip
+
+        def take(given: Mapping[str, Any]) -> None:
+            if on_skipped is not None and "reason" in given:
+                on_skipped(given["path"], given["reason"])
+            else:
+                on_text(msgspec.convert(given["data"], bytes))
+
+        self._done(str, "diff", params, take)
         return b"".join(found).decode()
 
     def undo(
