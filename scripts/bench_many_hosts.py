@@ -1,52 +1,27 @@
-"""The benchmark of many hosts on one PostgreSQL: 1, 4, 16 and 64 processes, each with a backend of its own.
-
-    scripts/bench --many-hosts [--quick] [--seconds N] [--processes 1,16] [--only WORDS] [--parts WORDS] [--write]
-
-Each process opens a `PostgresBackend` and repeats the operation of a scenario (`SCENARIOS`) for some seconds, in a
-database that is new for each line. Then as many `pgbench` replay the recorded SQL of the same operation
-(`recorded_sql.py`), in the same directories and with the same round trips. The parts:
-
-- `fast`: all scenarios, on the disk of this machine;
-- `slow`: writes, on a server with 5 ms more for each fsync (`tests/services/slow_fsync.py`);
-- `far`: some, through a proxy that adds 1 ms, and 10 ms, each way;
-- `idle`: 64 idle mounts, on a server with 100 connections, PostgreSQL's default;
-- `burst`: `stat` and `open` of one host's mount while another creates 10,000 files.
-
-The last table compares the figures with their targets. Processor time is that of the server with all its
-processes, and of the working processes, as a share of one core. Never part of a test: numbers are not promises.
-"""
+"""The benchmark of many hosts on one PostgreSQL: 1, 4, 16 and 64 processes, each with a backend of its own."""
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
-import statistics
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import recorded_sql
-from measures import drop_caches
-from peers import serve_command
-from report import machine, markdown, write_between
-from serving import REPOSITORY, Server, mounted
+from bench_hosts import far_away
+from driver import Run, benchmark, markdown, numbers, only, option, positive, words_of
+from services import postgres, slow_fsync
+from serving import Server, our_mount
+from work import drop_caches, percentile
 
 from fusebackend.backends import PostgresBackend
 from fusebackend.protocol import ROOT_NODE, Caller
-
-sys.path.insert(0, str(REPOSITORY / "tests"))
-sys.path.insert(0, str(REPOSITORY / "tests/support"))
-
-from services import postgres, slow_fsync
-from services.stall import Stall
 
 PROCESSES = (1, 4, 16, 64)
 SECONDS = 5
@@ -293,7 +268,7 @@ def summarise(cell: Cell, done: Sequence[Done]) -> None:
         return
     whole = max(each.ended for each in done) - min(each.began for each in done)
     cell.rate = len(took) / whole
-    cell.p50_s, cell.p99_s = (statistics.quantiles(took, n=100, method="inclusive")[at] for at in (49, 98))
+    cell.p50_s, cell.p99_s = percentile(took, 50), percentile(took, 99)
     cell.client_cores = sum(each.processor_s for each in done) / whole
 
 
@@ -436,83 +411,6 @@ def make_tables(dsn: str) -> None:
 # -- the parts -----------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Run:
-    """The options of a run, and its results so far."""
-
-    seconds: int
-    processes: Sequence[int]
-    scenarios: Sequence[str]
-    work: Path
-    quick: bool = False
-    cells: Cells = field(default_factory=dict)
-    lines: list[str] = field(default_factory=list)
-    idle: Idle | None = None
-    burst: Burst | None = None
-
-    def measure(self, place: str, wanted: Sequence[str], server: postgres.Server, delay_s: float = 0.0) -> None:
-        """Fill the lines of one place, and print them as they come."""
-        for scenario in wanted:
-            for processes in (number for number in self.processes if place == "fast" or number <= MOST_ELSEWHERE):
-                cell = self.cells[place, scenario, processes] = Cell(place, scenario, processes)
-                with server.database() as dsn, far_away(server, dsn, delay_s) as far:
-                    make_tables(dsn)
-                    together(SCENARIOS[scenario], far, Server([server.pid]), processes, self.seconds, cell)
-                    if recorded_sql.missing() is None:
-                        scripts = recorded(SCENARIOS[scenario], dsn, processes)
-                        cell.replayed = recorded_sql.replay(far, scripts, self.seconds, self.work)
-                print(place, *cell.row(), sep=" | ", file=sys.stderr)
-
-    def report(self, load: float) -> str:
-        """Describe the conditions, and make all tables.
-
-        Args:
-            load: the load average before the run.
-        """
-        told = [target.row() for target in targets(self.cells, self.idle, self.burst)]
-        without = [] if (reason := recorded_sql.missing()) is None else [f"Without `pgbench`: {reason}."]
-        conditions = f"{machine(self.work)}; {self.seconds} s each; load average {load:.1f} before."
-        heads = ["figure", "target", "measured", "reached"]
-        return "\n".join([conditions, *without, "", *self.lines, *markdown(heads, told)])
-
-    def table(self, place: str) -> list[str]:
-        return markdown(HEADS, [cell.row() for (where, _, _), cell in self.cells.items() if where == place])
-
-
-@contextmanager
-def far_away(server: postgres.Server, dsn: str, delay_s: float) -> Iterator[str]:
-    """Yield the address of a database, through a proxy where each way takes so many seconds more."""
-    if not delay_s:
-        yield dsn
-        return
-    with tempfile.TemporaryDirectory(prefix="fusebackend-far-") as directory:
-        name = f".s.PGSQL.{postgres.PORT}"
-        with Stall(str(server.directory / name), f"{directory}/{name}") as network:
-            network.latency_s = 2 * delay_s  # it delays the bytes of clients only: the round trip counts
-            yield dsn.replace(str(server.directory), directory)
-
-
-def fast(run: Run, server: postgres.Server) -> None:
-    run.measure("fast", [name for name in SCENARIOS if name in run.scenarios], server)
-    run.lines += ["On the disk of this machine:", "", *run.table("fast"), ""]
-
-
-def slow(run: Run) -> None:
-    if (reason := slow_fsync.missing()) is not None:
-        run.lines += [f"Without a slow disk: {reason}.", ""]
-        return
-    with postgres.running(durable=True, slow_fsync_s=SLOW_FSYNC_S) as server:
-        run.measure("slow", [name for name in SLOW_SCENARIOS if name in run.scenarios], server)
-    run.lines += [f"With {SLOW_FSYNC_S * 1000:.0f} ms more for each fsync of the server:", "", *run.table("slow"), ""]
-
-
-def far(run: Run, server: postgres.Server) -> None:
-    for delay in DELAYS_MS:
-        place = f"{delay} ms"
-        run.measure(place, [name for name in FAR_SCENARIOS if name in run.scenarios], server, delay / 1000)
-        run.lines += [f"With {delay} ms more each way between host and server:", "", *run.table(place), ""]
-
-
 @dataclass(frozen=True)
 class Idle:
     """Idle mounts: their number, all connections, and the cores that they and the server take."""
@@ -533,31 +431,6 @@ class Idle:
         )
 
 
-def idle(run: Run, server: postgres.Server) -> None:
-    wanted, seconds = (16, 5.0) if run.quick else (MOUNTS, IDLE_S)
-    mounts, failure = [], ""
-    with server.database() as dsn, ExitStack() as stack:
-        make_tables(dsn)
-        for number in range(wanted):
-            mountpoint = run.work / f"idle{number}"
-            command = serve_command(f"postgres:{dsn}?volume=shared", mountpoint)
-            try:
-                mounts.append(stack.enter_context(mounted(command, mountpoint, run.work / f"idle{number}-log")))
-            except SystemExit as error:
-                failure = _short(str(error))
-                break
-        time.sleep(1.5 * seconds)  # the work of the start is over then, and connections that it took are closed
-        whole = Server([server.pid])
-        with most_connections(dsn, every_s=2.0) as counted:
-            before = whole.processor_s(), sum(mount.processor_s() for mount in mounts)
-            time.sleep(seconds)
-            after = whole.processor_s(), sum(mount.processor_s() for mount in mounts)
-        run.idle = Idle(
-            wanted, len(mounts), counted[0], (after[1] - before[1]) / seconds, (after[0] - before[0]) / seconds, failure
-        )
-    run.lines += [run.idle.text, ""]
-
-
 @dataclass(frozen=True)
 class Burst:
     """p99 of `stat` and `open` of one host, in seconds: before, and while another creates files."""
@@ -576,31 +449,100 @@ class Burst:
         )
 
 
-def burst(run: Run, server: postgres.Server) -> None:
-    files = BURST // 10 if run.quick else BURST
-    with server.database() as dsn, ExitStack() as stack:
-        make_tables(dsn)
-        roots = [run.work / "busy", run.work / "other"]
-        for root in roots:
-            command = serve_command(f"postgres:{dsn}?volume=shared", root)
-            stack.enter_context(mounted(command, root, run.work / f"{root.name}-log"))
-        busy, other = roots
-        (other / "watched").mkdir()
-        for number in range(WATCHED_FILES):
-            (other / f"watched/{number}").write_text(TEXT)
-        (busy / "burst").mkdir()
-        began = time.monotonic()
-        quiet = watch(other / "watched", lambda: time.monotonic() - began < 2 + files / 1000)
-        worker = FORK.Process(target=_create, args=(busy / "burst", files), daemon=True)
-        began = time.monotonic()
-        worker.start()
-        during = watch(other / "watched", worker.is_alive)
-        took = time.monotonic() - began
-        worker.join()
-        if worker.exitcode:
-            raise SystemExit("the burst of creates failed")
-    run.burst = Burst(files, took, (quiet[0], during[0]), (quiet[1], during[1]))
-    run.lines += [run.burst.text, ""]
+class Parts:
+    """The parts of the benchmark, and their results so far."""
+
+    def __init__(self, run: Run, server: postgres.Server) -> None:
+        self._run = run
+        self._server = server
+        self.cells: Cells = {}
+        self.lines: list[str] = []
+        self.of_idle: Idle | None = None
+        self.of_burst: Burst | None = None
+
+    def fast(self) -> None:
+        self._measure("fast", "On the disk of this machine:", SCENARIOS, self._server)
+
+    def slow(self) -> None:
+        if (reason := slow_fsync.missing()) is not None:
+            self.lines += [f"Without a slow disk: {reason}.", ""]
+            return
+        title = f"With {SLOW_FSYNC_S * 1000:.0f} ms more for each fsync of the server:"
+        with postgres.running(durable=True, slow_fsync_s=SLOW_FSYNC_S) as server:
+            self._measure("slow", title, SLOW_SCENARIOS, server)
+
+    def far(self) -> None:
+        for delay in DELAYS_MS:
+            title = f"With {delay} ms more each way between host and server:"
+            self._measure(f"{delay} ms", title, FAR_SCENARIOS, self._server, delay / 1000)
+
+    def _measure(
+        self, place: str, title: str, wanted: Iterable[str], server: postgres.Server, delay_s: float = 0.0
+    ) -> None:
+        """Fill the lines of one place, and print them as they come."""
+        seconds = self._run.seconds
+        for name in (name for name in wanted if name in self._run.only):
+            for processes in (each for each in self._run.processes if place == "fast" or each <= MOST_ELSEWHERE):
+                cell = self.cells[place, name, processes] = Cell(place, name, processes)
+                with ExitStack() as stack:
+                    address = dsn = stack.enter_context(server.database())
+                    if delay_s:
+                        address, network = stack.enter_context(far_away(server, dsn))
+                        network.latency_s = 2 * delay_s  # it delays the bytes of clients only: the round trip counts
+                    make_tables(dsn)
+                    together(SCENARIOS[name], address, Server([server.pid]), processes, seconds, cell)
+                    if recorded_sql.missing() is None:
+                        scripts = recorded(SCENARIOS[name], dsn, processes)
+                        cell.replayed = recorded_sql.replay(address, scripts, seconds, self._run.work)
+                print(place, *cell.row(), sep=" | ", file=sys.stderr)
+        rows = [cell.row() for (where, _, _), cell in self.cells.items() if where == place]
+        self.lines += [title, "", *markdown(HEADS, rows), ""]
+
+    def idle(self) -> None:
+        wanted, seconds = (16, 5.0) if self._run.quick else (MOUNTS, IDLE_S)
+        mounts, failure = [], ""
+        with self._server.database() as dsn, ExitStack() as stack:
+            make_tables(dsn)
+            for number in range(wanted):
+                try:
+                    mount = our_mount(f"postgres:{dsn}?volume=shared", self._run.work / f"idle{number}")
+                    mounts.append(stack.enter_context(mount))
+                except SystemExit as error:
+                    failure = _short(str(error))
+                    break
+            time.sleep(1.5 * seconds)  # the work of the start is over then, and connections that it took are closed
+            whole = Server([self._server.pid])
+            with most_connections(dsn, every_s=2.0) as counted:
+                before = whole.processor_s(), sum(mount.processor_s() for mount in mounts)
+                time.sleep(seconds)
+                after = whole.processor_s(), sum(mount.processor_s() for mount in mounts)
+        server_cores, mount_cores = ((after[at] - before[at]) / seconds for at in (0, 1))
+        self.of_idle = Idle(wanted, len(mounts), counted[0], mount_cores, server_cores, failure)
+        self.lines += [self.of_idle.text, ""]
+
+    def burst(self) -> None:
+        files = BURST // 10 if self._run.quick else BURST
+        with self._server.database() as dsn, ExitStack() as stack:
+            make_tables(dsn)
+            busy, other = self._run.work / "busy", self._run.work / "other"
+            for root in (busy, other):
+                stack.enter_context(our_mount(f"postgres:{dsn}?volume=shared", root))
+            (other / "watched").mkdir()
+            for number in range(WATCHED_FILES):
+                (other / f"watched/{number}").write_text(TEXT)
+            (busy / "burst").mkdir()
+            began = time.monotonic()
+            quiet = watch(other / "watched", lambda: time.monotonic() - began < 2 + files / 1000)
+            worker = FORK.Process(target=_create, args=(busy / "burst", files), daemon=True)
+            began = time.monotonic()
+            worker.start()
+            during = watch(other / "watched", worker.is_alive)
+            took = time.monotonic() - began
+            worker.join()
+            if worker.exitcode:
+                raise SystemExit("the burst of creates failed")
+        self.of_burst = Burst(files, took, (quiet[0], during[0]), (quiet[1], during[1]))
+        self.lines += [self.of_burst.text, ""]
 
 
 def _create(directory: Path, files: int) -> None:
@@ -621,8 +563,7 @@ def watch(directory: Path, goes_on: Callable[[], bool]) -> tuple[float, float]:
             os.close(os.open(path, os.O_RDONLY))
             stats.append(between - before)
             opens.append(time.perf_counter() - between)
-    p99 = [statistics.quantiles(each, n=100, method="inclusive")[98] for each in (stats, opens)]
-    return p99[0], p99[1]
+    return percentile(stats, 99), percentile(opens, 99)
 
 
 # -- targets -------------------------------------------------------------------------------------------------------
@@ -690,67 +631,44 @@ def targets(cells: Cells, idle: Idle | None, burst: Burst | None) -> list[Target
     return found
 
 
-PARTS = ("fast", "slow", "far", "idle", "burst")
+# -- the benchmark -------------------------------------------------------------------------------------------------
+
+PARTS = {"fast": Parts.fast, "slow": Parts.slow, "far": Parts.far, "idle": Parts.idle, "burst": Parts.burst}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="1 s each, 1 and 16 processes, 16 mounts, a small burst")
-    parser.add_argument("--seconds", type=int, help=f"how long each works (default: {SECONDS})")
-    parser.add_argument("--processes", help="how many, with commas (default: 1,4,16,64)")
-    parser.add_argument("--only", help=f"only these scenarios, with commas: {', '.join(SCENARIOS)}")
-    parser.add_argument("--parts", help=f"only these parts, with commas: {', '.join(PARTS)}")
-    parser.add_argument("--write", action="store_true", help="write the tables to BENCHMARKS.md")
-    arguments = parser.parse_args()
-    try:
-        processes = numbers_of(arguments.processes, (1, 16) if arguments.quick else PROCESSES)
-        scenarios = words_of("--only", arguments.only, tuple(SCENARIOS))
-        parts = words_of("--parts", arguments.parts, PARTS)
-    except ValueError as error:
-        parser.error(str(error))
-    if arguments.seconds is not None and arguments.seconds < 1:
-        parser.error(f"--seconds must be 1 or more, not {arguments.seconds}")
-    if arguments.write and (arguments.quick or arguments.only or arguments.parts or arguments.processes):
-        parser.error("--write is for all the work: without --quick, --processes, --only and --parts")
-    if reason := postgres.missing():
-        raise SystemExit(reason)
+@benchmark(
+    "many-hosts",
+    "1, 4, 16 and 64 processes on one PostgreSQL, each with a backend of its own",
+    option("--seconds", narrows=False, type=positive, help=f"how long each works (default: {SECONDS})"),
+    option("--processes", type=numbers, help="how many, with commas (default: 1,4,16,64)"),
+    option("--parts", type=words_of(PARTS), default=tuple(PARTS), help=f"of {', '.join(PARTS)}"),
+    only(SCENARIOS),
+    missing=postgres.missing,
+    quick="1 s each, 1 and 16 processes, 16 mounts, a small burst",
+    table="many hosts",
+)
+def many_hosts(run: Run) -> list[str]:
+    """In each process open a `PostgresBackend` and repeat the operation of a scenario for some seconds, in a database
+    that is new for each line. Then as many `pgbench` replay the recorded SQL of the same operation
+    (`recorded_sql.py`), in the same directories and with the same round trips. The parts:
+
+    - `fast`: all scenarios, on the disk of this machine;
+    - `slow`: writes, on a server with 5 ms more for each fsync (`tests/services/slow_fsync.py`);
+    - `far`: some, through a proxy that adds 1 ms, and 10 ms, each way;
+    - `idle`: 64 idle mounts, on a server with 100 connections, PostgreSQL's default;
+    - `burst`: `stat` and `open` of one host's mount while another creates 10,000 files.
+
+    The last table compares the figures with their targets. Processor time is that of the server with all its processes,
+    and of the working processes, as a share of one core.
+    """
+    run.seconds = run.seconds or (1 if run.quick else SECONDS)
+    run.processes = run.processes or ((1, 16) if run.quick else PROCESSES)
     postgres.SETTINGS = (*postgres.SETTINGS, f"max_connections={CONNECTIONS}", "shared_buffers=128MB")
-    with tempfile.TemporaryDirectory(prefix="fusebackend-bench-") as work:
-        run = Run(arguments.seconds or (1 if arguments.quick else SECONDS), processes, scenarios, Path(work),
-                  quick=arguments.quick)  # fmt: skip
-        before = os.getloadavg()[0]
-        with postgres.running(durable=True) as server:
-            steps: dict[str, Callable[[], None]] = {
-                "fast": partial(fast, run, server), "slow": partial(slow, run), "far": partial(far, run, server),
-                "idle": partial(idle, run, server), "burst": partial(burst, run, server),
-            }  # fmt: skip
-            for part in parts:
-                steps[part]()
-        report = run.report(before)
-    print(report)
-    if arguments.write:
-        write_between("many hosts", report)
-
-
-def numbers_of(words: str | None, default: tuple[int, ...]) -> tuple[int, ...]:
-    """Parse numbers of processes with commas. ValueError in one line."""
-    if words is None:
-        return default
-    found = tuple(int(word) for word in words.split(",") if word.isdecimal() and int(word) > 0)
-    if len(found) != len(words.split(",")):
-        raise ValueError(f"--processes must be numbers above 0 with commas, such as 1,16, not '{words}'")
-    return tuple(sorted(set(found)))
-
-
-def words_of(option: str, words: str | None, known: tuple[str, ...]) -> tuple[str, ...]:
-    """Parse words with commas, each one of `known`; all of them when there are none. ValueError in one line."""
-    if words is None:
-        return known
-    for word in words.split(","):
-        if word not in known:
-            raise ValueError(f"{option}: there is no '{word}'; there are {', '.join(known)}")
-    return tuple(word for word in known if word in words.split(","))
-
-
-if __name__ == "__main__":
-    main()
+    with postgres.running(durable=True) as server:
+        parts = Parts(run, server)
+        for part in run.parts:
+            PARTS[part](parts)
+    without = [] if (reason := recorded_sql.missing()) is None else [f"Without `pgbench`: {reason}."]
+    reached = [target.row() for target in targets(parts.cells, parts.of_idle, parts.of_burst)]
+    figures = markdown(["figure", "target", "measured", "reached"], reached)
+    return [f"Each process works for {run.seconds} s.", *without, "", *parts.lines, *figures]

@@ -1,47 +1,25 @@
-"""The benchmark of `postgres:`: a million files, a change against its SQL, and ordinary work against JuiceFS.
-
-    scripts/bench --postgres [--rounds N] [--quick] [--only scale|metadata|work] [--write]
-
-It starts a PostgreSQL of its own. For the first two parts that does not wait for the disk, and the volume is called in
-this process.
-
-- **Scale.** A volume of 10,000 files in 100 directories, and a volume of 1,000,000 in 10,000, each in a database of its
-  own, filled by COPY and indexed. In turns: `ls` of a directory of 100, `stat` of files spread over the tree, and
-  `grep` for a string in one file. The plans of the searches are checked: none of them scans a whole table.
-- **Metadata.** Each operation against the least SQL that it takes, on the same connection settings and with the same
-  code to send it: one round trip locks and reads rows, the other writes, notifies and commits. And the same as system
-  calls on a mount, where the kernel also looks names up.
-- **Work.** Ordinary work in a directory, on a mount of `postgres:` and on JuiceFS with its metadata on the same server,
-  in turns, each in a database of its own. This server waits for the disk. JuiceFS keeps the bytes of files in a local
-  directory, and does not sync them; here they are rows.
-
-Numbers are medians.
-"""
+"""The benchmark of `postgres:`: a million files, a change against its SQL, and ordinary work against JuiceFS."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import shutil
-import statistics
-import string
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from measures import Measures, Scale, drop_caches, make_source_tree, shell, timed
-from peers import PEERS, Mount, Side, juicefs_mounted, ours, serve_command
-from report import machine, markdown, write_between
-from rounds import Medians, take_turns, workplace
-from serving import REPOSITORY, mounted
+from driver import Medians, Run, Tables, benchmark, compare, in_rounds, markdown, only, option, order, positive
+from measures import Measures, Scale
+from peers import PEERS, Mount, Side, juicefs_mounted, ours
+from services import postgres as service
+from serving import our_mount
+from work import NEEDLE, drop_caches, make_source_tree, shell, timed, vocabulary
 
 from fusebackend.backends import PostgresBackend
-from fusebackend.backends.postgres import schema
 from fusebackend.backends.postgres.search.index import make_index
 from fusebackend.backends.postgres.search.query import SearchQueries
 from fusebackend.backends.postgres.statements import FIELDS
@@ -49,71 +27,38 @@ from fusebackend.databases.pipeline import BEGIN, COMMIT, Statement, send
 from fusebackend.protocol import ROOT_NODE, Caller
 from fusebackend.volumes import trigram
 
-sys.path.insert(0, str(REPOSITORY / "tests"))
-sys.path.insert(0, str(REPOSITORY / "tests/support"))
-from services import postgres as service
-
 FILES_PER_DIRECTORY = 100
-SMALL, LARGE = 100, 10_000
-"""Directories."""
-
-NEEDLE = "rare_needle_7b"
+DIRECTORIES = (100, 10_000)
 FIRST_NODE = 1 << 20
 ME = Caller(0, 0)
-
-ROUNDS = 7
-
-Seconds = dict[str, list[float]]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, help=f"default: {ROUNDS}, of the work {WORK_ROUNDS}")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the files")
-    parser.add_argument("--only", choices=list(PARTS))
-    parser.add_argument("--write", action="store_true", help="write the tables to BENCHMARKS.md")
-    arguments = parser.parse_args()
-    if reason := service.missing():
-        raise SystemExit(reason)
-    kept = [setting for setting in service.SETTINGS if not setting.startswith("shared_buffers=")]
-    service.SETTINGS = (*kept, "shared_buffers=256MB", "maintenance_work_mem=256MB")
-    if arguments.write and arguments.quick:
-        parser.error("--write is for all the work: without --quick")
-    for name in [arguments.only] if arguments.only else PARTS:
-        with service.running(durable=name == "work") as server:
-            report = PARTS[name](server, arguments)
-        print(report, end="\n\n")
-        if arguments.write:
-            write_between(f"postgres {name}", report)
-
 
 # -- scale ---------------------------------------------------------------------------------------------------------
 
 
-def scale(server: service.Postgres, arguments: argparse.Namespace) -> str:
-    rounds, large = arguments.rounds or ROUNDS, LARGE // 10 if arguments.quick else LARGE
+def scale(server: service.Postgres, run: Run) -> list[str]:
+    few, many = DIRECTORIES[0], DIRECTORIES[1] // 10 if run.quick else DIRECTORIES[1]
     measures: dict[int, dict[str, Callable[[], object]]] = {}
     with ExitStack() as stack:
-        for directories in (SMALL, large):
+        for directories in (few, many):
             dsn = stack.enter_context(server.database())
             print(f"filling a volume of {directories * FILES_PER_DIRECTORY:,} files", file=sys.stderr)
             print(f"  took {timed(partial(fill, dsn, directories)):.0f} s", file=sys.stderr)
             backend = stack.enter_context(PostgresBackend(dsn))
             measures[directories] = scale_measures(backend, directories)
             check_plans(backend)
-        seconds: dict[int, Seconds] = {size: {name: [] for name in found} for size, found in measures.items()}
-        for number in range(rounds + 1):
-            for name in measures[SMALL]:
-                for size in (SMALL, large) if number % 2 else (large, SMALL):
-                    taken = timed(measures[size][name])
-                    if number:  # the first round fills caches
-                        seconds[size][name].append(taken)
+
+        def one(number: int) -> Iterator[tuple[str, str, float]]:
+            for name in measures[few]:
+                for size in order((few, many), number):
+                    yield name, str(size), timed(measures[size][name]) * 1000
+
+        medians = in_rounds(run.rounds, one, warm_up=1)  # which fills caches
     rows = []
-    for name in measures[SMALL]:
-        few, many = (statistics.median(seconds[size][name]) * 1000 for size in (SMALL, large))
-        rows.append([name, f"{few:.2f}", f"{many:.2f}", f"{many / few:.2f}"])
-    heads = [f"of {size * FILES_PER_DIRECTORY:,} files (ms)" for size in (SMALL, large)]
-    return "\n".join(markdown(["what", *heads, "ratio"], rows))
+    for name, found in medians.items():
+        ms = found[str(few)], found[str(many)]
+        rows.append([name, *(f"{each:.2f}" for each in ms), f"{ms[1] / ms[0]:.2f}"])
+    heads = [f"of {size * FILES_PER_DIRECTORY:,} files (ms)" for size in (few, many)]
+    return markdown(["what", *heads, "ratio"], rows)
 
 
 def scale_measures(backend: PostgresBackend, directories: int) -> dict[str, Callable[[], object]]:
@@ -176,9 +121,9 @@ def fill(dsn: str, directories: int) -> None:
     """Fill a volume by COPY, as if its files had been written and indexed."""
     import psycopg
 
+    with PostgresBackend(dsn) as backend:
+        volume = backend.volume.id
     with psycopg.connect(dsn, autocommit=True) as connection:
-        schema.migrate(connection)
-        volume = schema.volume_id(connection, "default")
         connection.execute("ALTER TABLE fusebackend.chunk DISABLE TRIGGER contents_changed")
         files = FIRST_NODE + directories
         copy = partial(copy_rows, connection)
@@ -223,7 +168,7 @@ def dentry_rows(volume: int, directories: int) -> Iterator[tuple[Any, ...]]:
 def all_texts(files: int) -> Iterator[tuple[int, bytes]]:
     """Yield texts of a dozen out of 2,000 words and a number; the middle one has the needle. Equal at each call."""
     chance = random.Random(7)
-    words = ["".join(chance.choices(string.ascii_lowercase, k=chance.randint(2, 9))) for _ in range(2000)]
+    words = vocabulary(chance)
     for number in range(files):
         needle = f"{NEEDLE}\n" if number == files // 2 else ""
         yield number, f"file {number}\n{needle}{' '.join(chance.choices(words, k=12))}\n".encode()
@@ -235,30 +180,31 @@ OPERATIONS = 200
 STAT = "stat (`lookup`)"
 
 
-def metadata(server: service.Postgres, arguments: argparse.Namespace) -> str:
-    rounds = arguments.rounds or ROUNDS
+def metadata(server: service.Postgres, run: Run) -> list[str]:
     with ExitStack() as stack:
         dsn = stack.enter_context(server.database())
         backend = stack.enter_context(PostgresBackend(dsn))
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fusebackend-bench-")))
-        mountpoint = directory / "mount"
-        command = serve_command(f"postgres:{dsn}?volume=mounted", mountpoint)
-        stack.enter_context(mounted(command, mountpoint, directory / "log"))
-        seconds: dict[str, Seconds] = {}
-        for number in range(rounds + 1):
+        mountpoint = run.work / "metadata"
+        stack.enter_context(our_mount(f"postgres:{dsn}?volume=mounted", mountpoint))
+
+        def one(number: int) -> Iterator[tuple[str, str, float]]:
             # In directories of their own, without each other's files.
-            runs = {"ours": Ours(backend, number).times, "bare": Bare(backend, number).times}
-            runs["mount"] = partial(mount_times, mountpoint / f"mount{number}")
-            for who in sorted(runs, reverse=bool(number % 2)):
-                for name, taken in runs[who]().items():
-                    if number:
-                        seconds.setdefault(name, {who: [] for who in runs})[who].append(taken)
+            runs: dict[str, Callable[[], dict[str, float]]] = {
+                "bare": Bare(backend, number + 1).times,
+                "mount": partial(mount_times, mountpoint / f"mount{number}"),
+                "ours": Ours(backend, number).times,
+            }
+            for who in order(list(runs), number):
+                for name, seconds in runs[who]().items():
+                    yield name, who, seconds * 1e6 / OPERATIONS
+
+        medians = in_rounds(run.rounds, one, warm_up=1)
     rows = []
-    for name, found in seconds.items():
-        bare, ours, mount = (statistics.median(found[who]) * 1e6 / OPERATIONS for who in ("bare", "ours", "mount"))
+    for name, found in medians.items():
+        bare, ours, mount = found["bare"], found["ours"], found["mount"]
         rows.append([name, f"{bare:.0f}", f"{ours:.0f}", f"{ours / bare:.2f}", f"{mount:.0f}", f"{mount / bare:.2f}"])
     heads = ["operation", "its SQL alone (µs)", "the volume (µs)", "ratio", "on a mount (µs)", "ratio"]
-    return "\n".join(markdown(heads, rows))
+    return markdown(heads, rows)
 
 
 def mount_times(directory: Path) -> dict[str, float]:
@@ -404,30 +350,23 @@ def repeat(operation: Callable[[int], object]) -> None:
 
 # -- work ----------------------------------------------------------------------------------------------------------
 
-WORK_ROUNDS = 1
 RIVAL = PEERS["juicefs"]
 
 
-def work(server: service.Postgres, arguments: argparse.Namespace) -> str:
+def work(server: service.Postgres, run: Run) -> list[str]:
     """Do the same work on both, and make a table of seconds."""
     missing = RIVAL.missing() or (None if shutil.which("rsync") else "rsync is not installed (Debian: rsync)")
     if missing is not None:
-        return f"Not measured: {missing}."
-    rounds, before = arguments.rounds or WORK_ROUNDS, os.getloadavg()[0]
-    with workplace(None) as place:
-        scale = Scale(arguments.quick)
-        make_source_tree(place / "source.tar", scale.tree_files)
-        (place / "source").mkdir()
-        shell("tar xf ../source.tar", place / "source")
-        measures = work_measures(Measures(scale, place / "source.tar"), place / "source/tree")
-        sides = [Side("fusebackend", lambda: None, partial(_ours_in, server)),
-                 Side(RIVAL.name, RIVAL.missing, partial(_rival_in, server))]  # fmt: skip
-        medians = take_turns(
-            sides, rounds, place, lambda mount: {name: run(mount.root) for name, run in measures.items()}
-        )
-        part = ", a tenth of the work" if arguments.quick else ""
-        about = f"On {machine(place)}; medians of {rounds} rounds{part}; load average {before:.1f} before."
-    return "\n".join([about, "", *work_table(medians), "", work_verdict(medians)])
+        return [f"Not measured: {missing}."]
+    size = Scale(bool(run.quick))
+    make_source_tree(run.work / "source.tar", size.tree_files)
+    (run.work / "source").mkdir()
+    shell("tar xf ../source.tar", run.work / "source")
+    measures = work_measures(Measures(size, run.work / "source.tar"), run.work / "source/tree")
+    sides = [Side("fusebackend", lambda: None, partial(_ours_in, server)),
+             Side(RIVAL.name, RIVAL.missing, partial(_rival_in, server))]  # fmt: skip
+    medians = compare(run, sides, lambda mount: {name: measure(mount.root) for name, measure in measures.items()})
+    return [*work_table(medians), "", work_verdict(medians)]
 
 
 def work_measures(measures: Measures, tree: Path) -> dict[str, Callable[[Path], float]]:
@@ -481,12 +420,35 @@ def metadata_url(dsn: str) -> str:
     return f"postgres://{found['user']}@/{found['dbname']}?{where}"
 
 
-PARTS: dict[str, Callable[[service.Postgres, argparse.Namespace], str]] = {
-    "scale": scale,
-    "metadata": metadata,
-    "work": work,
-}
+PARTS: dict[str, Callable[[service.Postgres, Run], list[str]]] = {"scale": scale, "metadata": metadata, "work": work}
 
 
-if __name__ == "__main__":
-    main()
+@benchmark(
+    "postgres",
+    "`postgres:`: a million files, a change against its SQL, and ordinary work against JuiceFS",
+    only(PARTS, narrows=False),
+    option("--rounds", narrows=False, type=positive, help="(default: 7, of the work 1)"),
+    missing=service.missing,
+    quick="a tenth of the files",
+)
+def postgres(run: Run) -> Tables:
+    """Measure on a PostgreSQL of its own. For the first two parts that does not wait for the disk, and the volume is
+    called in this process.
+
+    - `scale`: A volume of 10,000 files in 100 directories, and a volume of 1,000,000 in 10,000, each in a database of
+      its own, filled by COPY and indexed. In turns: `ls` of a directory of 100, `stat` of files spread over the tree,
+      and `grep` for a string in one file. The plans of the searches are checked: none of them scans a whole table.
+    - `metadata`: Each operation against the least SQL that it takes, on the same connection settings and with the same
+      code to send it: one round trip locks and reads rows, the other writes, notifies and commits. And the same as
+      system calls on a mount, where the kernel also looks names up.
+    - `work`: Ordinary work in a directory, on a mount of `postgres:` and on JuiceFS with its metadata on the same
+      server, in turns, each in a database of its own. This server waits for the disk. JuiceFS keeps the bytes of files
+      in a local directory, and does not sync them; here they are rows.
+    """
+    asked = run.rounds
+    kept = [setting for setting in service.SETTINGS if not setting.startswith("shared_buffers=")]
+    service.SETTINGS = (*kept, "shared_buffers=256MB", "maintenance_work_mem=256MB")
+    for name in run.only:
+        run.rounds = asked or (1 if name == "work" else 7)
+        with service.running(durable=name == "work") as server:
+            yield f"postgres {name}", PARTS[name](server, run)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from report import cells, read_between
+from driver import cells, read_between
 from serving import REPOSITORY
 
 PICTURE = REPOSITORY / "docs" / "benchmark.svg"
