@@ -31,11 +31,8 @@ BARE_BWRAP = (
 
 @benchmark("verbs", "the agent's face over the control socket: a verb, an echo, a command", rounds=9)
 def verbs(run: Run) -> list[str]:
-    """Call verbs over the control socket; the two of each pair take turns in the same run, so that noise hits both:
-
-    - `read` of a file of 1 KiB, against a bare JSON-RPC echo of 1 KiB on the same socket (`ping`);
-    - `execute("true")` in the mount's shell, against a bare `bwrap … true`: the cost of our part of a command.
-    """
+    """Call a verb, and an echo of its size (`ping`); run a command in the mount's shell, and in a bare `bwrap`. They
+    take turns, so that noise hits both of each pair."""
     text = "x" * 1023 + "\n"
     url, mountpoint = f"sqlite:{run.work / 'volume.db'}", run.work / "mount"
     with our_mount(url, mountpoint), fusebackend.connect(mountpoint) as client:
@@ -78,13 +75,8 @@ SETTLED_LIMIT_S = 600
     quick="a tenth of the files",
 )
 def index(run: Run) -> list[str]:
-    """In each round make the same files of 2 KiB, a thousand a directory, on a plain directory, on a mount of `sqlite:`
-    without its index, and on a mount with it. Then search for a string in one of them: the verb `grep`, over the
-    control socket, in turns with `rg -F` on the plain directory, all of it in the kernel's cache.
-
-    The cost has two parts: the added time of making the files, and the added processor time of the server until all is
-    indexed.
-    """
+    """Make the same files on a plain directory, and on mounts of `sqlite:` without its index and with it; then search
+    for a string in one of them by the verb `grep`, in turns with `rg -F` on the plain directory."""
     files = FILES // 10 if run.quick else FILES
     contents = [text.encode() for text in texts(files, run.text)]
     medians = in_rounds(run.rounds, lambda number: one_index_round(run.work / f"round{number}", contents))

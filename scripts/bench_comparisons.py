@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import multiprocessing
 import os
 import random
 import statistics
@@ -19,10 +18,18 @@ from pathlib import Path
 
 from driver import Medians, Numbers, Run, benchmark, compare, markdown, numbers, option, positive
 from peers import PLAIN, Mount, ours
-from work import BLOCK, drop_caches, make_file, offsets, percentile, read_again, read_file, timed, write_large
-
-FORK = multiprocessing.get_context("fork")
-
+from work import (
+    BLOCK,
+    drop_caches,
+    make_file,
+    offsets,
+    percentile,
+    processes,
+    read_again,
+    read_file,
+    timed,
+    write_large,
+)
 
 # -- one large file ------------------------------------------------------------------------------------------------
 
@@ -36,8 +43,7 @@ SPEEDS = ("write + fsync (MiB/s)", "read cold (MiB/s)", "read warm (MiB/s)", "ra
     quick="64 MiB",
 )  # fmt: skip
 def large(run: Run) -> list[str]:
-    """Write a file in calls of 1 MiB with one fsync, read it the same way with dropped caches, and once more from the
-    cache; then at random offsets, warm. It runs beside bindfs, which shows the cost of FUSE alone in C."""
+    """Write, read cold, read warm, and read at random offsets, warm. bindfs shows the cost of FUSE alone in C."""
     return large_table(compare(run, run.sides, partial(measure_large, mib=64 if run.quick else 1024)))
 
 
@@ -97,25 +103,20 @@ class Done:
     quick="a tenth of the work",
 )
 def parallel(run: Run) -> list[str]:
-    """In each round a process creates a file of 1 KiB, `stat`s it, reads it, `stat`s an uncached file, and the same
-    again, renames the file, and removes the file of 20 rounds before.
-
-    The table has the rounds a second of all together, the time between the end of the first and the last process, and
-    p50 and p99 of `stat`: of the file just written and of the uncached one, which the server answers, and of the cached
-    one.
-    """
+    """Each process creates, stats, reads, renames and removes files of its own, and stats uncached files of others: one
+    process alone, and all at once, from a common start on."""
     loops = LOOPS // 10 if run.quick else LOOPS
-    medians = compare(run, run.sides, partial(measure_parallel, processes=run.processes, loops=loops))
+    medians = compare(run, run.sides, partial(measure_parallel, count=run.processes, loops=loops))
     sides = list(next(iter(medians.values())))
     rows = [[name, *(f"{found[side]:.1f}" for side in sides)] for name, found in medians.items()]
     return markdown(["", *sides], rows)
 
 
-def measure_parallel(mount: Mount, processes: int, loops: int) -> Numbers:
+def measure_parallel(mount: Mount, count: int, loops: int) -> Numbers:
     """Run one process alone first, then all; each does the same number of rounds."""
     alone = together(mount.root / "alone", 1, loops)
     mount.server.wait_idle()
-    many = together(mount.root / "many", processes, loops)
+    many = together(mount.root / "many", count, loops)
     found = {"one process (rounds/s)": throughput(alone, loops), "all (rounds/s)": throughput(many, loops)}
     found["all ÷ one"] = found["all (rounds/s)"] / found["one process (rounds/s)"]
     ends = [each.ended - each.began for each in many]
@@ -130,35 +131,24 @@ def measure_parallel(mount: Mount, processes: int, loops: int) -> Numbers:
     return found
 
 
-def together(place: Path, processes: int, loops: int) -> list[Done]:
+def together(place: Path, count: int, loops: int) -> list[Done]:
     """Run processes at once, from a common start on."""
     place.mkdir()
-    for number in range(processes):
+    for number in range(count):
         (place / f"p{number}").mkdir()
         (place / f"unknown{number}").mkdir()
         for file in range(loops):
             (place / f"unknown{number}" / f"{file}").touch()
     drop_caches()
-    start, answers = FORK.Barrier(processes), FORK.SimpleQueue()
-    workers = [FORK.Process(target=_work, args=(place, n, loops, start, answers)) for n in range(processes)]
-    for worker in workers:
-        worker.start()
-    try:
-        deadline, done = time.monotonic() + LIMIT_S, []
-        while len(done) < processes:
-            while answers.empty():
-                if time.monotonic() > deadline or any(worker.exitcode for worker in workers):
-                    raise SystemExit(f"{processes - len(done)} of {processes} processes have not done their work")
-                time.sleep(0.01)
-            done.append(answers.get())
-        return done
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.join()
+    with processes(count, partial(_work, place, loops)) as (start, results):
+        start.wait(LIMIT_S)
+        done = results(LIMIT_S)
+    if len(done) < count:
+        raise SystemExit(f"{count - len(done)} of {count} processes have not done their work")
+    return done
 
 
-def _work(place: Path, number: int, loops: int, start: Barrier, answers: multiprocessing.SimpleQueue[Done]) -> None:
+def _work(place: Path, loops: int, number: int, start: Barrier) -> Done:
     """Run the rounds of one process."""
     mine, others = f"{place}/p{number}", f"{place}/unknown{number}"
     content, path = b"x" * 1024, f"{mine}/new"
@@ -174,7 +164,7 @@ def _work(place: Path, number: int, loops: int, start: Barrier, answers: multipr
         os.rename(path, f"{mine}/{turn}")
         if turn >= KEPT:
             os.unlink(f"{mine}/{turn - KEPT}")
-    answers.put(Done(began, time.monotonic(), stats))
+    return Done(began, time.monotonic(), stats)
 
 
 def stat_s(path: str) -> float:
@@ -224,16 +214,8 @@ def sizes(words: str) -> tuple[int, ...]:
     quick="up to 10,000 files",
 )  # fmt: skip
 def growth(run: Run) -> list[str]:
-    """For each size, fill an empty file system with directories of 100 files of 100 bytes, and then measure:
-
-    - create: open, write, close; a file;
-    - find: `find -ls` over all, with dropped caches; a file;
-    - ls: `ls -l` of one directory, with dropped caches; the median of some, spread over the tree;
-    - stat: of files spread over the tree, the same way.
-
-    Beside the time stands the resident memory of the servers: when all files were made, after `find`, and after the
-    kernel has dropped its caches. A line below each table states whether the cost grows with the number of files.
-    """
+    """For each size, fill an empty file system with directories of 100 files of 100 bytes; then time `find -ls` over
+    all, `ls -l` of a directory and `stat` of files, with dropped caches."""
     found: dict[int, Medians] = {}
     for size in SIZES[:2] if run.quick and run.sizes == SIZES else run.sizes:
         print(f"{size:,} files", file=sys.stderr)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 from driver import Run, benchmark, in_rounds, markdown, option, positive
@@ -31,18 +32,9 @@ WARM_UP = 50
     missing=postgres.missing,
 )  # fmt: skip
 def hosts(run: Run) -> list[str]:
-    """Mount the same routes by two servers: a volume and a store of a throwaway PostgreSQL, and a bucket of a throwaway
-    SeaweedFS where there is one. One process writes a file through the first mount:
-
-    - to an open: from the moment before `close` on one to the moment when an `open` and `read` of the same path at the
-      other have returned the new bytes. They begin when `close` has returned. In the volume they are right the first
-      time, and the run fails if they are not; in the store and the bucket they are repeated until they are;
-    - to a `stat`: from the same moment until `stat` of the cached path at the other shows the new size. It depends on
-      the change feed, and is repeated until then;
-    - to a name: until a new file is there at the other, with a negative dentry of its name cached before.
-
-    Beside them stands the same `open` and `read` of an unchanged file, the least that an open costs.
-    """
+    """Mount the same routes by two servers: a volume, a store, and a bucket where there is SeaweedFS. A process writes
+    through the first mount; the time is from before its `close` until the other mount shows the change. In the volume
+    an `open` after `close` sees it the first time, or the run fails; the others are repeated until they do."""
     with ExitStack() as stack:
         dsn = stack.enter_context(stack.enter_context(postgres.running(durable=True)).database())
         routes = {"/volume": f"postgres:{dsn}?volume=bench", "/store": f"store+postgres:{dsn}?ns=bench"}
@@ -61,19 +53,13 @@ def hosts(run: Run) -> list[str]:
     return markdown(["from `close` at one host", "p50 (ms)", "p99 (ms)", "max (ms)"], rows)
 
 
-def opens(here: Path, there: Path, changes: int) -> list[float]:
-    return [to_open(here / "file", there / "file", content) for content in contents(here / "file", changes)][WARM_UP:]
-
-
-def opens_in_the_end(here: Path, there: Path, changes: int) -> list[float]:
-    return [
-        to_open(here / "file", there / "file", content, at_once=False) for content in contents(here / "file", changes)
-    ][WARM_UP:]
-
-
-def stats(here: Path, there: Path, changes: int) -> list[float]:
-    (there / "file").read_bytes()
-    return [to_stat(here / "file", there / "file", content) for content in contents(here / "file", changes)][WARM_UP:]
+def changes_of(measure: Callable[[Path, Path, bytes], float], here: Path, there: Path, changes: int) -> list[float]:
+    """Change an existing file, each time to another size than the last, after some changes to warm up."""
+    here, there = here / "file", there / "file"
+    here.write_bytes(b"")
+    there.read_bytes()
+    contents = (b"%d" % number + b"x" * (100 + number % 100) for number in range(WARM_UP + changes))
+    return [measure(here, there, content) for content in contents][WARM_UP:]
 
 
 def names(here: Path, there: Path, changes: int) -> list[float]:
@@ -86,26 +72,6 @@ def unchanged(here: Path, there: Path, changes: int) -> list[float]:
     return [timed((there / "other").read_bytes) for _ in range(changes)]
 
 
-ROWS: dict[str, tuple[str, Callable[[Path, Path, int], list[float]], int]] = {
-    "`postgres:`, to `open` and `read`": ("/volume", opens, 1),
-    "`postgres:`, to `stat`": ("/volume", stats, 1),
-    "`postgres:`, to a new name": ("/volume", names, 1),
-    "`postgres:`, an `open` and `read` of what is unchanged": ("/volume", unchanged, 1),
-    "`store+postgres:`, to `open` and `read`": ("/store", opens_in_the_end, 4),
-    "`store+postgres:`, to a new name": ("/store", names, 4),
-    "`s3://`, to `open` and `read`": ("/bucket", opens_in_the_end, 10),
-    "`s3://`, to a new name": ("/bucket", names, 100),
-}
-"""The measures: each with its route, and its share of the changes, since some take longer."""
-
-
-def contents(file: Path, changes: int) -> Iterator[bytes]:
-    """Yield new contents of an existing file, each of another size than the last."""
-    file.write_bytes(b"")
-    for number in range(WARM_UP + changes):
-        yield b"%d" % number + b"x" * (100 + number % 100)
-
-
 def put(path: Path, content: bytes, flags: int = os.O_TRUNC) -> float:
     """Write a file; return the time of the call of `close`."""
     fd = os.open(path, os.O_WRONLY | flags)
@@ -116,11 +82,17 @@ def put(path: Path, content: bytes, flags: int = os.O_TRUNC) -> float:
     return closed
 
 
-def to_open(here: Path, there: Path, content: bytes, *, at_once: bool = True) -> float:
+def to_open_at_once(here: Path, there: Path, content: bytes) -> float:
     closed = put(here, content)
-    while (found := there.read_bytes()) != content:
-        if at_once:
-            raise SystemExit(f"close-to-open is violated: {found!r} instead of {content!r}")
+    if (found := there.read_bytes()) != content:
+        raise SystemExit(f"close-to-open is violated: {found!r} instead of {content!r}")
+    return time.perf_counter() - closed
+
+
+def to_open(here: Path, there: Path, content: bytes) -> float:
+    closed = put(here, content)
+    while there.read_bytes() != content:
+        pass
     return time.perf_counter() - closed
 
 
@@ -139,6 +111,19 @@ def to_name(here: Path, there: Path) -> float:
     return time.perf_counter() - closed
 
 
+ROWS: dict[str, tuple[str, Callable[[Path, Path, int], list[float]], int]] = {
+    "`postgres:`, to `open` and `read`": ("/volume", partial(changes_of, to_open_at_once), 1),
+    "`postgres:`, to `stat`": ("/volume", partial(changes_of, to_stat), 1),
+    "`postgres:`, to a new name": ("/volume", names, 1),
+    "`postgres:`, an `open` and `read` of what is unchanged": ("/volume", unchanged, 1),
+    "`store+postgres:`, to `open` and `read`": ("/store", partial(changes_of, to_open), 4),
+    "`store+postgres:`, to a new name": ("/store", names, 4),
+    "`s3://`, to `open` and `read`": ("/bucket", partial(changes_of, to_open), 10),
+    "`s3://`, to a new name": ("/bucket", names, 100),
+}
+"""The measures: each with its route, and its share of the changes, since some take longer."""
+
+
 # -- many readers --------------------------------------------------------------------------------------------------
 
 READERS = 64
@@ -149,13 +134,9 @@ FILES_EACH = 4
 
 @benchmark("readers", "64 readers at once of a service that is 50 ms away", missing=postgres.missing, rounds=3)
 def readers(run: Run) -> list[str]:
-    """Read files by threads through a mount with default options. Each reader opens and reads files of its own, none of
-    them cached, one after the other. First one of them reads alone, then 64 at once.
-
-    The services are a backend that sleeps for 50 ms in every call, and a throwaway PostgreSQL behind a proxy that
-    delays all requests by 50 ms: with the 16 connections that a host opens at most by default, and with 64.
-    (`scripts/bench --s3` does it with a bucket.) A first round of reading makes the connections and is not measured.
-    """
+    """Read uncached files through a mount, by one thread and by 64 at once, each its own. The services are a backend
+    that sleeps for 50 ms in every call, and a PostgreSQL behind a proxy that delays all requests by 50 ms. A first
+    round makes the connections and is not measured. (`scripts/bench --s3` does it with a bucket.)"""
     rounds = [
         [files_of(reader, f"round{number}-") for reader in range(READERS + 1)] for number in range(run.rounds + 1)
     ]

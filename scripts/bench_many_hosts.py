@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import recorded_sql
 from bench_hosts import far_away
 from driver import Run, benchmark, markdown, numbers, only, option, positive, words_of
 from services import postgres, slow_fsync
 from serving import Server, our_mount
-from work import drop_caches, percentile
+from work import FORK, drop_caches, percentile, processes
 
 from fusebackend.backends import PostgresBackend
 from fusebackend.protocol import ROOT_NODE, Caller
@@ -47,12 +48,9 @@ BURST = 10_000
 WATCHED_FILES = 100
 
 OPEN_LIMIT_S = 45.0
-END_LIMIT_S = 10.0
 WORK_LIMIT_S = 300.0
 FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 ME = Caller(0, 0)
-
-FORK = multiprocessing.get_context("fork")
 
 RECORDED_BLOCK = 7_654_321_000_192
 """Numbers of nodes begin here: a node is then no part of another number in the recorded SQL."""
@@ -119,14 +117,13 @@ def _require(result: Any) -> None:
         raise OSError(str(result.error))
 
 
-@dataclass(frozen=True)
-class Scenario:
-    """Which operation each process repeats, and where."""
+class Scenario(NamedTuple):
+    """Which operation each process repeats, and where: `{}` is its number."""
 
     name: str
     operation: str
-    volume: Callable[[int], str]
-    directory: Callable[[int], str]
+    volume: str
+    directory: str
     makes_files: bool = True
     """Whether the operation makes a file, with a node and a name that pgbench replaces."""
 
@@ -138,29 +135,13 @@ class Scenario:
         return ((self.operation, 1),)
 
 
-def _own(number: int) -> str:
-    return f"host{number}"
-
-
-def _shared(number: int) -> str:
-    return "shared"
-
-
-def _directory(number: int) -> str:
-    return f"/d{number}"
-
-
-def _hot(number: int) -> str:
-    return "/hot"
-
-
 SCENARIOS = {
-    "own": Scenario("`write`, a volume each", "write", _own, _directory),
-    "shared": Scenario("`write`, one volume, a directory each", "write", _shared, _directory),
-    "hot": Scenario("`write`, one directory", "write", _shared, _hot),
-    "edit": Scenario("`edit`, one volume, a file each", "edit", _shared, _directory, makes_files=False),
-    "reads": Scenario("90 % `read`, 10 % `edit`, one volume", "mixed", _shared, _directory, makes_files=False),
-    "kernel": Scenario("create, write, close; one volume", "file", _shared, _directory),
+    "own": Scenario("`write`, a volume each", "write", "host{}", "/d{}"),
+    "shared": Scenario("`write`, one volume, a directory each", "write", "shared", "/d{}"),
+    "hot": Scenario("`write`, one directory", "write", "shared", "/hot"),
+    "edit": Scenario("`edit`, one volume, a file each", "edit", "shared", "/d{}", makes_files=False),
+    "reads": Scenario("90 % `read`, 10 % `edit`, one volume", "mixed", "shared", "/d{}", makes_files=False),
+    "kernel": Scenario("create, write, close; one volume", "file", "shared", "/d{}"),
 }
 MOST_ELSEWHERE = 16
 """Processes on the slow disk and far away."""
@@ -172,8 +153,7 @@ SLOW_SCENARIOS = ("own", "shared")
 # -- one line of the table -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Done:
+class Done(NamedTuple):
     """The result of one process. Times are in seconds; begin and end are monotonic."""
 
     began: float = 0.0
@@ -223,38 +203,25 @@ Cells = dict[tuple[str, str, int], Cell]
 """By place (`fast`, `slow`, `1 ms` …), scenario, and number of processes."""
 
 
-def together(scenario: Scenario, dsn: str, server: Server, processes: int, seconds: float, cell: Cell) -> None:
+def together(scenario: Scenario, dsn: str, server: Server, count: int, seconds: float, cell: Cell) -> None:
     """Run processes at once, from a common start on."""
-    start, stop = FORK.Event(), FORK.Event()
-    ready, answers = FORK.SimpleQueue(), FORK.SimpleQueue()
-    done: list[Done] = []
-    workers = [
-        FORK.Process(target=_work, args=(scenario, dsn, number, seconds, ready, start, stop, answers), daemon=True)
-        for number in range(processes)
-    ]
-    try:
-        for worker in workers:
-            worker.start()
-        opened: list[str] = _collect(ready, processes, OPEN_LIMIT_S)
-        if opened != [""] * processes:
+    with processes(count, partial(_work, scenario, dsn, seconds)) as (start, results):
+        try:
+            start.wait(OPEN_LIMIT_S)
+        except threading.BrokenBarrierError:
+            opened = results(OPEN_LIMIT_S)
             why = next((failure for failure in opened if failure), f"no answer in {OPEN_LIMIT_S:.0f} s")
-            cell.failure = f"{processes - opened.count('')} could not open the volume: {_short(why)}"
+            cell.failure = f"{count - opened.count('')} could not open the volume: {_short(why)}"
             return
         with most_connections(dsn) as counted:
             before, began = server.processor_s(), time.monotonic()
-            start.set()
-            done = _collect(answers, processes, seconds + WORK_LIMIT_S)
-            if len(done) < processes:
-                raise SystemExit(f"{processes - len(done)} of {processes} processes have not done their work")
+            with suppress(threading.BrokenBarrierError):  # one has failed
+                start.wait(seconds + WORK_LIMIT_S)
             cell.server_cores = (server.processor_s() - before) / (time.monotonic() - began)
         cell.connections = counted[0]
-    finally:
-        stop.set()
-        for worker in workers:
-            worker.join(END_LIMIT_S if done else 0.1)
-            if worker.is_alive():
-                worker.kill()
-                worker.join()
+        done = results(WORK_LIMIT_S)
+    if len(done) < count:
+        raise SystemExit(f"{count - len(done)} of {count} processes have not done their work")
     summarise(cell, done)
 
 
@@ -277,50 +244,37 @@ def _short(text: str) -> str:
     return line if len(line) <= 90 else f"…{line[-90:]}"
 
 
-def _collect(queue: Any, count: int, limit_s: float) -> list[Any]:
-    """Return so many answers, or those that came within the limit."""
-    found: list[Any] = []
-    deadline = time.monotonic() + limit_s
-    while len(found) < count and time.monotonic() < deadline:
-        if queue.empty():
-            time.sleep(0.01)
-        else:
-            found.append(queue.get())
-    return found
+def _work(scenario: Scenario, dsn: str, seconds: float, number: int, start: Barrier) -> Done | str:
+    """Open a backend, work for so many seconds, and keep it open until all have ended.
 
-
-def _work(
-    scenario: Scenario, dsn: str, number: int, seconds: float, ready: Any, start: Any, stop: Any, answers: Any
-) -> None:
-    """Open a backend, work for so many seconds, and keep it open until all have ended."""
+    Returns:
+        The result; the reason why the volume could not be opened; or "" if that of another process could not.
+    """
     try:
-        backend = PostgresBackend(dsn, scenario.volume(number))
-    except OSError as error:
-        ready.put(str(error))
-        return
-    with backend:
-        work = Work(backend, scenario.directory(number), number)
-        operation = getattr(work, scenario.operation)
-        try:
+        with PostgresBackend(dsn, scenario.volume.format(number)) as backend:
+            work = Work(backend, scenario.directory.format(number), number)
+            operation = getattr(work, scenario.operation)
             work.prepare()
             for turn in range(WARM_UP):
                 operation(turn)
-        except OSError as error:
-            ready.put(str(error))
-            return
-        ready.put("")
-        start.wait()
-        processor, began = time.process_time(), time.monotonic()
-        took, failures, turn = [], [], WARM_UP
-        while (before := time.monotonic()) < began + seconds:
-            try:
-                operation(turn)
-                took.append(time.monotonic() - before)
-            except OSError as error:
-                failures.append(str(error))
-            turn += 1
-        answers.put(Done(began, time.monotonic(), took, time.process_time() - processor, failures))
-        stop.wait()
+            start.wait()
+            processor, began = time.process_time(), time.monotonic()
+            took, failures, turn = [], [], WARM_UP
+            while (before := time.monotonic()) < began + seconds:
+                try:
+                    operation(turn)
+                    took.append(time.monotonic() - before)
+                except OSError as error:
+                    failures.append(str(error))
+                turn += 1
+            done = Done(began, time.monotonic(), took, time.process_time() - processor, failures)
+            start.wait()
+            return done
+    except OSError as error:
+        start.abort()
+        return str(error)
+    except threading.BrokenBarrierError:
+        return ""
 
 
 @contextmanager
@@ -361,32 +315,25 @@ def most_connections(dsn: str, every_s: float = 0.1) -> Iterator[list[int]]:
 # -- the same by pgbench -------------------------------------------------------------------------------------------
 
 
-def recorded(scenario: Scenario, dsn: str, processes: int) -> list[list[tuple[str, int]]]:
+def recorded(scenario: Scenario, dsn: str, count: int) -> list[list[tuple[str, int]]]:
     """Record the SQL of each process's operation, one after the other; return the scripts of each."""
-    answers = FORK.SimpleQueue()
-    worker = FORK.Process(target=_record, args=(scenario, dsn, processes, answers), daemon=True)
-    worker.start()
-    try:
-        found = _collect(answers, 1, WORK_LIMIT_S) or [f"no answer in {WORK_LIMIT_S:.0f} s"]
-    finally:
-        worker.kill()
-        worker.join()
+
+    def record(number: int, start: Barrier) -> list[list[tuple[str, int]]] | str:
+        try:
+            return [_scripts(scenario, dsn, number) for number in range(count)]
+        except (OSError, TypeError, ValueError) as error:
+            return str(error)
+
+    with processes(1, record) as (_, results):
+        found = results(WORK_LIMIT_S) or [f"no answer in {WORK_LIMIT_S:.0f} s"]
     if isinstance(found[0], str):
         raise SystemExit(f"the SQL of '{scenario.name}' could not be recorded: {found[0]}")
-    scripts: list[list[tuple[str, int]]] = found[0]
-    return scripts
-
-
-def _record(scenario: Scenario, dsn: str, processes: int, answers: Any) -> None:
-    try:
-        answers.put([_scripts(scenario, dsn, number) for number in range(processes)])
-    except (OSError, TypeError, ValueError) as error:
-        answers.put(str(error))
+    return found[0]
 
 
 def _scripts(scenario: Scenario, dsn: str, number: int) -> list[tuple[str, int]]:
-    with PostgresBackend(dsn, scenario.volume(number)) as backend:
-        work = Work(backend, scenario.directory(number), number)
+    with PostgresBackend(dsn, scenario.volume.format(number)) as backend:
+        work = Work(backend, scenario.directory.format(number), number)
         work.prepare()
         scripts = []
         for place, (name, weight) in enumerate(scenario.replayed):
@@ -482,17 +429,17 @@ class Parts:
         """Fill the lines of one place, and print them as they come."""
         seconds = self._run.seconds
         for name in (name for name in wanted if name in self._run.only):
-            for processes in (each for each in self._run.processes if place == "fast" or each <= MOST_ELSEWHERE):
-                cell = self.cells[place, name, processes] = Cell(place, name, processes)
+            for count in (each for each in self._run.processes if place == "fast" or each <= MOST_ELSEWHERE):
+                cell = self.cells[place, name, count] = Cell(place, name, count)
                 with ExitStack() as stack:
                     address = dsn = stack.enter_context(server.database())
                     if delay_s:
                         address, network = stack.enter_context(far_away(server, dsn))
                         network.latency_s = 2 * delay_s  # it delays the bytes of clients only: the round trip counts
                     make_tables(dsn)
-                    together(SCENARIOS[name], address, Server([server.pid]), processes, seconds, cell)
+                    together(SCENARIOS[name], address, Server([server.pid]), count, seconds, cell)
                     if recorded_sql.missing() is None:
-                        scripts = recorded(SCENARIOS[name], dsn, processes)
+                        scripts = recorded(SCENARIOS[name], dsn, count)
                         cell.replayed = recorded_sql.replay(address, scripts, seconds, self._run.work)
                 print(place, *cell.row(), sep=" | ", file=sys.stderr)
         rows = [cell.row() for (where, _, _), cell in self.cells.items() if where == place]
@@ -569,66 +516,43 @@ def watch(directory: Path, goes_on: Callable[[], bool]) -> tuple[float, float]:
 # -- targets -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Target:
-    """A figure that the benchmark is held against. `measured` is None where it was not measured."""
-
-    words: str
-    measured: float | None
-    bound: float
-    at_least: bool
-    unit: str = " ×"
-
-    @property
-    def reached(self) -> str:
-        if self.measured is None:
-            return "not measured"
-        return "yes" if (self.measured >= self.bound if self.at_least else self.measured <= self.bound) else "no"
-
-    def row(self) -> list[str]:
-        measured = "" if self.measured is None else f"{self.measured:.2f}".rstrip("0").rstrip(".") + self.unit
-        word = "at least" if self.at_least else "at most"
-        return [self.words, f"{word} {self.bound:.2g}{self.unit}", measured, self.reached]
-
-
-def targets(cells: Cells, idle: Idle | None, burst: Burst | None) -> list[Target]:
+def targets(cells: Cells, idle: Idle | None, burst: Burst | None) -> list[list[str]]:
     """Compare the figures with their targets: 16 processes with one and with `pgbench`, the rest with fixed bounds."""
+    rows: list[list[str]] = []
+
+    def add(words: str, measured: float | None, *, least: float = 0.0, most: float = 0.0, unit: str = " ×") -> None:
+        """Add a row. `measured` is None where it was not measured."""
+        bound = f"at least {least:.2g}{unit}" if least else f"at most {most:.2g}{unit}"
+        if measured is None:
+            rows.append([words, bound, "", "not measured"])
+        else:
+            reached = measured >= least if least else measured <= most
+            found = f"{measured:.2f}".rstrip("0").rstrip(".") + unit
+            rows.append([words, bound, found, "yes" if reached else "no"])
 
     def grown(place: str, scenario: str) -> float | None:
         many, one = cells.get((place, scenario, 16)), cells.get((place, scenario, 1))
         return many.rate / one.rate if many and one and one.rate else None
 
-    def share(scenario: str) -> float | None:
-        many = cells.get(("fast", scenario, 16))
-        return many.rate / many.replayed if many and many.replayed else None
-
-    def waits(scenario: str) -> float | None:
-        many, one = cells.get(("fast", scenario, 16)), cells.get(("fast", scenario, 1))
-        return many.p99_s / one.p50_s if many and one and one.p50_s and many.rate else None
-
-    found = [
-        Target("slow disk: 16 in volumes of their own, of one", grown("slow", "own"), 8, at_least=True),
-        Target("slow disk: 16 in one volume, of one", grown("slow", "shared"), 6, at_least=True),
-    ]
+    add("slow disk: 16 in volumes of their own, of one", grown("slow", "own"), least=8)
+    add("slow disk: 16 in one volume, of one", grown("slow", "shared"), least=6)
     for scenario, words in (("own", "volumes of their own"), ("shared", "one volume")):
-        found += [
-            Target(f"16 in {words}, of one", grown("fast", scenario), 2, at_least=True),
-            Target(f"16 in {words}, of `pgbench`", share(scenario), 1 / 3, at_least=True),
-            Target(f"p99 of 16 in {words}, of p50 of one", waits(scenario), 20, at_least=False),
-        ]
-    found.append(Target("16 in one directory, of one", grown("fast", "hot"), 1, at_least=True))
-    # Where not all fit: as many as they would take at this rate.
-    part = MOUNTS / idle.mounts if idle is not None and idle.mounts else 0.0
-    cores = (idle.mount_cores + idle.server_cores) * 100 * part if idle is not None and part else None
-    connections = idle.connections * part if idle is not None and part else None
-    found += [
-        Target(f"connections of {MOUNTS} idle mounts", connections, 70, at_least=False, unit=""),
-        Target(f"processor of {MOUNTS} idle mounts and the server", cores, 2, at_least=False, unit=" % of a core"),
-    ]
-    for words, pair in (("stat", burst and burst.stat_s), ("open", burst and burst.open_s)):
-        rise = pair[1] / pair[0] if pair else None
-        found.append(Target(f"p99 of `{words}` beside a burst, of that without", rise, 2, at_least=False))
-    return found
+        many, one = cells.get(("fast", scenario, 16)), cells.get(("fast", scenario, 1))
+        share = many.rate / many.replayed if many and many.replayed else None
+        waits = many.p99_s / one.p50_s if many and one and one.p50_s and many.rate else None
+        add(f"16 in {words}, of one", grown("fast", scenario), least=2)
+        add(f"16 in {words}, of `pgbench`", share, least=1 / 3)
+        add(f"p99 of 16 in {words}, of p50 of one", waits, most=20)
+    add("16 in one directory, of one", grown("fast", "hot"), least=1)
+    connections = cores = None
+    if idle is not None and idle.mounts:
+        part = MOUNTS / idle.mounts  # where not all fit: as many as they would take at this rate
+        connections, cores = idle.connections * part, (idle.mount_cores + idle.server_cores) * 100 * part
+    add(f"connections of {MOUNTS} idle mounts", connections, most=70, unit="")
+    add(f"processor of {MOUNTS} idle mounts and the server", cores, most=2, unit=" % of a core")
+    for name, pair in (("stat", burst and burst.stat_s), ("open", burst and burst.open_s)):
+        add(f"p99 of `{name}` beside a burst, of that without", pair[1] / pair[0] if pair else None, most=2)
+    return rows
 
 
 # -- the benchmark -------------------------------------------------------------------------------------------------
@@ -648,19 +572,8 @@ PARTS = {"fast": Parts.fast, "slow": Parts.slow, "far": Parts.far, "idle": Parts
     table="many hosts",
 )
 def many_hosts(run: Run) -> list[str]:
-    """In each process open a `PostgresBackend` and repeat the operation of a scenario for some seconds, in a database
-    that is new for each line. Then as many `pgbench` replay the recorded SQL of the same operation
-    (`recorded_sql.py`), in the same directories and with the same round trips. The parts:
-
-    - `fast`: all scenarios, on the disk of this machine;
-    - `slow`: writes, on a server with 5 ms more for each fsync (`tests/services/slow_fsync.py`);
-    - `far`: some, through a proxy that adds 1 ms, and 10 ms, each way;
-    - `idle`: 64 idle mounts, on a server with 100 connections, PostgreSQL's default;
-    - `burst`: `stat` and `open` of one host's mount while another creates 10,000 files.
-
-    The last table compares the figures with their targets. Processor time is that of the server with all its processes,
-    and of the working processes, as a share of one core.
-    """
+    """In each process repeat the operation of a scenario (`SCENARIOS`), in a database that is new for each line, and
+    then replay its recorded SQL by as many `pgbench` (`recorded_sql.py`). Processor time is a share of one core."""
     run.seconds = run.seconds or (1 if run.quick else SECONDS)
     run.processes = run.processes or ((1, 16) if run.quick else PROCESSES)
     postgres.SETTINGS = (*postgres.SETTINGS, f"max_connections={CONNECTIONS}", "shared_buffers=128MB")
@@ -669,6 +582,6 @@ def many_hosts(run: Run) -> list[str]:
         for part in run.parts:
             PARTS[part](parts)
     without = [] if (reason := recorded_sql.missing()) is None else [f"Without `pgbench`: {reason}."]
-    reached = [target.row() for target in targets(parts.cells, parts.of_idle, parts.of_burst)]
+    reached = targets(parts.cells, parts.of_idle, parts.of_burst)
     figures = markdown(["figure", "target", "measured", "reached"], reached)
     return [f"Each process works for {run.seconds} s.", *without, "", *parts.lines, *figures]

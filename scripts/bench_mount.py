@@ -44,11 +44,7 @@ FAR_BEHIND = 1.2
     table="table",
 )
 def mount_measures(run: Run) -> list[str]:
-    """Measure a plain directory, our mount and other mounts; a ratio is that of the medians over the rounds.
-
-    In each round every one is mounted alone, with an empty file system, and does all the measures. `--write` draws
-    docs/benchmark.svg as well. `measures.py` and BENCHMARKS.md describe the measures.
-    """
+    """In each round mount every side alone, with an empty file system, and do all the measures (`measures.py`)."""
     mine = [ours(run.url), ours(run.url, POLLING)]
     mine += [ours(run.url, UNRECORDED)] if run.history else []
     mine += [viewed(run.url)] if run.view else []

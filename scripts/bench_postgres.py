@@ -6,11 +6,12 @@ import os
 import random
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from driver import Medians, Run, Tables, benchmark, compare, in_rounds, markdown, only, option, order, positive
 from measures import Measures, Scale
@@ -89,29 +90,13 @@ def scale_measures(backend: PostgresBackend, directories: int) -> dict[str, Call
     }
 
 
-@contextmanager
-def noted_queries() -> Iterator[list[tuple[str, dict[str, Any]]]]:
-    noted: list[tuple[str, dict[str, Any]]] = []
-    rows = SearchQueries.rows
-
-    def note(queries: SearchQueries, query: str, **parameters: Any) -> list[tuple[Any, ...]]:
-        noted.append((query, parameters))
-        return rows(queries, query, **parameters)
-
-    SearchQueries.rows = note  # type: ignore[method-assign]
-    try:
-        yield noted
-    finally:
-        SearchQueries.rows = rows  # type: ignore[method-assign]
-
-
 def check_plans(backend: PostgresBackend) -> None:
     """Fail if PostgreSQL would scan a whole table for a search."""
-    with noted_queries() as noted:
+    with mock.patch.object(SearchQueries, "rows", autospec=True, side_effect=SearchQueries.rows) as rows:
         backend.grep(NEEDLE)
         backend.glob("*.txt", "/d00001")
-    for query, parameters in noted:
-        plan = "\n".join(line for (line,) in backend.search.queries.rows(f"EXPLAIN {query}", **parameters))
+    for (queries, query), parameters in rows.call_args_list:
+        plan = "\n".join(line for (line,) in queries.rows(f"EXPLAIN {query}", **parameters))
         for table in ("inode", "dentry", "chunk", "entry"):
             if f"Seq Scan on {table}" in plan:
                 raise SystemExit(f"{table} is read from end to end:\n{plan}")
@@ -123,46 +108,38 @@ def fill(dsn: str, directories: int) -> None:
 
     with PostgresBackend(dsn) as backend:
         volume = backend.volume.id
+    first_file, count = FIRST_NODE + directories, directories * FILES_PER_DIRECTORY
+
+    def inode(node: int, mode: int, nlink: int, size: int, parent: int) -> tuple[object, ...]:
+        made = {"node": node, "mode": mode, "nlink": nlink, "size": size, "parent": parent, "blocks": 8}
+        return (volume, *(made.get(field, 0) for field in FIELDS))
+
+    def dentries() -> Iterator[tuple[object, ...]]:
+        for number in range(directories):
+            yield volume, ROOT_NODE, b"d%05d" % number, FIRST_NODE + number
+        for number in range(count):
+            parent, place = divmod(number, FILES_PER_DIRECTORY)
+            yield volume, FIRST_NODE + parent, b"f%02d.txt" % place, first_file + number
+
     with psycopg.connect(dsn, autocommit=True) as connection:
+
+        def copy(table: str, columns: Sequence[str], rows: Iterable[tuple[object, ...]]) -> None:
+            query = f"COPY fusebackend.{table} (volume, {', '.join(columns)}) FROM STDIN"
+            with connection.cursor().copy(query) as target:
+                for row in rows:
+                    target.write_row(row)
+
         connection.execute("ALTER TABLE fusebackend.chunk DISABLE TRIGGER contents_changed")
-        files = FIRST_NODE + directories
-        copy = partial(copy_rows, connection)
-        copy("inode", (("volume", *FIELDS)), inode_rows(volume, directories))
-        copy("dentry", ("volume", "parent", "name", "node"), dentry_rows(volume, directories))
-        texts = partial(all_texts, directories * FILES_PER_DIRECTORY)
-        copy("chunk", ("volume", "node", "idx", "data"), ((volume, files + n, 0, text) for n, text in texts()))
-        entries = ((volume, files + n, b" ".join(trigram.words(text)).decode()) for n, text in texts())
-        copy("entry", ("volume", "node", "words"), entries)
+        copy("inode", FIELDS, (inode(FIRST_NODE + n, 0o40755, 2, 4096, ROOT_NODE) for n in range(directories)))
+        copy("inode", FIELDS, (inode(first_file + n, 0o100644, 1, len(text), 0) for n, text in all_texts(count)))
+        copy("dentry", ("parent", "name", "node"), dentries())
+        copy("chunk", ("node", "idx", "data"), ((volume, first_file + n, 0, text) for n, text in all_texts(count)))
+        entries = ((n, b" ".join(trigram.words(text)).decode()) for n, text in all_texts(count))
+        copy("entry", ("node", "words"), ((volume, first_file + n, words) for n, words in entries))
         connection.execute("ALTER TABLE fusebackend.chunk ENABLE TRIGGER contents_changed")
         if not make_index(connection):
             raise SystemExit("the server has no pg_trgm (Debian: postgresql-contrib)")
         connection.execute("VACUUM ANALYZE")
-
-
-def copy_rows(connection: Any, table: str, columns: tuple[str, ...], rows: Iterator[tuple[Any, ...]]) -> None:
-    with connection.cursor().copy(f"COPY fusebackend.{table} ({', '.join(columns)}) FROM STDIN") as copy:
-        for row in rows:
-            copy.write_row(row)
-
-
-def inode_rows(volume: int, directories: int) -> Iterator[tuple[Any, ...]]:
-    common = {"uid": 0, "gid": 0, "rdev": 0, "blocks": 8, "version": 0, "contents": 0, "emptied": 0}
-    common |= {"atime_ns": 0, "mtime_ns": 0, "ctime_ns": 0}
-    for number in range(directories):
-        inode = common | {"node": FIRST_NODE + number, "mode": 0o40755, "nlink": 2, "size": 4096, "parent": ROOT_NODE}
-        yield (volume, *(inode[field] for field in FIELDS))
-    for number, text in all_texts(directories * FILES_PER_DIRECTORY):
-        node = FIRST_NODE + directories + number
-        inode = common | {"node": node, "mode": 0o100644, "nlink": 1, "size": len(text), "parent": 0}
-        yield (volume, *(inode[field] for field in FIELDS))
-
-
-def dentry_rows(volume: int, directories: int) -> Iterator[tuple[Any, ...]]:
-    for number in range(directories):
-        yield volume, ROOT_NODE, b"d%05d" % number, FIRST_NODE + number
-    for number in range(directories * FILES_PER_DIRECTORY):
-        parent, place = divmod(number, FILES_PER_DIRECTORY)
-        yield volume, FIRST_NODE + parent, b"f%02d.txt" % place, FIRST_NODE + directories + number
 
 
 def all_texts(files: int) -> Iterator[tuple[int, bytes]]:
@@ -178,6 +155,7 @@ def all_texts(files: int) -> Iterator[tuple[int, bytes]]:
 
 OPERATIONS = 200
 STAT = "stat (`lookup`)"
+NAMES = ("create", "mkdir", STAT, "rename", "unlink")
 
 
 def metadata(server: service.Postgres, run: Run) -> list[str]:
@@ -192,7 +170,7 @@ def metadata(server: service.Postgres, run: Run) -> list[str]:
             runs: dict[str, Callable[[], dict[str, float]]] = {
                 "bare": Bare(backend, number + 1).times,
                 "mount": partial(mount_times, mountpoint / f"mount{number}"),
-                "ours": Ours(backend, number).times,
+                "ours": partial(volume_times, backend, number),
             }
             for who in order(list(runs), number):
                 for name, seconds in runs[who]().items():
@@ -207,51 +185,40 @@ def metadata(server: service.Postgres, run: Run) -> list[str]:
     return markdown(heads, rows)
 
 
-def mount_times(directory: Path) -> dict[str, float]:
-    """Time system calls on a mount. The kernel's caches are dropped before the `stat`s, where root runs this."""
-    directory.mkdir()
-
-    def create(number: int) -> None:
-        os.close(os.open(directory / f"f{number}", os.O_WRONLY | os.O_CREAT, 0o644))
-
-    each: dict[str, Callable[[int], object]] = {
-        "create": create,
-        "mkdir": lambda number: os.mkdir(directory / f"d{number}"),
-        STAT: lambda number: os.stat(directory / f"f{number}"),
-        "rename": lambda number: os.rename(directory / f"f{number}", directory / f"r{number}"),
-        "unlink": lambda number: os.unlink(directory / f"r{number}"),
-    }
-    times = {}
-    for name, operation in each.items():
-        if name == STAT:
+def times(operations: Sequence[Callable[[int], object]], *, cold: bool = False) -> dict[str, float]:
+    """Repeat each of the operations `NAMES`. When `cold`, drop the kernel's caches before `stat`."""
+    found = {}
+    for name, operation in zip(NAMES, operations, strict=True):
+        if cold and name == STAT:
             drop_caches()
-        times[name] = timed(partial(repeat, operation))
-    return times
+        found[name] = timed(lambda operation=operation: [operation(number) for number in range(OPERATIONS)])
+    return found
 
 
-class Ours:
-    """Operations of the kernel face."""
+def mount_times(directory: Path) -> dict[str, float]:
+    """Time system calls on a mount."""
+    directory.mkdir()
+    return times([
+        lambda number: os.close(os.open(directory / f"f{number}", os.O_WRONLY | os.O_CREAT, 0o644)),
+        lambda number: os.mkdir(directory / f"d{number}"),
+        lambda number: os.stat(directory / f"f{number}"),
+        lambda number: os.rename(directory / f"f{number}", directory / f"r{number}"),
+        lambda number: os.unlink(directory / f"r{number}"),
+    ], cold=True)  # fmt: skip
 
-    def __init__(self, backend: PostgresBackend, number: int) -> None:
-        self._volume = backend.volume
-        self._directory = self._volume.mkdir(ROOT_NODE, b"ours%d" % number, 0o755, ME).node
 
-    def times(self) -> dict[str, float]:
-        volume, directory = self._volume, self._directory
-        flags = 0o101
-
-        def create(number: int) -> None:
-            node = volume.create(directory, b"f%d" % number, 0o644, flags, ME).node
-            volume.release(node, flags)
-
-        each: dict[str, Callable[[int], object]] = {
-            "create": create,
-            "mkdir": lambda number: volume.mkdir(directory, b"d%d" % number, 0o755, ME),
-            STAT: lambda number: volume.lookup(directory, b"f%d" % number),
-            "rename": lambda number: volume.rename(directory, b"f%d" % number, directory, b"r%d" % number),
-            "unlink": lambda number: volume.unlink(directory, b"r%d" % number),
-        }
-        return {name: timed(partial(repeat, operation)) for name, operation in each.items()}
+def volume_times(backend: PostgresBackend, number: int) -> dict[str, float]:
+    """Time operations of the kernel face."""
+    volume = backend.volume
+    directory = volume.mkdir(ROOT_NODE, b"ours%d" % number, 0o755, ME).node
+    flags = os.O_WRONLY | os.O_CREAT
+    return times([
+        lambda n: volume.release(volume.create(directory, b"f%d" % n, 0o644, flags, ME).node, flags),
+        lambda n: volume.mkdir(directory, b"d%d" % n, 0o755, ME),
+        lambda n: volume.lookup(directory, b"f%d" % n),
+        lambda n: volume.rename(directory, b"f%d" % n, directory, b"r%d" % n),
+        lambda n: volume.unlink(directory, b"r%d" % n),
+    ])  # fmt: skip
 
 
 class Bare:
@@ -267,32 +234,18 @@ class Bare:
         return self._backend.volume.connections.run(self._times)
 
     def _times(self, connection: Any) -> dict[str, float]:
-        def change(
-            name: str, decide: Callable[[int], list[Statement]], write: Callable[[int], list[Statement]]
-        ) -> float:
-            def operation(number: int) -> None:
-                send(connection, [BEGIN, self._lock_directory, *decide(number)])
-                send(connection, [*write(number), self._touch_directory, self._notify, COMMIT])
+        def change(decide: list[Statement], write: list[Statement]) -> None:
+            send(connection, [BEGIN, self._lock_directory, *decide])
+            send(connection, [*write, self._touch_directory, self._notify, COMMIT])
 
-            return timed(partial(repeat, operation))
-
-        return {
-            "create": change("f", lambda n: [self._entry(b"f%d" % n)], lambda n: self._make(b"f%d" % n, n, 0o100644)),
-            "mkdir": change(
-                "d",
-                lambda n: [self._entry(b"d%d" % n)],
-                lambda n: self._make(b"d%d" % n, OPERATIONS + n, 0o40755),
-            ),
-            STAT: timed(partial(repeat, lambda n: send(connection, [self._entry(b"f%d" % n, lock=False)]))),
-            "rename": change(
-                "r",
-                lambda n: [self._entry(b"f%d" % n), self._entry(b"r%d" % n)],
-                lambda n: [self._unname(b"f%d" % n), self._name(b"r%d" % n, n), self._touch(n)],
-            ),
-            "unlink": change(
-                "u", lambda n: [self._entry(b"r%d" % n)], lambda n: [self._unname(b"r%d" % n), self._remove(n)]
-            ),
-        }
+        return times([
+            lambda n: change([self._entry(b"f%d" % n)], self._make(b"f%d" % n, n, 0o100644)),
+            lambda n: change([self._entry(b"d%d" % n)], self._make(b"d%d" % n, OPERATIONS + n, 0o40755)),
+            lambda n: send(connection, [self._entry(b"f%d" % n, lock=False)]),
+            lambda n: change([self._entry(b"f%d" % n), self._entry(b"r%d" % n)],
+                             [self._unname(b"f%d" % n), self._name(b"r%d" % n, n), self._touch(n)]),
+            lambda n: change([self._entry(b"r%d" % n)], [self._unname(b"r%d" % n), self._remove(n)]),
+        ])  # fmt: skip
 
     # Each is a statement with its parameters.
 
@@ -341,11 +294,6 @@ class Bare:
     @property
     def _notify(self) -> Statement:
         return "SELECT pg_notify(%s, %s)", (f"fusebackend_{self._id}", "bench 1//")
-
-
-def repeat(operation: Callable[[int], object]) -> None:
-    for number in range(OPERATIONS):
-        operation(number)
 
 
 # -- work ----------------------------------------------------------------------------------------------------------
@@ -433,18 +381,8 @@ PARTS: dict[str, Callable[[service.Postgres, Run], list[str]]] = {"scale": scale
 )
 def postgres(run: Run) -> Tables:
     """Measure on a PostgreSQL of its own. For the first two parts that does not wait for the disk, and the volume is
-    called in this process.
-
-    - `scale`: A volume of 10,000 files in 100 directories, and a volume of 1,000,000 in 10,000, each in a database of
-      its own, filled by COPY and indexed. In turns: `ls` of a directory of 100, `stat` of files spread over the tree,
-      and `grep` for a string in one file. The plans of the searches are checked: none of them scans a whole table.
-    - `metadata`: Each operation against the least SQL that it takes, on the same connection settings and with the same
-      code to send it: one round trip locks and reads rows, the other writes, notifies and commits. And the same as
-      system calls on a mount, where the kernel also looks names up.
-    - `work`: Ordinary work in a directory, on a mount of `postgres:` and on JuiceFS with its metadata on the same
-      server, in turns, each in a database of its own. This server waits for the disk. JuiceFS keeps the bytes of files
-      in a local directory, and does not sync them; here they are rows.
-    """
+    called in this process; for `work` it waits. JuiceFS keeps the bytes of files in a local directory, and does not
+    sync them; here they are rows."""
     asked = run.rounds
     kept = [setting for setting in service.SETTINGS if not setting.startswith("shared_buffers=")]
     service.SETTINGS = (*kept, "shared_buffers=256MB", "maintenance_work_mem=256MB")

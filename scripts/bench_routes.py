@@ -55,14 +55,9 @@ PLAIN = "plain copy"
     rounds=3,
 )
 def threads(run: Run) -> list[str]:
-    """Make a database by `scripts/make_threads_database`, in about a minute, unless `--database` names one. In each
-    round it is mounted twice: with an empty cache directory, and again with what the first mount has left there.
-
-    The first `ls -l` of a thread is the median over some threads, none of which was read before on that mount. The
-    memory is the highest of the server (VmHWM) up to the end of that row. Processor seconds are those of the server and
-    of the command, user and system: on a machine with other work the times are of both, and these nearly of the command
-    alone. `rg` also searches a copy of the same files in a plain directory, right after each mount.
-    """
+    """Make a database (a minute), unless `--database` names one. In each round it is mounted twice: with an empty cache
+    directory, and again with what the first mount has left there. `rg` also searches a copy of the same files in a
+    plain directory, right after each mount."""
     database = run.work / "threads.db"
     if run.database is None:
         make = [REPOSITORY / "scripts/make_threads_database", database, str(run.threads_count)]
@@ -163,12 +158,8 @@ class Place(NamedTuple):
     option("--mib", type=positive, default=64, help="size of the file"), rounds=5,
 )  # fmt: skip
 def fsspec_routes(run: Run) -> list[str]:
-    """Read each file system in turns: by fsspec alone, as an open file in calls of 1 MiB (`open`) and as a whole
-    (`cat`), and through a mount, by read(2) of 1 MiB of a file that the kernel has no page of.
-
-    The servers run on this machine and, but for Samba, are Python programs, so client and server share its processors.
-    `smb` needs root and `smbd`.
-    """
+    """Read a file in turns by fsspec alone, as an open file in calls of 1 MiB (`open`) and as a whole (`cat`), and
+    through a mount, by read(2) of 1 MiB of a file that the kernel has no page of."""
     rows = []
     for kind in run.only:
         if kind == "smb" and (os.geteuid() != 0 or shutil.which("smbd") is None):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import stat
-import subprocess
 import tempfile
 import time
 from collections import Counter
@@ -13,12 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
+import obstore
 import peers
 from bench_hosts import FILE_BYTES, LATENCY_S, READERS, files_of, speed_of_many, speed_of_one
 from driver import Medians, Run, benchmark, in_rounds, markdown, only, order
+from obstore.store import S3Store
 from services import moto, seaweedfs
 from services.failing_proxy import FailingProxy, failing_bucket
 from services.s3 import Bucket, Service
@@ -46,40 +46,33 @@ class Scale:
 
 
 class Work:
-    """The measures. `side` is a mount point, and the prefix in the bucket that it shows."""
+    """The measures. `root` is a mount point, whose name is the prefix in the bucket that it shows."""
 
-    def __init__(self, scale: Scale, directory: Path, bucket: Bucket, store: Any, service: Server) -> None:
+    def __init__(self, scale: Scale, directory: Path, bucket: Bucket, store: S3Store, service: Server) -> None:
         self.service = service
         self.scale = scale
         self.bucket = bucket
         self.store = store
-        self.tree = directory / "tree.tar"
+        self.directory = directory
+        make_source_tree(directory / "tree.tar", scale.tree_files)
+        shell("tar xf tree.tar", directory)
         self.small = directory / "small.tar"
-        make_source_tree(self.tree, scale.tree_files)
         make_small_files(self.small, scale.small_files)
         self.offsets = offsets(3, scale.big_mib, scale.reads)
 
     def fill(self, prefix: str) -> None:
         """Upload the files that are only read, past the mounts, as another client would."""
-        import obstore
-
         block = random.Random(1).randbytes(PART_BYTES)
         parts = (block for _ in range(self.scale.big_mib * MIB // PART_BYTES))
         obstore.put(self.store, f"{prefix}/big", parts, use_multipart=True, chunk_size=PART_BYTES)
-        with tempfile.TemporaryDirectory() as unpacked:
-            subprocess.run(["tar", "xf", self.tree, "-C", unpacked], check=True)
-            files = [path for path in Path(unpacked).rglob("*") if path.is_file()]
-            with ThreadPoolExecutor(16) as threads:
-                put = [
-                    threads.submit(obstore.put, self.store, f"{prefix}/{path.relative_to(unpacked)}", path.read_bytes())
-                    for path in files
-                ]
-                for one in put:
-                    one.result()
+
+        def put(path: Path) -> None:
+            obstore.put(self.store, f"{prefix}/{path.relative_to(self.directory)}", path.read_bytes())
+
+        with ThreadPoolExecutor(16) as threads:
+            list(threads.map(put, [path for path in (self.directory / "tree").rglob("*") if path.is_file()]))
 
     def obstore_alone(self, prefix: str = "ours") -> float:
-        import obstore
-
         def fetch(offset: int) -> None:
             obstore.get_range(self.store, f"{prefix}/big", start=offset, length=PART_BYTES)
 
@@ -98,12 +91,9 @@ class Work:
 
     def random_read(self, root: Path) -> float:
         drop_caches()
-        file = os.open(root / "big", os.O_RDONLY)
-        try:
-            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
-            return timed(lambda: [os.pread(file, BLOCK, offset) for offset in self.offsets])
-        finally:
-            os.close(file)
+        with open(root / "big", "rb", buffering=0) as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            return timed(lambda: [os.pread(file.fileno(), BLOCK, offset) for offset in self.offsets])
 
     def search(self, root: Path) -> float:
         drop_caches()
@@ -112,31 +102,25 @@ class Work:
     def git_status(self, root: Path) -> float:
         return timed(lambda: shell("git -c safe.directory='*' status", root / "tree"))
 
-    def untar(self, root: Path) -> float:
-        """Unpack into a directory with a new name: SeaweedFS lists an emptied one for a while after its last object."""
-        self.new = f"new{time.monotonic_ns()}"
-        (root / self.new).mkdir()
-        self._began = time.perf_counter()
-        return timed(lambda: shell(f"tar xf {self.small}", root / self.new))
+    def untar(self, root: Path) -> tuple[float, float]:
+        """Return the seconds of unpacking, and until the last of the files is in the bucket. Remove the files.
 
-    def stored(self, root: Path) -> float:
-        """Time the untar until the last of its files is in the bucket."""
-        import obstore
-
-        prefix = f"{root.name}/{self.new}"
-        while sum(len(page) for page in obstore.list(self.store, prefix)) < self.scale.small_files:
-            if time.perf_counter() - self._began > STORED_LIMIT_S:
+        The directory has a new name: SeaweedFS lists an emptied one for a while after its last object.
+        """
+        new = f"new{time.monotonic_ns()}"
+        (root / new).mkdir()
+        began = time.perf_counter()
+        untar_s = timed(lambda: shell(f"tar xf {self.small}", root / new))
+        while len(keys := self.keys(f"{root.name}/{new}")) < self.scale.small_files:
+            if time.perf_counter() - began > STORED_LIMIT_S:
                 raise SystemExit(f"{root.name} has not stored its files after {STORED_LIMIT_S:.0f} s")
             time.sleep(0.05)
-        return time.perf_counter() - self._began
+        stored_s = time.perf_counter() - began
+        obstore.delete(self.store, keys)
+        return untar_s, stored_s
 
-    def clean(self, prefix: str) -> None:
-        """Remove the files of the untar."""
-        import obstore
-
-        obstore.delete(
-            self.store, [item["path"] for page in obstore.list(self.store, f"{prefix}/{self.new}") for item in page]
-        )
+    def keys(self, prefix: str) -> list[str]:
+        return [item["path"] for page in obstore.list(self.store, prefix) for item in page]
 
 
 def make_small_files(target: Path, count: int) -> None:
@@ -147,7 +131,7 @@ def make_small_files(target: Path, count: int) -> None:
             path = Path(directory, f"d{number // 50}", f"file{number}")
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(chance.randbytes(chance.randrange(1 << 10, 8 << 10)))
-        subprocess.run(["tar", "cf", target, "-C", directory, "."], check=True)
+        shell(f"tar cf {target} .", Path(directory))
 
 
 MEASURES: dict[str, Callable[[Work, Path], float]] = {
@@ -163,21 +147,19 @@ MEASURES: dict[str, Callable[[Work, Path], float]] = {
 def rclone_command(bucket: Bucket, prefix: str, mountpoint: Path, cache: Path) -> list[str]:
     service = bucket.service
     return [
-        peers.found("rclone"), "mount", f":s3:{bucket.name}/{prefix}", str(mountpoint), "--config=/dev/null",
-        "--s3-provider=SeaweedFS", f"--s3-endpoint={service.endpoint}", f"--s3-access-key-id={service.key}",
-        f"--s3-secret-access-key={service.secret}", "--vfs-cache-mode=writes", f"--cache-dir={cache}",
+        *peers.rclone_command(f":s3:{bucket.name}/{prefix}", mountpoint, cache, "writes"), "--s3-provider=SeaweedFS",
+        f"--s3-endpoint={service.endpoint}", f"--s3-access-key-id={service.key}",
+        f"--s3-secret-access-key={service.secret}",
     ]  # fmt: skip
 
 
-def one_round(work: Work, place: Path, only: Sequence[str], number: int) -> Iterator[tuple[str, str, float]]:
+def one_round(work: Work, only: Sequence[str], number: int) -> Iterator[tuple[str, str, float]]:
     """Start both mounts with empty caches, and run every measure on both, in turns."""
+    place = work.directory / f"round{number}"
     place.mkdir()
     sides = {"ours": place / "ours", "rclone": place / "rclone"}
     command = rclone_command(work.bucket, "rclone", sides["rclone"], place / "cache")
-    with (
-        our_mount(work.bucket.url("ours"), sides["ours"]),
-        mounted(command, sides["rclone"], place / "rclone-log"),
-    ):
+    with our_mount(work.bucket.url("ours"), sides["ours"]), mounted(command, sides["rclone"], place / "rclone-log"):
         work.service.wait_idle()  # the store still works on the writes and deletions of the last round
         turns = order(list(sides), number)
         if "seq read" in only:
@@ -187,15 +169,12 @@ def one_round(work: Work, place: Path, only: Sequence[str], number: int) -> Iter
             for side in turns if name in only else ():
                 yield name, side, measure(work, sides[side])
         for side in turns if "untar" in only else ():
-            yield "untar", side, work.untar(sides[side])
-            yield "untar stored", side, work.stored(sides[side])
-            work.clean(side)
+            untar_s, stored_s = work.untar(sides[side])
+            yield from (("untar", side, untar_s), ("untar stored", side, stored_s))
 
 
-def readers(bucket: Bucket, directory: Path, store: Any) -> str:
+def readers(bucket: Bucket, directory: Path, store: S3Store) -> str:
     """Compare one reader with many, of different files, with 50 ms between mount and store."""
-    import obstore
-
     files = [files_of(reader) for reader in range(READERS + 1)]
     content = random.Random(5).randbytes(FILE_BYTES)
     for name in chain.from_iterable(files):
@@ -230,24 +209,16 @@ def missing() -> str | None:
 )
 def s3(run: Run) -> list[str]:
     """Start a SeaweedFS. Each round mounts a bucket of it by both anew, with nothing cached, and runs every measure on
-    both, one after the other and in turns; a ratio is that of the medians of the rounds.
-
-    rclone runs with `--vfs-cache-mode writes` and otherwise with its defaults: it stores a file 5 s after `close`, so
-    that untar is measured twice, until `tar` ends and until everything is in the bucket. Our mount stores a file before
-    `close` returns. The last part puts 50 ms between mount and store.
-    """
-    from obstore.store import S3Store
-
+    both, in turns. The last part puts 50 ms between mount and store."""
     lines: list[str] = []
     with seaweedfs.running() as server, server.bucket() as bucket:
-        options: Any = bucket.options()
-        store = S3Store(bucket.name, client_options={"allow_http": True}, **options)
+        store = S3Store(bucket.name, client_options={"allow_http": True}, **bucket.options())
         if run.only != ("readers",):
             work = Work(Scale(bool(run.quick)), run.work, bucket, store, Server([server.pid]))
             for side in ("ours", "rclone"):
                 work.fill(side)
-            one = lambda number: one_round(work, run.work / f"round{number}", run.only, number)  # noqa: E731
-            lines += [*bucket_table(in_rounds(run.rounds, one)), ""]
+            medians = in_rounds(run.rounds, partial(one_round, work, run.only))
+            lines += [*bucket_table(medians), ""]
         if "readers" in run.only:
             lines.append(readers(bucket, run.work, store))
     return lines
@@ -271,37 +242,34 @@ SIZES = (100, 1000)
 CHANGED = 9
 """Files of a directory that is renamed, and of a directory in which calls change files."""
 
+CHANGING = ("changed", "from0", "from1", "from2")
+
 TEXT = "x" * 1023 + "\n"
 ME = Caller(os.geteuid(), os.getegid())
 KINDS = ("LIST", "HEAD", "GET", "PUT", "COPY", "DELETE", "POST")
 
 
 class Operations:
-    """The operations of both faces; `turn` is 0, 1 and 2."""
+    """The operations of both faces. Their argument `turn` is 0, 1 and 2."""
 
     def __init__(self, backend: S3Backend) -> None:
-        self._backend = backend
         self._volume = backend.volume
-
-    def all(self) -> dict[str, Callable[[int], object]]:
-        backend = self._backend
-        found: dict[str, Callable[[int], object]] = {}
-        for size in SIZES:
-            found[f"`ls` of {size:,} files"] = lambda _, size=size: backend.ls(f"/d{size}").error  # type: ignore[misc]
-        found["`read` of 1 KiB"] = lambda _: backend.read("/d100/f0000").error
-        found["`write` of a new file of 1 KiB"] = lambda turn: backend.write(f"/changed/new{turn}", TEXT).error
-        found["`edit` of 1 KiB"] = lambda turn: backend.edit(f"/changed/f{turn:04}", "x\n", "y\n").error
-        found["`move` of a file"] = lambda turn: backend.move(f"/changed/f{3 + turn:04}", f"/moved{turn}").error
-        found["`delete` of a file"] = lambda turn: backend.delete(f"/changed/f{6 + turn:04}").error
-        found["`grep` in 100 files of 1 KiB"] = lambda _: backend.grep("needle", "/d100").error
-        found["`stat`"] = lambda _: self.stat("d100", "f0000")
-        for size in SIZES:
-            found[f"`ls -l` of {size:,} files"] = lambda _, size=size: self.list_all(f"d{size}")  # type: ignore[misc]
-        found["open, read, close of 1 KiB"] = lambda _: self.read("d100", "f0000")
-        found["create, write, close of 1 KiB"] = self.create
-        found["rename of a file"] = self.rename
-        found[f"rename of a directory of {CHANGED} files"] = self.rename_directory
-        return found
+        listed = f"d{SIZES[0]}"
+        self.all: dict[str, Callable[[int], object]] = {
+            **{f"`ls` of {size:,} files": lambda _, size=size: backend.ls(f"/d{size}").error for size in SIZES},
+            "`read` of 1 KiB": lambda _: backend.read(f"/{listed}/f0000").error,
+            "`write` of a new file of 1 KiB": lambda turn: backend.write(f"/changed/new{turn}", TEXT).error,
+            "`edit` of 1 KiB": lambda turn: backend.edit(f"/changed/f{turn:04}", "x\n", "y\n").error,
+            "`move` of a file": lambda turn: backend.move(f"/changed/f{3 + turn:04}", f"/moved{turn}").error,
+            "`delete` of a file": lambda turn: backend.delete(f"/changed/f{6 + turn:04}").error,
+            f"`grep` in {SIZES[0]} files of 1 KiB": lambda _: backend.grep("needle", f"/{listed}").error,
+            "`stat`": lambda _: self.stat(listed, "f0000"),
+            **{f"`ls -l` of {size:,} files": lambda _, size=size: self.list_all(f"d{size}") for size in SIZES},
+            "open, read, close of 1 KiB": lambda _: self.read(listed, "f0000"),
+            "create, write, close of 1 KiB": self.create,
+            "rename of a file": self.rename,
+            f"rename of a directory of {CHANGED} files": self.rename_directory,
+        }
 
     def _node(self, *names: str) -> int:
         node = ROOT_NODE
@@ -342,50 +310,36 @@ class Operations:
         self._volume.rename(ROOT_NODE, b"from%d" % turn, ROOT_NODE, b"to%d" % turn)
 
 
-def put_files(bucket: Bucket) -> None:
-    """Put the files past the backend, as another client does."""
+def put(bucket: Bucket, directory: str, files: int) -> None:
+    """Put files past the backend, as another client does."""
+    for number in range(files):
+        bucket.put(f"{directory}/f{number:04}", TEXT.encode())
+
+
+def count(proxy: FailingProxy, bucket: Bucket, behind: Bucket) -> Iterator[list[str]]:
+    """Yield the rows of the table; requests that prepare an operation go past the proxy."""
     for size in SIZES:
-        for number in range(size):
-            bucket.put(f"d{size}/f{number:04}", TEXT.encode())
-
-
-def put_changed(bucket: Bucket) -> None:
-    """Put the files anew that the operations change."""
-    for directory in ("changed", "from0", "from1", "from2"):
-        for number in range(CHANGED):
-            bucket.put(f"{directory}/f{number:04}", TEXT.encode())
-
-
-def count(proxy: FailingProxy, bucket: Bucket, behind: Bucket) -> list[list[str]]:
-    """Return the rows of the table; requests that prepare an operation go past the proxy."""
-    rows, name = [], ""
-    put_files(behind)
-    for number in range(10**6):
-        put_changed(behind)
-        now = [0.0]
-        with S3Backend(bucket.name, clock=lambda now=now: now[0], **bucket.options()) as backend:  # type: ignore[misc]
-            operations = Operations(backend).all()
-            if number == len(operations):
-                return rows
-            name, operation = list(operations.items())[number]
+        put(behind, f"d{size}", size)
+    listed = behind.all_keys()
+    now = [0.0]
+    number, names = 0, [""]
+    while number < len(names):
+        for key in set(behind.all_keys()) - set(listed):
+            behind.delete(key)
+        for directory in CHANGING:
+            put(behind, directory, CHANGED)
+        with S3Backend(bucket.name, clock=lambda: now[0], **bucket.options()) as backend:
+            operations = Operations(backend).all
+            names = list(operations)
             cells = []
             for turn in range(3):
-                if turn == 2:
-                    now[0] += HOUR_S
+                now[0] += HOUR_S if turn == 2 else 0.0
                 proxy.requests.clear()
-                if (error := operation(turn)) is not None:
-                    raise SystemExit(f"{name}: {error}")
+                if (error := operations[names[number]](turn)) is not None:
+                    raise SystemExit(f"{names[number]}: {error}")
                 cells.append(shown(Counter(proxy.requests)))
-            rows.append([name, *cells])
-        for directory in ("changed", "from0", "from1", "from2", "to0", "to1", "to2"):
-            remove(behind, directory)
-    raise AssertionError("there are fewer operations than that")
-
-
-def remove(bucket: Bucket, directory: str) -> None:
-    for key in bucket.all_keys():
-        if key.startswith((f"{directory}/", "moved")):
-            bucket.delete(key)
+            yield [names[number], *cells]
+        number += 1
 
 
 def shown(requests: Counter[str]) -> str:
@@ -396,13 +350,9 @@ def shown(requests: Counter[str]) -> str:
 
 @benchmark("requests", "the requests that each operation costs on a bucket", missing=moto.missing)
 def requests(run: Run) -> list[str]:
-    """Count the requests of each operation at the side of the service: moto's S3 with a counting proxy in front of it
-    (`tests/services/failing_proxy.py`), and an `S3Backend` in this process.
-
-    Each operation runs three times: with nothing cached, again at once (listings are cached for a second), and again
-    after an hour without a call. The clock that listings age by stands still meanwhile, and is moved by hand: nothing
-    here depends on how fast the machine is. Operations that change something have another file each time.
-    """
+    """Count the requests at the service: moto's S3 with a counting proxy in front of it. Each operation runs with
+    nothing cached, again at once, and again after an hour without a call, of a clock that is moved by hand. One that
+    changes something has another file each time."""
     with moto.running() as server, failing_bucket(server.service) as (proxy, bucket):
-        rows = count(proxy, bucket, Bucket(server.service, bucket.name))
+        rows = list(count(proxy, bucket, Bucket(server.service, bucket.name)))
     return markdown(["operation", "nothing cached", "again at once", "after an idle hour"], rows)

@@ -59,13 +59,8 @@ while True:
     quick="a tenth of the files and of the snapshots",
 )  # fmt: skip
 def snapshots(run: Run) -> list[str]:
-    """Taking: 16 processes write to files of their own while 100 snapshots are taken, of two trees of different size.
-
-    Reading: `ls -lR` of the first and the last of many snapshots, between which five files change, in turns with the
-    live tree; each right after a mount. Space: bytes of the volume's file, against the bytes that were live or
-    replaced. The policy: the same work of creating, rewriting and removing files with automatic snapshots and without,
-    in turns.
-    """
+    """Take snapshots beside 16 writers; list the first and the last of many, between which five files change, in turns
+    with the live tree, each right after a mount; do the same work with automatic snapshots and without, in turns."""
     scale = 10 if run.quick else 1
     rows = [taking(run.work / f"taking{files}", files // scale) for files in SIZES["taken"]]
     files, count = SIZES["read"]
@@ -185,13 +180,8 @@ PAUSE_S = 3.0
     rounds=3, quick="a tenth of the files",
 )  # fmt: skip
 def undo(run: Run) -> list[str]:
-    """Delete files by `rm -rf`, and have them back by `fusebackend undo`, on routes of several kinds.
-
-    The files lie in directories of 100, with modes, times, and extended attributes where the route keeps them, and all
-    of that is compared afterwards. The store is one of LangGraph in SQLite, S3 is SeaweedFS on this machine. The mount
-    has its default options, `history=on` among them. The time is that of the command; the processor time is the
-    server's in it.
-    """
+    """Delete files by `rm -rf`, and have them back by `fusebackend undo`, with modes, times, and extended attributes
+    where the route keeps them; all of that is compared afterwards. The processor time is the server's in the undo."""
     files = FILES // 10 if run.quick else FILES
     rows = []
     for name in run.only:

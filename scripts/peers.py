@@ -119,11 +119,11 @@ def bindfs_command(files: Path, mountpoint: Path, cache: Path) -> list[str]:
     return [found("bindfs"), "-f", str(files), str(mountpoint)]
 
 
-def rclone_command(files: Path, mountpoint: Path, cache: Path) -> list[str]:
-    """Return the command that mounts a directory as the remote: no network, its best case. Cache modes below `full` do
-    not allow a file to be read and written at once."""
+def rclone_command(remote: Path | str, mountpoint: Path, cache: Path, mode: str = "full") -> list[str]:
+    """Return the command that mounts a remote. A directory is its best case, without a network. Cache modes below
+    `full` do not allow a file to be read and written at once."""
     return [
-        found("rclone"), "mount", str(files), str(mountpoint), "--config=/dev/null", "--vfs-cache-mode=full",
+        found("rclone"), "mount", str(remote), str(mountpoint), "--config=/dev/null", f"--vfs-cache-mode={mode}",
         f"--cache-dir={cache}",
     ]  # fmt: skip
 

@@ -116,7 +116,3 @@ def _group(name: str, ratios: dict[str, float], axis: Axis, top: float) -> Itera
 def main() -> None:
     PICTURE.write_text(draw(groups(read_between("table").splitlines()), TITLE))
     print(f"drew {PICTURE.relative_to(REPOSITORY)}")
-
-
-if __name__ == "__main__":
-    main()

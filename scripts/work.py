@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import shutil
@@ -10,8 +11,11 @@ import string
 import subprocess
 import tarfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from typing import Any
 
 MIB = 1 << 20
 BLOCK = 4096
@@ -121,3 +125,42 @@ def offsets(seed: int, mib: int, count: int) -> list[int]:
     """Choose blocks of a file of so many MiB."""
     chance = random.Random(seed)
     return [chance.randrange(mib * MIB // BLOCK) * BLOCK for _ in range(count)]
+
+
+FORK = multiprocessing.get_context("fork")
+
+
+@contextmanager
+def processes(
+    count: int, work: Callable[[int, Barrier], Any]
+) -> Iterator[tuple[Barrier, Callable[[float], list[Any]]]]:
+    """Run processes that each call `work(number, start)` for the length of a block.
+
+    Yield `start`, a barrier of theirs and this process, and a function that waits so many seconds for their results,
+    and returns those that came. It waits no longer when one of them has failed.
+    """
+    start, answers = FORK.Barrier(count + 1), FORK.SimpleQueue()
+
+    def one(number: int) -> None:
+        answers.put(work(number, start))
+
+    def results(limit_s: float) -> list[Any]:
+        found, deadline = [], time.monotonic() + limit_s
+        while len(found) < count and time.monotonic() < deadline:
+            if not answers.empty():
+                found.append(answers.get())
+            elif any(worker.exitcode for worker in workers):
+                break
+            else:
+                time.sleep(0.01)
+        return found
+
+    workers = [FORK.Process(target=one, args=(number,), daemon=True) for number in range(count)]
+    try:
+        for worker in workers:
+            worker.start()
+        yield start, results
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.join()

@@ -30,6 +30,7 @@ sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 
 import bench
 import bench_comparisons
+import bench_hosts
 import bench_many_hosts
 import bench_mount
 import bench_postgres
@@ -263,7 +264,7 @@ def cell(place: str, scenario: str, processes: int, rate: float, **numbers: floa
 class TestManyHosts:
     def judged(self, *cells: bench_many_hosts.Cell, idle=None, burst=None) -> dict[str, str]:
         by_place = {(each.place, each.scenario, each.processes): each for each in cells}
-        return {row[0]: row[3] for row in (each.row() for each in bench_many_hosts.targets(by_place, idle, burst))}
+        return {row[0]: row[3] for row in bench_many_hosts.targets(by_place, idle, burst)}
 
     def test_sixteen_are_held_against_one(self) -> None:
         one, many = cell("slow", "own", 1, 100), cell("slow", "own", 16, 799)
@@ -493,7 +494,7 @@ class TestCommandLine:
     @pytest.mark.parametrize(
         ("words", "line"),
         [
-            ("--many-hosts --parts nothing", "--many-hosts: argument --parts: there is no 'nothing'; there are fast, slow"),
+            ("--many-hosts --parts nothing", "--many-hosts: argument --parts: there is no 'nothing'; there are fast"),
             ("--many-hosts --processes 1,x", "--many-hosts: argument --processes: must be 1 or more, not 'x'"),
             ("--many-hosts --only all", "--many-hosts: argument --only: there is no 'all'; there are own, shared, hot"),
             ("--growth --sizes 5", "--growth: argument --sizes: 5 is less than 10 directories of 100"),
@@ -546,7 +547,7 @@ class TestEach:
     """Each benchmark runs once, with the least work that its table needs."""
 
     SMALLEST: ClassVar = {
-        "mount": ("--quick --only SQLite,stat", {}),
+        "mount": ("--quick --only SQLite,create", {"bench_mount.make_source_tree": lambda archive, files: None}),
         "large": ("--quick --peers=", {}),
         "parallel": ("--processes 2", {"bench_comparisons.LOOPS": 20}),
         "growth": ("--sizes 1000", {"bench_comparisons.ASKED_TIMES": 1}),
@@ -560,7 +561,7 @@ class TestEach:
                 "bench_trees.TAKEN": 2,
             },
         ),
-        "undo": ("--only sqlite,dir,store", {"bench_trees.FILES": 100, "bench_trees.PAUSE_S": 0.1}),
+        "undo": ("--only sqlite,store", {"bench_trees.FILES": 100, "bench_trees.PAUSE_S": 0.1}),
         "threads": ("--database {work}/threads.db", {}),
         "fsspec": ("--only file,zip --mib 1", {}),
         "postgres": (
@@ -570,19 +571,25 @@ class TestEach:
                 "bench_postgres.OPERATIONS": 2,
                 "bench_postgres.RIVAL": peers.Side("JuiceFS", lambda: None, peers.PLAIN.mounted),
                 "bench_postgres._rival_in": lambda server, place: peers.PLAIN.mounted(place),
-                "bench_postgres.Scale": lambda quick: SimpleNamespace(files=10, tree_files=10),
+                "bench_postgres.Scale": lambda quick: SimpleNamespace(files=10, tree_files=10, big_mib=1, blocks=1),
             },
         ),
-        "hosts": ("--changes 200", {"bench_hosts.WARM_UP": 1}),
+        "hosts": (
+            "--changes 3",
+            {
+                "bench_hosts.WARM_UP": 1,
+                "bench_hosts.ROWS": {row: (route, each, 1) for row, (route, each, _) in bench_hosts.ROWS.items()},
+            },
+        ),
         "readers": ("", {"bench_hosts.READERS": 2, "bench_hosts.LATENCY_S": 0.001, "bench_hosts.FILE_BYTES": 1000}),
         "many-hosts": (
-            "--seconds 1 --processes 1,2 --only own,reads --parts fast,idle,burst",
+            "--seconds 1 --processes 2 --only own --parts fast,idle,burst",
             {"bench_many_hosts.MOUNTS": 1, "bench_many_hosts.IDLE_S": 0.2, "bench_many_hosts.BURST": 10},
         ),
         "s3": (
             "--quick",
             {
-                "bench_s3.missing": lambda: None,
+                "peers.program": lambda name: f"/opt/{name}",
                 "bench_s3.rclone_command": lambda bucket, prefix, mountpoint, cache: [
                     sys.executable, "-m", "fusebackend", "mount", "--foreground", "--default", bucket.url(prefix),
                     str(mountpoint),
@@ -591,12 +598,13 @@ class TestEach:
                 "bench_s3.Scale": lambda quick: SimpleNamespace(tree_files=10, small_files=10, big_mib=8, reads=2),
             },
         ),
-        "requests": ("", {}),
+        "requests": ("", {"bench_s3.SIZES": (2, 3)}),
     }  # fmt: skip
 
     @pytest.fixture(autouse=True)
     def small(self, monkeypatch, no_caches) -> None:
         """Make no server wait until it is idle, and give servers the modules that `scripts/bench` gives them."""
+        monkeypatch.setattr("services.postgres.SETTINGS", ())  # which some change
         monkeypatch.setattr(serving.Server, "wait_idle", lambda server, quiet_s=3: None)
         places = (SCRIPTS, ROOT / "tests", ROOT / "tests/support")
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, places)))
@@ -604,10 +612,22 @@ class TestEach:
     def test_there_is_one_for_each(self) -> None:
         assert set(self.SMALLEST) == set(driver.REGISTERED)
 
+    @pytest.fixture
+    def shared_servers(self, monkeypatch, postgres, seaweedfs, moto) -> None:
+        """Benchmarks start servers of their own; here they use those of the run."""
+        pid = os.getpid()
+        servers = {
+            "postgres": SimpleNamespace(database=postgres.database, directory=postgres.directory, pid=pid),
+            "seaweedfs": SimpleNamespace(bucket=seaweedfs.bucket, pid=pid),
+            "moto": SimpleNamespace(service=moto),
+        }
+        for name, server in servers.items():
+            monkeypatch.setattr(f"services.{name}.running", lambda server=server, **_: contextlib.nullcontext(server))
+
     @pytest.mark.mounted
     @pytest.mark.services
     @pytest.mark.parametrize("name", SMALLEST)
-    def test_it_runs(self, name: str, tmp_path, monkeypatch, capsys) -> None:
+    def test_it_runs(self, name: str, tmp_path, monkeypatch, capsys, shared_servers) -> None:
         mounts.require()
         words, constants = self.SMALLEST[name]
         for path, value in constants.items():
@@ -617,7 +637,8 @@ class TestEach:
                 threadcases.plain(saver)
         rounds = [] if name in ("requests", "many-hosts", "hosts") else ["--rounds", "1"]
         bench.main([f"--{name}", *rounds, "--directory", str(tmp_path), *words.format(work=tmp_path).split()])
-        tables = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
-        rows = [driver.cells(line) for line in tables if not line.startswith("|---")]
-        assert len(rows) > 1
-        assert all(any(character.isdigit() for cell in row[1:] for character in cell) for row in rows[1:])
+        lines = capsys.readouterr().out.splitlines()
+        rows = [line for line, after in itertools.pairwise([*lines, ""]) if line[:1] == "|" and after[:4] != "|---"]
+        rows = [driver.cells(line) for line in rows if line[:4] != "|---"]
+        assert rows
+        assert all(any(cell[:1].isdigit() or cell == "not measured" for cell in row[1:]) for row in rows), rows
