@@ -168,7 +168,7 @@ def metadata(server: service.Postgres, run: Run) -> list[str]:
         def one(number: int) -> Iterator[tuple[str, str, float]]:
             # In directories of their own, without each other's files.
             runs: dict[str, Callable[[], dict[str, float]]] = {
-                "bare": Bare(backend, number + 1).times,
+                "bare": partial(bare_times, backend, number + 1),
                 "mount": partial(mount_times, mountpoint / f"mount{number}"),
                 "ours": partial(volume_times, backend, number),
             }
@@ -221,79 +221,59 @@ def volume_times(backend: PostgresBackend, number: int) -> dict[str, float]:
     ])  # fmt: skip
 
 
-class Bare:
-    """The same operations by SQL, with numbers and names known beforehand."""
+INODE = ", ".join(FIELDS)
+ENTRY = (
+    f"SELECT {', '.join(f'i.{field}' for field in FIELDS)} FROM fusebackend.dentry d JOIN fusebackend.inode i"
+    " ON i.volume = d.volume AND i.node = d.node WHERE d.volume = %s AND d.parent = %s AND d.name = %s"
+)
+LOCK = f"SELECT {INODE} FROM fusebackend.inode WHERE volume = %s AND node = %s FOR UPDATE"
+MAKE = f"INSERT INTO fusebackend.inode (volume, {INODE}) VALUES (%s, {', '.join('%s' for _ in FIELDS)})"
+NAME = "INSERT INTO fusebackend.dentry (volume, parent, name, node) VALUES (%s, %s, %s, %s)"
+UNNAME = "DELETE FROM fusebackend.dentry WHERE volume = %s AND parent = %s AND name = %s"
+REMOVE = "DELETE FROM fusebackend.inode WHERE volume = %s AND node = %s"
+TOUCH = "UPDATE fusebackend.inode SET ctime_ns = %s WHERE volume = %s AND node = %s"
+TOUCH_DIRECTORY = (
+    "UPDATE fusebackend.inode SET mtime_ns = %s, ctime_ns = %s, version = %s WHERE volume = %s AND node = %s"
+)
+NOTIFY = "SELECT pg_notify(%s, %s)"
 
-    def __init__(self, backend: PostgresBackend, number: int) -> None:
-        self._backend = backend
-        self._id = backend.volume.id
-        self._directory = backend.volume.mkdir(ROOT_NODE, b"bare%d" % number, 0o755, ME).node
-        self._first = FIRST_NODE + 4 * OPERATIONS * number
 
-    def times(self) -> dict[str, float]:
-        return self._backend.volume.connections.run(self._times)
+def bare_times(backend: PostgresBackend, number: int) -> dict[str, float]:
+    """Time the same operations by SQL, with numbers and names known beforehand."""
+    volume, first = backend.volume.id, FIRST_NODE + 4 * OPERATIONS * number
+    directory = backend.volume.mkdir(ROOT_NODE, b"bare%d" % number, 0o755, ME).node
 
-    def _times(self, connection: Any) -> dict[str, float]:
+    def entry(name: bytes, lock: str = " FOR UPDATE OF i") -> Statement:
+        return ENTRY + lock, (volume, directory, name)
+
+    def make(name: bytes, n: int, mode: int) -> list[Statement]:
+        values = dict.fromkeys(FIELDS, 0) | {"node": first + n, "mode": mode, "nlink": 1}
+        return [(MAKE, (volume, *values.values())), (NAME, (volume, directory, name, first + n))]
+
+    def on(connection: Any) -> dict[str, float]:
         def change(decide: list[Statement], write: list[Statement]) -> None:
-            send(connection, [BEGIN, self._lock_directory, *decide])
-            send(connection, [*write, self._touch_directory, self._notify, COMMIT])
+            send(connection, [BEGIN, (LOCK, (volume, directory)), *decide])
+            touch = TOUCH_DIRECTORY, (1, 1, 1, volume, directory)
+            send(connection, [*write, touch, (NOTIFY, (f"fusebackend_{volume}", "bench 1//")), COMMIT])
+
+        def rename(n: int) -> None:
+            old, new = b"f%d" % n, b"r%d" % n
+            write = [(UNNAME, (volume, directory, old)), (NAME, (volume, directory, new, first + n))]
+            change([entry(old), entry(new)], [*write, (TOUCH, (n, volume, first + n))])
+
+        def unlink(n: int) -> None:
+            name = b"r%d" % n
+            change([entry(name)], [(UNNAME, (volume, directory, name)), (REMOVE, (volume, first + n))])
 
         return times([
-            lambda n: change([self._entry(b"f%d" % n)], self._make(b"f%d" % n, n, 0o100644)),
-            lambda n: change([self._entry(b"d%d" % n)], self._make(b"d%d" % n, OPERATIONS + n, 0o40755)),
-            lambda n: send(connection, [self._entry(b"f%d" % n, lock=False)]),
-            lambda n: change([self._entry(b"f%d" % n), self._entry(b"r%d" % n)],
-                             [self._unname(b"f%d" % n), self._name(b"r%d" % n, n), self._touch(n)]),
-            lambda n: change([self._entry(b"r%d" % n)], [self._unname(b"r%d" % n), self._remove(n)]),
+            lambda n: change([entry(b"f%d" % n)], make(b"f%d" % n, n, 0o100644)),
+            lambda n: change([entry(b"d%d" % n)], make(b"d%d" % n, OPERATIONS + n, 0o40755)),
+            lambda n: send(connection, [entry(b"f%d" % n, lock="")]),
+            rename,
+            unlink,
         ])  # fmt: skip
 
-    # Each is a statement with its parameters.
-
-    @property
-    def _lock_directory(self) -> Statement:
-        query = f"SELECT {', '.join(FIELDS)} FROM fusebackend.inode WHERE volume = %s AND node = %s FOR UPDATE"
-        return query, (self._id, self._directory)
-
-    def _entry(self, name: bytes, *, lock: bool = True) -> Statement:
-        fields = ", ".join(f"i.{field}" for field in FIELDS)
-        return (
-            f"SELECT {fields} FROM fusebackend.dentry d JOIN fusebackend.inode i"
-            " ON i.volume = d.volume AND i.node = d.node WHERE d.volume = %s AND d.parent = %s AND d.name = %s"
-            + (" FOR UPDATE OF i" if lock else ""),
-            (self._id, self._directory, name),
-        )
-
-    def _make(self, name: bytes, number: int, mode: int) -> list[Statement]:
-        values = dict.fromkeys(FIELDS, 0) | {"node": self._first + number, "mode": mode, "nlink": 1}
-        places = ", ".join("%s" for _ in FIELDS)
-        inode = f"INSERT INTO fusebackend.inode (volume, {', '.join(FIELDS)}) VALUES (%s, {places})"
-        return [(inode, (self._id, *(values[field] for field in FIELDS))), self._name(name, number)]
-
-    def _name(self, name: bytes, number: int) -> Statement:
-        query = "INSERT INTO fusebackend.dentry (volume, parent, name, node) VALUES (%s, %s, %s, %s)"
-        return query, (self._id, self._directory, name, self._first + number)
-
-    def _unname(self, name: bytes) -> Statement:
-        query = "DELETE FROM fusebackend.dentry WHERE volume = %s AND parent = %s AND name = %s"
-        return query, (self._id, self._directory, name)
-
-    def _remove(self, number: int) -> Statement:
-        return "DELETE FROM fusebackend.inode WHERE volume = %s AND node = %s", (self._id, self._first + number)
-
-    def _touch(self, number: int) -> Statement:
-        query = "UPDATE fusebackend.inode SET ctime_ns = %s WHERE volume = %s AND node = %s"
-        return query, (number, self._id, self._first + number)
-
-    @property
-    def _touch_directory(self) -> Statement:
-        query = (
-            "UPDATE fusebackend.inode SET mtime_ns = %s, ctime_ns = %s, version = %s WHERE volume = %s AND node = %s"
-        )
-        return query, (1, 1, 1, self._id, self._directory)
-
-    @property
-    def _notify(self) -> Statement:
-        return "SELECT pg_notify(%s, %s)", (f"fusebackend_{self._id}", "bench 1//")
+    return backend.volume.connections.run(on)
 
 
 # -- work ----------------------------------------------------------------------------------------------------------

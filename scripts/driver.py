@@ -87,17 +87,13 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (scripts/bench --help lists what there is)\n")
 
 
-@dataclass(frozen=True)
-class Option:
-    """An option of one benchmark. One that `narrows` the work does not go together with `--write`."""
-
-    flag: str
-    settings: dict[str, Any]
-    narrows: bool
+Option = tuple[str, dict[str, Any], bool]
+"""Of one benchmark: its flag, the arguments for `add_argument`, and whether it narrows the work."""
 
 
 def option(flag: str, *, narrows: bool = True, **settings: Any) -> Option:
-    return Option(flag, settings, narrows)
+    """Make an option. One that `narrows` the work does not go together with `--write`."""
+    return flag, settings, narrows
 
 
 def only(known: Iterable[str], *, narrows: bool = True) -> Option:
@@ -124,15 +120,15 @@ class Benchmark:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        for each in self.options:
-            parser.add_argument(each.flag, **each.settings)
+        for flag, settings, _ in self.options:
+            parser.add_argument(flag, **settings)
         return parser
 
     def parse(self, words: Sequence[str]) -> tuple[Run, list[str]]:
         """Parse the options; return the words that are none of this benchmark as well."""
         parser = self.parser()
         run, rest = parser.parse_known_args(words, Run(quick="", peers=([], [])))
-        names = [each.flag for each in self.options if each.narrows]
+        names = [flag for flag, _, narrows in self.options if narrows]
         if run.write and any(getattr(run, name[2:]) != parser.get_default(name[2:]) for name in names):
             parser.error(f"--write is for all the work: without {', '.join(names)}")
         return run, rest

@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import ClassVar
 
 import graphs
 import mounts
@@ -359,8 +358,8 @@ class TestReplay:
             bench_many_hosts.make_tables(dsn)
             scripts = [bench_many_hosts._scripts(wanted, dsn, number) for number in range(2)]
             assert recorded_sql.replay(dsn, scripts, 1, tmp_path) > 0
-            with PostgresBackend(dsn, wanted.volume(0)) as backend:
-                entries = backend.ls(wanted.directory(0)).entries or []
+            with PostgresBackend(dsn, wanted.volume.format(0)) as backend:
+                entries = backend.ls(wanted.directory.format(0)).entries or []
                 names = [entry["path"] for entry in entries if entry["path"].rpartition("/f1099511")[1]]
                 assert bool(names) == wanted.makes_files
                 for name in names[:3]:
@@ -510,7 +509,9 @@ class TestCommandLine:
             with pytest.raises(SystemExit) as error:
                 bench.main([*more, *words.split()])
             assert error.value.code == 2
-            assert capsys.readouterr().err.startswith(f"scripts/bench {line}") and "\n" not in line
+            told = capsys.readouterr().err
+            assert told.startswith(f"scripts/bench {line}")
+            assert told.count("\n") == 1
 
     def test_the_script_ends_with_its_status(self) -> None:
         done = run("--nonsense")
@@ -543,102 +544,63 @@ class TestCommandLine:
         assert driver.numbers("16,1") == (1, 16)
 
 
-class TestEach:
-    """Each benchmark runs once, with the least work that its table needs."""
+WORDS = {
+    "mount": "--quick --only SQLite,create", "large": "--quick --peers=", "parallel": "--processes 2",
+    "growth": "--sizes 1000", "undo": "--only sqlite,store", "threads": "--database threads.db",
+    "fsspec": "--only file,zip --mib 1", "hosts": "--changes 3", "s3": "--quick",
+    "many-hosts": "--seconds 1 --processes 2 --only own --parts fast,idle,burst",
+}  # fmt: skip
+"""The smallest form of a benchmark; `CONSTANTS` make it smaller."""
 
-    SMALLEST: ClassVar = {
-        "mount": ("--quick --only SQLite,create", {"bench_mount.make_source_tree": lambda archive, files: None}),
-        "large": ("--quick --peers=", {}),
-        "parallel": ("--processes 2", {"bench_comparisons.LOOPS": 20}),
-        "growth": ("--sizes 1000", {"bench_comparisons.ASKED_TIMES": 1}),
-        "verbs": ("", {"bench_agent.CALLS": 2, "bench_agent.COMMANDS": 1}),
-        "index": ("", {"bench_agent.FILES": 20, "bench_agent.SEARCHES": 1}),
-        "snapshots": (
-            "",
-            {
-                "bench_trees.SIZES": {"taken": (200,), "read": (100, 2), "policy": 100},
-                "bench_trees.WRITERS": 2,
-                "bench_trees.TAKEN": 2,
-            },
-        ),
-        "undo": ("--only sqlite,store", {"bench_trees.FILES": 100, "bench_trees.PAUSE_S": 0.1}),
-        "threads": ("--database {work}/threads.db", {}),
-        "fsspec": ("--only file,zip --mib 1", {}),
-        "postgres": (
-            "",
-            {
-                "bench_postgres.DIRECTORIES": (2, 4),
-                "bench_postgres.OPERATIONS": 2,
-                "bench_postgres.RIVAL": peers.Side("JuiceFS", lambda: None, peers.PLAIN.mounted),
-                "bench_postgres._rival_in": lambda server, place: peers.PLAIN.mounted(place),
-                "bench_postgres.Scale": lambda quick: SimpleNamespace(files=10, tree_files=10, big_mib=1, blocks=1),
-            },
-        ),
-        "hosts": (
-            "--changes 3",
-            {
-                "bench_hosts.WARM_UP": 1,
-                "bench_hosts.ROWS": {row: (route, each, 1) for row, (route, each, _) in bench_hosts.ROWS.items()},
-            },
-        ),
-        "readers": ("", {"bench_hosts.READERS": 2, "bench_hosts.LATENCY_S": 0.001, "bench_hosts.FILE_BYTES": 1000}),
-        "many-hosts": (
-            "--seconds 1 --processes 2 --only own --parts fast,idle,burst",
-            {"bench_many_hosts.MOUNTS": 1, "bench_many_hosts.IDLE_S": 0.2, "bench_many_hosts.BURST": 10},
-        ),
-        "s3": (
-            "--quick",
-            {
-                "peers.program": lambda name: f"/opt/{name}",
-                "bench_s3.rclone_command": lambda bucket, prefix, mountpoint, cache: [
-                    sys.executable, "-m", "fusebackend", "mount", "--foreground", "--default", bucket.url(prefix),
-                    str(mountpoint),
-                ],
-                "bench_s3.READERS": 2,
-                "bench_s3.Scale": lambda quick: SimpleNamespace(tree_files=10, small_files=10, big_mib=8, reads=2),
-            },
-        ),
-        "requests": ("", {"bench_s3.SIZES": (2, 3)}),
-    }  # fmt: skip
+CONSTANTS = {
+    "bench_mount.make_source_tree": lambda archive, files: None,
+    "bench_comparisons.LOOPS": 20, "bench_comparisons.ASKED_TIMES": 1,
+    "bench_agent.CALLS": 2, "bench_agent.COMMANDS": 1, "bench_agent.FILES": 20, "bench_agent.SEARCHES": 1,
+    "bench_trees.SIZES": {"taken": (200,), "read": (100, 2), "policy": 100},
+    "bench_trees.WRITERS": 2, "bench_trees.TAKEN": 2, "bench_trees.FILES": 100, "bench_trees.PAUSE_S": 0.1,
+    "bench_postgres.DIRECTORIES": (2, 4), "bench_postgres.OPERATIONS": 2,
+    "bench_postgres.RIVAL": peers.Side("JuiceFS", lambda: None, peers.PLAIN.mounted),
+    "bench_postgres._rival_in": lambda server, place: peers.PLAIN.mounted(place),
+    "bench_postgres.Scale": lambda quick: SimpleNamespace(files=10, tree_files=10, big_mib=1, blocks=1),
+    "bench_hosts.ROWS": {row: (route, each, 1) for row, (route, each, _) in bench_hosts.ROWS.items()},
+    "bench_hosts.WARM_UP": 1, "bench_hosts.READERS": 2, "bench_hosts.LATENCY_S": 0.001, "bench_hosts.FILE_BYTES": 999,
+    "bench_many_hosts.MOUNTS": 1, "bench_many_hosts.IDLE_S": 0.2, "bench_many_hosts.BURST": 10,
+    "bench_s3.SIZES": (2, 3), "bench_s3.READERS": 2,
+    "bench_s3.Scale": lambda quick: SimpleNamespace(tree_files=10, small_files=10, big_mib=8, reads=2),
+    "bench_s3.rclone_command": lambda bucket, prefix, mountpoint, cache: [
+        sys.executable, "-m", "fusebackend", "mount", "--foreground", "--default", bucket.url(prefix), str(mountpoint),
+    ],
+    "services.postgres.SETTINGS": (),  # some change it
+    # No server waits until it is idle.
+    "serving.Server.wait_idle": lambda server, quiet_s=3: None,
+}  # fmt: skip
 
-    @pytest.fixture(autouse=True)
-    def small(self, monkeypatch, no_caches) -> None:
-        """Make no server wait until it is idle, and give servers the modules that `scripts/bench` gives them."""
-        monkeypatch.setattr("services.postgres.SETTINGS", ())  # which some change
-        monkeypatch.setattr(serving.Server, "wait_idle", lambda server, quiet_s=3: None)
-        places = (SCRIPTS, ROOT / "tests", ROOT / "tests/support")
-        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, places)))
 
-    def test_there_is_one_for_each(self) -> None:
-        assert set(self.SMALLEST) == set(driver.REGISTERED)
-
-    @pytest.fixture
-    def shared_servers(self, monkeypatch, postgres, seaweedfs, moto) -> None:
-        """Benchmarks start servers of their own; here they use those of the run."""
-        pid = os.getpid()
-        servers = {
-            "postgres": SimpleNamespace(database=postgres.database, directory=postgres.directory, pid=pid),
-            "seaweedfs": SimpleNamespace(bucket=seaweedfs.bucket, pid=pid),
-            "moto": SimpleNamespace(service=moto),
-        }
-        for name, server in servers.items():
-            monkeypatch.setattr(f"services.{name}.running", lambda server=server, **_: contextlib.nullcontext(server))
-
-    @pytest.mark.mounted
-    @pytest.mark.services
-    @pytest.mark.parametrize("name", SMALLEST)
-    def test_it_runs(self, name: str, tmp_path, monkeypatch, capsys, shared_servers) -> None:
-        mounts.require()
-        words, constants = self.SMALLEST[name]
-        for path, value in constants.items():
-            monkeypatch.setattr(path, value)
-        if name == "threads":
-            with graphs.sqlite_saver(tmp_path / "threads.db") as saver:
-                threadcases.plain(saver)
-        rounds = [] if name in ("requests", "many-hosts", "hosts") else ["--rounds", "1"]
-        bench.main([f"--{name}", *rounds, "--directory", str(tmp_path), *words.format(work=tmp_path).split()])
-        lines = capsys.readouterr().out.splitlines()
-        rows = [line for line, after in itertools.pairwise([*lines, ""]) if line[:1] == "|" and after[:4] != "|---"]
-        rows = [driver.cells(line) for line in rows if line[:4] != "|---"]
-        assert rows
-        assert all(any(cell[:1].isdigit() or cell == "not measured" for cell in row[1:]) for row in rows), rows
+@pytest.mark.mounted
+@pytest.mark.services
+@pytest.mark.parametrize("name", driver.REGISTERED)
+def test_each_runs_once(name: str, tmp_path, monkeypatch, capsys, no_caches, postgres, seaweedfs, moto) -> None:
+    """With the least work that its table needs, and with the servers of the tests' run."""
+    mounts.require()
+    servers = {
+        "postgres": SimpleNamespace(database=postgres.database, directory=postgres.directory, pid=os.getpid()),
+        "seaweedfs": SimpleNamespace(bucket=seaweedfs.bucket, pid=os.getpid()),
+        "moto": SimpleNamespace(service=moto),
+    }
+    for service, server in servers.items():
+        monkeypatch.setattr(f"services.{service}.running", lambda server=server, **_: contextlib.nullcontext(server))
+    for path, value in CONSTANTS.items():
+        monkeypatch.setattr(path, value)
+    monkeypatch.setitem(peers.PEERS, "rclone", peers.PLAIN)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (SCRIPTS, ROOT / "tests", ROOT / "tests/support"))))
+    monkeypatch.chdir(tmp_path)
+    if name == "threads":
+        with graphs.sqlite_saver("threads.db") as saver:
+            threadcases.plain(saver)
+    rounds = [] if name in ("requests", "many-hosts", "hosts") else ["--rounds", "1"]
+    bench.main([f"--{name}", "--directory", str(tmp_path), *rounds, *WORDS.get(name, "").split()])
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line for line, after in itertools.pairwise([*lines, ""]) if line[:1] == "|" and after[:4] != "|---"]
+    rows = [driver.cells(line) for line in rows if line[:4] != "|---"]
+    assert rows
+    assert all(any(cell[:1].isdigit() or cell == "not measured" for cell in row[1:]) for row in rows), rows
