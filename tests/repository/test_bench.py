@@ -17,11 +17,13 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import graphs
 import mounts
 import pytest
 import threadcases
+from eventually import eventually
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -196,6 +198,12 @@ class TestStatistics:
         assert all(len(each.stats[what]) == 30 for each in done for what in bench_comparisons.STATS)
         assert len(list((tmp_path / "place" / "p0").iterdir())) == bench_comparisons.KEPT
 
+    def test_nobody_waits_for_the_others_of_a_process_that_fails(self) -> None:
+        began = time.monotonic()
+        with work.processes(2, lambda number, start: start.wait() if number else 1 // number) as (_, results):
+            assert results(60) == []
+        assert time.monotonic() - began < 50
+
     def test_shares_of_one_large_file(self) -> None:
         found = {what: {"fusebackend": 50.0, "bindfs": 100.0} for what in bench_comparisons.SPEEDS}
         lines = bench_comparisons.large_table(found)
@@ -253,11 +261,8 @@ class TestPeers:
         assert set(peers.COMPARABLE) < {side.name for side in peers.PEERS.values()}
 
 
-def cell(place: str, scenario: str, processes: int, rate: float, **numbers: float) -> bench_many_hosts.Cell:
-    found = bench_many_hosts.Cell(place, scenario, processes, rate, p50_s=0.001, p99_s=0.03)
-    for name, value in numbers.items():
-        setattr(found, name, value)
-    return found
+def cell(place: str, scenario: str, count: int, rate: float, p99_s: float = 0.03, **more) -> bench_many_hosts.Cell:
+    return bench_many_hosts.Cell(place, scenario, count, rate, p50_s=0.001, p99_s=p99_s, **more)
 
 
 class TestManyHosts:
@@ -306,6 +311,19 @@ class TestManyHosts:
         bench_many_hosts.summarise(line, done)
         assert (line.rate, line.p50_s, line.client_cores) == (3 / 4, 0.5, 2 / 4)
         assert line.failure == "1: why"
+
+    def test_one_that_can_not_open_its_volume_ends_all(self, monkeypatch) -> None:
+        def backend(dsn: str, volume: str) -> contextlib.AbstractContextManager[None]:
+            if volume == "host1":
+                raise OSError("connection failed: FATAL: sorry, too many clients")
+            return contextlib.nullcontext()
+
+        monkeypatch.setattr(bench_many_hosts, "PostgresBackend", backend)
+        monkeypatch.setattr(bench_many_hosts, "Work", mock.MagicMock())
+        line = bench_many_hosts.Cell("fast", "own", 3)
+        bench_many_hosts.together(bench_many_hosts.SCENARIOS["own"], "", serving.Server([]), 3, 1, line)
+        assert line.failure == "1 could not open the volume: sorry, too many clients"
+        assert line.rate == 0
 
     @pytest.mark.parametrize(("words", "full"), [("sorry, too many clients already", True), ("no route", False)])
     def test_a_server_without_a_free_connection_has_all_of_them(self, monkeypatch, words: str, full: bool) -> None:
@@ -394,18 +412,18 @@ class TestServer:
     def test_it_is_weighed_with_its_children_and_ended_with_them(self, tmp_path) -> None:
         with serving.started(["sh", "-c", "sleep 600 & wait"], tmp_path / "log") as process:
             server = serving.Server([process.pid])
-            wait_for(lambda: len(server.pids()) == 2)
+            eventually(lambda: len(server.pids()) == 2, 60)
             pids = server.pids()
             assert 0 < server.memory_mib() <= server.peak_mib()
             assert server.processor_s() < 60
-        wait_for(lambda: not any(is_running(pid) for pid in pids))
+        eventually(lambda: not any(is_running(pid) for pid in pids), 60)
         assert server.memory_mib() == 0
 
     def test_one_that_does_not_end_is_killed(self, tmp_path, monkeypatch, capsys) -> None:
         monkeypatch.setattr(serving, "END_LIMIT_S", 0.2)
         stubborn = ["sh", "-c", "trap '' TERM; echo; while :; do sleep 1; done"]
         with serving.started(stubborn, tmp_path / "log") as process:
-            wait_for(lambda: (tmp_path / "log").read_text() == "\n")
+            eventually(lambda: (tmp_path / "log").read_text() == "\n", 60)
         assert process.returncode == -signal.SIGKILL
         assert "did not end and was killed" in capsys.readouterr().err
 
@@ -424,13 +442,6 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def wait_for(condition) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 class TestBootstrap:
