@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import re
@@ -73,3 +74,12 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "site/docs/api.html").read_text().count("doc-heading") > 100
     assert (tmp_path / "site/fusebackend/SEMANTICS.html").is_file()
+
+
+def test_a_folder_in_the_architecture_is_what_its_docstring_says() -> None:
+    rows = re.findall(r"^\| `fusebackend/(\w+)/` \| (.*) \|$", (ROOT / "ARCHITECTURE.md").read_text(), re.MULTILINE)
+    folders = {path.parent.name for path in (ROOT / "fusebackend").glob("*/__init__.py")}
+    assert sorted(name for name, _ in rows) == sorted(folders)
+    for name, text in rows:
+        docstring = ast.get_docstring(ast.parse((ROOT / "fusebackend" / name / "__init__.py").read_text())) or ""
+        assert " ".join(docstring.split()).startswith(text), name
