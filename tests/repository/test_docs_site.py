@@ -83,3 +83,15 @@ def test_a_folder_in_the_architecture_is_what_its_docstring_says() -> None:
     for name, text in rows:
         docstring = ast.get_docstring(ast.parse((ROOT / "fusebackend" / name / "__init__.py").read_text())) or ""
         assert " ".join(docstring.split()).startswith(text), name
+
+
+COLUMN = 80
+"""Characters of a line of code that the site shows without scrolling: its text is 688 px wide (61 rem less two sidebars),
+the padding of code 16 px on each side, a character of 13.6 px type 8.2 px."""
+
+
+def test_lines_of_code_fit_the_column_of_the_site() -> None:
+    for page in PAGES:
+        blocks = re.findall(r"^```.*?^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+        lines = [line for block in blocks for line in block.splitlines()]
+        assert [line for line in lines if len(line) > COLUMN] == [], page
