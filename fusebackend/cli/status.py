@@ -194,6 +194,8 @@ def _details(state: MountState) -> list[str]:
         lines.append(f"log: {status['log']}")
     if status.get("idle") == "poll":
         lines.append("idle: poll, processors of the machine are kept awake during bursts")
+    elif status.get("idle_refused"):
+        lines.append(f"idle: sleep, although idle=poll was asked for: {status['idle_refused']}")
     return lines + _history(status.get("history") or {})
 
 

@@ -38,7 +38,6 @@ def test_a_virtual_environment_runs(work: Work) -> None:
     assert {path.name.split(".")[0] for path in (package / "__pycache__").iterdir()} == {"__init__", "words"}
 
 
-@pytest.mark.slow
 def test_pip_installs_into_a_virtual_environment(work: Work) -> None:
     work.needs("symlinks", "persistent_modes")
     trees.run(sys.executable, "-m", "venv", work.path / "venv")
@@ -124,7 +123,6 @@ for number in range(count):
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("journal", ["wal", "delete"])
 def test_two_writers_on_one_sqlite_database(server: tuple[Path, Kind], journal: str) -> None:
     path, _ = server
@@ -153,7 +151,6 @@ def test_two_writers_on_one_sqlite_database(server: tuple[Path, Kind], journal: 
 
 
 @pytest.mark.alone
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sqlite", "dir"])
 def test_a_file_of_1_gib_in_bounded_memory(serve: Serve, tmp_path: Path, name: str) -> None:
     """`memory:` is left out, since it holds its files in memory."""
@@ -175,7 +172,6 @@ def test_a_file_of_1_gib_in_bounded_memory(serve: Serve, tmp_path: Path, name: s
     assert server.memory_kib("VmHWM") < 250 * 1024
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.features.durable])
 def test_all_is_there_after_a_remount(serve: Serve, tmp_path: Path, sources: Path, name: str) -> None:
     kind = KINDS[name]

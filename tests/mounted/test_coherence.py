@@ -109,7 +109,6 @@ def test_a_tree_is_deleted_under_who_stands_in_it(faces: TwoFaces) -> None:
     assert faces.call("ls", "/a/b")["entries"][0]["path"] == "/a/b/c/"
 
 
-@pytest.mark.slow
 def test_a_listing_goes_on_while_the_agent_changes_the_directory(faces: TwoFaces) -> None:
     directory = faces.path / "d"
     directory.mkdir()
@@ -175,7 +174,6 @@ def test_appends_of_a_process_land_behind_what_the_agent_has_written(faces: TwoF
             os.close(fd)
 
 
-@pytest.mark.slow
 def test_whoever_reads_sees_one_version_and_never_an_older_one_again(faces: TwoFaces) -> None:
     """Read beside the agent: versions only go up, on every way of reading."""
     path = faces.path / "file"

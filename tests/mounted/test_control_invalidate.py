@@ -118,7 +118,6 @@ def test_whoever_works_in_a_directory_stays_there(mount, client, outside, absent
     assert (outside / "d/file").read_text() == "text"
 
 
-@pytest.mark.slow
 def test_what_is_mounted_in_a_directory_stays_there(serve, mount, client, outside):
     (outside / "d").mkdir()
     inner = serve("memory:", at=str(mount.path / "d"))
@@ -142,7 +141,6 @@ def _written(path: Path, text: str) -> Path:
     return path
 
 
-@pytest.mark.slow
 def test_more_absent_names_than_are_remembered(mount, client, outside):
     names = [f"absent-{number}" for number in range(25_000)]
     for name in names:

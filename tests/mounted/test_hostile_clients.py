@@ -168,7 +168,6 @@ def _is_written(path):
     return True
 
 
-@pytest.mark.slow
 def test_a_server_that_may_not_have_more_memory_refuses_and_goes_on(tmp_path):
     """Under `ulimit -v`, an allocation that failed in pyfuse3 ended the server, and all its routes with it."""
     before = resource.getrlimit(resource.RLIMIT_AS)

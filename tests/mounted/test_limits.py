@@ -61,7 +61,6 @@ def fill_up(directory: Path) -> dict[str, str]:
     return synced
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["sqlite", "dir"])
 def test_a_full_disk_is_enospc_and_loses_nothing(small_disk: Path, serve: Serve, scheme: str) -> None:
     (small_disk / "files").mkdir()
@@ -148,7 +147,6 @@ def test_truncate_to_2_to_the_50_and_unlink_in_bounded_memory(serve: Serve, tmp_
 
 
 @pytest.mark.alone
-@pytest.mark.slow
 @pytest.mark.parametrize("url", ["sqlite:{tmp}/volume.db", "dir:{tmp}/files"])
 def test_memory_for_each_file_that_the_kernel_knows(serve: Serve, tmp_path: Path, url: str) -> None:
     """The server uses below 1 KiB for each file that the kernel knows, and frees it after FORGET.
@@ -172,7 +170,6 @@ def test_memory_for_each_file_that_the_kernel_knows(serve: Serve, tmp_path: Path
 
 
 @pytest.mark.alone
-@pytest.mark.slow
 def test_memory_shrinks_when_the_kernel_forgets(serve: Serve, tmp_path: Path) -> None:
     server, _ = _start_and_warm_up(serve, tmp_path, "sqlite:{tmp}/volume.db")
     files = 60_000
@@ -207,7 +204,6 @@ def _make_files(directory: Path, count: int) -> None:
             os.close(os.open(f"{number:06}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=home))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("url", ["sqlite:{tmp}/volume.db", "dir:{tmp}/files"])
 def test_memory_does_not_grow_with_what_is_written(serve: Serve, tmp_path: Path, url: str) -> None:
     (tmp_path / "files").mkdir()
@@ -224,11 +220,10 @@ def test_memory_does_not_grow_with_what_is_written(serve: Serve, tmp_path: Path,
     assert server.memory_kib("VmHWM") - before < 16 * KIB
 
 
-@pytest.mark.slow
 def test_a_large_directory_that_changes_is_listed_exactly(serve: Serve, tmp_path: Path) -> None:
     """Read it while entries come and go: each that stays is listed exactly once."""
     server = serve(f"sqlite:{tmp_path}/volume.db")
-    count = amount("FUSEBACKEND_LARGE_DIRECTORY", dev=25_000, ci=25_000, soak=100_000)
+    count = amount("FUSEBACKEND_LARGE_DIRECTORY", day=25_000, night=100_000)
     home = server.path / "large"
     _make_files(home, count)
     with os.scandir(home) as entries:
@@ -276,7 +271,6 @@ def test_twenty_waiters_on_one_flock_do_not_stop_the_mount(serve: Serve) -> None
     assert (server.path / "count").read_text() == "20"
 
 
-@pytest.mark.slow
 def test_many_processes_at_once(serve: Serve, tmp_path: Path) -> None:
     server = serve(f"sqlite:{tmp_path}/volume.db")
 

@@ -50,8 +50,8 @@ def truth(request: pytest.FixtureRequest, tmp_path: Path, serve: Serve) -> Itera
 @pytest.mark.parametrize(
     ("url", "steps"),
     [
-        ("memory:", amount("FUSEBACKEND_TRUTH_STEPS", dev=300, ci=1000, soak=10_000)),
-        ("sqlite:{tmp}/volume.db", amount("FUSEBACKEND_TRUTH_STEPS", dev=1000, ci=10_000, soak=50_000)),
+        ("memory:", amount("FUSEBACKEND_TRUTH_STEPS", day=1000, night=10_000)),
+        ("sqlite:{tmp}/volume.db", amount("FUSEBACKEND_TRUTH_STEPS", day=10_000, night=50_000)),
     ],
     ids=["memory", "sqlite"],
 )
@@ -105,7 +105,6 @@ print(reads)
 """Opens, reads and closes until its input ends. Each read must be of one letter and one of the sizes."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(3000, 3001), (16_384, 12_000), (65_536, 65_536)], ids=["3K", "16K", "64K"])
 def test_a_reader_sees_the_old_bytes_or_the_new(truth: OneTruth, sizes: tuple[int, int]) -> None:
     versions = [letter * size for letter, size in zip("ab", sizes, strict=True)]
@@ -188,7 +187,6 @@ def at_once(path: Path, *acts: Callable[[Client], object]) -> list[object]:
     return answers
 
 
-@pytest.mark.slow
 def test_of_two_edits_at_once_one_is_told_or_both_are_in(truth: OneTruth) -> None:
     for number in range(40):
         path = f"/file{number}"

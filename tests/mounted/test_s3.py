@@ -99,7 +99,6 @@ def test_git_clones_commits_and_checks(work: tuple[Path, Bucket], origin: Path) 
     assert bucket.get("work/clone/new.txt") == b"new\n"
 
 
-@pytest.mark.slow
 def test_tar_rsync_and_cp_keep_modes_times_and_links(work: tuple[Path, Bucket], tmp_path: Path) -> None:
     path, _ = work
     origin = tmp_path / "origin"
@@ -124,7 +123,6 @@ def test_tar_rsync_and_cp_keep_modes_times_and_links(work: tuple[Path, Bucket], 
     assert not (path / "moved").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("backupcopy", ["yes", "no"])
 def test_vim_saves(work: tuple[Path, Bucket], backupcopy: str) -> None:
     vim = shutil.which("vim") or shutil.which("vim.tiny")

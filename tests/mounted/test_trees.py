@@ -326,7 +326,6 @@ def test_watchers_hear_paths_of_the_main_tree(serve: Serve, tmp_path: Path) -> N
     ]
 
 
-@pytest.mark.slow
 def test_what_another_host_changes_is_seen_in_both(postgres_dsn: str, serve: Serve) -> None:
     url = f"postgres:{postgres_dsn}?volume=v"
     one, two = serve(url), serve(url)
@@ -568,7 +567,6 @@ def test_both_trees_at_once(faces: TwoFaces) -> None:
     assert looked_at(trees[0] / "one") == looked_at(trees[1] / "one") == []
 
 
-@pytest.mark.slow
 @pytest.mark.alone
 def test_nothing_is_remembered_of_what_the_kernel_forgot(serve: Serve) -> None:
     if os.geteuid() != 0:

@@ -33,7 +33,7 @@ KINDS = ["memory:", "sqlite:{tmp}/volume.db", "dir:{tmp}/files", "store+sqlite:{
 
 DENIED = re.compile("Permission denied|needs an approval")
 
-QUESTIONS = amount("FUSEBACKEND_VIEW_QUESTIONS", dev=150, ci=1000, soak=12_500)
+QUESTIONS = amount("FUSEBACKEND_VIEW_QUESTIONS", day=1000, night=12_500)
 """At each of four doors."""
 
 RULES = [

@@ -161,7 +161,6 @@ def test_what_one_face_moves_away_the_other_goes_on_writing_to(watched: Watched)
         assert watched.told() == [], "it has no name any more"
 
 
-@pytest.mark.slow
 def test_an_event_can_be_seen_by_whoever_gets_it(watched: Watched) -> None:
     """The change shows through the mount, with the kernel's caches on, as soon as the event is there."""
     seen: list[str] = []
@@ -227,7 +226,6 @@ def follow(watched: Watched) -> None:
     assert replay.tree == {path: kind for path, kind in there.items() if not path.startswith("/mark")}
 
 
-@pytest.mark.slow
 def test_git_and_tar_are_followed(watched: Watched) -> None:
     watched.sh(
         "git init -q r && cd r && git config user.email a@b && git config user.name c"
@@ -240,7 +238,6 @@ def test_git_and_tar_are_followed(watched: Watched) -> None:
     follow(watched)
 
 
-@pytest.mark.slow
 def test_both_faces_at_once_are_followed(watched: Watched) -> None:
     """Two processes and two agents change the same few names: the events come in the order of the changes."""
     program = (
@@ -315,7 +312,6 @@ def test_a_whole_file_backend(tmp_path: Path, serve: Serve) -> None:
         watched.close()
 
 
-@pytest.mark.slow
 @pytest.mark.alone
 def test_the_memory_of_a_name(tmp_path: Path, serve: Serve) -> None:
     """The names kept for events cost little memory for each inode that the kernel knows."""

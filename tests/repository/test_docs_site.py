@@ -64,7 +64,7 @@ def test_the_api_names_what_is_there() -> None:
     assert len(named) > 20
 
 
-@pytest.mark.soak
+@pytest.mark.night
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     if importlib.util.find_spec("material") is None:
         pytest.skip("mkdocs-material is not installed: make docs")

@@ -196,7 +196,6 @@ def shell(command, cwd):
     return done.stdout
 
 
-@pytest.mark.slow
 @pytest.mark.mounted
 def test_shell_tools_work_on_a_mount(mounted, webdav):
     team = mounted.path / "team"

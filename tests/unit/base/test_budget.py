@@ -160,7 +160,6 @@ def test_it_reaches_the_threads_of_the_async_verbs(backend: Any) -> None:
         assert found.truncated and listed.truncated and not found.matches and not listed.matches
 
 
-@pytest.mark.slow
 def test_a_large_file_is_given_up_half_way() -> None:
     with InMemoryBackend() as backend:
         put(backend, "/a.txt", b"needle\n")

@@ -81,7 +81,6 @@ def test_an_object_that_can_not_be_described_is_named():
     assert pretty({"x": Odd()}) == '{\n  "x": "<Odd, whose repr failed: RuntimeError>"\n}'
 
 
-@pytest.mark.slow
 def test_a_hundred_megabytes_take_seconds():
     value = {"text": "x\n" * 25_000_000, "numbers": [{"a": number, "b": "y"} for number in range(1_000_000)]}
     began = time.monotonic()

@@ -114,7 +114,6 @@ anyio.run(main, backend=sys.argv[1])
 """
 
 
-@pytest.mark.slow
 @both
 def test_a_process_exits_after_cancelling_what_hangs(tmp_path, library):
     began = time.monotonic()

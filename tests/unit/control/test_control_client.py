@@ -80,7 +80,6 @@ class TestVerbs:
         assert client.ls(7).error
         assert client.upload_files([("/x", "text")])[0].error == "content must be bytes, not str"
 
-    @pytest.mark.slow
     def test_large_files_travel_in_pieces(self, client, files):
         content = os.urandom(1 << 20) * 70
         answers = client.upload_files([("/small", b"1"), ("/large", content), ("/last", b"2")])
@@ -231,7 +230,6 @@ class TestVerbs:
         client.delete("/async")
         anyio.run(self._async_reads, client, backend="asyncio")
 
-    @pytest.mark.slow
     def test_many_threads(self, client):
         failures = []
 
@@ -353,7 +351,6 @@ class TestLostServer:
             connection.close()
         assert client.send("/large", [b"1" * 100]).error is None
 
-    @pytest.mark.slow
     def test_a_piece_of_any_size(self, client, files):
         content = bytes(range(256)) * (80 << 12)
         assert client.send("/large", [content]).error is None

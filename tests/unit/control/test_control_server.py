@@ -242,7 +242,6 @@ class TestLimits:
         assert size == 16 << 20, "in pieces, it holds next to nothing"
         wait_until(lambda: server.room.used == 0)
 
-    @pytest.mark.slow
     def test_a_search_with_more_matches_than_it_may_hold(self, server, raw, files):
         files.upload_files([(f"/many/{number}", b"") for number in range(20_000)])
         server.room._size = 4 << 20
@@ -404,7 +403,6 @@ class TestRoom:
                 assert idle.line()["error"]["code"] == wire.BUSY
                 assert idle.line() is None
 
-    @pytest.mark.slow
     def test_no_call_is_lost_when_its_connection_makes_room(self, server):
         """Four clients on two places: connections are closed under their calls, and no client can tell."""
         failures = []

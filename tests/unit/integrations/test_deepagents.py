@@ -575,7 +575,6 @@ def test_theirs_by_a_python_url():
     assert "one" in adopt(backend).read("/a.txt")
 
 
-@pytest.mark.slow
 @pytest.mark.mounted
 def test_theirs_on_a_mount(serve):
     server = serve("python:their_backends:make", routes={"/ours": "memory:"})
@@ -587,7 +586,6 @@ def test_theirs_on_a_mount(serve):
     assert (server.path / "ours" / "a.txt").read_text() == "one\n" and not (server.path / "a.txt").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.mounted
 def test_theirs_by_the_python_api(tmp_path):
     mounts.require()
@@ -606,7 +604,6 @@ with fusebackend.mount(their_backends.make(), sys.argv[1]) as files:
     assert (done.returncode, done.stdout) == (0, "from the kernel one\n\n"), done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.mounted
 def test_a_graphs_state_on_a_mount_is_one_clear_line(tmp_path):
     mounts.require()

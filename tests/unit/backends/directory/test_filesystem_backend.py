@@ -244,7 +244,6 @@ def test_a_large_tree_is_deleted_and_told(backend, tmp_path):
     assert changes[-1] == Change(node, ROOT_NODE, b"tree", "deleted", "/tree/")
 
 
-@pytest.mark.slow
 def test_a_deep_tree_is_deleted_read_and_searched(backend, tmp_path):
     deep = tmp_path
     fd = os.open(tmp_path, os.O_RDONLY)

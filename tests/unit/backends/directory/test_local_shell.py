@@ -105,7 +105,6 @@ def test_output_is_cut_at_its_limit(tmp_path):
         assert shell.execute("printf '123456789ü'").output == "123456789\n\n... Output truncated at 10 bytes."
 
 
-@pytest.mark.slow
 def test_a_flood_does_not_fill_the_memory(tmp_path):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with LocalShellBackend(tmp_path, max_output_bytes=1000) as shell:
@@ -128,7 +127,6 @@ def test_a_time_out_ends_the_whole_group(tmp_path):
     assert all(gone(pid) for pid in pids)
 
 
-@pytest.mark.slow
 def test_a_time_out_for_one_command(shell):
     begin = time.monotonic()
     response = shell.execute("yes", timeout=1)

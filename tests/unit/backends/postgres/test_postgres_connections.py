@@ -86,7 +86,6 @@ def all_taken(dsn: str) -> Iterator[list[psycopg.Connection[object]]]:
             connection.close()
 
 
-@pytest.mark.slow
 def test_64_idle_volumes_fit_a_server_with_default_settings() -> None:
     with server_of(100) as server, contextlib.ExitStack() as ends:
         hosts = []

@@ -275,13 +275,12 @@ def test_of_three_hosts_one_wakes_the_others_for_all(
     eventually(lambda: not there._feed._pending, LIMIT_S)
 
 
-@pytest.mark.slow
 def test_five_busy_hosts_hear_of_every_change_by_wake_ups(
     here: Host, there: Host, third: Host, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feed, "LOOK_S", 1000.0)  # no host looks by itself
     monkeypatch.setattr(feed, "IDLE_S", 1000.0)
-    changes = amount("FEED_CHANGES", dev=60, ci=200, soak=3_000)
+    changes = amount("FEED_CHANGES", day=200, night=3_000)
     with contextlib.closing(Host(postgres_dsn)) as fourth, contextlib.closing(Host(postgres_dsn)) as fifth:
         hosts = [here, there, third, fourth, fifth]
         for host in hosts:
@@ -457,7 +456,6 @@ def server() -> Iterator[Server]:
         yield server
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("end", ["stop", "crash"])
 def test_after_a_restart_everything_is_looked_up_again(server: Server, end: str) -> None:
     with server.database() as dsn:

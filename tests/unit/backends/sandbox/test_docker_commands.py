@@ -86,7 +86,6 @@ def test_output_is_cut_at_its_limit(docker_engine, box):
         assert backend.execute("printf '123456789ü'").output == "123456789\n\n... Output truncated at 10 bytes."
 
 
-@pytest.mark.slow
 def test_a_flood_does_not_fill_the_memory(backend):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     response = backend.execute("head -c 60000000 /dev/zero | tr '\\000' y; head -c 20000000 /dev/zero >&2; echo")
@@ -126,7 +125,6 @@ def test_a_time_out_in_a_flood(backend):
     assert not re.search(r"\byes$", processes(backend), re.MULTILINE)
 
 
-@pytest.mark.slow
 def test_a_command_that_stops_its_shell(backend, monkeypatch):
     """Whatever a command does to the shell that runs it, it is told, and the next one has another."""
     response = backend.execute("kill -9 $PPID; sleep 1")
@@ -171,7 +169,6 @@ def test_what_is_no_command(backend, command):
     assert backend.execute("echo on").output == "on\n"
 
 
-@pytest.mark.slow
 def test_commands_and_verbs_at_the_same_time(backend):
     """A long command holds up nobody else."""
     results = {}

@@ -32,7 +32,6 @@ def pair(request, tmp_path_factory):
         yield filled(backend, corpus), truth(corpus, opened)
 
 
-@pytest.mark.slow
 def test_grep(pair):
     compare(pair, questions(PATTERNS, GLOBS)[::5])
 

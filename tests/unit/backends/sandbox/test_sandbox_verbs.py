@@ -292,7 +292,6 @@ def test_an_answer_that_the_output_can_not_hold(tmp_path):
     assert names(small) == sorted(f"/{name}" for name in os.listdir(tmp_path / "root"))
 
 
-@pytest.mark.slow
 def test_a_thousand_files_in_one_upload(tmp_path):
     (tmp_path / "root").mkdir()
     staged = StagedLocal(tmp_path / "root", sandboxes.tools("gnu", tmp_path / "tools"))

@@ -160,7 +160,6 @@ def test_an_empty_file_becomes_a_volume(tmp_path: Path) -> None:
 # -- a damaged one -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_volume_cut_short_or_overwritten_is_refused_or_fails_with_an_errno(path: Path) -> None:
     """Whatever page is lost: a `VolumeFileError` at opening, or an `OSError` later, if it is needed at all."""
     page_bytes, whole = schema.PAGE_BYTES, path.read_bytes()

@@ -448,7 +448,6 @@ def test_values_that_only_memory_can_hold_are_shown():
     assert backend.edit("/good", "good", "better").error is None
 
 
-@pytest.mark.slow
 def test_a_value_of_a_hundred_megabytes_is_shown(store, backend):
     content = "0123456789\n" * 10_000_000
     store.put(NS, "/large", {"text": content})

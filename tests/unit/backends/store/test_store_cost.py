@@ -188,7 +188,6 @@ def test_a_search_that_others_disturb_misses_nothing_that_stays():
     assert {info["path"] for info in entries} >= {f"/kept{number:04}" for number in range(1000)}
 
 
-@pytest.mark.slow
 def test_a_store_in_memory_is_listed_while_others_change_it():
     """LangGraph's own `search` raises then: it runs through the dict that they change."""
     store = InMemoryStore()
@@ -215,7 +214,6 @@ def test_a_store_in_memory_is_listed_while_others_change_it():
 
 
 @pytest.mark.alone
-@pytest.mark.slow
 @pytest.mark.parametrize("directory", ["/dir00000", "/dir02500", "/dir04999"])
 def test_a_directory_of_twenty_among_a_hundred_thousand_keys_takes_no_time(large, directory):
     large.ls("/")

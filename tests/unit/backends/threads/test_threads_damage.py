@@ -457,7 +457,6 @@ def test_damage_in_postgres_is_told_in_its_place(postgres_dsn: str, change: str,
         assert names(backend, f"/plain/history/{history(backend, '/plain')[0]}") == []
 
 
-@pytest.mark.slow
 @pytest.mark.services
 def test_a_snapshot_whose_blob_is_gone_is_told(postgres_dsn: str) -> None:
     import psycopg

@@ -156,7 +156,6 @@ def test_deep_nesting_is_shown_up_to_a_bound() -> None:
 # -- channels ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("piece", [b"\x90", b"\xc0", b"\x01", b"\x81\xa1a\x90"])
 def test_more_values_than_any_checkpoint_has_are_refused_before_they_are_made(piece: bytes) -> None:
     count = (8 << 20) // len(piece)

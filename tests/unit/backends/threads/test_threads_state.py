@@ -133,7 +133,6 @@ def test_every_checkpoint_of_a_subagent_is_as_langgraph_finds_it(b: Bench) -> No
     assert json.loads(b.backend.download_files([f"{space}/state.json"])[0].content or b"")["checkpoint_ns"] == namespace
 
 
-@pytest.mark.slow
 def test_a_thread_of_400_checkpoints(b: Bench) -> None:
     agent = graphs.deep_agent(b.saver, graphs.long_script(200))
     agent.invoke(user_input(), thread("long"))
@@ -145,7 +144,6 @@ def user_input() -> dict[str, Any]:
     return graphs.user("go")
 
 
-@pytest.mark.slow
 @pytest.mark.alone
 def test_opening_a_thread_of_400_checkpoints_takes_no_time(tmp_path: Path) -> None:
     path = str(tmp_path / "threads.db")

@@ -264,7 +264,6 @@ def test_without_the_extra_the_command_line_says_what_is_missing(tmp_path: Path)
     assert len(done.stdout.splitlines()) == 2
 
 
-@pytest.mark.slow
 def test_nodes_are_stable_while_they_are_held(b: Bench) -> None:
     threadcases.snapshots(b.saver)
     volume = b.backend.volume
@@ -285,7 +284,6 @@ def test_nodes_are_stable_while_they_are_held(b: Bench) -> None:
     volume.forget(held.values())
 
 
-@pytest.mark.slow
 def test_what_nobody_holds_is_let_go_of(b: Bench) -> None:
     import gc
 
