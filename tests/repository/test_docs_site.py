@@ -86,8 +86,8 @@ def test_a_folder_in_the_architecture_is_what_its_docstring_says() -> None:
 
 
 COLUMN = 80
-"""Characters of a line of code that the site shows without scrolling: its text is 688 px wide (61 rem less two sidebars),
-the padding of code 16 px on each side, a character of 13.6 px type 8.2 px."""
+"""Characters of a line of code that the site shows without scrolling: its text is 688 px wide (61 rem less two
+sidebars), the padding of code 16 px on each side, a character of 13.6 px type 8.2 px."""
 
 
 def test_lines_of_code_fit_the_column_of_the_site() -> None:

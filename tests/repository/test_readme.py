@@ -55,7 +55,7 @@ NOT_RUN = {
     "ln -s /opt/fusebackend": "it changes /sbin; packaging/debian-root does, and test_fstab.py in a /sbin of its own",
     'export PATH="$PWD/.venv/bin:$PATH"': "the PATH of every other snippet here",
     ".venv/bin/pip install -e": "it installs packages",
-    "fusebackend mount /mnt/agent \\\n    --route '/shared/": "it needs AWS, a server of PostgreSQL and a registry of images",
+    "fusebackend mount /mnt/agent \\\n    --route '/shared/": "it needs AWS, PostgreSQL and a registry of images",
     'eval "$(_FUSEBACKEND_COMPLETE': "for the start-up files of three shells",
     "make check": "it installs packages",
     "[project.entry-points": "for the pyproject.toml of a package; test_webdav_example.py has it installed",
