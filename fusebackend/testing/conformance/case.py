@@ -49,6 +49,8 @@ class Case:
     """Names over 255 bytes and paths over 4,096 are errors, as on Linux. Only with `checks_paths`."""
     normalises_paths: bool = True
     """`//a/./b/../c` is `/a/c`, and so is `a/c`."""
+    resolves_dot_dot: bool = True
+    """`/x/../a` is `/a`, by its text; False where `..` is refused. Only with `normalises_paths`."""
     any_name: bool = True
     """Names may be any bytes that Linux allows, shown with surrogateescape where they are not UTF-8."""
     shell_globs: bool = True

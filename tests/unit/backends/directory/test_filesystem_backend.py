@@ -16,17 +16,13 @@ from agentface import get, heard, node_at, put
 from fusebackend.backends.directory import agent_face as directoryface
 from fusebackend.backends.directory.backend import FilesystemBackend
 from fusebackend.protocol import ROOT_NODE, Change
-from fusebackend.testing.conformance import BackendConformance, Probe
+from fusebackend.testing.conformance import BackendConformance
 from fusebackend.testing.posix.case import fails
 from fusebackend.volumes.agent_face import VolumeBackend
 
 
 class DirectoryCases(BackendConformance):
-    """Only that `..` is refused, where other backends resolve it by name."""
-
-    @pytest.mark.parametrize("path", ["//a//b.txt", "/a/./b.txt", "a/b.txt", "/a/b.txt/"])
-    def test_ways_to_write_one_path(self, b: Probe, path: str) -> None:
-        super().test_ways_to_write_one_path(b, path)
+    resolves_dot_dot = False
 
 
 @pytest.mark.skipif(shutil.which("rg") is None, reason="ripgrep is not installed")
