@@ -1,4 +1,4 @@
-"""The published suite, on the reference backend, on one written with the seeds' names alone, and on broken ones."""
+"""The published suite: on the reference backend, on SQLite, on one with the seeds' names alone, and on broken ones."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from fusebackend.backends.memory import InMemoryBackend
+from fusebackend.backends.sqlite.backend import SqliteBackend
 from fusebackend.protocol import (
     BackendProtocol,
     DeleteResult,
@@ -30,6 +31,14 @@ class TestMemory(BackendConformance):
             yield backend
 
 
+class TestSqlite(BackendConformance):
+    @pytest.fixture
+    def backend(self, tmp_path):
+        with SqliteBackend(tmp_path / "files.db") as backend:
+            yield backend
+
+
+@pytest.mark.configuration
 class TestMemoryThatReplaces(BackendConformance):
     replaces_existing = True
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import gc
 import os
-import shutil
 import tempfile
 import threading
 from pathlib import Path
@@ -25,14 +24,16 @@ class DirectoryCases(BackendConformance):
     resolves_dot_dot = False
 
 
-@pytest.mark.skipif(shutil.which("rg") is None, reason="ripgrep is not installed")
-class TestWithRipgrep(DirectoryCases):
+class TestDirectory(DirectoryCases):
+    """Searched by ripgrep, where that is installed."""
+
     @pytest.fixture
     def backend(self, tmp_path):
         with FilesystemBackend(tmp_path) as backend:
             yield backend
 
 
+@pytest.mark.configuration
 class TestWithoutRipgrep(DirectoryCases):
     @pytest.fixture
     def backend(self, tmp_path, monkeypatch):
@@ -41,6 +42,7 @@ class TestWithoutRipgrep(DirectoryCases):
             yield backend
 
 
+@pytest.mark.configuration
 class TestThatReplaces(DirectoryCases):
     replaces_existing = True
 
