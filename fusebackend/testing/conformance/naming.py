@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from fusebackend.protocol import AGENT_VERBS
@@ -61,14 +63,13 @@ class NamingCases(Case):
     def _refused(self, b: Probe, paths: dict[str, str]) -> None:
         """Call each verb with each of the paths."""
         b.put("/file.txt", "old")
-        calls = {f"{verb}, {what}": (verb, path) for verb in AGENT_VERBS for what, path in paths.items()}
-        for case in each(calls):
-            with case as (verb, path):
+        for case in each(itertools.product(AGENT_VERBS, paths)):
+            with case as (verb, what):
                 if not getattr(self, f"supports_{verb}", True):
                     pytest.skip(f"no {verb}")
-                error = call(b, verb, path)
+                error = call(b, verb, paths[what])
                 codes = {"invalid_path"}
-                if path == BAD_PATHS["a file as a directory"] and not self.keeps_empty_directories:
+                if what == "a file as a directory" and not self.keeps_empty_directories:
                     codes.add("file_not_found")
                 if verb in ("upload_files", "download_files"):
                     assert error in codes
