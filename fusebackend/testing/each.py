@@ -24,6 +24,9 @@ T = TypeVar("T")
 executed = 0
 """Cases that ran in this process and were not skipped. Test runs report it: cases folded into a loop remain counted."""
 
+skipped: list[str] = []
+"""Reasons of the cases that were skipped, for a plugin that judges skips. It empties the list after each test."""
+
 SHOWN = 20
 """Failed cases of a loop that are shown with their tracebacks; further ones are named."""
 
@@ -45,6 +48,7 @@ class OneCase(Generic[T]):
         global executed
         if isinstance(error, pytest.skip.Exception):
             self.skipped_for = str(error)
+            skipped.append(self.skipped_for)
             return True
         executed += 1
         if isinstance(error, Exception | pytest.fail.Exception):
