@@ -22,7 +22,10 @@ import pytest
 T = TypeVar("T")
 
 executed = 0
-"""Cases that ran in this process. Test runs report it, so that cases folded into a loop remain counted."""
+"""Cases that ran in this process and were not skipped. Test runs report it: cases folded into a loop remain counted."""
+
+skipped: list[str] = []
+"""Reasons of the cases that were skipped, for a plugin that judges skips. It empties the list after each test."""
 
 SHOWN = 20
 """Failed cases of a loop that are shown with their tracebacks; further ones are named."""
@@ -34,20 +37,23 @@ class OneCase(Generic[T]):
     def __init__(self, name: str, value: T) -> None:
         self.name, self.value = name, value
         self.failure: BaseException | None = None
-        self.is_skipped, self._ran = False, False
+        self.skipped_for: str | None = None
+        self._ran = False
 
     def __enter__(self) -> T:
-        global executed
-        executed += 1
         self._ran = True
         return self.value
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
+        global executed
         if isinstance(error, pytest.skip.Exception):
-            self.is_skipped = True
-        elif isinstance(error, Exception | pytest.fail.Exception):
+            self.skipped_for = str(error)
+            skipped.append(self.skipped_for)
+            return True
+        executed += 1
+        if isinstance(error, Exception | pytest.fail.Exception):
             self.failure = error
-        return self.is_skipped or self.failure is not None
+        return self.failure is not None
 
     @property
     def ran(self) -> bool:
@@ -79,8 +85,8 @@ def each(cases: Iterable[T] | Mapping[str, T]) -> Iterator[OneCase[T]]:
     failed = [case for case in all_of_them if case.failure is not None]
     if failed:
         raise AssertionError(_text(failed, len(all_of_them)))
-    if all(case.is_skipped for case in all_of_them):
-        pytest.skip(f"all {len(all_of_them)} cases are skipped")
+    if all(case.skipped_for is not None for case in all_of_them):
+        pytest.skip(f"all {len(all_of_them)} cases are skipped, the first: {all_of_them[0].skipped_for}")
 
 
 def _text(failed: list[OneCase[Any]], count: int) -> str:
