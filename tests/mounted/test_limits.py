@@ -223,7 +223,7 @@ def test_memory_does_not_grow_with_what_is_written(serve: Serve, tmp_path: Path,
 def test_a_large_directory_that_changes_is_listed_exactly(serve: Serve, tmp_path: Path) -> None:
     """Read it while entries come and go: each that stays is listed exactly once."""
     server = serve(f"sqlite:{tmp_path}/volume.db")
-    count = amount("FUSEBACKEND_LARGE_DIRECTORY", day=25_000, night=100_000)
+    count = amount("FUSEBACKEND_LARGE_DIRECTORY", day=10_000, night=100_000)
     home = server.path / "large"
     _make_files(home, count)
     with os.scandir(home) as entries:
