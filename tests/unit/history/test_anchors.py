@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from eventually import eventually
+from for_each import for_each
 from services.s3 import Service
 
 from fusebackend.base.paths import ROOT
@@ -134,7 +135,7 @@ class TestPlaces:
         with pytest.raises(OSError):
             BucketPlace(url).write("/m", FIRST)
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("text", "says"),
         [
             ("file:anchors", "anchor = 'file:anchors': give an absolute path"),

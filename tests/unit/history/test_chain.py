@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from for_each import for_each
 
 from fusebackend.backends.memory import InMemoryBackend
 from fusebackend.base.paths import ROOT, AgentPath
@@ -213,7 +214,7 @@ def test_deleted_calls_leave_a_history_that_can_be_verified(history: HistoryFile
     assert tampered(history, "UPDATE calls SET title = 'x'") == [f"call c{call} was changed"]
 
 
-@pytest.mark.parametrize("text", ["", "5", "5:", "x:00", f"-1:{'00' * 16}", "5:00"])
+@for_each("text", ["", "5", "5:", "x:00", f"-1:{'00' * 16}", "5:00"])
 def test_what_is_no_anchor(text: str) -> None:
     assert anchor_of(f"7:{'0f' * 16}") == (7, b"\x0f" * 16)
     with pytest.raises(ValueError, match="is no anchor; one is LINK:HEAD"):

@@ -7,6 +7,7 @@ import fnmatch
 from types import SimpleNamespace
 
 import pytest
+from for_each import for_each
 
 from fusebackend.backends.memory import InMemoryBackend
 from fusebackend.protocol import (
@@ -179,7 +180,7 @@ class CannotMove(InMemoryBackend):
         raise NotImplementedError("no move")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("backend", "case", "arguments"),
     [
         (WrongWindow, "test_read_gives_back_what_was_written", ()),
