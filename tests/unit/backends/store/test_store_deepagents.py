@@ -7,7 +7,6 @@ import contextlib
 import pytest
 import stores
 from deepagents.backends import StoreBackend as Theirs
-from for_each import for_each
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from profiles import examples
@@ -112,8 +111,8 @@ def _tree(backend):
     return tree
 
 
-@for_each("kind", KINDS)
-@for_each("data", [FIVE_MIB, b"x" * 99 + b"\n" * (5 << 20)], ids=["bytes", "text"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("data", [FIVE_MIB, b"x" * 99 + b"\n" * (5 << 20)], ids=["bytes", "text"])
 def test_five_mebibytes(both_of, kind, data):
     ours, theirs, *_ = both_of(kind)
     for writer, reader, path in ((ours, theirs, "/ours"), (theirs, ours, "/theirs")):

@@ -103,7 +103,7 @@ TITLES = [
 ]  # fmt: skip
 
 
-@for_each("title", TITLES, ids=range(len(TITLES)))
+@for_each("title", TITLES)
 def test_a_title_is_one_line_and_a_safe_name(tmp_path: Path, title: str) -> None:
     with telling(tmp_path) as tell:
         view = tell(HumanMessage(title))
@@ -128,7 +128,7 @@ THREADS = [
 ]  # fmt: skip
 
 
-@for_each("name", THREADS, ids=range(len(THREADS)))
+@for_each("name", THREADS)
 def test_any_thread_id_is_a_directory(tmp_path: Path, name: str) -> None:
     with telling(tmp_path) as tell:
         tell(HumanMessage("the other"), name="other")
@@ -195,7 +195,7 @@ TEXTS = [
 ]  # fmt: skip
 
 
-@for_each("text", TEXTS, ids=range(len(TEXTS)))
+@for_each("text", TEXTS)
 @for_each("kind", ["human", "reasoning", "tool", "call"])
 def test_no_text_is_another_message(tmp_path: Path, kind: str, text: str) -> None:
     with telling(tmp_path) as tell:
@@ -296,7 +296,7 @@ KEYS = [
 ]  # fmt: skip
 
 
-@for_each("key", KEYS, ids=range(len(KEYS)))
+@for_each("key", KEYS)
 def test_names_of_files_stay_below_their_checkpoint(tmp_path: Path, key: str) -> None:
     with telling(tmp_path) as tell:
         view = tell(
