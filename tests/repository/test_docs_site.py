@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from for_each import for_each
 
 ROOT = Path(__file__).parents[2]
 NAVIGATION = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
@@ -27,7 +28,7 @@ def test_every_page_is_in_the_navigation_once() -> None:
     assert len(PAGES) == len(set(PAGES))
 
 
-@pytest.mark.parametrize("page", PAGES)
+@for_each("page", PAGES)
 def test_links_lead_to_files_and_headings(page: str) -> None:
     path = ROOT / page
     for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", _prose(path)):

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import mounts
 import pytest
+from for_each import for_each
 
 from fusebackend import config
 from fusebackend.backends import PostgresBackend
@@ -272,7 +273,7 @@ def test_a_python_snippet(snippet: Snippet, home: Path) -> None:
     assert said[: len(expected)] == expected
 
 
-@pytest.mark.parametrize("snippet", tomls(), ids=names(tomls()))
+@for_each("snippet", tomls(), ids=names(tomls()))
 def test_a_toml_snippet(snippet: Snippet, tmp_path: Path) -> None:
     (tmp_path / "agent.toml").write_text(snippet.code)
     file = config.read_file(str(tmp_path / "agent.toml"))
@@ -294,7 +295,7 @@ def test_an_sql_snippet(snippet: Snippet, postgres) -> None:
     assert {"team", "fusebackend"} & {row[0] for row in rows}
 
 
-@pytest.mark.parametrize("first", NOT_RUN)
+@for_each("first", NOT_RUN)
 def test_what_is_not_run_is_still_there(first: str) -> None:
     assert any(snippet.code.startswith(first) for snippet in SNIPPETS)
 

@@ -10,6 +10,7 @@ import threading
 import time
 
 import pytest
+from for_each import for_each
 
 from fusebackend.backends.directory.backend import LocalShellBackend
 from fusebackend.protocol import Change, SandboxBackendProtocol
@@ -38,7 +39,7 @@ def gone(pid: int, within_s: float = 10.0) -> bool:
 # -- output ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("command", "output", "code"),
     [
         ("echo hello", "hello\n", 0),
@@ -75,7 +76,7 @@ def test_a_command_may_have_changed_anything(shell):
     assert changes == [Change()]
 
 
-@pytest.mark.parametrize("command", ["", "  \n", None, 5])
+@for_each("command", ["", "  \n", None, 5])
 def test_no_command(shell, command):
     response = shell.execute(command)
     assert response.output.startswith("Error: ")

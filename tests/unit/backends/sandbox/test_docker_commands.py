@@ -10,6 +10,7 @@ import time
 import anyio
 import pytest
 from eventually import eventually
+from for_each import for_each
 
 from fusebackend.backends import CompositeBackend, DockerBackend, InMemoryBackend
 from fusebackend.protocol import SandboxBackendProtocol
@@ -29,7 +30,7 @@ def backend(docker_engine, box):
         yield backend
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("command", "output", "code"),
     [
         ("echo hello", "hello\n", 0),
@@ -149,7 +150,7 @@ def test_a_time_out_must_be_above_0(backend, seconds):
         backend.execute("true", timeout=seconds)
 
 
-@pytest.mark.parametrize("command", ["", "  \n", None, 5, "a\0b", "x" * 200_000, "\ud800"])
+@for_each("command", ["", "  \n", None, 5, "a\0b", "x" * 200_000, "\ud800"])
 def test_what_is_no_command(backend, command):
     response = backend.execute(command)
     assert response.exit_code in (1, 126)

@@ -14,6 +14,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 from agentface import node_at, put
+from for_each import for_each
 from hypothesis.stateful import rule
 from profiles import examples
 from search_machine import SearchMachine, scan
@@ -165,7 +166,7 @@ def test_only_what_may_match_is_read(backend: SqliteBackend, read_nodes: list[in
     assert backend.grep("nowhere").matches == [] and read_nodes == [nodes[17]]
 
 
-@pytest.mark.parametrize("pattern", ["so", "(x", "x) ", ") (", "a b"])
+@for_each("pattern", ["so", "(x", "x) ", ") (", "a b"])
 def test_what_the_index_does_not_know_is_looked_for_everywhere(
     backend: SqliteBackend, pattern: str, read_nodes: list[int]
 ) -> None:

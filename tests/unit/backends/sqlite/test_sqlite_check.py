@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sqlite3
 import stat
 import subprocess
@@ -11,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from for_each import for_each
 
 from fusebackend.backends.sqlite import check as sqlite_check
 from fusebackend.backends.sqlite.backend import SqliteVolume
@@ -158,8 +160,9 @@ DAMAGE = [
 ]
 
 
-@pytest.mark.parametrize(("script", "line"), DAMAGE)
-def test_damage_is_told(volume_file: Path, script: str, line: str) -> None:
+@for_each(("script", "line"), DAMAGE)
+def test_damage_is_told(volume_file: Path, tmp_path: Path, script: str, line: str) -> None:
+    volume_file = shutil.copy(volume_file, tmp_path / "copy.db")
     damage(volume_file, script)
     problems = check(volume_file)
     assert any(problem.endswith(line) for problem in problems), problems

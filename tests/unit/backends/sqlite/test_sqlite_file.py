@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from for_each import for_each
 
 from fusebackend.backends.sqlite import schema
 from fusebackend.backends.sqlite.backend import SqliteVolume
@@ -125,7 +126,7 @@ NO_VOLUME: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", NO_VOLUME)
+@for_each("kind", NO_VOLUME)
 def test_what_is_no_volume_is_refused_in_one_line(tmp_path: Path, kind: str) -> None:
     make, why = NO_VOLUME[kind]
     path = tmp_path / "file"

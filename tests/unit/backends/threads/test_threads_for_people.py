@@ -15,6 +15,7 @@ import conversations
 import pytest
 import threadview
 from conversations import STORIES
+from for_each import for_each
 from langgraph.checkpoint.memory import InMemorySaver
 from threadview import View, steps
 
@@ -60,7 +61,7 @@ def b(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) 
         yield bench
 
 
-each_story = pytest.mark.parametrize("story", STORIES)
+each_story = for_each("story", STORIES)
 
 
 @each_story
@@ -166,7 +167,7 @@ def target(view: View, path: str) -> str:
     return view.backend.volume.readlink(attr.node).decode()
 
 
-@pytest.mark.parametrize("story", ["coder", "forks", "pipeline", "old_files"])
+@for_each("story", ["coder", "forks", "pipeline", "old_files"])
 def test_links_of_a_history(b: Bench, story: str) -> None:
     view, found = b.view(f"/{story}"), steps(b.agents[story], story)
     names = view.names()

@@ -12,6 +12,7 @@ from typing import Any
 import graphs
 import pytest
 import threadcases
+from for_each import for_each
 from graphs import thread
 from langgraph.pregel._checkpoint import channels_from_checkpoint
 from threadcases import STORIES
@@ -91,7 +92,7 @@ def message(found: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("story", STORIES, ids=[story.__name__ for story in STORIES])
+@for_each("story", STORIES, ids=[story.__name__ for story in STORIES])
 def test_every_checkpoint_is_as_langgraph_finds_it(b: Bench, story: Any) -> None:
     agent = story(b.saver)
     check(b, agent, story.__name__)
