@@ -101,9 +101,11 @@ class DockerExec:
 
     def close(self) -> None:
         """Let go of it. It goes on until it is done."""
-        for part in (self._socket, self._stream):
+        # The HTTP response first: from Python 3.13 on its finalizer flushes, an error once its socket is closed.
+        for part in (getattr(self._stream, "_response", None), self._socket, self._stream):
             with contextlib.suppress(OSError):
-                part.close()
+                if part is not None:
+                    part.close()
 
     def send(self, data: bytes, timeout_s: float) -> None:
         """Give it all its input."""
