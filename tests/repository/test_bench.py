@@ -8,6 +8,7 @@ import itertools
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -41,9 +42,11 @@ import peers
 import plot
 import recorded_sql
 import serving
+import unindexed
 import work
 
-from fusebackend.backends import PostgresBackend
+from fusebackend.backends import PostgresBackend, SqliteBackend
+from fusebackend.backends.sqlite.stored_tree import DirtyBuffer
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "scripts"
@@ -401,6 +404,18 @@ class TestPostgresWork:
     def test_the_url_of_the_metadata(self) -> None:
         url = bench_postgres.metadata_url("host=/tmp/x port=5 user=u dbname=d")
         assert url == "postgres://u@/d?host=/tmp/x&port=5&sslmode=disable"
+
+
+def test_without_an_index_files_are_stored_and_none_is_marked(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("UNINDEXED_FILE", str(tmp_path / "off.db"))
+    with monkeypatch.context() as patch:
+        patch.setattr(DirtyBuffer, "write", DirtyBuffer.write)
+        with unindexed.backend() as backend:
+            backend.write("/file", "text")
+    with contextlib.closing(sqlite3.connect(tmp_path / "off.db")) as db:
+        assert db.execute("SELECT count(*) FROM unindexed").fetchone() == (0,)
+    with SqliteBackend(tmp_path / "off.db") as backend:
+        assert backend.download_files(["/file"])[0].content == b"text"
 
 
 def test_requests_are_told_by_their_kind() -> None:
