@@ -578,6 +578,9 @@ WORDS = {
 }  # fmt: skip
 """The smallest form of a benchmark; `CONSTANTS` make it smaller."""
 
+SLOW = ("snapshots", "threads", "readers")
+"""They make five mounts and more, or mounts that import LangGraph."""
+
 CONSTANTS = {
     "bench_mount.make_source_tree": lambda archive, files: None,
     "bench_comparisons.LOOPS": 20, "bench_comparisons.ASKED_TIMES": 1,
@@ -591,7 +594,7 @@ CONSTANTS = {
     "bench_hosts.ROWS": {row: (route, each, 1) for row, (route, each, _) in bench_hosts.ROWS.items()},
     "bench_hosts.WARM_UP": 1, "bench_hosts.READERS": 2, "bench_hosts.LATENCY_S": 0.001, "bench_hosts.FILE_BYTES": 999,
     "bench_many_hosts.MOUNTS": 1, "bench_many_hosts.IDLE_S": 0.2, "bench_many_hosts.BURST": 10,
-    "bench_s3.SIZES": (2, 3), "bench_s3.READERS": 2,
+    "bench_s3.SIZES": (2, 3), "bench_s3.READERS": 2, "bench_s3.FILE_BYTES": 999,
     "bench_s3.Scale": lambda quick: SimpleNamespace(tree_files=10, small_files=10, big_mib=8, reads=2),
     "bench_s3.rclone_command": lambda bucket, prefix, mountpoint, cache: [
         sys.executable, "-m", "fusebackend", "mount", "--foreground", "--default", bucket.url(prefix), str(mountpoint),
@@ -604,7 +607,9 @@ CONSTANTS = {
 
 @pytest.mark.mounted
 @pytest.mark.services
-@pytest.mark.parametrize("name", driver.REGISTERED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.night if name in SLOW else ()) for name in driver.REGISTERED]
+)
 def test_each_runs_once(name: str, tmp_path, monkeypatch, capsys, no_caches, postgres, seaweedfs, moto) -> None:
     """With the least work that its table needs, and with the servers of the tests' run."""
     mounts.require()
