@@ -368,7 +368,6 @@ class TestReplay:
             recorded_sql.literal(1.5, 0, b"", "a")
 
     @pytest.mark.services
-    @pytest.mark.slow
     @pytest.mark.parametrize("scenario", bench_many_hosts.SCENARIOS)
     def test_pgbench_changes_what_the_operation_changes(self, postgres, tmp_path: Path, scenario: str) -> None:
         """Files that pgbench has made are whole: they can be listed and read."""

@@ -549,7 +549,6 @@ def test_statfs_is_that_of_the_disk(volume, disk):
 # -- listings --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_listing_of_a_directory_that_changes_shows_what_stays_exactly_once(volume, disk):
     stays = {b"stays%05d" % number for number in range(20_000)}
     for name in stays:
