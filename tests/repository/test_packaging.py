@@ -150,7 +150,7 @@ def test_the_fresh_root_runs_the_documented_commands() -> None:
     run("bash", "-n", ROOT / "packaging/debian-root")
     wheel = "$(echo /wheel/*.whl)"
     steps = [step.replace(wheel, "fusebackend-*.whl") for step in re.findall(r'^step "(.*)"$', script, re.MULTILINE)]
-    pages = [(ROOT / page).read_text() for page in ("README.md", "docs/install.md")]
+    pages = [re.sub(r" \\\n +", " ", (ROOT / page).read_text()) for page in ("README.md", "docs/install.md")]
     assert len(steps) == 6
     for step in steps:
         assert any(step.removeprefix("env -i /bin/") in page for page in pages), step

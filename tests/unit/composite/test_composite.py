@@ -44,6 +44,7 @@ class TestCompositeWithoutRoutes(BackendConformance):
         return CompositeBackend(InMemoryBackend())
 
 
+@pytest.mark.configuration
 class TestCompositeOverItself(BackendConformance):
     @pytest.fixture
     def backend(self):

@@ -31,6 +31,7 @@ class TestConformance(BackendConformance):
             yield client
 
 
+@pytest.mark.configuration
 class TestConformanceAsRoute(BackendConformance):
     """A client is a backend, so it can be a route: here of a composite that is asked below its prefix' place."""
 

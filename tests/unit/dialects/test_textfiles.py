@@ -41,6 +41,7 @@ def upload(face, data, path="/f"):
     return answer.error
 
 
+@pytest.mark.configuration
 class TestNumbered(BackendConformance):
     """The whole suite, by the kernel face of a backend that has no verbs for bytes."""
 

@@ -401,6 +401,7 @@ def test_ours_are_routes_of_their_composite_and_come_back_as_themselves():
 # -- adopt -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.configuration
 class TestAdoptedFilesystem(BackendConformance):
     """deepagents' own FilesystemBackend, by the rules of ours but where it decides otherwise."""
 
@@ -418,6 +419,7 @@ class TestAdoptedFilesystem(BackendConformance):
         assert b.delete("/none.txt").error == "Error: '/none.txt' not found"
 
 
+@pytest.mark.configuration
 class TestAdoptedState(BackendConformance):
     """And its StateBackend, where a path is a key, and a key may be above another."""
 

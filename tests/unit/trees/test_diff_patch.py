@@ -12,17 +12,16 @@ import random_trees
 from for_each import for_each
 from hypothesis import given, settings
 from profiles import examples
-from random_trees import Fifo, File, Link, flat, make, trees
+from random_trees import Fifo, File, Link, flat, make, tree_of, trees
 
 from fusebackend.base.git_patch import quoted
 from fusebackend.trees import diff_output
 from fusebackend.trees.diff import differences
 from fusebackend.trees.diff_output import git_refuses, patch
-from fusebackend.trees.tree import Tree
 
 
 def patch_of(before: Path, after: Path) -> bytes:
-    return b"".join(patch(differences(Tree(str(before)), Tree(str(after)))))
+    return b"".join(patch(differences(tree_of(before), tree_of(after))))
 
 
 def notes(made: bytes) -> list[str]:

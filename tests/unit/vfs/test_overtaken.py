@@ -21,8 +21,8 @@ from fusebackend.mount import notifier as notifiers
 from fusebackend.mount.notifier import Notifier
 from fusebackend.protocol import ROOT_NODE, Attr, Caller, Change
 from fusebackend.vfs import switches
-from fusebackend.vfs.coherence.direct_writes import DirectWrites
-from fusebackend.vfs.coherence.timeouts import COHERENT_TIMEOUT_S
+from fusebackend.vfs.coherence.entry_cache import COHERENT_TIMEOUT_S
+from fusebackend.vfs.coherence.page_cache import DirectWrites
 from fusebackend.vfs.inodes import ROOT_INODE, Entry, InodeTable, node_of
 from fusebackend.vfs.mounted_tree import FileSystem
 

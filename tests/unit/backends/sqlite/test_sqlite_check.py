@@ -237,7 +237,7 @@ def test_what_is_no_volume_is_an_error(tmp_path: Path, volume_file: Path) -> Non
         (tmp_path / "missing", "No such file or directory"),
         (text, "file is not a database"),
         (other, "is not a fusebackend volume"),
-        (volume_file, "has schema version 99"),
+        (volume_file, "has tables of another version"),
     ):
         with pytest.raises(VolumeFileError, match=why) as caught:
             check(path)

@@ -20,6 +20,7 @@ class TestConformance(BackendConformance):
         return StateBackend(SimpleNamespace(state={}))
 
 
+@pytest.mark.configuration
 class TestConformanceOfV1(BackendConformance):
     keeps_empty_directories = False
 
@@ -28,6 +29,7 @@ class TestConformanceOfV1(BackendConformance):
         return StateBackend(file_format="v1")
 
 
+@pytest.mark.configuration
 class TestConformanceOfAView(BackendConformance):
     keeps_empty_directories = False
 

@@ -158,24 +158,6 @@ def test_sizes_are_exact_before_anything_is_read(b: Bench, story: str) -> None:
         assert sizes == {path: len(b.view(f"/{story}").tree()[path]) for path in reversed(paths)}
 
 
-@each_story
-def test_old_names_are_still_found(b: Bench, story: str) -> None:
-    """`TIME-STEP-SOURCE`, with seven digits of a second."""
-    view, found = b.view(f"/{story}"), steps(b.agents[story], story)
-    names = view.names()
-    for step in found:
-        seconds, rest = divmod(time_ns_of(step.id) or 0, 10**9)
-        when = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
-        old = f"{when:%Y%m%dT%H%M%S}.{rest // 100:07d}Z-{step.metadata['step']}-{step.metadata['source']}"
-        listing = b.backend.ls(f"/{story}/history/{old}")
-        assert listing.error is None, listing.error
-        now = b.backend.ls(f"/{story}/history/{names[step.id]}")
-        assert len(listing.entries or []) == len(now.entries or [])
-    assert len({entry["path"] for entry in b.backend.ls(f"/{story}/history").entries or [] if entry["is_dir"]}) == len(
-        found
-    )
-
-
 # -- links -----------------------------------------------------------------------------------------------------------
 
 

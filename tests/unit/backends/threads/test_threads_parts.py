@@ -34,7 +34,6 @@ from fusebackend.backends.threads.database.rows import (
     Saved,
     Write,
     checkpoint_name,
-    old_names,
     time_ns_of,
 )
 from fusebackend.backends.threads.database.values import (
@@ -316,11 +315,6 @@ def test_names_are_unique_and_in_order() -> None:
         b"undated-none-update-undated",
     ]
     assert taken == sorted(taken)
-    assert old_names(one, time_ns_of(one), 1, "a/b") == (
-        b"20240731T201419.8041640Z-1-a%2Fb",
-        f"20240731T201419.8041640Z-1-a%2Fb-{one}".encode(),
-    )
-    assert old_names("x", None, None, None) == (b"undated-none-unknown", b"undated-none-unknown-x")
 
 
 @given(st.lists(st.integers(0, 2**60 - 1), min_size=2, max_size=9, unique=True))
