@@ -30,6 +30,7 @@ __all__ = [
     "RENAME_EXCHANGE",
     "RENAME_NOREPLACE",
     "ROOT_NODE",
+    "WHOLE_FILES",
     "Attr",
     "AttrChanges",
     "Caller",
@@ -214,6 +215,19 @@ class Features:
     """What was written may not be stored yet when a handle is closed: `flush` stores it, and returns its errors."""
     shared: bool = False
     """Other hosts have it mounted at the same time: `Attr.version` counts their changes, and each open asks for it."""
+
+
+WHOLE_FILES = Features(
+    random_writes=False,
+    rename=False,
+    links=False,
+    symlinks=False,
+    special_files=False,
+    xattrs=False,
+    persistent_modes=False,
+    change_feed=False,
+)
+"""The features of a volume of files that are stored as a whole under their names, and of nothing else."""
 
 
 # --------------------------------------------------------------------------------------------------------------
