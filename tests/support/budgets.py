@@ -12,6 +12,7 @@ LONGER: dict[str, int] = {
     "tests/mounted/test_acls.py": 25,  # three servers for each of some tests, and two hosts
     "tests/mounted/test_builds.py": 40,  # a clone, a build and two large files on each kind of volume
     "tests/mounted/test_crash.py": 30,  # twenty kills, each with a server and three writers
+    "tests/mounted/test_execute.py": 35,  # twenty servers that run commands
     "tests/mounted/test_execute_races.py": 40,  # two seconds for each race
     "tests/mounted/test_hostile_clients.py": 30,  # a second for each attack
     "tests/mounted/test_limits.py": 40,  # 60,000 files on each of two volumes
