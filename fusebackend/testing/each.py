@@ -15,7 +15,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
 import pytest
 
@@ -60,7 +60,11 @@ class OneCase(Generic[T]):
         return self._ran
 
 
-def each(cases: Iterable[T] | Mapping[str, T]) -> Iterator[OneCase[T]]:
+@overload
+def each(cases: Mapping[str, T]) -> Iterator[OneCase[T]]: ...
+@overload
+def each(cases: Iterable[T]) -> Iterator[OneCase[T]]: ...
+def each(cases: Iterable[Any] | Mapping[str, Any]) -> Iterator[OneCase[Any]]:
     """Loop over cases; run every one, and raise their failures when all have run.
 
     Args:
@@ -73,7 +77,7 @@ def each(cases: Iterable[T] | Mapping[str, T]) -> Iterator[OneCase[T]]:
     """
     named: Iterable[tuple[str, Any]]
     named = cases.items() if isinstance(cases, Mapping) else ((repr(value)[:80], value) for value in cases)
-    all_of_them: list[OneCase[T]] = []
+    all_of_them: list[OneCase[Any]] = []
     for name, value in named:
         case = OneCase(name, value)
         all_of_them.append(case)
