@@ -48,13 +48,15 @@ ANSWER_BYTES = 2 << 30
 RUN: Final = r"""
 fb_run() {
   echo $$
-  (cd "$2" && exec sh -c "$3") </dev/null
+  (cd "$2" && exec sh -c "$3") </dev/null &
+  wait $! 2>/dev/null
   fb_status=$?
   printf '\001%s %s\n' "$1" $fb_status
   printf '\001%s\n' "$1" >&2
 }
 """
-"""Runs a command, the third argument, in a directory, the second, and ends its output with a mark, the first."""
+"""Runs a command, the third argument, in a directory, the second, and ends its output with a mark, the first. Of one in
+the foreground that was killed, the shell would say so on stderr."""
 
 KILL: Final = r"""
 # Everything in the session of a process, until there is nothing left.
