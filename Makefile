@@ -13,16 +13,16 @@ umount:
 demo:
 	@scripts/demo
 
-# Ten minutes on two cores: every promise and every backend, sampled where there is more of the same. A run says what it
-# left out. TEST="-k threads" passes that on to pytest.
+# Every promise, in fifteen minutes on two cores; `.ci/run` calls it. A run says what it left to the night.
+# TEST="-k threads" passes that on to pytest.
 test:
 	@scripts/bootstrap --test
-	@scripts/test --tier quick $(TEST)
+	@scripts/test $(TEST)
 
-# Everything, with what is left to run over night: hours.
+# Everything: also soak, second configurations of backends in full, systemd and images. Hours.
 test-all:
 	@scripts/bootstrap --test
-	@scripts/test --tier all $(TEST)
+	@scripts/test --night $(TEST)
 
 check:
 	@scripts/bootstrap --test

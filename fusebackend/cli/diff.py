@@ -61,7 +61,6 @@ def complete_word(context: click.Context, parameter: click.Parameter, incomplete
 
 @click.command(cls=_WithPaths)
 @click.argument("words", nargs=-1, shell_complete=complete_word, metavar="[REF | A..B] [--] [PATH]...")
-@click.option("--patch", "form", flag_value="patch", help="A patch that 'git apply' takes; the default.")
 @click.option("--stat", "form", flag_value="stat", help="A line for each file: how many lines differ.")
 @click.option("--name-status", "form", flag_value="names", help="A letter for each file (A D M R T), and its path.")
 @click.option(

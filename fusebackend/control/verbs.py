@@ -275,8 +275,8 @@ class ServedMount(SandboxBackendProtocol):
         """Return the changes of a call, or of all, in their order. ValueError, OSError."""
 
     @abc.abstractmethod
-    def verify_log(self, anchors: tuple[str, ...] = ()) -> VerifyResult:
-        """Check by its hash chain that the log is as it was written. ValueError, OSError."""
+    def verify_log(self) -> VerifyResult:
+        """Check by its hash chain that the log is as it was written. OSError."""
 
     @abc.abstractmethod
     def blame(self, path: str, *, branch: str | None = None) -> BlameResult:

@@ -137,6 +137,7 @@ class Session:
             "started_at": self._started_at,
             "read_only": self.options.read_only,
             "idle": "poll" if self._cpu_latency.can_ask else "sleep",
+            **({"idle_refused": self._cpu_latency.refused} if self._cpu_latency.refused else {}),
             **description,
             "routes": self.filesystem.describe_routes(urls),
             "known_inodes": len(self.filesystem.inodes),

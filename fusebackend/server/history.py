@@ -21,13 +21,11 @@ from fusebackend.base.git_patch import quoted
 from fusebackend.base.merge_lines import is_binary
 from fusebackend.base.paths import ROOT, AgentPath, to_name, to_text
 from fusebackend.control.verbs import NOT_HELD, DiffForm
-from fusebackend.history.anchors import Anchoring
 from fusebackend.history.blame import Place, blame, lineage
 from fusebackend.history.calls import OpenCall
-from fusebackend.history.chain import anchor_of, is_anchor
 from fusebackend.history.history_file import Filter
 from fusebackend.history.recorder import Recorder
-from fusebackend.history.records import Call, Image, Record, call_number
+from fusebackend.history.records import Call, Record, call_number
 from fusebackend.history.undo import Undo
 from fusebackend.history.undo_plan import image_source, mount_path, whole
 from fusebackend.protocol import (
@@ -69,14 +67,10 @@ class MountHistory:
     Args:
         recorder: of the mount.
         volumes: of the routes, by prefix.
-        anchoring: keeps ends of the history's hash chain elsewhere; None if nothing does.
     """
 
-    def __init__(
-        self, recorder: Recorder, volumes: Mapping[AgentPath, Volume], anchoring: Anchoring | None = None
-    ) -> None:
+    def __init__(self, recorder: Recorder, volumes: Mapping[AgentPath, Volume]) -> None:
         self._recorder = recorder
-        self._anchoring = anchoring
         self._file = recorder.history
         self._volumes = volumes
         """Those of the main tree."""
@@ -256,39 +250,9 @@ class MountHistory:
             return None
         return None if data is None else data.splitlines(keepends=True)
 
-    def verify(self, anchors: Sequence[str]) -> VerifyResult:
-        """Check that the history is as it was written. Raises ValueError for what is no anchor."""
-        problems: list[str] = []
-        heads: dict[int, bytes] = {}
-        for text in (*anchors, *self._kept_anchors(problems)):
-            link, head = anchor_of(text)
-            if heads.setdefault(link, head) != head:
-                problems.append(f"the anchors of link {link} differ: the log was written anew between them")
-        images = self._recorder.images
-        found = self._file.verify(heads, lambda name: images.path(Image("file", name)))
-        return VerifyResult(
-            f"{found.last.link}:{found.last.head.hex()}",
-            found.first,
-            [*found.problems, *problems],
-            sum(link >= found.first - 1 for link in heads),
-            None if self._anchoring is None else self._anchoring.place.name,
-        )
-
-    def _kept_anchors(self, problems: list[str]) -> Sequence[str]:
-        """Return the anchors that the mount keeps elsewhere. Adds to the problems why they can't be read."""
-        if self._anchoring is None:
-            return ()
-        name = self._anchoring.place.name
-        try:
-            found = self._anchoring.read()
-        except (OSError, ValueError) as error:  # ValueError: what is there is none of ours
-            why = getattr(error, "strerror", None) or error
-            problems.append(f"the anchors in {name} can't be read: {why}")
-            return ()
-        kept = [text for text in found if is_anchor(text)]
-        if len(kept) < len(found):
-            problems.append(f"{len(found) - len(kept)} of the anchors in {name} are none")
-        return kept
+    def verify(self) -> VerifyResult:
+        """Check that the history is as it was written."""
+        return self._file.verify()
 
     def _later(self, number: int, prefix: AgentPath, path: bytes) -> list[Record]:
         return self._file.later(number, prefix, path, with_undone=True)

@@ -186,7 +186,7 @@ class MountedBackend(ServedMount):
                 branches, volumes, self._states, filesystem.written, recorder, self._covered, self._began_ns
             )
         self._recording = recording
-        self._past = None if recording is None else MountHistory(recording.recorder, volumes, recording.anchoring)
+        self._past = None if recording is None else MountHistory(recording.recorder, volumes)
         self._views = views or Views(filesystem, backend, {})
         self._for = TreesFace(backend, filesystem, self._views).of
         self._asking = Asking(approvals or Approvals(), self._views, filesystem.tree)
@@ -949,18 +949,13 @@ class MountedBackend(ServedMount):
             self.log, lambda: self._recording is None or not self._recording.is_open, since, by=by, paths=paths
         )
 
-    def verify_log(self, anchors: Sequence[str] = ()) -> VerifyResult:
+    def verify_log(self) -> VerifyResult:
         """Check by its hash chain that the log is as it was written; see `history/chain.py` for what that proves.
 
-        Args:
-            anchors: ends of the chain that were kept elsewhere, as `VerifyResult.anchor` gave them; beside those that
-                the mount keeps itself (`[log] anchor`).
-
         Raises:
-            ValueError: one is no anchor.
             OSError: ENOTSUP, the mount keeps no history; or it can't be read.
         """
-        return self._remembered().verify(anchors)
+        return self._remembered().verify()
 
     def blame(self, path: str, *, branch: str | None = None) -> BlameResult:
         """Return which call left a file as it is, and each of its lines: for text files of up to 2 MiB.

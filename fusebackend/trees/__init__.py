@@ -1,4 +1,4 @@
-"""Trees of a mount beside its main tree: earlier states of all routes, and the differences between trees.
+"""Trees of a mount beside its main tree: snapshots, branches, their merges, restores, and differences between trees.
 
 snapshots.py         `Snapshots`: taking, listing and deleting them, over all routes that keep any
 automatic.py         `AutomaticSnapshots`: those that a mount takes by itself, and for how long they are kept

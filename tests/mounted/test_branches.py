@@ -28,7 +28,7 @@ KINDS = ["memory:", "sqlite:{tmp}/volume.db", "dir:{tmp}/files"]
 """URLs of volumes below a branch, `{tmp}` is a directory: frozen ones, and one that is live."""
 
 MANUAL = ["snapshots=manual"]
-STEPS = amount("FUSEBACKEND_BRANCH_STEPS", dev=15, ci=60, soak=1000)
+STEPS = amount("FUSEBACKEND_BRANCH_STEPS", day=60, night=1000)
 
 SCENE = r"""
 umask 022

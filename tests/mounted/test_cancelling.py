@@ -111,7 +111,6 @@ def test_one_cancelled_command_leaves_the_others(files, mountpoint, library):
     eventually(lambda: not any(sleep.runs for sleep in sleeps), LIMIT_S)
 
 
-@pytest.mark.slow
 @pytest.mark.alone
 @both
 def test_two_hundred_commands_do_not_delay_a_read(files, mountpoint, library):
@@ -153,7 +152,6 @@ assert threading.active_count() == 1, threading.enumerate()
 """
 
 
-@pytest.mark.slow
 @both
 def test_a_process_can_exit_after_cancelling(mountpoint, library):
     began = time.monotonic()
@@ -174,7 +172,6 @@ def test_a_cancelled_search_ends_at_the_server(files, mountpoint, library):
     eventually(lambda: files.status()["control"]["connections"] <= 2, LIMIT_S)
 
 
-@pytest.mark.slow
 @both
 def test_a_cancelled_move_takes_its_copy_back(serve, tmp_path, library):
     (tmp_path / "disk").mkdir()

@@ -157,7 +157,6 @@ def wait_until_ended(pid: int) -> bool:
 
 
 class TestMount:
-    @pytest.mark.slow
     def test_the_embedded_default(self, shell: Shell, point: Path) -> None:
         said = shell.ok("mount", point)
         name = config.escape_mountpoint(str(point))
@@ -237,7 +236,6 @@ class TestMount:
         shell.ok("umount", point)
         assert not is_mounted(point)
 
-    @pytest.mark.slow
     def test_a_mount_inside_a_mount(self, shell: Shell, point: Path) -> None:
         shell.ok("mount", point, "--default", "memory:")
         inner = point / "inner"
@@ -391,7 +389,6 @@ class TestRefusals:
         assert f"'{shell.home}/x.db'" in said
         assert (shell.home / "x.db").read_bytes() == b"SQLite format 3\0" + b"\xa5" * 8192
 
-    @pytest.mark.slow
     def test_a_database_that_is_in_use(self, shell: Shell, point: Path, tmp_path: Path) -> None:
         other = tmp_path / "other"
         other.mkdir()
@@ -470,7 +467,6 @@ class TestMountedAlready:
         assert shell.ok("umount", point) == f"unmounted {point}; its server had died before\n"
         assert not is_mounted(point)
 
-    @pytest.mark.slow
     def test_a_server_that_hangs_hangs_nobody_else(self, shell: Shell, point: Path) -> None:
         shell.ok("mount", point, "--default", "memory:")
         pid = shell.status(point)["pid"]
@@ -489,7 +485,6 @@ class TestMountedAlready:
             os.kill(pid, signal.SIGCONT)
         assert wait_until_ended(pid)
 
-    @pytest.mark.slow
     @needs_fdinfo
     def test_a_stopped_server_keeps_its_mount_and_what_it_has_not_stored(self, shell: Shell, point: Path) -> None:
         shell.ok("mount", point, "--default", "sqlite:x.db")
@@ -564,7 +559,6 @@ class TestUmount:
         shell.ok("mount", point, "--default", "memory:")
         assert shell.ok("umount", ".", cwd=point) == f"unmounted {point}\n"
 
-    @pytest.mark.slow
     def test_lazy_leaves_open_files_usable(self, shell: Shell, point: Path) -> None:
         shell.ok("mount", point, "--default", "sqlite:x.db")
         pid = shell.status(point)["pid"]
@@ -658,16 +652,19 @@ class TestStatus:
         assert "\n  0 open files, 1 file known to the kernel, " in said
         assert "\n  commands: in a bubblewrap sandbox, no network\n" in said
         assert "\n  log: /" in said
-        assert f"\n  history: {shell.log_dir}/" in said and "idle" not in said and "anchors" not in said
+        assert f"\n  history: {shell.log_dir}/" in said and "idle" not in said
         route = next(line for line in said.splitlines() if "memory:" in line)
         assert route.split() == ["/", "memory:", "coherent", "instant", "outlive", "its", "server"]
 
-    def test_anchors_and_processors_that_are_kept_awake(self, shell: Shell, point: Path) -> None:
-        (shell.home / "a.toml").write_text(f'default = "memory:"\n[log]\nanchor = "file:{shell.home}/anchors"\n')
-        shell.ok("mount", point, "--config", "a.toml", "-o", "idle=poll")
+    def test_processors_that_are_kept_awake(self, shell: Shell, point: Path) -> None:
+        shell.ok("mount", point, "--default", "memory:", "-o", "idle=poll")
         said = shell.ok("status", point)
-        assert f"\n  anchors: file:{shell.home}/anchors; link 0 was written last\n" in said
-        assert "\n  idle: poll, processors of the machine are kept awake during bursts\n" in said
+        if shell.status(point)["idle"] == "poll":
+            assert "\n  idle: poll, processors of the machine are kept awake during bursts\n" in said
+        else:  # another processor's driver, or not root
+            assert re.search(
+                r"\n  idle: sleep, although idle=poll was asked for: (the cpuidle driver|cannot open) .+\n", said
+            )
 
     def test_the_time_to_live_of_a_directory(self, shell: Shell, point: Path) -> None:
         (shell.home / "project").mkdir()

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import mounts
 import pytest
 from mounts import Serve
 from two_faces import TwoFaces, two_faces
@@ -18,10 +19,17 @@ from two_faces import TwoFaces, two_faces
 pytestmark = pytest.mark.mounted
 
 
-@pytest.fixture(params=["memory:", "sqlite:{tmp}/volume.db"], ids=["memory", "sqlite"])
-def faces(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TwoFaces]:
-    with two_faces(tmp_path / "mnt", request.param.format(tmp=tmp_path)) as faces:
+@pytest.fixture(scope="module", params=["memory:", "sqlite:{tmp}/volume.db"], ids=["memory", "sqlite"])
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoFaces]:
+    tmp = tmp_path_factory.mktemp("coherence")
+    with two_faces(tmp / "mnt", request.param.format(tmp=tmp)) as faces:
         yield faces
+
+
+@pytest.fixture
+def faces(served: TwoFaces) -> Iterator[TwoFaces]:
+    yield served
+    mounts.empty(served.path)
 
 
 # -- the agent changes, a process looks ----------------------------------------------------------------------------
@@ -109,7 +117,6 @@ def test_a_tree_is_deleted_under_who_stands_in_it(faces: TwoFaces) -> None:
     assert faces.call("ls", "/a/b")["entries"][0]["path"] == "/a/b/c/"
 
 
-@pytest.mark.slow
 def test_a_listing_goes_on_while_the_agent_changes_the_directory(faces: TwoFaces) -> None:
     directory = faces.path / "d"
     directory.mkdir()
@@ -175,7 +182,6 @@ def test_appends_of_a_process_land_behind_what_the_agent_has_written(faces: TwoF
             os.close(fd)
 
 
-@pytest.mark.slow
 def test_whoever_reads_sees_one_version_and_never_an_older_one_again(faces: TwoFaces) -> None:
     """Read beside the agent: versions only go up, on every way of reading."""
     path = faces.path / "file"

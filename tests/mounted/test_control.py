@@ -21,7 +21,7 @@ from fusebackend.linux.mount_table import MountError
 from fusebackend.protocol import SandboxBackendProtocol
 
 LIMIT_S = 30.0
-LOAD_S = amount("FUSEBACKEND_LOAD_S", dev=5, ci=10, soak=60)
+LOAD_S = amount("FUSEBACKEND_LOAD_S", day=10, night=60)
 """The length of the load test."""
 
 
@@ -108,7 +108,6 @@ class TestClient:
         assert client.read("/near").file_data["content"] == "near"
         assert [found["path"] for found in outer.glob("**/*").matches] == ["/remote/memories/x", "/remote/near"]
 
-    @pytest.mark.slow
     def test_it_outlives_a_remount(self, serve, tmp_path):
         first = serve(f"sqlite:{tmp_path}/files.db", at="mnt")
         client = fusebackend.connect(first.path)
@@ -119,7 +118,6 @@ class TestClient:
         assert client.read("/x").file_data["content"] == "kept"
         client.close()
 
-    @pytest.mark.slow
     def test_a_read_only_mount_is_read_only_here_too(self, serve, tmp_path):
         writable = serve(f"sqlite:{tmp_path}/files.db", at="mnt")
         (writable.path / "x").write_text("old")
@@ -145,7 +143,6 @@ class TestHolding:
             assert raw.ask("ping", payload=1)["result"] == 1
         assert mounted.memory_kib() < before + 200 * 1024
 
-    @pytest.mark.slow
     def test_connections_one_after_the_other_leave_nothing(self, mounted):
         address = os.getxattr(mounted.path, rendezvous.SOCKET_XATTR).decode()
 

@@ -118,7 +118,6 @@ class TestServers:
             assert client.write("/\udcff", "text").error is None
         assert os.listdir(os.fsencode(mounted.path)) == [b"\xff"]
 
-    @pytest.mark.slow
     def test_a_server_that_is_stopped(self, serve, monkeypatch):
         monkeypatch.setattr(rendezvous, "ANSWER_TIMEOUT_S", 0.3)
         monkeypatch.setattr(connection_module, "SILENCE_S", 0.1)

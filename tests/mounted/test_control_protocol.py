@@ -62,7 +62,6 @@ def test_several_calls_a_stream_and_an_error(shell):
     assert lines[4:] == ["needle", "straw"]
 
 
-@pytest.mark.slow
 def test_a_subscription(shell):
     output = shell(r"""
         ( echo '{"jsonrpc":"2.0","id":1,"method":"subscribe","params":{"path":"/notes"}}'

@@ -29,7 +29,7 @@ from fusebackend.backends.sqlite import check as sqlite_check
 
 pytestmark = pytest.mark.mounted
 
-ROUNDS = amount("FUSEBACKEND_CRASH_ROUNDS", dev=5, ci=50, soak=200)
+ROUNDS = amount("FUSEBACKEND_CRASH_ROUNDS", day=20, night=200)
 WRITERS = 3
 KEPT = 3
 """Files of each round and writer that stay until the end; the others go once they have been compared."""
@@ -127,7 +127,6 @@ def test_fsynced_files_survive_a_killed_server(serve: Serve, tmp_path: Path) -> 
     assert sqlite_check.check(database) == []
 
 
-@pytest.mark.slow
 def test_what_was_not_fsynced_is_a_prefix_of_what_was_written(serve: Serve, tmp_path: Path) -> None:
     """Without fsync the last files may be missing; no file may be there without those made before it."""
     database = tmp_path / "volume.db"
@@ -150,7 +149,6 @@ def test_what_was_not_fsynced_is_a_prefix_of_what_was_written(serve: Serve, tmp_
         server.stop()
 
 
-@pytest.mark.slow
 def test_a_killed_server_leaves_its_mount_to_the_next(serve: Serve, tmp_path: Path) -> None:
     """The kernel keeps the mount of a dead server, and answers ENOTCONN; a new mount replaces it."""
     url = f"sqlite:{tmp_path / 'volume.db'}"

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("deepagents")
 pytest.importorskip("langgraph.store.sqlite")
 
-pytestmark = [pytest.mark.mounted, pytest.mark.slow]
+pytestmark = pytest.mark.mounted
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 120

@@ -49,7 +49,6 @@ def until(seen) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.slow
 def test_both_sides_see_the_same_files(box, serve):
     there = serve("memory:", routes={"/box": "docker:box"}).path / "box"
     assert (there / "etc/passwd").read_text().startswith("root:x:0:0:")
@@ -71,7 +70,6 @@ def test_both_sides_see_the_same_files(box, serve):
     assert box.execute("ls -d /work").exit_code == 1
 
 
-@pytest.mark.slow
 def test_a_repository_in_a_container(box, serve):
     """git uses lock files, renames over existing files, and many small files."""
     box.execute("mkdir /tmp/repo")
@@ -82,7 +80,6 @@ def test_a_repository_in_a_container(box, serve):
     assert box.execute("cat /tmp/repo/2.txt").output == "2\n"
 
 
-@pytest.mark.slow
 def test_large_files_are_exact(box, serve):
     there = serve("memory:", routes={"/box": "docker:box?root=/tmp"}).path / "box"
     content = os.urandom(1 << 20) * 24
@@ -97,7 +94,6 @@ def test_large_files_are_exact(box, serve):
     box.execute("rm /tmp/*.bin /tmp/empty")
 
 
-@pytest.mark.slow
 def test_a_change_in_the_container_meanwhile_is_a_conflict(box, serve):
     server = serve("memory:", routes={"/box": "docker:box?root=/tmp"})
     server.expected_log = "note.txt was changed by others"
@@ -115,7 +111,6 @@ def test_a_change_in_the_container_meanwhile_is_a_conflict(box, serve):
     box.execute("rm /tmp/note.txt*")
 
 
-@pytest.mark.slow
 def test_what_a_container_can_not_keep_is_said(box, serve):
     there = serve("memory:", routes={"/box": "docker:box?root=/tmp"}).path / "box"
     box.execute("mkfifo /tmp/fifo; ln -s nowhere /tmp/dangling; ln -s /etc/passwd /tmp/link")
@@ -130,7 +125,6 @@ def test_what_a_container_can_not_keep_is_said(box, serve):
     box.execute("rm /tmp/fifo /tmp/dangling /tmp/link")
 
 
-@pytest.mark.slow
 def test_verbs_and_commands_through_the_control_socket(engine, serve):
     server = serve(f"docker:{engine.image}", routes={"/notes": "memory:"})
     with contextlib.closing(fusebackend.connect(server.path)) as client:
@@ -148,7 +142,6 @@ def test_verbs_and_commands_through_the_control_socket(engine, serve):
     assert container
 
 
-@pytest.mark.slow
 def test_a_killed_servers_container_goes_with_the_next_mount(engine, serve):
     first = serve(f"docker:{engine.image}")
     (first.path / "tmp/x").write_text("x")
@@ -164,7 +157,6 @@ def test_a_killed_servers_container_goes_with_the_next_mount(engine, serve):
     until(lambda: engine.containers() == [])
 
 
-@pytest.mark.slow
 def test_a_container_that_stops_hurts_nobody_else(engine, box, serve):
     server = serve("memory:", routes={"/box": "docker:box", "/notes": "memory:"})
     (server.path / "box/tmp/a").write_text("x")
@@ -188,7 +180,6 @@ def _reads(path: Path, text: str) -> bool:
         return False
 
 
-@pytest.mark.slow
 def test_a_mount_that_can_not_be_made_says_why_in_one_line(box, tmp_path):
     (tmp_path / "mnt").mkdir()
     command = [sys.executable, "-m", "fusebackend.cli.main", "mount"]

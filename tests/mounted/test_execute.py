@@ -21,12 +21,15 @@ import fusebackend
 
 pytestmark = pytest.mark.mounted
 
-DEFAULTS = ["memory:", "sqlite:{tmp}/default.db"]
+DEFAULTS = [
+    pytest.param("memory:", id="memory"),
+    pytest.param("sqlite:{tmp}/default.db", id="sqlite", marks=pytest.mark.night),
+]
 LONG = str(1_000_000_000 + os.getpid())
 """The argument of `sleep` in seconds, unique so that its process is found by it."""
 
 
-@pytest.fixture(scope="module", params=DEFAULTS, ids=["memory", "sqlite"])
+@pytest.fixture(scope="module", params=DEFAULTS)
 def shell(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
     """Serve a mount with a default and two routes, shared by tests."""
     tmp = tmp_path_factory.mktemp("execute")
@@ -57,7 +60,6 @@ def wait_for_sleepers(number: int) -> None:
 # -- files of a command ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_the_example_of_the_issue(shell: Commands) -> None:
     shell.call("write", "/memories/b.md", "x\nTODO second\n")
     shell.call("write", "/memories/a.md", "TODO first\n")
@@ -92,7 +94,6 @@ def test_what_is_changed_while_it_runs_is_seen_at_once(shell: Commands) -> None:
     assert "here\n" in pending.result()["output"]
 
 
-@pytest.mark.slow
 def test_the_system_is_there_and_read_only(shell: Commands) -> None:
     assert shell.output("test -x /usr/bin/env && test -x /bin/sh && ls /usr/bin/env") == "/usr/bin/env\n"
     for path in ("/usr/bin/x", "/bin/x", "/lib/x", "/etc/x", "/etc/passwd", "/proc/x", "/dev/x"):
@@ -280,7 +281,6 @@ def test_a_time_out_must_be_above_0(shell: Commands) -> None:
     }
 
 
-@pytest.mark.slow
 def test_a_time_out_has_a_maximum(tmp_path: Path) -> None:
     """The maximum holds on every face, so that an agent can't ask for an endless command."""
     with commands(tmp_path / "mnt", "memory:", max_timeout_s=7) as shell:
@@ -493,7 +493,7 @@ def test_a_whole_file_backend(tmp_path: Path) -> None:
         assert names(shell) == {"memories", "new"}
 
 
-@pytest.mark.parametrize("name", ["with space", "new\nline", "quote'\"", "back\\slash", "ünï", "-dash", "a,b:c=d"])
+@pytest.mark.parametrize("name", ["-dash", 'a space,\na line\'s "quotes",b:c=d\\ünï'])
 def test_any_mount_point(tmp_path: Path, name: str) -> None:
     with commands(tmp_path / name, "memory:", "/memories/=memory:", "/tmp/shared/=memory:") as shell:
         assert shell.output("echo x > /memories/file; cat /memories/file; echo y > /tmp/shared/f") == "x\n"
@@ -526,7 +526,6 @@ def test_a_route_that_is_tmp(tmp_path: Path) -> None:
         assert shell.download("/tmp/other") == b"y\n"
 
 
-@pytest.mark.slow
 def test_a_change_seen_only_by_its_ttl(tmp_path: Path) -> None:
     """Names of such a default expire while a command runs; the system's names do not."""
     (tmp_path / "files").mkdir()
@@ -597,7 +596,6 @@ def test_a_killed_server_takes_its_commands_along(tmp_path: Path) -> None:
         assert not [name for name in os.listdir("/dev") if f"-{process.pid}-" in name]
 
 
-@pytest.mark.slow
 def test_a_hung_route_does_not_keep_its_command_for_ever(tmp_path: Path) -> None:
     with commands(tmp_path / "mnt", "memory:", "/hung/=python:hanging:backend", deadline_s=3) as shell:
         begin = time.monotonic()
@@ -611,7 +609,6 @@ def test_a_hung_route_does_not_keep_its_command_for_ever(tmp_path: Path) -> None
 # -- without a sandbox -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_unconfined(tmp_path: Path) -> None:
     with commands(tmp_path / "mnt", "memory:", "/memories/=memory:", sandbox="none", env={"MINE": "1"}) as shell:
         assert shell.output("pwd; echo x > memories/file; cat memories/file; echo $MINE") == f"{shell.path}\nx\n1\n"

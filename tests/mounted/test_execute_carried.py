@@ -121,7 +121,6 @@ def both(request) -> Both:
     return request.getfixturevalue(request.param)
 
 
-@pytest.mark.slow
 def test_there_and_back(both: Both) -> None:
     both.write("/memories/a", b"one")
     both.write("/memories/deep/er/b \n'$(x)", b"two\n")
@@ -156,7 +155,6 @@ def test_only_what_has_changed_is_carried(local: Both, monkeypatch: pytest.Monke
     assert sent == ["/memories/3"]
 
 
-@pytest.mark.slow
 def test_deleted_and_renamed(both: Both) -> None:
     for name in "abcd":
         both.write(f"/memories/{name}", name.encode())
@@ -308,7 +306,6 @@ def test_nothing_of_it_shows(local: Both) -> None:
 # -- in a mount --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_mount_of_a_sandbox_elsewhere(tmp_path: Path) -> None:
     url = f"python:guests:hosted?directory={tmp_path}"
     with commands(tmp_path / "mnt", url, "/memories=memory:", "/notes/deep=memory:") as shell:

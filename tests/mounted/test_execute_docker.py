@@ -40,7 +40,6 @@ def output(client, command: str, **options) -> str:
     return "" if answer.output == "<no output>" else answer.output
 
 
-@pytest.mark.slow
 def test_the_containers_programs_and_every_route(engine, serve) -> None:
     routes = {"/memories": "memory:", "/memories/deep": "memory:", "/a/b": "memory:"}
     server = serve(f"docker:{engine.image}", routes=routes, options=OPEN)
@@ -78,7 +77,6 @@ def test_the_containers_own_files_are_the_default(engine, serve) -> None:
         assert ".fusebackend" not in output(client, "ls -a /")
 
 
-@pytest.mark.slow
 def test_input_streams_and_the_end_of_a_command(engine, serve) -> None:
     server = serve(f"docker:{engine.image}", routes={"/memories": "memory:"}, options=OPEN)
     with client_of(server) as client:
@@ -104,7 +102,6 @@ def test_input_streams_and_the_end_of_a_command(engine, serve) -> None:
         assert (late.exit_code, late.output) == (124, "Error: Command timed out after 1 seconds.\n\nbegan\n")
 
 
-@pytest.mark.slow
 def test_a_client_that_goes_ends_its_command(engine, serve) -> None:
     server = serve(f"docker:{engine.image}", routes={"/memories": "memory:"}, options=OPEN)
     marker = str(1_000_000_000 + os.getpid())
@@ -131,7 +128,6 @@ def run_cli(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
-@pytest.mark.slow
 def test_a_container_that_ran_before_sees_none(engine, tmp_path: Path) -> None:
     point = tmp_path / "mnt"
     point.mkdir()
@@ -150,7 +146,6 @@ def test_a_container_that_ran_before_sees_none(engine, tmp_path: Path) -> None:
             assert run_cli("umount", str(point)).returncode == 0
 
 
-@pytest.mark.slow
 def test_without_allow_other_mount_says_so(engine, tmp_path: Path) -> None:
     """The engine and the container's first user are root, as this server is, so they have access and others do not."""
     point = tmp_path / "mnt"
@@ -168,7 +163,6 @@ def test_without_allow_other_mount_says_so(engine, tmp_path: Path) -> None:
         assert run_cli("umount", str(point)).returncode == 0
 
 
-@pytest.mark.slow
 def test_umount_ends_the_server_and_the_container(engine, serve) -> None:
     server = serve(f"docker:{engine.image}", routes={"/memories": "memory:"}, options=OPEN)
     with client_of(server) as client:
@@ -178,7 +172,6 @@ def test_umount_ends_the_server_and_the_container(engine, serve) -> None:
     server.check_log()
 
 
-@pytest.mark.slow
 def test_stopping_ends_a_command_and_the_container(engine, serve) -> None:
     server = serve(f"docker:{engine.image}", routes={"/memories": "memory:"}, options=OPEN)
     with client_of(server) as client:
@@ -193,7 +186,6 @@ def test_stopping_ends_a_command_and_the_container(engine, serve) -> None:
         assert not thread.is_alive()
 
 
-@pytest.mark.slow
 def test_a_killed_servers_container_goes_with_the_next_mount(engine, serve) -> None:
     first = serve(f"docker:{engine.image}", routes={"/memories": "memory:"}, options=OPEN, at="mnt")
     with client_of(first) as client:
@@ -209,7 +201,6 @@ def test_a_killed_servers_container_goes_with_the_next_mount(engine, serve) -> N
     assert left not in engine.containers()
 
 
-@pytest.mark.slow
 def test_a_container_that_is_lost_comes_back_with_its_routes(engine, serve) -> None:
     """This holds too for a route with directories of the default above it, where lookups wait for the container."""
     server = serve(f"docker:{engine.image}", routes={"/memories": "memory:", "/a/b": "memory:"}, options=OPEN)
@@ -223,7 +214,6 @@ def test_a_container_that_is_lost_comes_back_with_its_routes(engine, serve) -> N
         assert output(client, "cat /a/b/x") == "x"
 
 
-@pytest.mark.slow
 def test_many_look_while_it_starts(engine, tmp_path: Path) -> None:
     """Lookups in the default wait for the container; they must not keep the engine from the mount."""
     point = tmp_path / "mnt"
@@ -252,7 +242,6 @@ def test_many_look_while_it_starts(engine, tmp_path: Path) -> None:
         stop.set()
 
 
-@pytest.mark.slow
 def test_a_hung_route_keeps_nobody_else(engine, serve) -> None:
     routes = {"/hung": "python:hanging:backend", "/memories": "memory:"}
     server = serve(f"docker:{engine.image}", routes=routes, options=[*OPEN, "deadline=3"])
@@ -305,7 +294,6 @@ def test_verbs_of_a_backend_that_leaves_out_what_is_not_its_own(engine) -> None:
         assert box.ls("/deep").entries == []
 
 
-@pytest.mark.slow
 def test_an_engine_that_does_not_see_the_mount_gets_the_files(engine, tmp_path: Path) -> None:
     """The server has a mount namespace of its own, so the engine can't see the mount, like one on another host."""
     point = tmp_path / "mnt"

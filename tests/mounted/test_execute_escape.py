@@ -365,7 +365,6 @@ def test_a_background_process_that_outlives_its_command(shell: Commands) -> None
     assert processes_with(LONG) == []
 
 
-@pytest.mark.slow
 def test_a_process_that_will_not_end(shell: Commands) -> None:
     stubborn = "import signal, time; [signal.signal(n, signal.SIG_IGN) for n in range(1, 32) if n not in (9, 19)]; "
     result = shell.run(python(stubborn + f"print('begun', flush=True); time.sleep({LONG})"), timeout=2)
@@ -457,7 +456,6 @@ def while_it_runs(shell: Commands, command: str, timeout: float) -> tuple[dict[s
     return pending.result(), slowest
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("bomb", ["f() { f | f & }; f", "f() { while :; do f & done; }; f"])
 def test_a_fork_bomb(shell: Commands, bomb: str) -> None:
     beside = f"{{ {bomb}; }} & exec sleep 2"  # a shell that can't fork ends, and everything with it
@@ -492,7 +490,6 @@ def test_a_memory_bomb(shell: Commands) -> None:
     assert shell.output("echo on") == "on\n"
 
 
-@pytest.mark.slow
 def test_a_memory_bomb_of_many_processes(shell: Commands) -> None:
     one = python("import time; x = bytearray(60 << 20); time.sleep(1)")
     result, slowest = while_it_runs(shell, f"for i in 1 2 3 4 5 6; do {one} & done; wait; echo end", 60)
@@ -501,7 +498,6 @@ def test_a_memory_bomb_of_many_processes(shell: Commands) -> None:
     assert shell.output("echo on") == "on\n"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/tmp", "/dev/shm"])
 def test_filling_what_is_kept_in_memory(shell: Commands, path: str) -> None:
     result, slowest = while_it_runs(shell, f"head -c 4G /dev/zero > {path}/file", 60)

@@ -1,6 +1,6 @@
 """Renames against the start of commands: nothing of this machine is touched, no command is refused, and none hangs.
 
-Each takes two seconds; with `pytest -m soak`, a minute. `races.py` explains the races.
+Each takes two seconds; with `pytest --night`, a minute. `races.py` explains the races.
 """
 
 from __future__ import annotations
@@ -17,9 +17,14 @@ import races
 
 pytestmark = pytest.mark.mounted
 
-SECONDS = pytest.mark.parametrize("seconds", [2.0, pytest.param(60.0, marks=pytest.mark.soak)])
+SECONDS = pytest.mark.parametrize("seconds", [2.0, pytest.param(60.0, marks=pytest.mark.night)])
 
-DEFAULTS = ["memory:", "sqlite:{files}/default.db", "dir:{files}", "state:"]
+DEFAULTS = [
+    pytest.param("memory:", marks=pytest.mark.night),
+    "sqlite:{files}/default.db",
+    "dir:{files}",
+    pytest.param("state:", marks=pytest.mark.night),
+]
 
 
 def check(outcome: races.Outcome) -> None:
@@ -53,7 +58,6 @@ def race_as_plain_user(place: Path, default: str, actor: str, seconds: float) ->
     check(races.as_plain_user(place, default, actor, seconds))
 
 
-@pytest.mark.slow
 @SECONDS
 @pytest.mark.parametrize("default", DEFAULTS)
 @pytest.mark.parametrize("actor", ["verbs", "mount"])
@@ -61,21 +65,18 @@ def test_renames_while_commands_start(place: Path, default: str, actor: str, sec
     race(place, default, actor, seconds)
 
 
-@pytest.mark.slow
 @SECONDS
 @pytest.mark.parametrize("actor", ["verbs", "mount"])
 def test_renames_on_postgres(place: Path, postgres_dsn: str, actor: str, seconds: float) -> None:
     race(place, f"postgres:{postgres_dsn}?volume=race", actor, seconds)
 
 
-@pytest.mark.slow
 @SECONDS
 @pytest.mark.parametrize("actor", ["another user", "directory", "command"])
 def test_renames_by_others(place: Path, actor: str, seconds: float) -> None:
     race(place, "dir:{files}", actor, seconds)
 
 
-@pytest.mark.slow
 @SECONDS
 @pytest.mark.parametrize("actor", ["mount", "directory"])
 def test_a_server_without_privileges(place: Path, actor: str, seconds: float) -> None:

@@ -38,7 +38,6 @@ def test_a_plain_shell_of_deepagents_does_not_either(tmp_path: Path) -> None:
     assert not runs_commands(theirs.LocalShellBackend(tmp_path))
 
 
-@pytest.mark.slow
 def test_the_defaults_own_execute_ran(tmp_path: Path) -> None:
     with commands(tmp_path / "mnt", "python:guests:marked", "/notes=memory:") as shell:
         answer = shell.run("touch /x", timeout=1.5)

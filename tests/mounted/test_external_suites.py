@@ -17,9 +17,9 @@ import pytest
 from mounts import Serve
 from profiles import amount
 
-pytestmark = [pytest.mark.mounted, pytest.mark.slow]
+pytestmark = pytest.mark.mounted
 
-SECONDS = amount("FUSEBACKEND_STRESS_SECONDS", dev=0, ci=0, soak=5)
+SECONDS = amount("FUSEBACKEND_STRESS_SECONDS", day=0, night=5)
 LIMIT_S = 300.0
 
 NATIVE = {

@@ -25,7 +25,7 @@ from fusebackend.testing.posix.case import fork
 
 pytestmark = pytest.mark.mounted
 
-STEPS = amount("FUSEBACKEND_FSX_STEPS", dev=500, ci=1500, soak=20_000)
+STEPS = amount("FUSEBACKEND_FSX_STEPS", day=1500, night=20_000)
 LIMIT_S = 60 + STEPS / 20
 SEED = int(os.environ.get("FUSEBACKEND_FSX_SEED", random.SystemRandom().randrange(1 << 32)))
 WORKERS = 4

@@ -52,7 +52,6 @@ def printed(output: str, root: Path) -> Found:
     return sorted(found, key=lambda match: match[:2])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("program", ["rg", "grep"])
 def test_the_mount_is_searched_alike(mount: tuple[Path, Any], program: str) -> None:
     root, client = mount
@@ -80,7 +79,6 @@ def test_what_was_closed_is_found_and_what_was_changed_is_not(mount: tuple[Path,
         assert asked(client, "stale") == []
 
 
-@pytest.mark.slow
 def test_a_search_while_files_come_and_are_indexed(serve: mounts.Serve, tmp_path: Path) -> None:
     """A search finds every match that existed when it began, indexed or not yet."""
     server = serve(f"sqlite:{tmp_path}/volume.db")

@@ -9,9 +9,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from mounts import Mounted, Serve
+from mounts import Serve
 
 import fusebackend
+from fusebackend.testing.each import each
 
 pytestmark = pytest.mark.mounted
 
@@ -57,27 +58,26 @@ def tree(path: Path) -> dict[str, tuple[object, ...]]:
     return found
 
 
-def bash(script: str, mounted: Mounted) -> None:
-    subprocess.run(["bash", "-ec", script], cwd=mounted.path, check=True, start_new_session=True)
+def bash(script: str, directory: Path) -> None:
+    subprocess.run(["bash", "-ec", script], cwd=directory, check=True, start_new_session=True)
 
 
-@pytest.fixture(scope="module", params=["sqlite:{tmp}/volume.db", "dir:{tmp}/files"], ids=["sqlite", "dir"])
-def prepared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(request.param)
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_is_taken_back(name: str, prepared: str, tmp_path: Path, serve: Serve) -> None:
+@pytest.mark.parametrize("url", ["sqlite:{tmp}/volume.db", "dir:{tmp}/files"], ids=["sqlite", "dir"])
+def test_a_program_is_taken_back(url: str, tmp_path: Path, serve: Serve) -> None:
     (tmp_path / "files").mkdir()
-    mounted = serve(prepared.format(tmp=tmp_path))
-    bash(BEFORE, mounted)
-    before = tree(mounted.path)
-    bash(PROGRAMS[name], mounted)
-    assert tree(mounted.path) != before
+    mounted = serve(url.format(tmp=tmp_path))
     with fusebackend.connect(mounted.path) as client:
-        (newest,) = client.log(limit=1)
-        assert newest.kind == "session"
-        result = client.undo(newest.call)
-        assert result.conflicts == [] and result.partly == []
-        assert client.status()["history"]["incomplete"] is None
-    assert tree(mounted.path) == before
+        for number, case in enumerate(each(PROGRAMS)):
+            with case as program:
+                home = mounted.path / str(number)
+                home.mkdir()
+                bash(BEFORE, home)
+                before = tree(mounted.path)
+                bash(program, home)
+                assert tree(mounted.path) != before
+                (newest,) = client.log(limit=1)
+                assert newest.kind == "session"
+                result = client.undo(newest.call)
+                assert result.conflicts == [] and result.partly == []
+                assert client.status()["history"]["incomplete"] is None
+                assert tree(mounted.path) == before

@@ -20,13 +20,14 @@ import mounts
 import pytest
 from controlled import Raw
 from eventually import eventually
+from profiles import amount
 
 from fusebackend.control import rendezvous
 
 STAT_LIMIT_S = 5.0
 NEWCOMER_LIMIT_S = 10.0
 GROWTH_KIB = 256 << 10
-SECONDS = 2.0
+SECONDS = amount("FUSEBACKEND_ATTACK_MS", day=800, night=5_000) / 1000
 
 
 def message(method, id=1, **params):
@@ -168,7 +169,6 @@ def _is_written(path):
     return True
 
 
-@pytest.mark.slow
 def test_a_server_that_may_not_have_more_memory_refuses_and_goes_on(tmp_path):
     """Under `ulimit -v`, an allocation that failed in pyfuse3 ended the server, and all its routes with it."""
     before = resource.getrlimit(resource.RLIMIT_AS)

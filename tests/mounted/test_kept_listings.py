@@ -77,7 +77,6 @@ def test_until_either_face_changes_the_directory(faces: TwoFaces) -> None:
         assert asked(faces) == before, change.__name__
 
 
-@pytest.mark.slow
 def test_a_directory_that_was_there_before_the_mount_is_small_once_it_was_seen(tmp_path: Path) -> None:
     url = f"sqlite:{tmp_path / 'volume.db'}"
     with two_faces(tmp_path / "mnt", url) as faces:
@@ -91,7 +90,6 @@ def test_a_directory_that_was_there_before_the_mount_is_small_once_it_was_seen(t
         assert asked(faces) == before
 
 
-@pytest.mark.slow
 def test_a_listing_is_read_on_from_where_it_was_left(faces: TwoFaces) -> None:
     directory, names = filled(faces, 2_000)
     assert set(os.listdir(directory)) == names
@@ -106,7 +104,6 @@ def test_a_listing_is_read_on_from_where_it_was_left(faces: TwoFaces) -> None:
     assert set(os.listdir(directory)) == names - {"00000"} | {"new"}
 
 
-@pytest.mark.slow
 @pytest.mark.alone
 def test_what_the_kernel_had_to_give_up_is_read_on_here(faces: TwoFaces) -> None:
     directory, names = filled(faces, 2_000)
@@ -174,7 +171,6 @@ class Listing:
         assert self.must_be_seen <= set(self.seen) <= self.may_be_seen
 
 
-@pytest.mark.slow
 @pytest.mark.alone
 def test_whatever_happens_while_several_read(faces: TwoFaces) -> None:
     """Long names make each listing many replies and many pages."""

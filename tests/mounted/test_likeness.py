@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be other users as well"),
 ]
 
-ROWS = amount("FUSEBACKEND_LIKENESS_ROWS", dev=40, ci=80, soak=1_000)
+ROWS = amount("FUSEBACKEND_LIKENESS_ROWS", day=80, night=1_000)
 
 
 class TestSharedMemory(LikenessCases):

@@ -1,6 +1,6 @@
 """The log has what ten actors at once have changed, each change once and by its actor; also where the server is killed.
 
-FUSEBACKEND_ACTORS_STEPS=20000 FUSEBACKEND_LOG_KILLS=200 pytest --tier all tests/mounted/test_log_is_complete.py
+FUSEBACKEND_ACTORS_STEPS=20000 FUSEBACKEND_LOG_KILLS=200 pytest --night tests/mounted/test_log_is_complete.py
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from fusebackend import Actor
 from fusebackend.control.client.client import Client
 from fusebackend.protocol import ChangeInfo
 
-pytestmark = [pytest.mark.mounted, pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.mounted, pytest.mark.timeout(3600)]
 
-STEPS = amount("FUSEBACKEND_ACTORS_STEPS", dev=200, ci=600, soak=20_000)
-KILLS = amount("FUSEBACKEND_LOG_KILLS", dev=2, ci=6, soak=200)
+STEPS = amount("FUSEBACKEND_ACTORS_STEPS", day=600, night=20_000)
+KILLS = amount("FUSEBACKEND_LOG_KILLS", day=6, night=200)
 ACTORS = 10
 SHARED = [f"/shared/{number}" for number in range(4)]
 

@@ -29,15 +29,15 @@ from services.postgres import Server
 
 from fusebackend.backends.postgres.volume import PostgresVolume
 
-STEPS = amount("FUSEBACKEND_MANY_MOUNTS_STEPS", dev=20, ci=20, soak=2_000)
-KILLS = amount("FUSEBACKEND_SERVER_KILLS", dev=1, ci=3, soak=40)
+STEPS = amount("FUSEBACKEND_MANY_MOUNTS_STEPS", day=20, night=2_000)
+KILLS = amount("FUSEBACKEND_SERVER_KILLS", day=3, night=40)
 RUN_STEPS = 50
 """Changes of one tree, before the next one with another seed."""
-EVERY = amount("FUSEBACKEND_MANY_MOUNTS_EVERY", dev=10, ci=10, soak=10)
+EVERY = amount("FUSEBACKEND_MANY_MOUNTS_EVERY", day=10, night=10)
 """Changes between two disturbances, which take far longer: `RUN_STEPS` is the most."""
 LIMIT_S = mounts.LIFE_LIMIT_S + STEPS + 20 * KILLS
 
-pytestmark = [pytest.mark.mounted, pytest.mark.services, pytest.mark.slow, pytest.mark.timeout(LIMIT_S)]
+pytestmark = [pytest.mark.mounted, pytest.mark.services, pytest.mark.timeout(LIMIT_S)]
 
 CUT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = 'postgres'"
 

@@ -35,7 +35,6 @@ def mountpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]
         yield server.path
 
 
-@pytest.mark.slow
 def test_system_calls_do_what_a_dict_says(mountpoint: Path) -> None:
     numbers = itertools.count()
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
+import mounts
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
 from mounts import Serve
@@ -36,12 +37,20 @@ class OneTruth:
         self.agent = fusebackend.connect(path)
 
 
-@pytest.fixture(params=NATIVE, ids=["memory", "sqlite", "dir"])
-def truth(request: pytest.FixtureRequest, tmp_path: Path, serve: Serve) -> Iterator[OneTruth]:
-    (tmp_path / "files").mkdir()
-    truth = OneTruth(serve(request.param.format(tmp=tmp_path)).path)
+@pytest.fixture(scope="module", params=NATIVE, ids=["memory", "sqlite", "dir"])
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    tmp = tmp_path_factory.mktemp("truth")
+    (tmp / "files").mkdir()
+    with mounts.mounted(tmp / "mnt", request.param.format(tmp=tmp)) as server:
+        yield server.path
+
+
+@pytest.fixture
+def truth(served: Path) -> Iterator[OneTruth]:
+    truth = OneTruth(served)
     yield truth
     truth.agent.close()
+    mounts.empty(served)
 
 
 # -- at random -----------------------------------------------------------------------------------------------------
@@ -50,8 +59,8 @@ def truth(request: pytest.FixtureRequest, tmp_path: Path, serve: Serve) -> Itera
 @pytest.mark.parametrize(
     ("url", "steps"),
     [
-        ("memory:", amount("FUSEBACKEND_TRUTH_STEPS", dev=300, ci=1000, soak=10_000)),
-        ("sqlite:{tmp}/volume.db", amount("FUSEBACKEND_TRUTH_STEPS", dev=1000, ci=10_000, soak=50_000)),
+        ("memory:", amount("FUSEBACKEND_TRUTH_STEPS", day=1000, night=10_000)),
+        ("sqlite:{tmp}/volume.db", amount("FUSEBACKEND_TRUTH_STEPS", day=10_000, night=50_000)),
     ],
     ids=["memory", "sqlite"],
 )
@@ -105,7 +114,6 @@ print(reads)
 """Opens, reads and closes until its input ends. Each read must be of one letter and one of the sizes."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(3000, 3001), (16_384, 12_000), (65_536, 65_536)], ids=["3K", "16K", "64K"])
 def test_a_reader_sees_the_old_bytes_or_the_new(truth: OneTruth, sizes: tuple[int, int]) -> None:
     versions = [letter * size for letter, size in zip("ab", sizes, strict=True)]
@@ -188,7 +196,6 @@ def at_once(path: Path, *acts: Callable[[Client], object]) -> list[object]:
     return answers
 
 
-@pytest.mark.slow
 def test_of_two_edits_at_once_one_is_told_or_both_are_in(truth: OneTruth) -> None:
     for number in range(40):
         path = f"/file{number}"

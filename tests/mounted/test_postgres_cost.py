@@ -57,7 +57,6 @@ def run(*command: object) -> list[str]:
     return subprocess.run(words, check=True, capture_output=True, text=True, timeout=120).stdout.splitlines()
 
 
-@pytest.mark.slow
 def test_a_listing_of_10_000_files_takes_a_handful(counted: Counted) -> None:
     listed: list[str] = []
     taken = counted.statements(lambda: listed.extend(run("find", counted.path, "-type", "f", "-newermt", "1960-01-01")))

@@ -28,7 +28,6 @@ def database(postgres: Postgres) -> Iterator[str]:
         yield dsn
 
 
-@pytest.mark.slow
 def test_a_server_killed_while_it_renames_leaves_each_name_once(
     serve: Serve, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

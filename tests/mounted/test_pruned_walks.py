@@ -69,7 +69,6 @@ def has_the_notice() -> bool:
     return tuple(int(part) for part in os.uname().release.split(".")[:2]) >= (6, 18)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("off", ["", "init_flags"], ids=["of inodes", "of names"])
 def test_a_walk_beyond_the_limit(tmp_path: Path, off: str) -> None:
     """`init_flags` tells the version of the kernel: without it names are dropped, as on kernels before 6.18."""

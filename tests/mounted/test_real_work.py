@@ -48,7 +48,6 @@ def test_git_clone_commit_branch_gc_fsck(work: Work, sources: Path) -> None:
     trees.git(work.path / "local", "fsck", "--strict")
 
 
-@pytest.mark.slow
 def test_git_init_and_commit(work: Work) -> None:
     trees.make_sources(work.path, 200)
     trees.git(work.path, "init", "--quiet", "--initial-branch=main")
@@ -86,7 +85,6 @@ def test_tar_in_and_out(work: Work, tmp_path: Path, sources: Path) -> None:
     trees.run("tar", "-tzf", work.path / "packed.tgz")
 
 
-@pytest.mark.slow
 def test_rsync_twice_moves_nothing_the_second_time(work: Work, tmp_path: Path, sources: Path) -> None:
     work.needs("persistent_modes", "links", "xattrs")
     origin = tmp_path / "origin"
@@ -176,7 +174,6 @@ def test_rg_grep_and_find_see_what_a_plain_directory_shows(work: Work, tmp_path:
         assert lines(*command, cwd=work.path) == lines(*command, cwd=tmp_path / "plain"), command
 
 
-@pytest.mark.slow
 def test_saving_as_editors_do(work: Work) -> None:
     path = work.path / "document"
     path.write_text("first\n")

@@ -93,7 +93,6 @@ def number_of(call: Callable[[], object]) -> tuple[int | None, float]:
 # -- deadlines ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_every_request_ends_at_its_deadline(server: Mounted, stall: Control) -> None:
     hung = server.path / "hung"
     for name in ("old", "cut", "gone", "linked", "target"):
@@ -139,7 +138,6 @@ def test_every_request_ends_at_its_deadline(server: Mounted, stall: Control) -> 
     assert not [line for line in log.splitlines() if "no answer to read (" in line and "not known" in line]
 
 
-@pytest.mark.slow
 def test_who_works_in_a_hung_route_is_not_kept_waiting_again_and_again(server: Mounted, stall: Control) -> None:
     stall.hang()
     names = [server.path / "hung" / f"name{number}" for number in range(100)]
@@ -158,7 +156,6 @@ def test_who_works_in_a_hung_route_is_not_kept_waiting_again_and_again(server: M
 # -- the others --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_hung_route_hangs_alone(patient: Mounted, stall: Control) -> None:
     """Work on other routes goes on while all calls in the route hang."""
     stall.hang()
@@ -179,7 +176,6 @@ def test_a_hung_route_hangs_alone(patient: Mounted, stall: Control) -> None:
     assert sorted(os.listdir(patient.path)) == ["hung"]
 
 
-@pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can raise the kernel's limit for sure")
 def test_readers_of_a_hung_file_do_not_use_up_what_the_kernel_reads_at_once(stall: Control, serve: Serve) -> None:
@@ -207,7 +203,6 @@ def test_readers_of_a_hung_file_do_not_use_up_what_the_kernel_reads_at_once(stal
 # -- status ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_status_names_a_route_that_is_down_since_when_and_why(server: Mounted, stall: Control) -> None:
     assert health(server)["state"] == "healthy" and "/hung/ is" not in status(server)
     began = time.time()
@@ -234,7 +229,6 @@ def within(seconds: float) -> Iterator[None]:
     assert time.monotonic() - start < seconds
 
 
-@pytest.mark.slow
 def test_an_agent_is_not_kept_waiting(server: Mounted, stall: Control) -> None:
     with fusebackend.connect(str(server.path)) as files:
         stall.hang()
@@ -275,7 +269,6 @@ os.pread(file, 4096, 0)
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_whoever_is_killed_is_let_go(patient: Mounted, stall: Control, number: signal.Signals) -> None:
     stall.hang()
@@ -305,7 +298,6 @@ def test_who_is_killed_while_it_reads_is_let_go(patient: Mounted, stall: Control
 # -- many at once ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.alone
 def test_64_readers_of_a_hung_route_are_in_it_at_once(stall: Control, serve: Serve) -> None:
     """None of them waits for another: each asks in a directory of its own, and for a file of its own."""

@@ -180,7 +180,6 @@ def restart(server: Server) -> None:
     server.start()
 
 
-@pytest.mark.slow
 def test_postgres_is_killed_under_load_and_comes_back(database: Server, serve: Serve) -> None:
     deadline_s = 8.0
     url = f"postgres:{database.dsn()}?volume=killed"
@@ -205,7 +204,6 @@ def test_postgres_is_killed_under_load_and_comes_back(database: Server, serve: S
     check_synced(again.path / "pg", load.synced)
 
 
-@pytest.mark.slow
 def test_the_network_to_postgres_stalls(database: Server, serve: Serve) -> None:
     deadline_s = 2.0
     directory = tempfile.mkdtemp(prefix="fusebackend-net-")  # the path of a socket may have 107 bytes
@@ -241,7 +239,6 @@ def objects() -> Iterator[SeaweedFS]:
         yield server
 
 
-@pytest.mark.slow
 def test_an_object_store_stalls_is_killed_and_comes_back(objects: SeaweedFS, serve: Serve) -> None:
     deadline_s = 3.0
     host, port = objects.service.endpoint.removeprefix("http://").split(":")
@@ -297,12 +294,10 @@ def check_killed_while_it_renames(serve: Serve, url: str) -> None:
     again.stop()
 
 
-@pytest.mark.slow
 def test_the_server_is_killed_while_it_renames_in_postgres(database: Server, serve: Serve) -> None:
     check_killed_while_it_renames(serve, f"postgres:{database.dsn()}?volume=renames")
 
 
-@pytest.mark.slow
 def test_the_server_is_killed_while_it_renames_objects(objects: SeaweedFS, serve: Serve) -> None:
     with objects.bucket() as bucket:
         check_killed_while_it_renames(serve, bucket.url())

@@ -39,7 +39,7 @@ KINDS = ["memory:", "sqlite:{tmp}/volume.db", POSTGRES]
 MANUAL = ["snapshots=manual"]
 """So that no other snapshots than those of a test are there."""
 
-ROUNDS = amount("FUSEBACKEND_SNAPSHOT_ROUNDS", dev=3, ci=12, soak=100)
+ROUNDS = amount("FUSEBACKEND_SNAPSHOT_ROUNDS", day=12, night=100)
 
 SCENE = r"""
 umask 022
@@ -126,7 +126,6 @@ def changed(source: random.Random, at: Path) -> None:
 # -- what is in it ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_snapshot_is_a_frozen_copy(mounted: Mounted, tmp_path: Path) -> None:
     """`cp -a` and a snapshot at the same moment; then random changes by bash and git, and more of both."""
     if os.geteuid() != 0:

@@ -13,9 +13,9 @@ from profiles import amount
 
 from fusebackend.backends import PostgresBackend
 
-pytestmark = [pytest.mark.mounted, pytest.mark.services, pytest.mark.slow]
+pytestmark = [pytest.mark.mounted, pytest.mark.services]
 
-ROUNDS = amount("FUSEBACKEND_STOPPED_ROUNDS", dev=3, ci=5, soak=20)
+ROUNDS = amount("FUSEBACKEND_STOPPED_ROUNDS", day=5, night=20)
 LEASED_S = 1.5
 """Until a host that is alone and busy has its lease, see `lease.py`."""
 

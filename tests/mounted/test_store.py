@@ -95,7 +95,6 @@ def test_shell_tools_edit_what_the_agent_reads(agent):
     ]  # fmt: skip
 
 
-@pytest.mark.slow
 def test_a_repository_in_a_memory(agent):
     """git uses lock files, renames over existing files, and many small files."""
     git = "git -c user.name=a -c user.email=a@example.com -c core.fsync=none"
@@ -120,7 +119,6 @@ def test_created_stays_and_modified_moves_when_the_shell_edits(agent):
     assert after.created_at == before.created_at
 
 
-@pytest.mark.slow
 def test_what_the_agent_writes_shows_in_the_mount(agent):
     """With a change feed it shows at once, though the kernel may cache for an hour; without one, after the TTL."""
     agent.put("/report.md", "first\n")
@@ -236,7 +234,6 @@ def test_a_long_text_is_read_with_less_and_diff(agent):
     until(lambda: not path.exists())
 
 
-@pytest.mark.slow
 @pytest.mark.services
 def test_the_mount_outlives_the_end_of_the_server(postgres_own, tmp_path, serve):
     """Changes made while the mount had no PostgreSQL show after it is back."""

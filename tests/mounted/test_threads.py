@@ -75,7 +75,6 @@ def state(agent: Any, name: str, checkpoint: str | None = None) -> dict[str, byt
     return {key.lstrip("/"): decode_file_data(data) for key, data in files.items()}
 
 
-@pytest.mark.slow
 def test_ordinary_tools(database: Database, serve: Serve) -> None:
     url, saver = database
     with saver() as opened:
@@ -132,7 +131,6 @@ def test_nothing_can_be_written(database: Database, serve: Serve) -> None:
         assert caught.value.errno == errno.EROFS
 
 
-@pytest.mark.slow
 def test_an_agent_at_work_is_followed(database: Database, serve: Serve) -> None:
     """The mount follows with names, absence, sizes, pages and open files in the kernel's caches."""
     url, saver = database
@@ -162,7 +160,6 @@ def test_an_agent_at_work_is_followed(database: Database, serve: Serve) -> None:
         eventually(lambda: not (root / "later").exists())
 
 
-@pytest.mark.slow
 def test_an_agent_that_writes_all_the_time(database: Database, serve: Serve) -> None:
     """Each read shows a state that the thread had, and never an older one than a read before."""
     url, saver = database
@@ -185,7 +182,6 @@ def test_an_agent_that_writes_all_the_time(database: Database, serve: Serve) -> 
     assert seen == sorted(seen)
 
 
-@pytest.mark.slow
 def test_a_find_over_400_checkpoints(database: Database, serve: Serve) -> None:
     url, saver = database
     with saver() as opened:
@@ -210,7 +206,6 @@ def test_a_find_over_400_checkpoints(database: Database, serve: Serve) -> None:
 # -- writing ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_people_and_agents_share_a_head(database: Database, serve: Serve) -> None:
     url, saver = database
     with saver() as opened:
@@ -229,7 +224,6 @@ def test_people_and_agents_share_a_head(database: Database, serve: Serve) -> Non
         eventually(lambda: below(head) == {"memo.txt": b"from a shell\nmore\n"})
 
 
-@pytest.mark.slow
 def test_while_a_run_is_active_nothing_is_accepted(database: Database, serve: Serve) -> None:
     from langchain_core.tools import tool
 
@@ -272,7 +266,6 @@ def test_while_a_run_is_active_nothing_is_accepted(database: Database, serve: Se
         assert state(agent, "t") == {"a.txt": b"b", "x.txt": b"x"}
 
 
-@pytest.mark.slow
 def test_only_the_head_can_be_written_to(database: Database, serve: Serve) -> None:
     url, saver = database
     with saver() as opened:
@@ -291,7 +284,6 @@ def test_only_the_head_can_be_written_to(database: Database, serve: Serve) -> No
         assert caught.value.errno == errno.EROFS
 
 
-@pytest.mark.slow
 def test_a_conflict_keeps_both(database: Database, serve: Serve) -> None:
     url, saver = database
     with saver() as opened:
@@ -323,13 +315,12 @@ def test_a_server_that_is_killed_has_stored_what_was_closed(database: Database, 
 
 
 @pytest.mark.alone
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_memory_goes_back_after_a_walk_through_all_histories(tmp_path: Path, serve: Serve) -> None:
     """310,000 files of 200 threads. FUSEBACKEND_WALKED_THREADS=1000 makes it 1.5 million, in some five minutes."""
     import bigthreads
 
-    threads = amount("FUSEBACKEND_WALKED_THREADS", dev=200, ci=200, soak=1000)
+    threads = amount("FUSEBACKEND_WALKED_THREADS", day=200, night=1000)
     bigthreads.make(tmp_path / "threads.db", threads=threads, checkpoints=30, files=50)
     server = serve(f"threads+sqlite:{tmp_path}/threads.db", limit_s=1800.0)
     found = subprocess.run(f"find {server.path} -type f | wc -l", shell=True, capture_output=True, text=True)

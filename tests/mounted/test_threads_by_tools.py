@@ -11,7 +11,7 @@ import conversations
 import mounts
 import pytest
 
-pytestmark = [pytest.mark.mounted, pytest.mark.slow]
+pytestmark = pytest.mark.mounted
 
 KINDS = ["sqlite", pytest.param("postgres", marks=pytest.mark.services)]
 THREADS = 24

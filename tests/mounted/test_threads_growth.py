@@ -18,7 +18,7 @@ import pytest
 from mounts import ROOT, Serve
 from profiles import amount
 
-pytestmark = [pytest.mark.mounted, pytest.mark.slow]
+pytestmark = pytest.mark.mounted
 
 LIMIT_S = 60.0
 """A second is promised; the machine may be busy."""
@@ -61,7 +61,7 @@ def thread(
     with graphs.sqlite_saver(where) if request.param == "sqlite" else graphs.postgres_saver(where):
         pass
     root = serve(f"threads+{request.param}:{where}").path
-    turns = amount("FUSEBACKEND_TURNS", dev=20, ci=40, soak=300)
+    turns = amount("FUSEBACKEND_TURNS", day=40, night=300)
     command = [sys.executable, str(ROOT / "tests/support/growing.py"), request.param, where, str(turns), "0.15"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     growing = Growing(root / "t", process)

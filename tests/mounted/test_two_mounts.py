@@ -29,7 +29,7 @@ from services.s3 import Bucket
 
 import fusebackend
 
-STEPS = amount("FUSEBACKEND_TWO_MOUNTS_STEPS", dev=100, ci=200, soak=2_000)
+STEPS = amount("FUSEBACKEND_TWO_MOUNTS_STEPS", day=200, night=2_000)
 LIMIT_S = mounts.LIFE_LIMIT_S + STEPS / 3
 
 pytestmark = [pytest.mark.mounted, pytest.mark.services, pytest.mark.timeout(LIMIT_S)]
@@ -120,12 +120,10 @@ def run_at_random(hosts: Callable[[str], tuple[Host, ...]], steps: int, **option
 # -- at random ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_what_was_closed_at_one_host_is_opened_at_the_other(pair: Pair) -> None:
     run_at_random(pair.hosts, STEPS, catch_up=pair.catch_up)
 
 
-@pytest.mark.slow
 def test_and_while_the_feed_is_cut_again_and_again(pair: Pair) -> None:
     done = threading.Event()
 
@@ -146,7 +144,6 @@ def test_and_while_the_feed_is_cut_again_and_again(pair: Pair) -> None:
         cutting.join()
 
 
-@pytest.mark.slow
 def test_and_when_one_hosts_clock_is_an_hour_behind(mount: Mount) -> None:
     pair = mount(second="python:odd_hosts:open_slow_clock")
     run_at_random(pair.hosts, STEPS // 4, catch_up=pair.catch_up)
@@ -159,7 +156,6 @@ def test_and_when_one_hosts_clock_is_an_hour_behind(mount: Mount) -> None:
 # -- without any feed --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_host_that_hears_nothing_opens_what_is_there(mount: Mount) -> None:
     """Its caches are valid for an hour, and yet each open is right."""
     pair = mount(second="python:odd_hosts:open_deaf")
@@ -210,7 +206,6 @@ def test_a_host_that_hears_nothing_opens_what_is_there(mount: Mount) -> None:
     assert ((here / "b").read_text(), (here / "c").read_text()) == ("ano", "b")
 
 
-@pytest.mark.slow
 def test_a_file_that_lost_its_name_elsewhere_can_be_opened_by_its_descriptor(mount: Mount) -> None:
     pair = mount(second="python:odd_hosts:open_deaf")
     (pair.first / "file").write_text("kept")
@@ -222,7 +217,6 @@ def test_a_file_that_lost_its_name_elsewhere_can_be_opened_by_its_descriptor(mou
         assert opened.read() == "kept"
 
 
-@pytest.mark.slow
 def test_status_says_whether_the_feed_is_there(mount: Mount) -> None:
     pair = mount()
     assert pair.route(1)["ttl_s"] is None and pair.route(1)["features"]["change_feed"]
@@ -311,7 +305,6 @@ def test_a_rewrite_of_what_the_other_host_has_changed_is_an_error(pair: Pair, ho
     assert (pair.second / "file").read_text() == "and now anew\n"
 
 
-@pytest.mark.slow
 def test_unless_the_last_writer_is_to_win(mount: Mount) -> None:
     pair = mount("&conflict=last-writer")
     (pair.first / "file").write_text("first\n")
@@ -397,7 +390,6 @@ def say(host: Host, name: str, content: bytes) -> None:
     Path(host.place(name)).write_bytes(content)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("which", ["store_hosts", "bucket_hosts"])
 def test_hosts_that_share_a_route_of_whole_files_come_to_the_same(which: str, request: pytest.FixtureRequest) -> None:
     here, there = request.getfixturevalue(which)
@@ -432,7 +424,6 @@ def found(host: Host, name: str) -> bytes | None:
         return None
 
 
-@pytest.mark.slow
 def test_a_bucket_s_file_is_opened_as_it_is_whatever_the_ttl(bucket: Bucket, serve: Serve) -> None:
     for here, there in beside(serve, bucket.url("shared", ttl="600")):
         say(here, "file", b"one")

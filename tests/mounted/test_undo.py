@@ -225,11 +225,11 @@ def xfs(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", at], check=True)
 
 
-@pytest.mark.soak
+@pytest.mark.night
 def test_a_large_file_comes_back_where_blocks_can_be_shared(
     xfs: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A loop device, which not every container gives: marked `soak`."""
+    """A loop device, which not every container gives: marked `night`."""
     monkeypatch.setenv("XDG_STATE_HOME", str(xfs / "state"))
     live = xfs / "live"
     live.mkdir()

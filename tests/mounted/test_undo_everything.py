@@ -12,7 +12,7 @@ import mounts
 import pytest
 from services.s3 import Bucket
 
-pytestmark = [pytest.mark.mounted, pytest.mark.slow]
+pytestmark = pytest.mark.mounted
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 180

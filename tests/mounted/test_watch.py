@@ -70,13 +70,21 @@ class Watched:
         return [event for event, before in zip(told, [None, *told], strict=False) if event != before]
 
 
-@pytest.fixture(params=NATIVE)
-def watched(request: pytest.FixtureRequest, tmp_path: Path, serve: Serve) -> Iterator[Watched]:
-    (tmp_path / "files").mkdir()
-    server = serve(KINDS[request.param].url.format(tmp=tmp_path), routes={"/other": "memory:"}, options=["allow_other"])
-    watched = Watched(server.path)
+@pytest.fixture(scope="module", params=NATIVE)
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    tmp = tmp_path_factory.mktemp("watch")
+    (tmp / "files").mkdir()
+    url, routes = KINDS[request.param].url.format(tmp=tmp), {"/other": "memory:"}
+    with mounts.mounted(tmp / "mnt", url, routes=routes, options=["allow_other"]) as server:
+        yield server.path
+
+
+@pytest.fixture
+def watched(served: Path) -> Iterator[Watched]:
+    watched = Watched(served)
     yield watched
     watched.close()
+    mounts.empty(served, "other")
 
 
 def wait_for(reached: Callable[[], bool]) -> None:
@@ -161,7 +169,6 @@ def test_what_one_face_moves_away_the_other_goes_on_writing_to(watched: Watched)
         assert watched.told() == [], "it has no name any more"
 
 
-@pytest.mark.slow
 def test_an_event_can_be_seen_by_whoever_gets_it(watched: Watched) -> None:
     """The change shows through the mount, with the kernel's caches on, as soon as the event is there."""
     seen: list[str] = []
@@ -227,7 +234,6 @@ def follow(watched: Watched) -> None:
     assert replay.tree == {path: kind for path, kind in there.items() if not path.startswith("/mark")}
 
 
-@pytest.mark.slow
 def test_git_and_tar_are_followed(watched: Watched) -> None:
     watched.sh(
         "git init -q r && cd r && git config user.email a@b && git config user.name c"
@@ -240,7 +246,6 @@ def test_git_and_tar_are_followed(watched: Watched) -> None:
     follow(watched)
 
 
-@pytest.mark.slow
 def test_both_faces_at_once_are_followed(watched: Watched) -> None:
     """Two processes and two agents change the same few names: the events come in the order of the changes."""
     program = (
@@ -315,7 +320,6 @@ def test_a_whole_file_backend(tmp_path: Path, serve: Serve) -> None:
         watched.close()
 
 
-@pytest.mark.slow
 @pytest.mark.alone
 def test_the_memory_of_a_name(tmp_path: Path, serve: Serve) -> None:
     """The names kept for events cost little memory for each inode that the kernel knows."""

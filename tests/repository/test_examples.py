@@ -17,6 +17,7 @@ from typing import Any
 
 import mounts
 import pytest
+from for_each import for_each
 from mounts import Serve
 
 pytest.importorskip("deepagents")
@@ -129,7 +130,6 @@ CONVERSATIONS = [
 ]
 
 
-@pytest.mark.slow
 def test_an_agent_whose_files_are_a_directory(program: Any, serve: Serve, tmp_path: Path) -> None:
     mountpoint, directory = tmp_path / "agent", tmp_path / "data"
     mountpoint.mkdir(), directory.mkdir()
@@ -171,7 +171,6 @@ def test_an_agent_whose_files_are_a_directory(program: Any, serve: Serve, tmp_pa
     assert outlines == sorted(outlines) and set(outlines) == {"", "one\n", "two\n"}
 
 
-@pytest.mark.slow
 def test_an_agent_on_a_mount_of_another_process(program: Any, serve: Serve, tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "README.md").write_text("# Wheel\n\nIt turns.\n")
@@ -188,7 +187,6 @@ def test_an_agent_on_a_mount_of_another_process(program: Any, serve: Serve, tmp_
     assert (tmp_path / "project" / "count").read_text() == "2\n"
 
 
-@pytest.mark.slow
 def test_an_agent_without_an_api_key(tmp_path: Path) -> None:
     mounts.require()
     assert run(sys.executable, ROOT / "examples" / "scripted_agent.py", tmp_path / "agent").splitlines() == [
@@ -202,8 +200,7 @@ PROGRAMS = [path.name for path in sorted((ROOT / "examples").glob("*.py")) if "s
 """Besides them there is a backend, which is a module."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PROGRAMS)
+@for_each("name", PROGRAMS)
 def test_without_arguments_each_says_how_to_use_it(name: str) -> None:
     done = subprocess.run([sys.executable, ROOT / "examples" / name], capture_output=True, text=True, timeout=LIMIT_S)
     assert (done.returncode, done.stdout) == (1, "")

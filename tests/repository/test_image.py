@@ -1,5 +1,5 @@
 """The image of `packaging/image/` and the pods of `packaging/kubernetes/`: each privilege that docs/containers.md names
-is needed, and together they suffice. The image is built on a root of Debian, without a registry: marked `soak`.
+is needed, and together they suffice. The image is built on a root of Debian, without a registry: marked `night`.
 
 There is no cluster here: a pod's containers are started on Docker, with the users, capabilities, commands and volumes
 of its YAML.
@@ -150,7 +150,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         own.remove()
 
 
-@pytest.mark.soak
+@pytest.mark.night
 @pytest.mark.timeout(900)
 class TestContainers:
     def test_the_doctor_finds_enough_for_a_mount(self, engine: Engine) -> None:

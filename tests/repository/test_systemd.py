@@ -1,6 +1,6 @@
 """The unit `packaging/systemd/fusebackend@.service`: what it says, and what it does under a systemd as process 1.
 
-The latter takes minutes, the most of it to make a root of Debian: marked `soak`.
+The latter takes minutes, the most of it to make a root of Debian: marked `night`.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def restart(machine: Machine) -> None:
     machine.sh("rm -f /run/slow; systemctl restart fusebackend@agent")
 
 
-@pytest.mark.soak
+@pytest.mark.night
 @pytest.mark.timeout(900)
 class TestBooted:
     def test_systemd_finds_nothing_wrong(self, machine: Machine) -> None:

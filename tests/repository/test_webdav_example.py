@@ -77,6 +77,7 @@ def package(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(distribution.parent), str(EXAMPLES)]))
 
 
+@pytest.mark.configuration
 class TestConformance(BackendConformance):
     any_name = False  # the path of a URL is UTF-8
 
@@ -196,7 +197,6 @@ def shell(command, cwd):
     return done.stdout
 
 
-@pytest.mark.slow
 @pytest.mark.mounted
 def test_shell_tools_work_on_a_mount(mounted, webdav):
     team = mounted.path / "team"

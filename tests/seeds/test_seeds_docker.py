@@ -68,7 +68,6 @@ def test_output_beyond_the_limit(backend):
     assert result.output == "x" * 1000 + "\n\n... Output truncated at 1000 bytes."
 
 
-@pytest.mark.slow
 def test_a_time_out_is_124(image):
     with DockerBackend(image, timeout=1.0) as backend:
         result = backend.execute("sleep 100")

@@ -78,7 +78,6 @@ def test_a_route_in_a_composite(bucket, environment):
         assert [info["path"] for info in composite.ls_info("/")] == ["/s3/"]
 
 
-@pytest.mark.slow
 def test_the_sample_itself_on_a_mount(bucket, environment, monkeypatch, serve):
     """As it is in the seed, over boto3, with the three verbs that it has."""
     monkeypatch.setenv("SAMPLE_BUCKET", bucket.name)

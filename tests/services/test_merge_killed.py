@@ -13,10 +13,10 @@ from profiles import amount
 from services.s3 import Bucket
 
 SCRIPT = Path(__file__).parents[1] / "unit" / "trees" / "merge" / "merge_killed.py"
-EVERY = amount("FUSEBACKEND_MERGE_KILLS_EVERY", dev=15, ci=5, soak=1)
+EVERY = amount("FUSEBACKEND_MERGE_KILLS_EVERY", day=5, night=1)
 """Each write of so many is a kill: 1 takes several minutes."""
 
-pytestmark = [pytest.mark.services, pytest.mark.slow, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.services, pytest.mark.timeout(2400)]
 
 
 def run(directory: Path, s3: str, point: int | str) -> tuple[int, list[str]]:

@@ -31,7 +31,6 @@ def test_both_forms_of_an_address_lead_to_it(postgres):
             assert connection.execute("SHOW listen_addresses").fetchone() == ("",)
 
 
-@pytest.mark.slow
 def test_what_was_committed_outlives_a_crash_and_the_server_leaves_nothing_behind():
     import psycopg
 
@@ -51,7 +50,6 @@ def test_what_was_committed_outlives_a_crash_and_the_server_leaves_nothing_behin
             os.kill(pid, 0)
 
 
-@pytest.mark.slow
 def test_every_commit_waits_for_a_slow_fsync():
     import psycopg
 

@@ -32,7 +32,6 @@ def directory_of(run: Path, holders: ExitStack) -> Path:
     return holders.enter_context(shared.postgres(run)).directory
 
 
-@pytest.mark.slow
 def test_workers_who_come_at_once_get_the_same_server_and_the_last_one_ends_it(tmp_path: Path) -> None:
     with ExitStack() as first, ExitStack() as second, ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda holders: directory_of(tmp_path, holders), (first, second)))
@@ -48,7 +47,6 @@ def test_workers_who_come_at_once_get_the_same_server_and_the_last_one_ends_it(t
             assert server.directory != found[0]
 
 
-@pytest.mark.slow
 def test_a_worker_that_is_killed_holds_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-c", ANOTHER_WORKER, str(tmp_path)]
     with subprocess.Popen(

@@ -1,11 +1,10 @@
 """Amounts of work: hypothesis profiles, and the repetitions of tests.
 
-Three profiles. `dev` is `make test`'s, `ci` that of `.ci/run`, `soak` that of `make test-all`; `tiers.py` loads the one
-of the tier. A test gives its number of examples for the profile `ci`, and gets a share of them with `dev` and a
-multiple with `soak`:
+Two profiles: `day` is `make test`'s, `night` that of `make test-all`; `tiers.py` loads one. A test gives its number of
+examples by day, and gets a multiple at night. What it expects must hold for any amount:
 
     @settings(max_examples=examples(150))
-    ROUNDS = amount("FUSEBACKEND_CRASH_ROUNDS", dev=5, ci=50, soak=200)
+    ROUNDS = amount("FUSEBACKEND_CRASH_ROUNDS", day=50, night=200)
 
 A variable of the environment overrides the profile:
 `FUSEBACKEND_EXAMPLES=1000 pytest tests/unit/volumes/test_volume_model.py`.
@@ -18,37 +17,34 @@ import os
 
 import hypothesis
 
-CI_EXAMPLES = 100
-"""hypothesis' own default; the other profiles are relative to it."""
-
-FEWEST_EXAMPLES = 5
+DAY_EXAMPLES = 100
+"""hypothesis' own default; the night's profile is relative to it."""
 
 # No deadline for one example: a machine that is busy is slow at some of them. No database: runs do not depend on each
 # other, and workers write no common files.
-hypothesis.settings.register_profile("dev", max_examples=20, deadline=None, database=None)
-hypothesis.settings.register_profile("ci", max_examples=CI_EXAMPLES, deadline=None, database=None)
-hypothesis.settings.register_profile("soak", max_examples=5 * CI_EXAMPLES, deadline=None, database=None)
+hypothesis.settings.register_profile("day", max_examples=DAY_EXAMPLES, deadline=None, database=None)
+hypothesis.settings.register_profile("night", max_examples=5 * DAY_EXAMPLES, deadline=None, database=None)
 
 
-_loaded = "ci"
+_loaded = "day"
 
 
 def load(profile: str) -> None:
-    """Make `profile` (`dev`, `ci` or `soak`) the one of this process."""
+    """Make `profile` (`day` or `night`) the one of this process."""
     global _loaded
     hypothesis.settings.load_profile(profile)
     _loaded = profile
 
 
 def examples(count: int) -> int:
-    """Scale `count`, the number of examples for the profile `ci`, to the present profile."""
+    """Scale `count`, the number of examples by day, to the present profile."""
     wanted = os.environ.get("FUSEBACKEND_EXAMPLES")
     if wanted is not None:
         return int(wanted)
-    return max(FEWEST_EXAMPLES, count * hypothesis.settings.get_profile(_loaded).max_examples // CI_EXAMPLES)
+    return count * hypothesis.settings.get_profile(_loaded).max_examples // DAY_EXAMPLES
 
 
-def amount(variable: str, *, dev: int, ci: int, soak: int) -> int:
+def amount(variable: str, *, day: int, night: int) -> int:
     """Return the number in the environment's `variable`; where it is not set, that of the profile."""
     wanted = os.environ.get(variable)
-    return int(wanted) if wanted is not None else {"dev": dev, "ci": ci, "soak": soak}[_loaded]
+    return int(wanted) if wanted is not None else {"day": day, "night": night}[_loaded]

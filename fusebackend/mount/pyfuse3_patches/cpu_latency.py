@@ -43,6 +43,8 @@ class CpuLatency:
 
     def __init__(self) -> None:
         self._device = -1
+        self.refused: str | None = None
+        """Why processors sleep although `open` was called, for people; None where they stay awake or it was not."""
         self._requests = 0
         self._window_s, self._before = 0.0, 0  # when it began, and after how many requests
         self._burst = trio.Event()
@@ -50,12 +52,19 @@ class CpuLatency:
     def open(self) -> None:
         """From now on, ask for it. Without effect where processors don't halt, or without the permission to ask."""
         try:
-            with open(DRIVER) as driver:
-                if driver.read().strip() != HALTING_DRIVER:
-                    return
-            self._device = os.open(DEVICE, os.O_WRONLY | os.O_CLOEXEC)  # which asks for nothing yet
+            with open(DRIVER) as file:
+                driver = file.read().strip()
+        except OSError:
+            driver = "none"
+        try:
+            if driver == HALTING_DRIVER:
+                self._device = os.open(DEVICE, os.O_WRONLY | os.O_CLOEXEC)  # which asks for nothing yet
+            else:
+                self.refused = f"the cpuidle driver here is '{driver}', and only '{HALTING_DRIVER}' gains by it"
         except OSError as error:
-            log.debug("idle processors will sleep: %s", error)
+            self.refused = f"cannot open {DEVICE}: {error.strerror}"
+        if self.refused is not None:
+            log.info("idle processors will sleep: %s", self.refused)
 
     @property
     def can_ask(self) -> bool:

@@ -780,11 +780,3 @@ def keep_sources(branch: BranchVolume, plan: Plan) -> None:
             text = f"'/{path}' can't be merged: the branch had only renamed it, and main has deleted its bytes"
             raise OSError(errno.ESTALE, text) from error
     branch.sync()
-
-
-def paths_of(steps: Iterable[Step]) -> Iterator[AgentPath]:
-    """Return the paths of main that steps change."""
-    for step in steps:
-        for path in (step.path, step.to_path if step.word in ("move", "link") else b""):
-            if path and not path.startswith(PARKED):
-                yield AgentPath("/" + to_text(path))

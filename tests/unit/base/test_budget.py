@@ -15,6 +15,7 @@ from typing import Any
 import anyio
 import pytest
 from agentface import put
+from for_each import for_each
 from seed_backends import DuckBackend
 
 from fusebackend.backends.composite import CompositeBackend
@@ -133,7 +134,7 @@ class Counted:
         return self.left < 0
 
 
-@pytest.mark.parametrize("times", [3, 10, 17, 24, 40])
+@for_each("times", [3, 10, 17, 24, 40])
 def test_a_search_that_is_called_off_keeps_what_it_has(backend: Any, times: int) -> None:
     """Whenever that is: matches of the whole answer in its order, and never half of a file's."""
     whole, files = backend.grep("needle").matches, backend.glob("*.txt").matches
@@ -160,7 +161,6 @@ def test_it_reaches_the_threads_of_the_async_verbs(backend: Any) -> None:
         assert found.truncated and listed.truncated and not found.matches and not listed.matches
 
 
-@pytest.mark.slow
 def test_a_large_file_is_given_up_half_way() -> None:
     with InMemoryBackend() as backend:
         put(backend, "/a.txt", b"needle\n")

@@ -14,6 +14,7 @@ import time
 import anyio
 import pytest
 from eventually import eventually
+from for_each import for_each
 
 from fusebackend.backends import (
     CompositeBackend,
@@ -114,7 +115,6 @@ anyio.run(main, backend=sys.argv[1])
 """
 
 
-@pytest.mark.slow
 @both
 def test_a_process_exits_after_cancelling_what_hangs(tmp_path, library):
     began = time.monotonic()
@@ -336,7 +336,7 @@ def test_a_stranger_is_awaited_in_the_asyncio_loop_that_it_belongs_to_and_on_its
 # -- signatures ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("verb", ["ls", "read", "write", "edit", "grep", "glob", "upload_files", "execute"])
+@for_each("verb", ["ls", "read", "write", "edit", "grep", "glob", "upload_files", "execute"])
 def test_twins_have_the_signatures_of_their_verbs(tmp_path, verb):
     shell = LocalShellBackend(tmp_path)
     twin, plain = getattr(shell, f"a{verb}"), getattr(shell, verb)

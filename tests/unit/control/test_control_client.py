@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from controlled import LIMIT_S, ClientOf, Listener, Raw, serving
+from for_each import for_each
 
 from fusebackend.backends import CompositeBackend, FilesystemBackend, InMemoryBackend
 from fusebackend.backends.sqlite.backend import SqliteBackend
@@ -30,6 +31,7 @@ class TestConformance(BackendConformance):
             yield client
 
 
+@pytest.mark.configuration
 class TestConformanceAsRoute(BackendConformance):
     """A client is a backend, so it can be a route: here of a composite that is asked below its prefix' place."""
 
@@ -80,7 +82,6 @@ class TestVerbs:
         assert client.ls(7).error
         assert client.upload_files([("/x", "text")])[0].error == "content must be bytes, not str"
 
-    @pytest.mark.slow
     def test_large_files_travel_in_pieces(self, client, files):
         content = os.urandom(1 << 20) * 70
         answers = client.upload_files([("/small", b"1"), ("/large", content), ("/last", b"2")])
@@ -231,7 +232,6 @@ class TestVerbs:
         client.delete("/async")
         anyio.run(self._async_reads, client, backend="asyncio")
 
-    @pytest.mark.slow
     def test_many_threads(self, client):
         failures = []
 
@@ -280,7 +280,7 @@ class TestLostServer:
             assert "nobody knows" in client.write("/x", "1").error
         assert [line["method"] for line in listener.lines] == ["write"]
 
-    @pytest.mark.parametrize(
+    @for_each(
         "answer",
         [
             {"id": 1, "result": {"file_data": 7}},
@@ -353,7 +353,6 @@ class TestLostServer:
             connection.close()
         assert client.send("/large", [b"1" * 100]).error is None
 
-    @pytest.mark.slow
     def test_a_piece_of_any_size(self, client, files):
         content = bytes(range(256)) * (80 << 12)
         assert client.send("/large", [content]).error is None
@@ -427,8 +426,8 @@ class TestWatch:
         assert client.ls("/").error is None
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "memory", "dir"])
-@pytest.mark.parametrize("search", [{"pattern": "needle"}, {"pattern": "zz"}, {"pattern": "needle", "stream": True}])
+@for_each("kind", ["sqlite", "memory", "dir"])
+@for_each("search", [{"pattern": "needle"}, {"pattern": "zz"}, {"pattern": "needle", "stream": True}])
 def test_a_search_that_is_cancelled_ends_at_once(tmp_path, kind, search):
     (tmp_path / "files").mkdir()
     backends = {

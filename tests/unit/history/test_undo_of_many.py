@@ -18,10 +18,10 @@ from fusebackend.protocol import RENAME_EXCHANGE
 AGENTS = 10
 STEPS = 25
 RUNS = {
-    "memory": amount("UNDO_RUNS", dev=30, ci=100, soak=350),
-    "sqlite": amount("UNDO_RUNS", dev=15, ci=50, soak=150),
+    "memory": amount("UNDO_RUNS", day=100, night=350),
+    "sqlite": amount("UNDO_RUNS", day=50, night=150),
 }
-"""Together 500 with --tier all."""
+"""Together 500 at night."""
 
 
 @pytest.fixture(params=["memory", "sqlite"])

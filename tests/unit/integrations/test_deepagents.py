@@ -11,6 +11,7 @@ from pathlib import Path
 import anyio
 import mounts
 import pytest
+from for_each import for_each
 
 pytest.importorskip("deepagents")
 
@@ -204,8 +205,8 @@ RESULTS = {
 }
 
 
-@pytest.mark.parametrize("verb", RESULTS)
-def test_bad_input_never_raises(any_backend, verb, caplog):
+@for_each("verb", RESULTS)
+def test_bad_input_never_raises(any_backend, verb):
     made = export(any_backend)
     if not hasattr(made, verb):
         pytest.skip("can't")
@@ -400,6 +401,7 @@ def test_ours_are_routes_of_their_composite_and_come_back_as_themselves():
 # -- adopt -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.configuration
 class TestAdoptedFilesystem(BackendConformance):
     """deepagents' own FilesystemBackend, by the rules of ours but where it decides otherwise."""
 
@@ -417,6 +419,7 @@ class TestAdoptedFilesystem(BackendConformance):
         assert b.delete("/none.txt").error == "Error: '/none.txt' not found"
 
 
+@pytest.mark.configuration
 class TestAdoptedState(BackendConformance):
     """And its StateBackend, where a path is a key, and a key may be above another."""
 
@@ -575,7 +578,6 @@ def test_theirs_by_a_python_url():
     assert "one" in adopt(backend).read("/a.txt")
 
 
-@pytest.mark.slow
 @pytest.mark.mounted
 def test_theirs_on_a_mount(serve):
     server = serve("python:their_backends:make", routes={"/ours": "memory:"})
@@ -587,7 +589,6 @@ def test_theirs_on_a_mount(serve):
     assert (server.path / "ours" / "a.txt").read_text() == "one\n" and not (server.path / "a.txt").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.mounted
 def test_theirs_by_the_python_api(tmp_path):
     mounts.require()
@@ -606,7 +607,6 @@ with fusebackend.mount(their_backends.make(), sys.argv[1]) as files:
     assert (done.returncode, done.stdout) == (0, "from the kernel one\n\n"), done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.mounted
 def test_a_graphs_state_on_a_mount_is_one_clear_line(tmp_path):
     mounts.require()

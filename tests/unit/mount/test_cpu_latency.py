@@ -118,6 +118,9 @@ def test_on_other_machines_nothing_is_asked_for(device: Device, clock: Clock, dr
         awake.served(BURST_REQUESTS)
     awake.close()
     assert not awake.can_ask
+    assert (
+        awake.refused == f"the cpuidle driver here is '{(driver or 'none').strip()}', and only 'haltpoll' gains by it"
+    )
     assert device.asked() == []
 
 
@@ -127,13 +130,15 @@ def test_who_may_not_ask_is_served_as_well(device: Device, monkeypatch: pytest.M
     awake.open()
     awake.served(BURST_REQUESTS)
     assert not awake.can_ask
+    assert awake.refused == f"cannot open {device.path}/none: Not a directory"
     awake.close()
 
 
 @pytest.mark.mounted
 def test_a_mount_leaves_them_alone(serve: Serve) -> None:
     path = serve("memory:").path
-    assert json.loads(os.getxattr(path, "user.fusebackend.status"))["idle"] == "sleep"
+    status = json.loads(os.getxattr(path, "user.fusebackend.status"))
+    assert status["idle"] == "sleep" and "idle_refused" not in status
 
 
 @pytest.mark.mounted
@@ -144,4 +149,6 @@ def test_a_mount_of_root_in_a_virtual_machine_asks_with_the_option(serve: Serve)
     except OSError:
         asks = False
     path = serve("memory:", options=["idle=poll"]).path
-    assert json.loads(os.getxattr(path, "user.fusebackend.status"))["idle"] == ("poll" if asks else "sleep")
+    status = json.loads(os.getxattr(path, "user.fusebackend.status"))
+    assert status["idle"] == ("poll" if asks else "sleep")
+    assert ("idle_refused" in status) is not asks

@@ -17,10 +17,10 @@ import fusebackend
 from fusebackend.control.client.client import Client
 
 SCRIPT = Path(__file__).with_name("branch_killed.py")
-EVERY = amount("FUSEBACKEND_BRANCH_KILLS_EVERY", dev=17, ci=7, soak=1)
+EVERY = amount("FUSEBACKEND_BRANCH_KILLS_EVERY", day=7, night=1)
 """Each step of so many is a kill: 1 takes several minutes."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
 
 CONFIG = """
 default = "sqlite:agent.db"

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import served
 from eventually import eventually
+from for_each import for_each
 
 import fusebackend
 from fusebackend.control import rendezvous
@@ -37,7 +38,7 @@ def can_unshare() -> bool:
     return subprocess.run([*served.WITHOUT_FUSE, "true"], capture_output=True).returncode == 0
 
 
-pytestmark = pytest.mark.skipif(not can_unshare(), reason="no mount namespace for this user")
+pytestmark = pytest.mark.skipif(not can_unshare(), reason="only root has a mount namespace of its own here")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -245,7 +246,7 @@ def test_a_client_outlives_its_server_and_finds_the_next(tmp_path: Path) -> None
 
 
 class TestMessages:
-    @pytest.mark.parametrize(
+    @for_each(
         ("words", "says"),
         [
             ([], "give --config FILE, or --default URL"),

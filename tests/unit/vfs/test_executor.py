@@ -513,7 +513,6 @@ def test_the_last_words_are_said_to_a_volume_that_is_down_and_end_at_the_deadlin
     assert said[1:] == [threading.get_ident()]
 
 
-@pytest.mark.slow
 def test_the_last_words_may_take_as_long_as_files_are_stored():
     volume = Storing()
     route_executor = RouteExecutor(True, deadline_s=0.3, volume=volume)

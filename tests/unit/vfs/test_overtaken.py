@@ -12,6 +12,7 @@ import pyfuse3
 import pytest
 from eventually import eventually
 from fakekernel import FakeKernel
+from for_each import for_each
 from onloop import run
 
 from fusebackend.backends.memory import InMemoryVolume
@@ -211,7 +212,7 @@ def test_a_node_that_was_looked_up_again_while_its_forgetting_waited_is_kept(
     assert forgotten == [node_of(inode)]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("flags", "mode", "passes"),
     [
         (os.O_WRONLY | os.O_CREAT, 0o644, True),

@@ -309,7 +309,6 @@ def test_reading_in_a_race(race, backend):
     assert good, "the race was never won by the reader, so nothing was tried"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("ripgrep", [True, False])
 def test_searching_in_a_race(race, backend, monkeypatch, ripgrep):
     if ripgrep and shutil.which("rg") is None:

@@ -10,6 +10,7 @@ import threading
 import time
 
 import pytest
+from for_each import for_each
 
 from fusebackend.backends.directory.backend import LocalShellBackend
 from fusebackend.protocol import Change, SandboxBackendProtocol
@@ -38,7 +39,7 @@ def gone(pid: int, within_s: float = 10.0) -> bool:
 # -- output ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("command", "output", "code"),
     [
         ("echo hello", "hello\n", 0),
@@ -75,7 +76,7 @@ def test_a_command_may_have_changed_anything(shell):
     assert changes == [Change()]
 
 
-@pytest.mark.parametrize("command", ["", "  \n", None, 5])
+@for_each("command", ["", "  \n", None, 5])
 def test_no_command(shell, command):
     response = shell.execute(command)
     assert response.output.startswith("Error: ")
@@ -105,7 +106,6 @@ def test_output_is_cut_at_its_limit(tmp_path):
         assert shell.execute("printf '123456789ü'").output == "123456789\n\n... Output truncated at 10 bytes."
 
 
-@pytest.mark.slow
 def test_a_flood_does_not_fill_the_memory(tmp_path):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with LocalShellBackend(tmp_path, max_output_bytes=1000) as shell:
@@ -128,7 +128,6 @@ def test_a_time_out_ends_the_whole_group(tmp_path):
     assert all(gone(pid) for pid in pids)
 
 
-@pytest.mark.slow
 def test_a_time_out_for_one_command(shell):
     begin = time.monotonic()
     response = shell.execute("yes", timeout=1)

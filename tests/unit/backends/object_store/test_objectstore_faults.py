@@ -25,7 +25,6 @@ def proxied(moto):
         yield found
 
 
-@pytest.mark.slow
 def test_a_full_bucket_is_enospc_and_loses_nothing(proxied):
     proxy, bucket = proxied
     with S3Backend(bucket.name, **bucket.options()) as backend:
@@ -47,7 +46,6 @@ def test_a_full_bucket_is_enospc_and_loses_nothing(proxied):
         assert bucket.get("new") == b"does not fit"
 
 
-@pytest.mark.slow
 def test_errors_of_the_service_are_errors_and_are_over_when_it_is_well(proxied):
     proxy, bucket = proxied
     with S3Backend(bucket.name, ttl=0.0, **bucket.options()) as backend:
@@ -65,7 +63,6 @@ def test_errors_of_the_service_are_errors_and_are_over_when_it_is_well(proxied):
     assert [key for key in bucket.all_keys() if "renames" in key] == []
 
 
-@pytest.mark.slow
 def test_kill_9_of_the_service_under_use_and_restart():
     with seaweedfs_service.running() as server, server.bucket() as bucket:
         with S3Backend(bucket.name, **bucket.options()) as backend:

@@ -136,7 +136,6 @@ CALLS: dict[str, Callable[[S3Backend], object]] = {
 
 
 @pytest.mark.services
-@pytest.mark.slow
 @pytest.mark.parametrize("refusal", REFUSALS, ids=["503", "429"])
 @pytest.mark.parametrize("call", CALLS)
 def test_a_throttled_call_waits_and_succeeds(bucket, caplog, call: str, refusal: tuple[int, str]) -> None:
@@ -153,7 +152,6 @@ def test_a_throttled_call_waits_and_succeeds(bucket, caplog, call: str, refusal:
 
 
 @pytest.mark.services
-@pytest.mark.slow
 def test_a_service_that_goes_on_refusing_is_a_time_out(bucket, monkeypatch, caplog) -> None:
     monkeypatch.setattr(throttling, "PATIENCE_S", 0.5)
     proxy, at = bucket
@@ -170,7 +168,6 @@ def test_a_service_that_goes_on_refusing_is_a_time_out(bucket, monkeypatch, capl
 
 
 @pytest.mark.services
-@pytest.mark.slow
 def test_a_listing_that_is_refused_in_the_middle_goes_on_after_its_last_key(bucket) -> None:
     proxy, at = bucket
     with S3Backend(at.name, **at.options()) as backend:
@@ -206,7 +203,6 @@ def visit(volume: ObjectStoreVolume) -> None:
 
 
 @pytest.mark.services
-@pytest.mark.slow
 def test_an_idle_hour_costs_nothing_and_ends_without_a_storm(moto) -> None:
     with failing_bucket(moto) as (proxy, at), S3Backend(at.name, **at.options()) as maker:
         for directory in range(DIRECTORIES):

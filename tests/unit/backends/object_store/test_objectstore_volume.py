@@ -318,7 +318,6 @@ def test_an_open_file_that_others_replace_is_stale_and_no_mixture(store, volume)
 # -- keys ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.services
 def test_keys_that_are_no_paths_never_end_a_listing(flat_bucket):
     for key in ("t/ok", "t/a//b", "t/a/fine", "t//lead", "t/d/../x", "t/d/./y", "t/d/fine", "t/both", "t/both/below",
@@ -341,7 +340,6 @@ def test_keys_that_are_no_paths_never_end_a_listing(flat_bucket):
     assert flat_bucket.get("t/a//b") == b"t/a//b"
 
 
-@pytest.mark.slow
 def test_a_flat_bucket_of_ten_thousand_keys_is_listed_and_asked_for_single_names(store, monkeypatch):
     for number in range(10_000):
         store.put(f"key-{number:05}", b"")

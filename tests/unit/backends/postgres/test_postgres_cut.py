@@ -132,7 +132,6 @@ def database(postgres: Postgres) -> Iterator[str]:
         yield dsn
 
 
-@pytest.mark.slow
 def test_connections_may_be_cut_at_any_moment(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     volumes = [PostgresVolume(database, "cut") for _ in range(2)]
     held = volumes[0].create(ROOT_NODE, b"held", 0o644, os.O_RDWR, ME).node

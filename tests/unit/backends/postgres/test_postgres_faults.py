@@ -57,7 +57,6 @@ def eventually(call: Callable[[], object]) -> None:
             assert time.monotonic() < deadline, f"it does not work again: {error}"
 
 
-@pytest.mark.slow
 def test_nothing_that_was_fsynced_is_lost_when_the_server_crashes(server: Server, volume: PostgresVolume) -> None:
     """And what was written last is kept as a prefix of what was done, whatever of it was on the disk."""
     for attempt in range(3):
@@ -82,7 +81,6 @@ def test_nothing_that_was_fsynced_is_lost_when_the_server_crashes(server: Server
         volume.release(node, os.O_RDWR)
 
 
-@pytest.mark.slow
 def test_numbers_are_never_given_twice_though_the_server_forgets(server: Server, volume: PostgresVolume) -> None:
     seen: set[int] = set()
     versions: set[int] = set()
@@ -98,7 +96,6 @@ def test_numbers_are_never_given_twice_though_the_server_forgets(server: Server,
         eventually(lambda: volume.getattr(ROOT_NODE))
 
 
-@pytest.mark.slow
 def test_a_server_that_is_away_is_an_error_within_a_bound(
     server: Server, volume: PostgresVolume, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,7 +123,6 @@ def test_a_server_that_is_away_is_an_error_within_a_bound(
     volume.release(node, os.O_RDWR)
 
 
-@pytest.mark.slow
 def test_after_a_long_absence_the_server_is_asked_at_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres, "PATIENCE_S", 0.5)
     volume = PostgresVolume(server.dsn(), "absence")
@@ -284,7 +280,6 @@ def take_all_numbers(volume: PostgresVolume) -> None:
         pass
 
 
-@pytest.mark.slow
 def test_new_numbers_are_not_waited_for_without_end(network: Stall, monkeypatch: pytest.MonkeyPatch) -> None:
     """They come by the session's own connection."""
     volume = PostgresVolume(behind(network), "numbers")

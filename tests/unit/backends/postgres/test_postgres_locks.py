@@ -39,8 +39,8 @@ Hosts = list[PostgresBackend]
 
 
 def rounds(number: int) -> int:
-    """How often a load is repeated: so often in the quick tier."""
-    return number * amount("LOCK_ROUNDS", dev=1, ci=2, soak=20)
+    """How often a load is repeated: tens of times more at night."""
+    return number * amount("LOCK_ROUNDS", day=2, night=20)
 
 
 @pytest.fixture(scope="module")
@@ -394,7 +394,6 @@ def test_no_edit_of_one_file_by_many_is_lost(hosts: Hosts) -> None:
     assert check_of(hosts[0]) == []
 
 
-@pytest.mark.slow
 def test_directories_move_while_files_are_made_in_them(hosts: Hosts, postgres: Postgres) -> None:
     """Every file that a host was told of is there once, with its bytes; and nothing waited for a deadlock's end."""
     before = postgres.log_text.count("deadlock detected")

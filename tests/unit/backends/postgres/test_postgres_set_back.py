@@ -20,7 +20,7 @@ from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.protocol import ROOT_NODE, Caller, Change
 from fusebackend.trees.lower_tree import NODE_BITS
 
-pytestmark = [pytest.mark.services, pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.services, pytest.mark.timeout(120)]
 
 ME = Caller(1000, 1000)
 LIMIT_S = 60.0

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.services
 
 ME = Caller(0, 0)
 HOSTS = 2
-KILLS = amount("FUSEBACKEND_SNAPSHOT_KILLS", dev=6, ci=40, soak=200)
+KILLS = amount("FUSEBACKEND_SNAPSHOT_KILLS", day=40, night=200)
 MOST = 6
 """Snapshots at a time."""
 
@@ -128,7 +128,6 @@ def of_one_moment(snapshot: Volume) -> None:
         assert first - second in (0, 1), f"d{which} has round {first} in a and {second} in b"
 
 
-@pytest.mark.slow
 def test_hosts_are_killed_while_snapshots_are_taken_and_deleted(postgres: Postgres) -> None:
     chance = random.Random(3)
     copies: dict[str, dict[bytes, Copied]] = {}

@@ -14,7 +14,7 @@ from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.databases import postgres
 from fusebackend.protocol import ROOT_NODE, Caller
 
-pytestmark = [pytest.mark.services, pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.services, pytest.mark.timeout(120)]
 
 ME = Caller(1000, 1000)
 LIMIT_S = 60.0

@@ -18,7 +18,7 @@ from fusebackend.backends.postgres import unsynced
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.protocol import ROOT_NODE, Caller
 
-pytestmark = [pytest.mark.services, pytest.mark.slow]
+pytestmark = pytest.mark.services
 
 ME = Caller(1000, 1000)
 LIMIT_S = 60.0
@@ -245,7 +245,7 @@ def test_nothing_that_was_fsynced_is_lost_and_every_loss_is_told(
     threads = [threading.Thread(target=count, args=(number,), daemon=True) for number in range(4)]
     for thread in threads:
         thread.start()
-    for _ in range(amount("CRASHES", dev=2, ci=5, soak=100)):
+    for _ in range(amount("CRASHES", day=5, night=100)):
         time.sleep(0.3)
         server.crash()
         confirmed = list(synced)

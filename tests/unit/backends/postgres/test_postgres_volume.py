@@ -303,7 +303,6 @@ def test_times_never_go_back_though_the_clock_of_a_host_does(
 # -- nodes without a name ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_what_is_open_elsewhere_outlives_its_name(one: Host, two: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "GRACE_S", 3)
     monkeypatch.setattr(session, "PERIOD_S", 0.2)
@@ -319,7 +318,6 @@ def test_what_is_open_elsewhere_outlives_its_name(one: Host, two: Host, monkeypa
     eventually(lambda: rows_of(one, node) == [0, 0, 0, 0])
 
 
-@pytest.mark.slow
 def test_what_a_dead_host_had_open_is_freed(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "PERIOD_S", 0.2)
     monkeypatch.setattr(session, "GRACE_S", 1.0)

@@ -80,7 +80,6 @@ def test_its_labels_say_whose_it_is_and_its_init_collects_processes(engine):
         assert backend.execute("(sleep 0.1 & exec true) & wait; sleep 0.5; ps -o stat").output.count("Z") == 0
 
 
-@pytest.mark.slow
 def test_an_image_with_an_entrypoint_of_its_own(engine):
     with contextlib.closing(engine.client()) as client, engine.container() as container:
         container.commit(
@@ -104,7 +103,6 @@ def test_an_image_with_an_entrypoint_of_its_own(engine):
             client.images.remove("fusebackend-test:odd", force=True)
 
 
-@pytest.mark.slow
 def test_a_container_that_is_gone_is_told_and_followed_by_another(engine):
     with started(engine) as backend, contextlib.closing(engine.client()) as client:
         backend.write("/a.txt", "x")
@@ -118,7 +116,6 @@ def test_a_container_that_is_gone_is_told_and_followed_by_another(engine):
         assert backend.container.id != first
 
 
-@pytest.mark.slow
 def test_one_that_is_killed_in_the_middle_of_a_command(engine):
     with started(engine) as backend, contextlib.closing(engine.client()) as client:
         backend.write("/a.txt", "x")
@@ -148,7 +145,6 @@ def test_somebody_elses_container_is_left_alone(engine):
         assert container.status == "running"
 
 
-@pytest.mark.slow
 def test_it_may_stop_and_start_again(engine):
     with engine.container() as container, DockerBackend(container=container.name, base_url=engine.url) as backend:
         backend.write("/a.txt", "kept")
@@ -161,7 +157,6 @@ def test_it_may_stop_and_start_again(engine):
         assert "kept" in backend.read("/a.txt")
 
 
-@pytest.mark.slow
 def test_a_container_that_is_paused_is_told(engine):
     with engine.container() as container, DockerBackend(container=container.name, base_url=engine.url) as backend:
         backend.script_timeout_s = 1.0
@@ -216,7 +211,6 @@ def test_no_such_image_and_no_such_container(engine, monkeypatch):
 
 
 # The SDK leaves a socket open that it could not connect.
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_engine_that_ends_and_is_there_again(tmp_path):
     with docker_service.running() as engine, started(engine) as backend:
@@ -297,7 +291,6 @@ def server(engine, seconds: float):
             process.kill()
 
 
-@pytest.mark.slow
 def test_a_killed_servers_container_goes_when_the_next_one_starts(engine):
     with server(engine, 600) as (living, theirs), server(engine, 600) as (killed, left):
         killed.send_signal(signal.SIGKILL)

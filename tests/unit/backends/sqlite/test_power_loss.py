@@ -30,7 +30,7 @@ from fusebackend.protocol import ROOT_NODE, Volume
 
 HOME = Path(__file__).parents[3] / "support"
 STEPS = 150
-POINTS = amount("FUSEBACKEND_CRASH_POINTS", dev=15, ci=40, soak=400)
+POINTS = amount("FUSEBACKEND_CRASH_POINTS", day=40, night=400)
 POINTS_PER_RUN = 100
 
 

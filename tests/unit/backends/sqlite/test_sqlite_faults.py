@@ -258,7 +258,6 @@ def change_something(volume: SqliteVolume, chance: random.Random) -> None:
         ), error  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_whenever_the_server_is_killed_the_file_is_a_moment_of_the_past(
     volume: SqliteVolume, path: Path, seed: int, monkeypatch: pytest.MonkeyPatch

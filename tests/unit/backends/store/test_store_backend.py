@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import stores
+from for_each import for_each
 from langgraph.store.memory import InMemoryStore
 from langgraph.store.sqlite import SqliteStore
 
@@ -93,7 +94,7 @@ def test_the_namespace_is_asked_at_every_verb():
     assert backend.items is backend.items
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("namespace", "message"),
     [
         ((), "The namespace is empty; give at least one label"),
@@ -269,9 +270,7 @@ def test_the_seeds_format_is_written_on_request(store):
         assert get(backend, "/a") == b"\xff"
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"\x00\xff", b"nul \0 in text", b"\r\n", "\ufeffbom".encode(), b"no newline", b"\n"]
-)
+@for_each("data", [b"", b"\x00\xff", b"nul \0 in text", b"\r\n", "\ufeffbom".encode(), b"no newline", b"\n"])
 def test_bytes_are_exact(store, backend, data):
     backend.upload_files([("/f", data)])
     assert get(backend, "/f") == data
@@ -296,7 +295,7 @@ FOREIGN = {
 }
 
 
-@pytest.mark.parametrize("name", FOREIGN)
+@for_each("name", FOREIGN)
 def test_a_value_that_is_no_file_is_json_and_can_be_read_only(store, backend, name):
     value = FOREIGN[name]
     store.put(NS, f"/{name}", value)
@@ -318,6 +317,8 @@ def test_a_value_that_is_no_file_is_json_and_can_be_read_only(store, backend, na
     backend.write("/dir/file", "x")
     assert backend.move("/dir/file", f"/{name}").error
     assert store.get(NS, f"/{name}").value == value
+    store.delete(NS, f"/{name}")
+    assert backend.delete("/dir").error is None
 
 
 def test_values_are_searched_as_they_are_shown(store, backend):
@@ -350,7 +351,7 @@ NO_TEXTS = {
 }
 
 
-@pytest.mark.parametrize("name", TEXTS)
+@for_each("name", TEXTS)
 def test_a_long_text_has_a_file_of_its_own(store, backend, name):
     store.put(NS, f"/{name}", TEXTS[name])
     content = next(text for text in _texts(TEXTS[name]) if len(text) > 200 or "\n" in text)
@@ -380,6 +381,8 @@ def test_a_long_text_has_a_file_of_its_own(store, backend, name):
     assert [info["path"] for info in backend.ls("/").entries] == [f"/{name}.json"]
     assert backend.read(path).error == f"File '{path}' not found"
     assert backend.write(path, "now a file").error is None
+    for key in (f"/{name}", path):
+        store.delete(NS, key)
 
 
 def _texts(value):
@@ -390,11 +393,12 @@ def _texts(value):
             yield from _texts(child)
 
 
-@pytest.mark.parametrize("name", NO_TEXTS)
+@for_each("name", NO_TEXTS)
 def test_a_value_that_is_not_one_long_text_is_json_alone(store, backend, name):
     store.put(NS, f"/{name}", NO_TEXTS[name])
     assert [info["path"] for info in backend.ls("/").entries] == [f"/{name}.json"]
     assert backend.read(f"/{name}.md").error == f"File '/{name}.md' not found"
+    store.delete(NS, f"/{name}")
 
 
 def test_json_has_sorted_keys(store, backend):
@@ -448,7 +452,6 @@ def test_values_that_only_memory_can_hold_are_shown():
     assert backend.edit("/good", "good", "better").error is None
 
 
-@pytest.mark.slow
 def test_a_value_of_a_hundred_megabytes_is_shown(store, backend):
     content = "0123456789\n" * 10_000_000
     store.put(NS, "/large", {"text": content})
@@ -474,8 +477,8 @@ def test_what_is_no_json_in_the_table_is_shown_as_it_is(tmp_path):
             assert backend.upload_files([("/odd.json", b"")])[0].error == "permission_denied"
 
 
-@pytest.mark.parametrize("key", ["x'ff00'", "x''", "x'2f61'", "7", "CAST(x'2fff' AS TEXT)", "NULL"])
-@pytest.mark.parametrize("value", ['\'{"content": "x"}\'', "NULL", "7", "x'ff'"])
+@for_each("key", ["x'ff00'", "x''", "x'2f61'", "7", "CAST(x'2fff' AS TEXT)", "NULL"])
+@for_each("value", ['\'{"content": "x"}\'', "NULL", "7", "x'ff'"])
 def test_an_odd_row_harms_no_other_key(tmp_path, key, value):
     with SqliteStore.from_conn_string(str(tmp_path / "x.db")) as store:
         store.setup()
@@ -828,7 +831,7 @@ def test_a_url_opens_postgres(postgres, tmp_path):
             open_backend(f"store+postgres:{dsn}")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("url", "message"),
     [
         ("store+sqlite:?ns=a", "is incomplete; write store+sqlite:PATH?ns=NAMESPACE"),

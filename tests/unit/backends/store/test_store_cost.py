@@ -8,6 +8,7 @@ import time
 
 import pytest
 import stores
+from for_each import for_each
 from langgraph.store.base import PutOp
 from langgraph.store.memory import InMemoryStore
 
@@ -136,7 +137,7 @@ def test_the_lookups_of_a_mount_list_a_directory_once(store, monkeypatch):
         assert sorted(listed) == ["/", "/dir00000", "/dir00001", "/dir00002"]
 
 
-@pytest.mark.parametrize("verb", ["ls", "glob", "grep", "read", "write", "delete", "move", "upload_files"])
+@for_each("verb", ["ls", "glob", "grep", "read", "write", "delete", "move", "upload_files"])
 def test_another_store_is_searched_once_for_a_verb(verb):
     searched = []
 
@@ -188,7 +189,6 @@ def test_a_search_that_others_disturb_misses_nothing_that_stays():
     assert {info["path"] for info in entries} >= {f"/kept{number:04}" for number in range(1000)}
 
 
-@pytest.mark.slow
 def test_a_store_in_memory_is_listed_while_others_change_it():
     """LangGraph's own `search` raises then: it runs through the dict that they change."""
     store = InMemoryStore()
@@ -215,7 +215,6 @@ def test_a_store_in_memory_is_listed_while_others_change_it():
 
 
 @pytest.mark.alone
-@pytest.mark.slow
 @pytest.mark.parametrize("directory", ["/dir00000", "/dir02500", "/dir04999"])
 def test_a_directory_of_twenty_among_a_hundred_thousand_keys_takes_no_time(large, directory):
     large.ls("/")

@@ -15,6 +15,7 @@ from typing import Any
 import graphs
 import pytest
 import threadcases
+from for_each import for_each
 from graphs import say, thread, use, user, write
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -211,7 +212,7 @@ def test_other_channels_are_in_the_state(b: Bench) -> None:
     assert state["next"] == []
 
 
-@pytest.mark.parametrize("story", threadcases.STORIES, ids=[story.__name__ for story in threadcases.STORIES])
+@for_each("story", threadcases.STORIES, ids=[story.__name__ for story in threadcases.STORIES])
 def test_what_is_next_is_what_langgraph_says(tmp_path: Path, story: Any) -> None:
     with bench("sqlite", str(tmp_path / "threads.db")) as b:
         agent = story(b.saver)
@@ -264,7 +265,6 @@ def test_without_the_extra_the_command_line_says_what_is_missing(tmp_path: Path)
     assert len(done.stdout.splitlines()) == 2
 
 
-@pytest.mark.slow
 def test_nodes_are_stable_while_they_are_held(b: Bench) -> None:
     threadcases.snapshots(b.saver)
     volume = b.backend.volume
@@ -285,7 +285,6 @@ def test_nodes_are_stable_while_they_are_held(b: Bench) -> None:
     volume.forget(held.values())
 
 
-@pytest.mark.slow
 def test_what_nobody_holds_is_let_go_of(b: Bench) -> None:
     import gc
 

@@ -1,0 +1,321 @@
+"""`DockerExec`: a program in a container, by the engine's `exec`. To start one takes some seventy milliseconds.
+
+The output comes over one socket, in frames that tell stdout from stderr. An agent's command begins with a line of ours,
+the number of its process: the runtime gives each `exec` a session of its own (`setsid` in runc's nsexec.c), so that
+number finds everything that the command has started, when it is to be killed.
+
+A command may leave processes that go on printing, so the end of the stream says nothing. Both streams have a
+random mark after its last byte, on stdout with its exit code; what comes later is dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import struct
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from fusebackend.backends.sandbox.docker_engine import engine_errors
+from fusebackend.backends.sandbox.script_answers import failure
+from fusebackend.backends.sandbox.scripts import LIBRARY, SETTINGS, Script, nonce
+from fusebackend.base.errors import oserror
+from fusebackend.linux.command import End, Kept, OnOutput, response
+from fusebackend.protocol import ExecuteResponse
+
+STDOUT, STDERR = 1, 2
+HEADER = struct.Struct(">BxxxL")
+PIECE_BYTES = 256 << 10
+
+KILL_S = 10.0
+"""How long the end of a command that was killed is waited for."""
+
+KILL_AGAIN_S = 0.5
+"""How often it is killed again until then: it may have started others meanwhile."""
+
+LOOK_S = 0.05
+"""How often a command that may be stopped from outside is looked at."""
+
+SEND_S = 60.0
+"""How long nothing may move while a file is sent."""
+
+ANSWER_BYTES = 2 << 30
+"""The longest answer to a script."""
+
+RUN: Final = r"""
+fb_run() {
+  echo $$
+  (cd "$2" && exec sh -c "$3") </dev/null
+  fb_status=$?
+  printf '\001%s %s\n' "$1" $fb_status
+  printf '\001%s\n' "$1" >&2
+}
+"""
+"""Runs a command, the third argument, in a directory, the second, and ends its output with a mark, the first."""
+
+KILL: Final = r"""
+# Everything in the session of a process, until there is nothing left.
+fb_kill() {
+  fb_c=$1 fb_n=0 fb_some=1
+  while [ -n "$fb_some" ] && [ $fb_n -lt 50 ]; do
+    fb_some= fb_n=$((fb_n + 1))
+    for fb_f in /proc/[0-9]*; do
+      fb_line=
+      while IFS= read -r fb_x; do fb_line=$fb_line$fb_x; done <"$fb_f/stat"
+      fb_line=${fb_line##*) }
+      set -- $fb_line
+      if [ "${4-}" = "$fb_c" ] && [ "$1" != Z ] && [ "$1" != X ]; then kill -9 "${fb_f#/proc/}"; fb_some=1; fi
+    done
+  done 2>/dev/null
+  echo ok
+}
+"""
+
+
+class DockerExec:
+    """See the module's docstring.
+
+    Args:
+        api: the SDK's low-level client.
+        container: id of a container that runs.
+        words: the program and its arguments.
+    """
+
+    def __init__(self, api: Any, container: str, words: list[str]) -> None:
+        with engine_errors():
+            made = api.exec_create(container, words, stdin=True)
+            self._stream = api.exec_start(made["Id"], socket=True)
+        self._socket: socket.socket = getattr(self._stream, "_sock", self._stream)
+        self._read = bytearray()  # bytes that have come, and are not used yet
+        self._left = 0  # bytes of the frame that has begun
+        self._kind = STDOUT
+
+    def __enter__(self) -> DockerExec:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of it. It goes on until it is done."""
+        # The HTTP response first: from Python 3.13 on its finalizer flushes, an error once its socket is closed.
+        for part in (getattr(self._stream, "_response", None), self._socket, self._stream):
+            with contextlib.suppress(OSError):
+                if part is not None:
+                    part.close()
+
+    def send(self, data: bytes, timeout_s: float) -> None:
+        """Give it all its input."""
+        self._socket.settimeout(timeout_s)
+        view = memoryview(data)
+        try:
+            for start in range(0, len(view), PIECE_BYTES):
+                self._socket.sendall(view[start : start + PIECE_BYTES])
+            self._socket.shutdown(socket.SHUT_WR)
+        except TimeoutError:
+            raise TimeoutError(errno.ETIMEDOUT, "The container's shell does not read") from None
+
+    def receive(self, deadline: float) -> tuple[int, bytes]:
+        """The next piece of output, which is empty at the end. TimeoutError at the deadline (monotonic)."""
+        while self._left == 0:
+            while len(self._read) < HEADER.size:
+                if not self._fill(deadline):
+                    return STDOUT, b""
+            self._kind, self._left = HEADER.unpack_from(self._read)
+            del self._read[: HEADER.size]
+        if not self._read and not self._fill(deadline):
+            return STDOUT, b""
+        piece = bytes(self._read[: self._left])
+        del self._read[: len(piece)]
+        self._left -= len(piece)
+        return self._kind, piece
+
+    def _fill(self, deadline: float) -> bool:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise oserror(errno.ETIMEDOUT)
+        self._socket.settimeout(left_s)
+        piece = self._socket.recv(PIECE_BYTES)
+        self._read += piece
+        return bool(piece)
+
+
+def _fed(api: Any, container: str, text: str) -> DockerExec:
+    """A shell that runs this text."""
+    data = text.encode("utf-8", "surrogateescape")
+    shell = DockerExec(api, container, ["sh"])
+    try:
+        shell.send(data, KILL_S)
+    except BaseException:
+        shell.close()
+        raise
+    return shell
+
+
+def _gone() -> OSError:
+    return OSError(errno.ECONNRESET, "The container's shell has ended")
+
+
+def ask(api: Any, container: str, script: Script, deadline: float) -> tuple[bytes, bool]:
+    """The answer to a script, and whether it is whole: not if `deadline` (monotonic) has come.
+
+    Raises:
+        OSError: the container or its shell is gone.
+    """
+    end = f"\n{nonce()}\n".encode()
+    text = f"{LIBRARY}{KILL}( {SETTINGS}{script.text}\n) 2>/dev/null </dev/null; printf '\\n%s\\n' {end.decode()[1:]}"
+    answer = bytearray()
+    with _fed(api, container, text) as shell:
+        while not answer.endswith(end):
+            try:
+                kind, piece = shell.receive(deadline)
+            except TimeoutError:
+                return bytes(answer), False
+            if not piece:
+                raise _gone()
+            if kind == STDOUT:
+                answer += piece
+            if len(answer) > ANSWER_BYTES:
+                raise oserror(errno.EFBIG)
+    return bytes(answer[: -len(end)]), True
+
+
+def run(
+    api: Any,
+    container: str,
+    command: str,
+    directory: str,
+    timeout_s: float,
+    max_bytes: int,
+    kill: Callable[[str], None],
+    *,
+    on_output: OnOutput | None = None,
+    stopped: Callable[[], bool] | None = None,
+) -> ExecuteResponse:
+    """Run an agent's command.
+
+    `kill` is called when the time is over, `stopped` returns True, or `on_output` raises, with the argument of
+    `kill_script`.
+    """
+    mark = nonce()
+    streams = {
+        STDOUT: _Marked(mark, max_bytes, on_output and partial(on_output, "stdout")),
+        STDERR: _Marked(mark, max_bytes, on_output and partial(on_output, "stderr")),
+    }
+    process, begun = "", b""  # its number, once its first line is here
+    end = End.EXIT
+    deadline = time.monotonic() + timeout_s
+    with _fed(api, container, RUN + Script().call("fb_run", mark, directory, command).text + "\n") as made:
+        while not all(stream.ended for stream in streams.values()):
+            if end is End.EXIT and (time.monotonic() >= deadline or (stopped is not None and stopped())):
+                end = End.TIME_OUT if time.monotonic() >= deadline else End.STOP
+                deadline = time.monotonic() + KILL_S
+                _kill(process, kill)
+            try:
+                step_s = LOOK_S if end is End.EXIT else KILL_AGAIN_S
+                kind, piece = made.receive(min(deadline, time.monotonic() + step_s))
+            except TimeoutError:
+                if end is not End.EXIT:
+                    if time.monotonic() >= deadline:
+                        break
+                    _kill(process, kill)
+                continue
+            if not piece:
+                if end is End.EXIT:
+                    raise _gone()
+                break
+            if not process and kind == STDOUT:
+                begun += piece
+                first, found, piece = begun.partition(b"\n")
+                if not found:
+                    continue
+                process = first.decode()
+                if end is not End.EXIT:
+                    _kill(process, kill)
+            try:
+                streams[kind].take(piece)
+            except BaseException:
+                _kill(process, kill)
+                raise
+    for stream in streams.values():
+        stream.give_up()
+    return response(streams[STDOUT], streams[STDERR], end, streams[STDOUT].status, timeout_s, max_bytes)
+
+
+def _kill(process: str, kill: Callable[[str], None]) -> None:
+    if process:  # else it has not begun yet
+        kill(process)
+
+
+class _Marked(Kept):
+    """A stream up to its mark, which may come in pieces. Output after it is dropped."""
+
+    def __init__(self, mark: str, keep_bytes: int, told: Callable[[bytes], None] | None = None) -> None:
+        super().__init__(keep_bytes)
+        self._told = told
+        self._mark = f"\x01{mark}".encode()  # begins as no line does, so that no end of a line is held back
+        self._held = b""  # bytes that may be the beginning of the mark
+        self._after: bytes | None = None
+
+    def add(self, piece: bytes) -> bytes:
+        kept = super().add(piece)
+        if kept and self._told is not None:
+            self._told(kept)
+        return kept
+
+    @property
+    def ended(self) -> bool:
+        return self._after is not None and b"\n" in self._after
+
+    @property
+    def status(self) -> int:
+        """Return the text of the mark, None without one."""
+        return int(self._after.split()[0]) if self._after is not None else 0
+
+    def take(self, piece: bytes) -> None:
+        if self._after is not None:
+            self._after += piece[:16] if not self.ended else b""
+            return
+        piece = self._held + piece
+        before, found, after = piece.partition(self._mark)
+        if found:
+            self.add(before)
+            self._held, self._after = b"", after
+            return
+        self._hold(piece)
+
+    def give_up(self) -> None:
+        """There will be no mark."""
+        held, self._held = self._held, b""
+        self.add(held)
+
+    def _hold(self, piece: bytes) -> None:
+        keep = min(len(self._mark) - 1, len(piece))
+        while not self._mark.startswith(piece[len(piece) - keep :]):
+            keep -= 1
+        self.add(piece[: len(piece) - keep])
+        self._held = piece[len(piece) - keep :]
+
+
+def kill_script(process: str) -> Script:
+    """Ends the command of this number, and all that is in its session."""
+    return Script().call("fb_kill", process)
+
+
+TAKE: Final = 'cat >"$1" && echo ok || cat >/dev/null'
+"""Write what is read to a file; and read on where that fails, for its sender waits until it is read."""
+
+
+def send_to(api: Any, container: str, path: str, data: bytes) -> None:
+    """Write a file through a command: where the engine's archives do not reach. OSError."""
+    with DockerExec(api, container, ["sh", "-c", TAKE, "sh", path]) as made:
+        made.send(data, SEND_S)
+        said = b""
+        while piece := made.receive(time.monotonic() + SEND_S)[1]:
+            said += piece
+    if said != b"ok\n":
+        words = said.decode("utf-8", "replace").strip().partition("\n")[0]
+        raise failure(f"! {words or 'the file was not taken'}")

@@ -1,0 +1,107 @@
+"""`each`: the cases of one test, in a loop that runs all of them and names those that failed.
+
+    def test_a_bad_path_is_an_error(self, b):
+        for case in each(BAD_PATHS):                    # a mapping: its keys name the cases
+            with case as path:
+                assert b.read(path).error
+
+Unlike `pytest.mark.parametrize` the cases share one set of fixtures, so thousands of checks need one mount, one
+container, one schema. A case must therefore not depend on the ones before it: it uses names of its own, or removes
+what it made. A failed case doesn't stop the loop; at the loop's end all failures are raised together.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Generic, TypeVar, overload
+
+import pytest
+
+T = TypeVar("T")
+
+executed = 0
+"""Cases that ran in this process and were not skipped. Test runs report it: cases folded into a loop remain counted."""
+
+skipped: list[str] = []
+"""Reasons of the cases that were skipped, for a plugin that judges skips. It empties the list after each test."""
+
+SHOWN = 20
+"""Failed cases of a loop that are shown with their tracebacks; further ones are named."""
+
+
+class OneCase(Generic[T]):
+    """One round of an `each` loop: a context manager that gives the case's value and collects its failure."""
+
+    def __init__(self, name: str, value: T) -> None:
+        self.name, self.value = name, value
+        self.failure: BaseException | None = None
+        self.skipped_for: str | None = None
+        self._ran = False
+
+    def __enter__(self) -> T:
+        self._ran = True
+        return self.value
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
+        global executed
+        if isinstance(error, pytest.skip.Exception):
+            self.skipped_for = str(error)
+            skipped.append(self.skipped_for)
+            return True
+        executed += 1
+        if isinstance(error, Exception | pytest.fail.Exception):
+            self.failure = error
+        return self.failure is not None
+
+    @property
+    def ran(self) -> bool:
+        return self._ran
+
+
+@overload
+def each(cases: Mapping[str, T]) -> Iterator[OneCase[T]]: ...
+@overload
+def each(cases: Iterable[T]) -> Iterator[OneCase[T]]: ...
+def each(cases: Iterable[Any] | Mapping[str, Any]) -> Iterator[OneCase[Any]]:
+    """Loop over cases; run every one, and raise their failures when all have run.
+
+    Args:
+        cases: values, each named by its `repr` (the first 80 characters), or a mapping of names to values.
+
+    Raises:
+        AssertionError: at the loop's end, if cases failed. Its text has each one's name and traceback.
+        pytest.skip.Exception: every case was skipped.
+        RuntimeError: there were no cases, or the loop's body did not enter one.
+    """
+    named: Iterable[tuple[str, Any]]
+    named = cases.items() if isinstance(cases, Mapping) else ((repr(value)[:80], value) for value in cases)
+    all_of_them: list[OneCase[Any]] = []
+    for name, value in named:
+        case = OneCase(name, value)
+        all_of_them.append(case)
+        yield case
+        if not case.ran:
+            raise RuntimeError(f"the loop did not enter case {name}: `with case as value: ...`")
+    if not all_of_them:
+        raise RuntimeError("a loop over no cases checks nothing")
+    failed = [case for case in all_of_them if case.failure is not None]
+    if failed:
+        raise AssertionError(_text(failed, len(all_of_them)))
+    if all(case.skipped_for is not None for case in all_of_them):
+        pytest.skip(f"all {len(all_of_them)} cases are skipped, the first: {all_of_them[0].skipped_for}")
+
+
+def _text(failed: list[OneCase[Any]], count: int) -> str:
+    lines = [f"{len(failed)} of {count} cases failed"]
+    for case in failed[:SHOWN]:
+        lines.append(f"-- {case.name}")
+        lines.extend(_own_frames(case.failure))
+    lines.extend(f"-- {case.name}, too" for case in failed[SHOWN:])
+    return "\n".join(lines)
+
+
+def _own_frames(error: BaseException | None) -> list[str]:
+    assert error is not None
+    return "".join(traceback.format_exception(error)).rstrip().splitlines()
