@@ -11,7 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from fusebackend.cli import target
-from fusebackend.cli.show import Failed, Output, confirm_loss, in_a_line, json_option, note
+from fusebackend.cli.show import Failed, Output, aligned, confirm_loss, in_a_line, json_option, note
 from fusebackend.cli.space import size_text
 from fusebackend.cli.target import complete_names, mount_option, trees_path
 
@@ -97,10 +97,8 @@ def list_branches(as_json: bool, mount: str | None) -> None:
         return
     if not found:
         note("no branches")
-    rows = [_row(output, each) for each in found]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        output.line("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+    for line in aligned([_row(output, each) for each in found]):
+        output.line(line)
 
 
 def _row(output: Output, each: BranchInfo) -> tuple[str, ...]:

@@ -105,6 +105,12 @@ class Complaints:
             click.get_current_context().exit(code)
 
 
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return a line for each row of cells, in columns that are as wide as they must be."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
 def confirm_loss(one: str, several: str, names: Sequence[str]) -> None:
     """Ask on the terminal before things are deleted that can't be had back.
 
@@ -236,6 +242,10 @@ def group_name(gid: int) -> str:
         return grp.getgrgid(gid).gr_name
     except KeyError:
         return str(gid)
+
+
+def to_the_second(time_s: float) -> str:
+    return datetime.datetime.fromtimestamp(time_s).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def to_the_minute(time_ns: int) -> str:

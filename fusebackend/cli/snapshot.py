@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
 
 from fusebackend.cli import target
-from fusebackend.cli.show import Failed, Output, confirm_loss, in_a_line, json_option, note
+from fusebackend.cli.show import Failed, Output, aligned, confirm_loss, in_a_line, json_option, note, to_the_second
 from fusebackend.cli.target import complete_names, mount_option
 
 if TYPE_CHECKING:
@@ -75,11 +74,12 @@ def list_snapshots(with_automatic: bool, as_json: bool, mount: str | None) -> No
         return
     if not found:
         note("no snapshots but automatic ones, which --all shows" if kept else "no snapshots")
-    names = [output.name(each.name) for each in found]
-    width = max(map(len, names), default=0)
-    for name, each in zip(names, found, strict=True):
-        taken_at = datetime.fromtimestamp(each.time_ns // 10**9).strftime("%Y-%m-%d %H:%M:%S")
-        output.line(f"{name:<{width}}  {taken_at}  {' '.join(map(output.name, each.routes))}")
+    rows = [
+        (output.name(each.name), to_the_second(each.time_ns // 10**9), " ".join(map(output.name, each.routes)))
+        for each in found
+    ]
+    for line in aligned(rows):
+        output.line(line)
 
 
 @snapshot.command()

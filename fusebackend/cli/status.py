@@ -5,12 +5,11 @@ from __future__ import annotations
 import errno
 import json
 import sys
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fusebackend.cli.show import escaped
+from fusebackend.cli.show import escaped, to_the_second
 from fusebackend.cli.space import limit_text
 from fusebackend.cli.target import complete_mountpoint
 from fusebackend.linux import mount_table as table
@@ -136,7 +135,7 @@ def _trouble(route: dict[str, Any]) -> str | None:
     health = route.get("health") or {}
     if health.get("state", "healthy") == "healthy":
         return None
-    since = datetime.fromtimestamp(health.get("since") or 0).strftime("%Y-%m-%d %H:%M:%S")
+    since = to_the_second(health.get("since") or 0)
     fails = "; calls fail at once until it answers" if health["state"] == "down" else ""
     return f"{route.get('prefix')} is {health['state']} since {since}: {health.get('why')}{fails}"
 
@@ -151,7 +150,7 @@ def _headline(state: MountState) -> str:
     parts = [f"process {state.pid}"]
     started_at = state.status.get("started_at")
     if isinstance(started_at, int | float):
-        parts.append(f"since {datetime.fromtimestamp(started_at).strftime('%Y-%m-%d %H:%M:%S')}")
+        parts.append(f"since {to_the_second(started_at)}")
     if "place" in state.status:
         parts.append("not mounted")
     if state.status.get("read_only"):

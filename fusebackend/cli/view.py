@@ -11,7 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from fusebackend.cli import target
-from fusebackend.cli.show import Failed, Output, in_a_line, json_option, note
+from fusebackend.cli.show import Failed, Output, aligned, in_a_line, json_option, note
 from fusebackend.cli.target import mount_option
 
 if TYPE_CHECKING:
@@ -58,11 +58,14 @@ def list_views(as_json: bool, mount: str | None) -> None:
         return
     if not found:
         note("no views; [views.NAME] in the mount's TOML file makes one")
-    width = max((len(each.name) for each in found), default=0)
+    rows = []
     for each in found:
         rules = f"{len(each.rules)} {'rule' if len(each.rules) == 1 else 'rules'}"
-        default = "  (default)" if each.is_default else ""
-        output.line(f"{each.name:<{width}}  {rules:<9}  {target.outside(files, each.path)}{default}")
+        rows.append(
+            (each.name, f"{rules:<9}", target.outside(files, each.path) + ("  (default)" if each.is_default else ""))
+        )
+    for line in aligned(rows):
+        output.line(line)
 
 
 @view.command()

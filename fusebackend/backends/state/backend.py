@@ -5,9 +5,10 @@ In the seeds `write` and `edit` change nothing themselves: they return `files_up
 also puts it into `runtime.state["files"]` at once, so that each later read sees it. Merging the update again, as the
 graph, `CompositeBackend` or a caller will, changes nothing.
 
-Without a runtime the state is found at the first use, and kept (`graph.py`): inside a running LangGraph graph with
-`files` in its state it is that graph's, in whichever thread of it, and outside of one then is an error; anywhere else
-it is one of the backend's own, in this process. Nothing here is durable: keeping the state is the checkpointer's work.
+Without a runtime the state is found at the first use, and kept (`graph_state.py`): inside a running LangGraph graph
+with `files` in its state it is that graph's, in whichever thread of it, and outside of one then is an error; anywhere
+else it is one of the backend's own, in this process. Nothing here is durable: keeping the state is the checkpointer's
+work.
 
 Both formats are read: the seeds' list of lines (v1), and text or base64 (v2). New files have `file_format`; bytes that
 are no UTF-8 are always v2. There are no directories in a state, only paths: an empty directory can't be, and one is

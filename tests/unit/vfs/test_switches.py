@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import errno
 import os
@@ -40,9 +41,16 @@ TESTS = Path(__file__).parents[2]
 def test_the_file_of_a_feature_says_how_to_turn_it_off(name: str) -> None:
     package = Path(fusebackend.vfs.__file__).parents[1]
     files = [*package.glob("vfs/**/*.py"), *package.glob("mount/**/*.py")]
-    openings = [file.read_text().split('"""')[1] for file in files]
+    openings = [text for file in files for text in _openings(ast.parse(file.read_text()))]
     says = re.compile(rf"Switch:\s+`{name}`")
     assert sum(bool(says.search(opening)) for opening in openings) == 1
+
+
+def _openings(module: ast.Module) -> list[str]:
+    """The docstrings of a module and of its classes: a file may have several features."""
+    return [
+        ast.get_docstring(each) or "" for each in (module, *module.body) if isinstance(each, ast.Module | ast.ClassDef)
+    ]
 
 
 @for_each("name", [name for name in NAMES if name not in OPTIMISATIONS])
