@@ -25,6 +25,7 @@ LONGER: dict[str, int] = {
     "tests/mounted/test_semantics.py": 50,  # 60 promises, of which some are about seconds
     "tests/mounted/test_trees.py": 25,  # each test both ways round on three kinds of volumes
     "tests/mounted/test_views.py": 60,  # 120 tests on three kinds of volumes
+    "tests/unit/backends/threads/test_threads_for_people.py": 30,  # 33 conversations in three databases
 }
 
 

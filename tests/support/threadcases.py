@@ -204,8 +204,10 @@ def time_travel(saver: Any, name: str = "time_travel") -> Any:
     agent = graphs.deep_agent(saver, script)
     agent.invoke(user("go"), thread(name))
     ids = graphs.checkpoint_ids(agent, thread(name))
+    time.sleep(0.002)  # directories of one millisecond are listed by their steps, and a fork's is an earlier one
     agent.model.script = [use(write("/other.txt", "o")), use(delete("/a.txt")), say("done otherwise")]
     agent.invoke(None, thread(name, checkpoint_id=ids[5]))
+    time.sleep(0.002)
     agent.model.script = [use(write("/third.txt", "t")), say("done a third time")]
     agent.invoke(user("from there"), thread(name, checkpoint_id=ids[-1]))
     return agent

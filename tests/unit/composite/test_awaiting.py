@@ -89,7 +89,8 @@ def test_a_cancelled_command_is_killed_and_its_effects_with_it(tmp_path, library
     command = f"echo $$ > begun; sleep {argument}; touch changed"
     took_s = cancelled_s(library, lambda: files.aexecute(command), (tmp_path / "begun").exists)
     assert took_s < LIMIT_S
-    assert subprocess.run(["pgrep", "-f", argument], check=False, capture_output=True).returncode == 1
+    search = ["pgrep", "-f", argument]  # a killed process is there until it has run once more
+    eventually(lambda: subprocess.run(search, check=False, capture_output=True).returncode == 1, LIMIT_S)
     assert not (tmp_path / "changed").exists()
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import mounts
 import pytest
 
 pytest.importorskip("deepagents")
@@ -20,6 +21,7 @@ OLD_DEEPAGENTS = Path(os.environ.get("OLD_DEEPAGENTS") or Path(sys.prefix) / f"d
 
 def answers(directory, *path):
     """What `deepagents_program.py` prints, with these directories before all others on the path of imports."""
+    mounts.require()
     modules = (*path, TESTS.parent, TESTS / "support", TESTS)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, modules))}
     program = [sys.executable, TESTS / "support" / "deepagents_program.py", directory]

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import mounts
 import pytest
 import served
 from eventually import eventually
@@ -183,6 +184,7 @@ def test_there_is_one_server_of_a_place(config: str, server: rendezvous.Served) 
 
 
 def test_a_mount_of_its_place_is_refused(tmp_path: Path) -> None:
+    mounts.require()
     (tmp_path / "mnt").mkdir()
     config = configured(tmp_path, f'mountpoint = "{tmp_path}/mnt"\ndefault = "memory:"\n')
     with served.served("--config", config, place=f"{tmp_path}/mnt") as found:
