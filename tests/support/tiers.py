@@ -139,8 +139,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         for spent_s, module in sorted(over, reverse=True):
             say(f"{spent_s:6,.0f} s {module}, budget {budgets.of(module)} s")
     counts = Counter(config.stash[COUNTS])
-    if counts[CASES]:
-        say(f"{counts.pop(CASES):,} cases ran in loops of `each`.")
+    cases = counts.pop(CASES, 0)
+    if cases:
+        say(f"{cases:,} cases ran in loops of `each`.")
     left_out = sum(counts.values())
     if left_out:
         terminalreporter.section(f"left to the night: {left_out:,} tests", "-")
