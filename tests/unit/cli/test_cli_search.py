@@ -55,9 +55,6 @@ class TestGrep:
     def test_only_some_files(self, command):
         assert command.ok("grep", "-g", "*.md", "-l", "TODO", "--mount", MOUNT) == "/a.md\n/notes/c.md\n"
 
-    def test_habits(self, command):
-        assert command.ok("grep", "-rnFH", "two", MOUNT) == f"{MOUNT}/a.md:2:two\n"
-
     def test_a_string_and_no_regular_expression(self, command, files):
         files.write("/dots", "a.b\naxb\n-e\n")
         assert command.ok("grep", "--mount", MOUNT, "a.b") == "/dots:1:a.b\n"
