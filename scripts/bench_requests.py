@@ -2,7 +2,7 @@
 
     scripts/bench --requests [--write]
 
-It starts moto's S3 with a counting proxy in front of it (`tests/services/failing_proxy.py`), and calls an `S3Backend`
+It starts SeaweedFS with a counting proxy in front of it (`tests/services/failing_proxy.py`), and calls an `S3Backend`
 in this process. Each operation runs three times: with nothing cached, again at once (listings are cached for a second),
 and again after an hour without a call. The clock that listings age by stands still meanwhile, and is moved by hand:
 nothing here depends on how fast the machine is. Operations that change something have another file each time.
@@ -26,7 +26,7 @@ from fusebackend.protocol import ROOT_NODE, Caller
 sys.path.insert(0, str(REPOSITORY / "tests"))
 sys.path.insert(0, str(REPOSITORY / "tests/support"))
 
-from services import moto
+from services import seaweedfs
 from services.failing_proxy import FailingProxy, failing_bucket
 from services.s3 import Bucket
 
@@ -164,9 +164,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write the table to BENCHMARKS.md")
     arguments = parser.parse_args()
-    if (reason := moto.missing()) is not None:
+    if (reason := seaweedfs.missing()) is not None:
         raise SystemExit(reason)
-    with moto.running() as server, failing_bucket(server.service) as (proxy, bucket):
+    with seaweedfs.running() as server, failing_bucket(server.service) as (proxy, bucket):
         rows = count(proxy, bucket, Bucket(server.service, bucket.name))
     report = "\n".join(markdown(["operation", "nothing cached", "again at once", "after an idle hour"], rows))
     print(report)

@@ -310,22 +310,6 @@ def _numbers(top: Path) -> dict[str, int]:
 
 
 class TestAgents:
-    def test_the_verbs(self, mounted: Mounted, files: Client) -> None:
-        files.write("/file", "before\n")
-        files.write("/notes/note", "note")
-        files.create_branch("work")
-        top = "/.fusebackend/branches/work"
-        assert files.edit(f"{top}/file", "before\n", "after").error is None
-        assert files.write(f"{top}/notes/new", "new").error is None
-        assert files.delete(f"{top}/notes/note").error is None
-        assert (tree(mounted, "work") / "file").read_text() == "after"
-        found = files.grep("after", top).matches
-        assert found is not None and [match["path"] for match in found] == [f"{top}/file"]
-        assert "before" in str(files.read("/file"))
-        assert [entry["path"] for entry in files.ls("/notes").entries or ()] == ["/notes/note"]
-        (info,) = files.branches()
-        assert info.changes == 3
-
     def test_commands_have_it_as_their_root(self, mounted: Mounted, files: Client) -> None:
         files.write("/file", "before\n")
         files.create_branch("work")

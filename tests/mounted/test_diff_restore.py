@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import random_trees
-from hypothesis import HealthCheck, given, settings
 from mounts import Mounted, Serve
-from profiles import examples
 from programs import sh
-from random_trees import make
 from trees import snapshot as attributes_of
 
 import fusebackend
@@ -231,21 +225,6 @@ def test_errors_are_one_line(serve: Serve, tmp_path: Path, words: list[str], err
     assert error in done.stderr
 
 
-def test_states_in_time_and_json(mounted: Mounted) -> None:
-    path = mounted.path
-    (path / "f").write_text("1")
-    take(mounted, "one")
-    (path / "f").write_text("12")
-    take(mounted, "two")
-    (path / "f").write_text("123")
-    (found,) = (json.loads(line) for line in ok("diff", "one..two", "--json", cwd=path).splitlines())
-    assert (found["change"], found["path"], found["fields"]) == ("modified", "f", ["bytes"])
-    assert (found["before"]["size"], found["after"]["size"]) == (1, 2)
-    assert ok("diff", "0s..one", "--stat", cwd=path) == " f | 2 +-\n 1 file changed, 1 insertion(+), 1 deletion(-)\n"
-    assert ok("diff", "two..", "--name-status", "f", cwd=path) == "M\tf\n"
-    assert ok("diff", "two", "--name-status", "--mount", path, cwd=Path("/")) == "M\tf\n"
-
-
 def test_names_do_not_steer_a_terminal(mounted: Mounted) -> None:
     path = mounted.path
     take(mounted, "before")
@@ -268,27 +247,6 @@ def test_names_do_not_steer_a_terminal(mounted: Mounted) -> None:
     assert b"\x1b[32m" in text
     assert b"\x1b[2J" not in text and b"\x1b]" not in text and b"\x07" not in text
     assert b'"b/odd\\033[2J\\nname"' in text
-
-
-@settings(max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(before=random_trees.trees(special=True), after=random_trees.trees(special=True))
-def test_any_tree_comes_back(mounted: Mounted, before: random_trees.Tree, after: random_trees.Tree) -> None:
-    inner = mounted.path / "tree"
-    inner.mkdir()
-    make(inner, before, 1_000)
-    wanted = attributes_of(inner)
-    with fusebackend.connect(str(mounted.path)) as files:
-        files.create_snapshot("before")
-        try:
-            shutil.rmtree(inner)
-            inner.mkdir()
-            make(inner, after, 2_000)
-            ok("restore", "tree", "--from", "before", cwd=mounted.path)
-            assert attributes_of(inner) == wanted
-            assert ok("diff", "before", "--", "tree", cwd=mounted.path) == ""
-        finally:
-            files.delete_snapshots("before")
-            shutil.rmtree(inner)
 
 
 STEPS = [
@@ -339,26 +297,3 @@ def test_the_state_before_a_call_is_exact(serve: Serve, tmp_path: Path, kind: st
             assert "'fusebackend undo c" in done
             assert shown() == states[call], call
         assert ok("diff", f"{second}..", cwd=path) == ""
-
-
-def test_bytes_before_a_call_that_are_not_kept(serve: Serve, tmp_path: Path) -> None:
-    (tmp_path / "default").mkdir()
-    path = serve(f"dir:{tmp_path}/default", options=["history=on"]).path
-    with fusebackend.connect(str(path)) as files:
-        files.write("/small", "before\n")
-        (tmp_path / "default/large").write_bytes(b"x")
-        os.truncate(tmp_path / "default/large", 65 << 20)
-        name = files.begin_call("work", id="t")
-        sh("echo after > small; rm large", path)
-        call = files.end_call(name)
-        error = refused("restore", ".", "--from", str(call), cwd=path)
-        assert error == f"Error: the bytes of '/large' before {call} are not known: larger than 64 MiB\n"
-        assert (path / "small").read_text() == "after\n"
-        shown = ok("diff", f"{call}..", "--stat", cwd=path)
-        assert "small" in shown
-        ok("restore", "small", "--from", str(call), cwd=path)
-        assert (path / "small").read_text() == "before\n"
-        assert refused("restore", "small", "--from", "c999", cwd=path).startswith("Error: there is no call 'c999'")
-        assert refused("diff", f"{call}..", "--", "gone", cwd=path) == (
-            f"Error: '/gone' is neither in '{call}' nor in 'main'\n"
-        )

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -116,40 +115,6 @@ def test_the_patch_of_a_call_is_one_that_git_takes(mounted: Mounted, tmp_path: P
     assert not (copy / "repo").exists()
 
 
-def test_undo_twice_goes_further_back(mounted: Mounted) -> None:
-    session("echo 1 > a", mounted.path)
-    session("echo 2 > b", mounted.path)
-    ok("undo", cwd=mounted.path)
-    assert sorted(os.listdir(mounted.path)) == ["a", "notes", "src"]
-    ok("undo", cwd=mounted.path)
-    assert sorted(os.listdir(mounted.path)) == ["notes", "src"]
-    assert "there is no call to take back" in run("undo", cwd=mounted.path).stderr
-
-
-def test_what_another_call_changed_since_is_refused_kept_or_merged(mounted: Mounted) -> None:
-    lines = "\\n".join("abcdefgh")
-    session(f"printf '{lines}\\n' > text; echo 1 > other", mounted.path)
-    session("sed -i s/b/B/ text; echo 2 > other", mounted.path)
-    call = logged(mounted)[0].call
-    session("sed -i s/g/G/ text", mounted.path)
-    later = logged(mounted)[0].call
-    done = run("undo", call, cwd=mounted.path)
-    assert (done.returncode, done.stdout) == (1, "")
-    errors = done.stderr.splitlines()
-    assert "'text'" in errors[0]
-    assert later in errors[0]
-    assert errors[-1].startswith("Error: nothing was taken back; --keep-newer leaves these")
-    assert (mounted.path / "other").read_text() == "2\n"
-
-    ok("undo", call, "--merge-lines", cwd=mounted.path)
-    assert (mounted.path / "text").read_text() == "a\nb\nc\nd\ne\nf\nG\nh\n"
-    assert (mounted.path / "other").read_text() == "1\n"
-    ok("undo", logged(mounted)[0].call, cwd=mounted.path)
-    ok("undo", call, "--keep-newer", cwd=mounted.path)
-    assert (mounted.path / "text").read_text() == "a\nB\nc\nd\ne\nf\nG\nh\n"
-    assert (mounted.path / "other").read_text() == "1\n"
-
-
 @pytest.mark.parametrize(
     ("words", "error"),
     [
@@ -177,12 +142,6 @@ def test_a_call_and_an_actor_choose_one_call_alone(mounted: Mounted) -> None:
         done = run("undo", *words, cwd=mounted.path)
         assert (done.returncode, done.stderr.splitlines()[-1]) == (2, f"Error: {error}")
     assert (mounted.path / "a").read_text() == "1\n"
-
-
-def test_a_log_without_calls_says_so(mounted: Mounted) -> None:
-    session("echo 1 > a", mounted.path)
-    done = run("log", "misspelt", cwd=mounted.path)
-    assert (done.stdout, done.stderr) == ("", "fusebackend: no call has changed anything there\n")
 
 
 def test_without_a_history(serve: Serve) -> None:
@@ -314,19 +273,6 @@ def following(*words: object, cwd: Path) -> Iterator[subprocess.Popen[str]]:
 def line_of(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline()
-
-
-def test_log_follows(mounted: Mounted) -> None:
-    with fusebackend.connect(mounted.path) as files:
-        files.write("/one", "1")
-        with following("--json", cwd=mounted.path) as process:
-            assert json.loads(line_of(process))["title"] == "write /one"
-            for name in ("two", "three"):
-                files.write(f"/{name}", "2")
-                assert json.loads(line_of(process))["title"] == f"write /{name}"
-            process.send_signal(signal.SIGINT)
-            assert process.communicate(timeout=LIMIT_S) == ("", "")
-            assert process.returncode == 130
 
 
 def test_log_follows_changes_of_calls_that_go_on(mounted: Mounted) -> None:
@@ -537,11 +483,6 @@ def test_tool_calls_of_a_coding_agent_are_calls(
     ok("undo", "--by", "toolu_4", cwd=mounted.path)
     assert (mounted.path / "file").read_text() == "more\n" * 3
     assert (mounted.path / "written").read_text() == "x"
-
-
-def test_a_hook_outside_of_mounts_costs_next_to_nothing(tmp_path: Path) -> None:
-    told = json.dumps({"cwd": str(tmp_path), "tool_name": "Bash", "tool_use_id": "1", "hook_event_name": "PreToolUse"})
-    assert ok("hook", "run", "pre", "--agent", "codex", cwd=tmp_path, stdin=told) == ""
 
 
 # -- in this process, and space ----------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from profiles import amount
 from programs import command, sh
 
 import fusebackend
-from fusebackend.backends import CompositeBackend, InMemoryBackend
+from fusebackend.backends import InMemoryBackend
 from fusebackend.linux import mount_table as table
 
 pytestmark = pytest.mark.mounted
@@ -329,33 +328,6 @@ def test_options_of_the_trees_directory_hold_for_it(kind: str, serve: Serve, sho
 # -- Python, the socket and the command ------------------------------------------------------------------------------
 
 
-def test_of_python_and_the_socket(tmp_path: Path) -> None:
-    mounts.require()
-    backend = CompositeBackend(InMemoryBackend(), {"/notes": InMemoryBackend()})
-    (tmp_path / "mnt").mkdir()
-    with fusebackend.mount(backend, tmp_path / "mnt") as files:
-        files.write("/file", "one")
-        taken = files.create_snapshot("one")
-        assert (taken.name, taken.routes) == ("one", ["/", "/notes/"])
-        assert abs(taken.time_ns - time.time_ns()) < 60 * 10**9
-        with fusebackend.connect(tmp_path / "mnt/.fusebackend/snapshots/one") as client:
-            assert client.snapshots() == files.snapshots() == [taken]
-            given = client.create_snapshot()
-            assert given.name.endswith("Z") and [each.name for each in files.snapshots()] == ["one", given.name]
-            for each in (files, client):
-                for name, why in (("a/b", "holds a slash"), ("10m", "means a time"), ("", "is no name")):
-                    with pytest.raises(ValueError, match=why):
-                        each.create_snapshot(name)
-                with pytest.raises(OSError, match="there is a snapshot 'one' already") as refused:
-                    each.create_snapshot("one")
-                assert refused.value.errno == errno.EEXIST
-                with pytest.raises(OSError, match="there is no snapshot 'two', and nothing was deleted") as refused:
-                    each.delete_snapshots("one", "two")
-                assert refused.value.errno == errno.ENOENT
-            client.delete_snapshots("one", given.name)
-            assert client.snapshots() == files.snapshots() == []
-
-
 def test_a_read_only_mount_takes_and_deletes_none(kind: str, serve: Serve) -> None:
     mounted = serve(kind, options=["ro"])
     with fusebackend.connect(mounted.path) as client:
@@ -543,15 +515,6 @@ def test_a_mount_takes_one_while_programs_change_files(kind: str, serve: Serve) 
     eventually(lambda: automatic(mounted), LIMIT_S)
     (mounted.path / "precious").unlink()
     assert (automatic(mounted)[-1] / "precious").read_text() == "all of it\n"
-
-
-@pytest.mark.parametrize("option", ["snapshots=manual", "ro"])
-def test_none_is_taken_where_none_is_wanted(kind: str, serve: Serve, option: str) -> None:
-    mounted = serve(kind, options=[option])
-    with fusebackend.connect(mounted.path) as client:
-        client.write("/file", "1")
-        client.execute("true")
-        assert client.snapshots() == []
 
 
 def test_a_mount_of_python_takes_none_by_itself(tmp_path: Path) -> None:

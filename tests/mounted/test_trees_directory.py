@@ -60,17 +60,6 @@ def test_status_is_what_the_attribute_and_the_command_say(mounted: Mounted) -> N
     assert text.startswith('{\n  "mountpoint": ') and text.endswith("}\n")
 
 
-def test_each_open_tells_of_now(mounted: Mounted) -> None:
-    before = status_of(mounted)["counters"].get("mkdir", 0)
-    for number in range(1, 4):
-        (mounted.path / str(number)).mkdir()
-        assert status_of(mounted)["counters"]["mkdir"] == before + number
-    with (mounted.path / OWN / "status.json").open("rb") as older:
-        (mounted.path / "4").mkdir()
-        assert status_of(mounted)["counters"]["mkdir"] == before + 4
-        assert json.load(older)["counters"]["mkdir"] == before + 3
-
-
 def test_tools_get_all_of_it(mounted: Mounted, tmp_path: Path) -> None:
     if not shutil.which("jq"):
         pytest.skip("jq is not installed")
@@ -310,16 +299,6 @@ def test_a_route_that_has_the_name_is_refused(serve: Serve, tmp_path: Path) -> N
     mounted = serve("memory:", routes={f"/{OWN}/x": "memory:"}, options=["trees=off"])
     (mounted.path / OWN / "x/file").write_text("x")
     assert os.listdir(mounted.path / OWN) == ["x"]
-
-
-def test_wrong_options_are_one_line(tmp_path: Path) -> None:
-    for words, message in (
-        (["-o", "trees=no"], "trees='no': give one of hidden, visible, off"),
-        (["-o", "trees_name=a/b"], "trees_name='a/b' holds a slash; give one name, such as '.fusebackend'"),
-        (["-o", "trees_name="], "trees_name='' is no name of a directory; give one name, such as '.fusebackend'"),
-    ):
-        done = command("mount", tmp_path, "--default", "memory:", *words)
-        assert done.returncode in (1, 2) and done.stderr == f"Error: {message}\n"
 
 
 def test_a_mount_of_a_mount_is_not_refused(serve: Serve, shown: str) -> None:

@@ -129,25 +129,6 @@ def test_a_move_between_routes_is_what_mv_does(watched: Watched) -> None:
     assert set(told[1:-1]) <= {("modified", "/other/file"), ("attributes", "/other/file")}
 
 
-def test_verbs(watched: Watched) -> None:
-    agent = watched.agent
-    agent.write("/d/file", "one\n")
-    agent.edit("/d/file", "one", "two")
-    agent.move("/d", "/other/d")
-    agent.move("/other/d/file", "/other/file")
-    agent.delete("/other/d")
-    assert watched.told() == [
-        ("created", "/d/"),
-        ("created", "/d/file"),
-        ("modified", "/d/file"),
-        ("created", "/other/d/"),
-        ("created", "/other/d/file"),
-        ("deleted", "/d/"),
-        ("moved", "/other/file", "/other/d/file"),
-        ("deleted", "/other/d/"),
-    ]
-
-
 def test_what_one_face_moves_away_the_other_goes_on_writing_to(watched: Watched) -> None:
     (watched.path / "d").mkdir()
     with (watched.path / "d" / "file").open("wb", buffering=0) as file:

@@ -97,16 +97,6 @@ def test_duplicate_prefixes_and_missing_backends_are_refused():
         CompositeBackend(InMemoryBackend(), {"a": None})
 
 
-def test_a_prefix_ends_at_a_segment():
-    default, route = InMemoryBackend(), InMemoryBackend()
-    composite = CompositeBackend(default, {"/memories/": route})
-    composite.write("/memories2/x", "default's")
-    assert content(default, "/memories2/x") == b"default's"
-    assert listed(route) == []
-    assert found(composite.grep("default", "/memories")) == []
-    assert listed(composite) == ["/memories/", "/memories2/"]
-
-
 def test_paths_are_normalised_before_they_are_routed():
     default, route = InMemoryBackend(), InMemoryBackend()
     composite = CompositeBackend(default, {"/a/": route})
@@ -123,16 +113,6 @@ def test_paths_are_normalised_before_they_are_routed():
         assert composite.grep("x", path).error if path else True
         assert composite.download_files([path])[0].error == "invalid_path"
         assert composite.upload_files([(path, b"")])[0].error == "invalid_path"
-
-
-def test_the_longest_prefix_wins():
-    outer, inner = InMemoryBackend(), InMemoryBackend()
-    composite = CompositeBackend(InMemoryBackend(), {"/memories/": outer, "/memories/user/": inner})
-    composite.write("/memories/user/profile.txt", "inner's")
-    composite.write("/memories/username", "outer's")
-    assert content(inner, "/profile.txt") == b"inner's"
-    assert content(outer, "/username") == b"outer's"
-    assert [prefix for prefix, _ in composite.sorted_routes] == ["/memories/user/", "/memories/"]
 
 
 # -- directories -----------------------------------------------------------------------------------------------

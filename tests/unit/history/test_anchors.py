@@ -91,8 +91,8 @@ class TestPlaces:
         thread.join()
 
     @pytest.fixture
-    def s3(self, moto: Service) -> Iterator[Place]:
-        with moto.bucket() as bucket:
+    def s3(self, seaweedfs: Service) -> Iterator[Place]:
+        with seaweedfs.bucket() as bucket:
             yield place_of(bucket.url("anchors"))
 
     def test_what_is_written_is_read(self, place: Place) -> None:
@@ -128,8 +128,8 @@ class TestPlaces:
         with pytest.raises(OSError, match="journalctl is not installed"):
             JournalPlace().read("/m")
 
-    def test_a_bucket_that_is_not_there_is_an_error(self, moto: Service) -> None:
-        with moto.bucket() as bucket:
+    def test_a_bucket_that_is_not_there_is_an_error(self, seaweedfs: Service) -> None:
+        with seaweedfs.bucket() as bucket:
             url = bucket.url("anchors")
         with pytest.raises(OSError):
             BucketPlace(url).write("/m", FIRST)
