@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import time
+from functools import partial
 from pathlib import Path
 
 import mounts
 import pytest
 from mounts import Serve
 from programs import command, sh
-from trees import snapshot as attributes_of
+from trees import snapshot
 
 import fusebackend
 from fusebackend.control.client.client import Client
@@ -33,10 +34,8 @@ STEPS = [
 ]  # fmt: skip
 
 
-def shown(path: Path) -> dict[bytes, object]:
-    """All but the times of directories, which no record has, and of special files, which a branch reads as they are."""
-    found = attributes_of(path)
-    return {name: each._replace(mtime_ns=0) if each.kind == "d" else each for name, each in found.items()}
+shown = partial(snapshot, directory_times=False)
+"""All but the times of directories, which no record has."""
 
 
 def branch_of(path: Path, name: str) -> Path:

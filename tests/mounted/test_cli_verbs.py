@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from eventually import eventually
 from mounts import Mounted
 
 pytestmark = pytest.mark.mounted
@@ -306,10 +307,7 @@ def test_a_download_that_is_interrupted_leaves_nothing(mnt, tmp_path, start):
     (mnt / "large").write_bytes(bytes(100_000_000))
     (tmp_path / "into").mkdir()
     download = start("download", mnt / "large", tmp_path / "into")
-    deadline = time.monotonic() + LIMIT_S
-    while not os.listdir(tmp_path / "into"):
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    eventually(lambda: os.listdir(tmp_path / "into"), LIMIT_S)
     assert download.end(signal.SIGINT) == (INTERRUPTED, b"")
     assert os.listdir(tmp_path / "into") == []
 

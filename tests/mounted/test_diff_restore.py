@@ -6,6 +6,7 @@ import os
 import pty
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -265,11 +266,7 @@ def test_the_state_before_a_call_is_exact(serve: Serve, tmp_path: Path, kind: st
     path = mounted.path
     (path / "notes").mkdir()
 
-    def shown() -> dict[bytes, object]:
-        """All but the times of directories, which no record has."""
-        found = attributes_of(path)
-        return {name: each._replace(mtime_ns=0) if each.kind == "d" else each for name, each in found.items()}
-
+    shown = partial(attributes_of, path, directory_times=False)  # no record has those
     with fusebackend.connect(str(path)) as files:
         states = {}
         for number, work in enumerate([SCENE, *STEPS]):

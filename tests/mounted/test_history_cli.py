@@ -18,6 +18,7 @@ import mounts
 import pytest
 from mounts import Mounted, Serve
 from programs import session
+from trees import Entry, snapshot
 
 import fusebackend
 from fusebackend import Actor
@@ -61,13 +62,8 @@ SCENE = (
 DAMAGE = "rm -rf repo; sed -i s/1/one/ src/s1; mv src/s2 src/moved; : > notes/n; echo new > made"
 
 
-def state(mounted: Mounted) -> dict[str, tuple[int, str | None]]:
-    """Every path with its mode, and the text of a file."""
-    found = {}
-    for path in sorted(mounted.path.rglob("*")):
-        mode = path.lstat().st_mode
-        found[str(path.relative_to(mounted.path))] = (mode, path.read_text() if path.is_file() else None)
-    return found
+def state(mounted: Mounted) -> dict[bytes, Entry]:
+    return snapshot(mounted.path, directory_times=False)
 
 
 def test_what_a_session_did_is_logged_shown_and_taken_back(mounted: Mounted) -> None:

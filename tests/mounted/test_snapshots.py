@@ -8,13 +8,11 @@ import os
 import pty
 import random
 import shutil
-import stat
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import mounts
 import pytest
@@ -22,6 +20,7 @@ from eventually import eventually
 from mounts import Mounted, Serve
 from profiles import amount
 from programs import command, sh
+from trees import snapshot as attributes
 
 import fusebackend
 from fusebackend.backends import InMemoryBackend
@@ -76,27 +75,6 @@ def same(snapshot: Path, copy: Path) -> None:
     if shutil.which("rsync"):
         assert sh(f"rsync -aHXn --checksum --delete -i '{snapshot}/' '{copy}/'", snapshot) == ""
     assert attributes(snapshot) == attributes(copy)
-
-
-def attributes(top: Path) -> dict[bytes, tuple[Any, ...]]:
-    """Return the attributes of every name below a directory, with the first name of each file for its inode."""
-    found: dict[bytes, tuple[Any, ...]] = {}
-    first: dict[int, bytes] = {}
-    for directory, names, files in os.walk(os.fsencode(top)):
-        names.sort()
-        for name in sorted([*names, *files]):
-            path = os.path.join(directory, name)
-            status = os.lstat(path)
-            xattrs = {key: os.getxattr(path, key, follow_symlinks=False) for key in sorted(os.listxattr(path))} if (
-                stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
-            ) else {}  # fmt: skip
-            inner = os.path.relpath(path, os.fsencode(top))
-            links = status.st_nlink if not stat.S_ISDIR(status.st_mode) else 0
-            found[inner] = (
-                status.st_mode, status.st_uid, status.st_gid, links, status.st_mtime_ns, xattrs,
-                first.setdefault(status.st_ino, inner),
-            )  # fmt: skip
-    return found
 
 
 def changed(source: random.Random, at: Path) -> None:

@@ -15,7 +15,6 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,9 +22,9 @@ import mounts
 import pytest
 import stores
 from deepagents.backends import StoreBackend as Theirs
+from eventually import eventually
 
 NS = ("memories",)
-PATIENCE_S = 10.0
 KINDS = ["sqlite", pytest.param("postgres", marks=pytest.mark.services)]
 
 pytestmark = pytest.mark.mounted
@@ -67,14 +66,6 @@ def shell(command: str, cwd: Path) -> str:
     done = subprocess.run(["sh", "-ec", command], cwd=cwd, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def until(seen):
-    """Wait until a change shows, by a notification to the kernel or after the TTL."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not seen():
-        assert time.monotonic() < deadline, "it never showed"
-        time.sleep(0.01)
 
 
 def test_shell_tools_edit_what_the_agent_reads(agent):
@@ -127,10 +118,10 @@ def test_what_the_agent_writes_shows_in_the_mount(agent):
     held = (agent.path / "report.md").open()
     agent.put("/report.md", "second, and longer\n")
     agent.put("/later.md", "")
-    until(lambda: (agent.path / "report.md").read_text() == "second, and longer\n")
-    until((agent.path / "later.md").exists)
+    eventually(lambda: (agent.path / "report.md").read_text() == "second, and longer\n")
+    eventually((agent.path / "later.md").exists)
     agent.theirs.delete("/report.md")
-    until(lambda: not (agent.path / "report.md").exists())
+    eventually(lambda: not (agent.path / "report.md").exists())
     assert os.listdir(agent.path) == ["later.md"]
     held.close()
 
@@ -159,7 +150,7 @@ def test_a_lost_update_is_an_error(agent):
     assert agent.text("/a") == "theirs\n"
     (beside,) = [item for item in agent.store.search(NS) if ".conflict-" in item.key]
     assert beside.value["content"].startswith("ours")
-    until(lambda: len(os.listdir(agent.path)) == 2)
+    eventually(lambda: len(os.listdir(agent.path)) == 2)
 
 
 def test_an_agent_in_a_loop_and_the_shell_in_another(agent):
@@ -196,7 +187,7 @@ def test_an_agent_in_a_loop_and_the_shell_in_another(agent):
 def test_values_that_are_no_files_can_be_read_only(agent):
     agent.store.put(NS, "prefs", {"theme": "dark"})
     agent.store.put(NS, "//odd", {"content": "x", "encoding": "utf-8"})
-    until(lambda: sorted(os.listdir(agent.path)) == ["%", "prefs.json"])
+    eventually(lambda: sorted(os.listdir(agent.path)) == ["%", "prefs.json"])
     path = agent.path / "prefs.json"
     assert json.loads(path.read_text()) == {"theme": "dark"}
     assert stat.S_IMODE(path.stat().st_mode) == 0o444
@@ -215,7 +206,7 @@ def test_values_that_are_no_files_can_be_read_only(agent):
 def test_a_long_text_is_read_with_less_and_diff(agent):
     text = "The theme is dark.\n" * 30
     agent.store.put(NS, "profile", {"kind": "memory", "text": text})
-    until(lambda: sorted(os.listdir(agent.path)) == ["profile.json", "profile.md"])
+    eventually(lambda: sorted(os.listdir(agent.path)) == ["profile.json", "profile.md"])
     path = agent.path / "profile.md"
     assert path.read_text() == text
     assert (path.stat().st_size, stat.S_IMODE(path.stat().st_mode)) == (len(text), 0o444)
@@ -230,8 +221,8 @@ def test_a_long_text_is_read_with_less_and_diff(agent):
         with pytest.raises(PermissionError):
             attempt()
     agent.store.put(NS, "profile", {"kind": "memory", "text": "short"})
-    until(lambda: os.listdir(agent.path) == ["profile.json"])
-    until(lambda: not path.exists())
+    eventually(lambda: os.listdir(agent.path) == ["profile.json"])
+    eventually(lambda: not path.exists())
 
 
 @pytest.mark.services
@@ -248,7 +239,7 @@ def test_the_mount_outlives_the_end_of_the_server(postgres_own, tmp_path, serve)
     postgres_own.start()
     with stores.opened("postgres", tmp_path, dsn) as store:
         store.put(NS, "/a", {"content": "two", "encoding": "utf-8"})
-    until(lambda: (server.path / "a").read_text() == "two")
+    eventually(lambda: (server.path / "a").read_text() == "two")
     (server.path / "new").write_text("x")
     server.expected_log = "PostgreSQL|could not be stored|closed unsaved|not told"
 
@@ -276,7 +267,7 @@ def test_a_whole_store_is_a_tree_of_its_namespaces(serve, tmp_path):
         assert store.get(("users", "other"), "/notes.md").value["content"] == "of ada\n"
         assert store.get(("users", "ada"), "/deep/er.md") is None
         store.put(("users", "carol"), "/x", {"content": "x", "encoding": "utf-8"})
-        until(lambda: (root / "users" / "carol" / "x").exists())
+        eventually(lambda: (root / "users" / "carol" / "x").exists())
         with pytest.raises(PermissionError):
             (root / "top.md").write_text("x")
         shell("rm -r users", root)

@@ -17,6 +17,7 @@ import graphs
 import mounts
 import pytest
 import threadcases
+from eventually import eventually
 from graphs import delete, edit, say, thread, use, user, write
 from mounts import Serve
 from profiles import amount
@@ -27,8 +28,6 @@ from fusebackend.text import decode_file_data
 pytestmark = [pytest.mark.mounted]
 
 KINDS = ["sqlite", pytest.param("postgres", marks=pytest.mark.services)]
-LIMIT_S = 60.0
-
 Database = tuple[str, Callable[[], AbstractContextManager[Any]]]
 """The URL of a checkpoint database, and a function that opens a checkpointer on it."""
 
@@ -51,14 +50,6 @@ def run(*command: str | Path, cwd: Path | None = None, status: int = 0) -> str:
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
     assert done.returncode == status, done.stderr + done.stdout
     return done.stdout
-
-
-def eventually(what: Callable[[], Any], within_s: float = LIMIT_S) -> None:
-    """Poll `what` through the mount until it is true; fail after `within_s`."""
-    deadline = time.monotonic() + within_s
-    while not what():
-        assert time.monotonic() < deadline, f"not within {within_s} s"
-        time.sleep(0.01)
 
 
 def below(directory: Path) -> dict[str, bytes]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import mounts
 import pytest
+from eventually import eventually
 from kinds import KINDS
 from mounts import Serve
 from replay import Replay
@@ -77,13 +77,6 @@ def watched(request: pytest.FixtureRequest, tmp_path: Path, serve: Serve) -> Ite
     watched = Watched(server.path)
     yield watched
     watched.close()
-
-
-def wait_for(reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 # -- one thing after the other ---------------------------------------------------------------------------------------
@@ -174,7 +167,7 @@ def test_an_event_can_be_seen_by_whoever_gets_it(watched: Watched) -> None:
         mine.write_text(str(number))
         watched.agent.write(f"/here/{theirs.name}", str(number))
         assert theirs.read_text() == str(number)
-    wait_for(lambda: len(seen) >= 600 or not thread.is_alive())  # before they go
+    eventually(lambda: len(seen) >= 600 or not thread.is_alive())  # before they go
     for number in range(200):
         (watched.path / "here" / f"mine-{number}").unlink()
         watched.agent.delete(f"/here/theirs-{number}")
