@@ -247,19 +247,6 @@ class TestAVerb:
         assert free.approve(number).state == "made"
         assert (text_of(free, "/prod/2"), text_of(free, "/prod/4")) == ("2", "4")
 
-    def test_with_too_many_bytes_is_refused_with_the_reason(self, agent: Client, free: Client) -> None:
-        (answer,) = agent.upload_files([("/prod/big", bytes(2 << 20))])
-        assert answer.error is not None and "at most 1024 KiB" in answer.error
-        assert "at most 1024 KiB" in str(agent.write("/prod/big", "x" * (2 << 20)).error)
-        assert waiting(free) == []
-
-    def test_asked_again_is_the_same_request(self, agent: Client, free: Client) -> None:
-        first, again = agent.write("/prod/x", "x"), agent.write("/prod/x", "x")
-        assert first.error == again.error
-        number = asked(again.error, free)
-        assert free.approve(number).state == "made"
-        assert "already exists" in str(agent.write("/prod/x", "x").error)
-
     def test_of_a_named_tool_call_gets_its_answer_when_it_comes_again(
         self, shared: Mounted, agent: Client, free: Client
     ) -> None:

@@ -128,24 +128,6 @@ def test_a_merge_names_the_writers_of_the_branch(serve: Serve) -> None:
         assert [each.calls for each in files.blame("/planner").lines] == [[merged.call]] * 2
 
 
-def test_a_file_that_is_open_for_writing_is_refused(mounted: Mounted) -> None:
-    branch = branch_of(mounted)
-    (branch / "old.txt").write_text("branch\n")
-    with (mounted.path / "old.txt").open("a"):
-        assert "old.txt': is open for writing" in command(mounted, "branch", "merge", "work", code=1)
-    command(mounted, "branch", "merge", "work")
-    assert (mounted.path / "old.txt").read_text() == "branch\n"
-
-
-def test_a_reader_keeps_the_file_that_it_has_open(mounted: Mounted) -> None:
-    branch = branch_of(mounted)
-    (branch / "old.txt").write_text("branch\n")
-    with (mounted.path / "old.txt").open() as file:
-        command(mounted, "branch", "merge", "work")
-        assert file.read() == "old\n"
-    assert (mounted.path / "old.txt").read_text() == "branch\n"
-
-
 def test_git_takes_the_patch_of_a_branch(mounted: Mounted, tmp_path: Path) -> None:
     branch = branch_of(mounted)
     for top in (branch, branch / "src"):

@@ -132,31 +132,6 @@ def test_one_file_that_is_gone_with_its_directory(mounted: Mounted) -> None:
     assert sorted(os.listdir(path / "notes")) == ["here", "one", "text"]
 
 
-def test_a_restore_is_a_call_that_undo_takes_back(serve: Serve, tmp_path: Path) -> None:
-    (tmp_path / "live").mkdir()
-    mounted = serve(f"sqlite:{tmp_path}/volume.db", routes={"/live": f"dir:{tmp_path}/live"}, options=["history=on"])
-    path = mounted.path
-    sh("mkdir d; echo 1 > d/f; echo 1 > same; touch -d 2001-01-01 d .; echo 1 > live/f; ln live/f live/g", path)
-    take(mounted, "before")
-    with fusebackend.connect(str(path)) as files:
-        files.create_branch("work")
-        sh("echo 2 > d/f; echo 2 > d/new; rm live/g; echo 2 > live/f; mkdir live/other", path)
-        changed = attributes_of(path)
-        done = ok("restore", "d", "--from", "before", cwd=path)
-        assert done.startswith("restored 2 paths, removed 1; 'fusebackend undo c")  # the directory's time, too
-        assert attributes_of(path / "d") == attributes_of(path / ".fusebackend/snapshots/before/d")
-        assert path.stat().st_mtime == 978307200
-        ok("undo", cwd=path)
-        assert attributes_of(path / "d")[b"f"].content == changed[b"d/f"].content
-        found = files.restore(["/"], "before", dry_run=True)
-        assert [(each.change, each.path) for each in found.changes] == [
-            ("attributes", "/d"), ("replace", "/d/f"), ("remove", "/d/new"),
-        ]  # fmt: skip
-        assert files.restore(["/d/f"], "before", to=["/live/copy"]).changes[0].path == "/live/copy"
-        assert (path / "live/copy").read_text() == "1\n"
-        assert [each.kind for each in files.log()[:2]] == ["restore", "undo"]
-
-
 def test_files_that_are_open_for_writing(mounted: Mounted) -> None:
     path = mounted.path
     (path / "log").write_text("old\n")

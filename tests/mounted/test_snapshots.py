@@ -210,22 +210,6 @@ def test_names_come_and_go_at_once(mounted: Mounted) -> None:
                 kept(mounted, "one/file").read_text()
 
 
-def test_below_a_deleted_one_all_is_stale(mounted: Mounted) -> None:
-    (mounted.path / "d").mkdir()
-    (mounted.path / "d/file").write_text("x" * 10_000)
-    with fusebackend.connect(mounted.path) as client:
-        client.create_snapshot("one")
-        directory = os.open(kept(mounted, "one/d"), os.O_RDONLY)
-        client.delete_snapshots("one")
-        for ask in (lambda: os.open("file", os.O_RDONLY, dir_fd=directory), lambda: os.listdir(directory)):
-            with pytest.raises(OSError) as stale:
-                ask()
-            assert stale.value.errno in (errno.ESTALE, errno.ENOENT)
-        os.close(directory)
-        client.create_snapshot("one")
-        assert kept(mounted, "one/d/file").read_text() == "x" * 10_000
-
-
 def test_nothing_in_it_can_be_changed(mounted: Mounted) -> None:
     sh(SCENE, mounted.path)
     with fusebackend.connect(mounted.path) as client:
@@ -328,17 +312,6 @@ def test_a_mount_without_such_routes_says_so(serve: Serve, tmp_path: Path) -> No
         "copies"
     ]
     assert not kept(mounted).exists()
-
-
-def test_routes_that_are_not_in_it_are_named(serve: Serve, tmp_path: Path) -> None:
-    (tmp_path / "files").mkdir()
-    mounted = serve("memory:", routes={"/project": f"dir:{tmp_path}/files"}, options=MANUAL)
-    assert command("snapshot", "list", cwd=mounted.path).stderr == "fusebackend: no snapshots\n"
-    said = command("snapshot", "create", "one", cwd=mounted.path).stderr
-    assert said == "fusebackend: not in it, for they keep no snapshots: /project/\n"
-    said = command("rm", "-r", "project", cwd=mounted.path).stderr  # which no verb can: it is a route
-    busy = "deleting 'project': Device or resource busy"
-    assert said == f"Error: {busy}; routes stay, so delete what is in them: /project/\n"
 
 
 def test_the_command(mounted: Mounted) -> None:

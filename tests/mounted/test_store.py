@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import errno
 import json
 import os
 import stat
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,16 +98,6 @@ def test_a_repository_in_a_memory(agent):
     ]  # fmt: skip
 
 
-def test_created_stays_and_modified_moves_when_the_shell_edits(agent):
-    agent.put("/a", "one")
-    before = agent.store.get(NS, "/a")
-    shell("printf two > a", agent.path)
-    after = agent.store.get(NS, "/a")
-    assert after.value["created_at"] == before.value["created_at"]
-    assert after.value["modified_at"] > before.value["modified_at"]
-    assert after.created_at == before.created_at
-
-
 def test_what_the_agent_writes_shows_in_the_mount(agent):
     """With a change feed it shows at once, though the kernel may cache for an hour; without one, after the TTL."""
     agent.put("/report.md", "first\n")
@@ -136,71 +124,6 @@ def test_status_says_how_a_change_becomes_known(agent):
     assert route["features"]["blocking"] is True
     assert route["features"]["durable"] is True
     assert "password" not in json.dumps(status)
-
-
-def test_a_lost_update_is_an_error(agent):
-    agent.put("/a", "one\n")
-    with (agent.path / "a").open("r+") as file:
-        file.write("ours")
-        agent.put("/a", "theirs\n")
-        with pytest.raises(OSError) as error:
-            os.fsync(file.flush() or file.fileno())
-        assert error.value.errno == errno.ESTALE
-    agent.server.expected_log = "was changed by others"
-    assert agent.text("/a") == "theirs\n"
-    (beside,) = [item for item in agent.store.search(NS) if ".conflict-" in item.key]
-    assert beside.value["content"].startswith("ours")
-    eventually(lambda: len(os.listdir(agent.path)) == 2)
-
-
-def test_an_agent_in_a_loop_and_the_shell_in_another(agent):
-    """Every accepted change is there at the end, and refused ones are in conflict files beside it."""
-    agent.put("/log", "begin\n")
-    edited, appended = [], []
-
-    def edit():
-        from fusebackend.backends import StoreBackend
-
-        with StoreBackend(agent.store, namespace=NS) as ours:
-            for number in range(40):
-                if ours.edit("/log", "begin\n", f"begin\nedit {number}\n").error is None:
-                    edited.append(f"edit {number}")
-
-    thread = threading.Thread(target=edit)
-    thread.start()
-    refused = []
-    for number in range(40):
-        # dd reports the error of fsync and of close; a shell's own `echo … >> log` drops both
-        command = f"echo append {number} | dd of=log oflag=append conv=notrunc,fsync status=none"
-        done = subprocess.run(["sh", "-c", command], cwd=agent.path, capture_output=True, timeout=60)
-        (refused if done.returncode else appended).append(f"append {number}")
-    thread.join()
-    agent.server.expected_log = "was changed by others"
-    lines = agent.text("/log").splitlines()
-    assert sorted(lines) == sorted(["begin", *edited, *appended])
-    assert edited
-    assert appended
-    beside = "".join(item.value["content"] for item in agent.store.search(NS, limit=100) if ".conflict-" in item.key)
-    assert set(refused) <= set(beside.splitlines())
-
-
-def test_values_that_are_no_files_can_be_read_only(agent):
-    agent.store.put(NS, "prefs", {"theme": "dark"})
-    agent.store.put(NS, "//odd", {"content": "x", "encoding": "utf-8"})
-    eventually(lambda: sorted(os.listdir(agent.path)) == ["%", "prefs.json"])
-    path = agent.path / "prefs.json"
-    assert json.loads(path.read_text()) == {"theme": "dark"}
-    assert stat.S_IMODE(path.stat().st_mode) == 0o444
-    for attempt in (
-        lambda: path.write_text("{}"),
-        path.unlink,
-        lambda: path.rename(agent.path / "x"),
-        lambda: os.truncate(path, 0),
-    ):
-        with pytest.raises(PermissionError):
-            attempt()
-    assert (agent.path / "%" / "odd").read_text() == "x"
-    assert agent.store.get(NS, "prefs").value == {"theme": "dark"}
 
 
 def test_a_long_text_is_read_with_less_and_diff(agent):

@@ -181,16 +181,6 @@ def test_listings_of_the_root(mounted: Mounted, shown: str, tmp_path: Path) -> N
     assert untracked == (f"?? {OWN}/\n" if shown == "visible" else "")
 
 
-def test_the_same_name_elsewhere_is_an_ordinary_one(mounted: Mounted) -> None:
-    for directory in ("sub", "memories"):
-        place = mounted.path / directory / OWN
-        place.mkdir(parents=True)
-        (place / "status.json").write_text("mine")
-        assert os.listdir(mounted.path / directory) == [OWN]
-        assert (place / "status.json").read_text() == "mine"
-        shutil.rmtree(place)
-
-
 def test_another_name(serve: Serve) -> None:
     mounted = serve("memory:", options=["trees=visible", "trees_name=.mount"])
     assert os.listdir(mounted.path) == [".mount"]
@@ -215,22 +205,6 @@ def test_in_a_configuration_file(tmp_path: Path) -> None:
     file.write_text(text.replace("visible", "no"))
     done = command("mount", "--config", file)
     assert done.stderr == f"Error: '{file}': trees='no': give one of hidden, visible, off\n"
-
-
-def test_without_one(serve: Serve) -> None:
-    mounted = serve("memory:", options=["trees=off"])
-    assert os.listdir(mounted.path) == []
-    assert not os.path.lexists(mounted.path / OWN)
-    (mounted.path / OWN).mkdir()
-    (mounted.path / OWN / "status.json").write_text("mine")
-    assert os.listdir(mounted.path) == [OWN]
-    with fusebackend.connect(mounted.path) as client:
-        assert client.status()["trees"] is None
-        assert client.read("/.fusebackend/status.json").file_data is not None
-        done = client.execute("cat /.fusebackend/status.json; touch /made; ls -A /")
-        assert (done.exit_code, done.output) == (0, f"mine{OWN}\nmade\n")
-        assert client.delete("/.fusebackend").error is None
-    assert os.listdir(mounted.path) == ["made"]
 
 
 @pytest.mark.parametrize("kind", ["dir", "sqlite"])

@@ -571,23 +571,6 @@ def runtime():
     return SimpleNamespace(state={"messages": [], "files": {}})
 
 
-def test_updates_have_the_agents_paths_and_are_merged_into_the_defaults_state():
-    shared = runtime()
-    composite = CompositeBackend(StateBackend(shared), {"/memories/": StateBackend(shared)})
-    result = composite.write("/memories/n.md", "note")
-    assert list(result.files_update) == ["/memories/n.md"]
-    assert list(shared.state["files"]) == ["/memories/n.md"]
-    assert "note" in composite.read("/memories/n.md")
-    assert listed(composite) == ["/memories/"]  # what is below the prefix is not the default's to show again
-    composite.write("/n.md", "another file")
-    assert "note" in composite.read("/memories/n.md")
-    edited = composite.edit("/memories/n.md", "note", "changed")
-    assert list(edited.files_update) == ["/memories/n.md"]
-    deleted = composite.delete("/memories/n.md")
-    assert deleted.files_update == {"/memories/n.md": None}
-    assert list(shared.state["files"]) == ["/n.md"]
-
-
 def test_what_the_state_had_before_is_there_under_the_same_paths():
     shared = runtime()
     shared.state["files"] = {"/memories/old.md": {"content": ["from", "v1"]}}

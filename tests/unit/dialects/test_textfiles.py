@@ -8,7 +8,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 from profiles import examples
-from text_backends import TextBackend
+from seed_backends import TextBackend
 
 from fusebackend.backends import CompositeBackend, ForeignVolume, InMemoryBackend, VolumeBackend
 from fusebackend.base.errors import FILE_NOT_FOUND, IS_DIRECTORY
