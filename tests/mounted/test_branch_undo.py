@@ -17,7 +17,7 @@ from pathlib import Path
 import mounts
 import pytest
 from mounts import Serve
-from programs import command, sh
+from programs import as_call, command, sh
 from trees import snapshot
 
 import fusebackend
@@ -29,14 +29,6 @@ pytestmark = pytest.mark.mounted
 RECORDED = ["history=on", "snapshots=manual"]
 KINDS = ["sqlite:{tmp}/volume.db", "dir:{tmp}/files", "store+sqlite:{tmp}/store.db?ns=files"]
 BRANCHES = "/.fusebackend/branches"
-
-
-def call_in(files: Client, where: Path, script: str, agent: str = "coder") -> str:
-    name = files.begin_call(f"run {script}", id=agent, agent=agent)
-    sh(script, where)
-    found = files.end_call(name)
-    assert found is not None
-    return found
 
 
 listed = partial(snapshot, directory_times=False)
@@ -61,7 +53,7 @@ def test_a_call_in_a_branch_is_shown_and_taken_back(tmp_path: Path, kind: str) -
     """By the kernel and by a verb, with its bytes and attributes, and an undo is undone."""
     with branched(tmp_path, kind) as (files, path, branch):
         main, before = listed(path), listed(branch)
-        first = call_in(
+        first = as_call(
             files, branch, "echo ONE > docs/a; echo more >> docs/b; rm src/c; mkdir new; echo n > new/f; mv docs texts"
         )
         changed = listed(branch)
@@ -97,8 +89,8 @@ def test_a_call_in_a_branch_is_shown_and_taken_back(tmp_path: Path, kind: str) -
 def test_what_others_changed_since_is_named_and_refused(tmp_path: Path, kind: str) -> None:
     with branched(tmp_path, kind) as (files, path, branch):
         sh("seq 9 >> docs/a", branch)
-        first = call_in(files, branch, "sed -i s/one/ONE/ docs/a; echo TWO > docs/b")
-        second = call_in(files, branch, "echo later >> docs/a", "other")
+        first = as_call(files, branch, "sed -i s/one/ONE/ docs/a; echo TWO > docs/b")
+        second = as_call(files, branch, "echo later >> docs/a", "other")
         before = listed(branch)
         refused = files.undo(first)
         assert [(each.path, each.call) for each in refused.conflicts] == [(f"{BRANCHES}/idea/docs/a", second)]
@@ -121,8 +113,8 @@ def test_what_others_changed_since_is_named_and_refused(tmp_path: Path, kind: st
 def test_what_was_taken_back_is_no_change_for_a_merge(tmp_path: Path, kind: str) -> None:
     with branched(tmp_path, kind) as (files, path, branch):
         main = listed(path)
-        kept = call_in(files, branch, "echo kept > docs/new")
-        gone = call_in(files, branch, "echo ONE > docs/a; rm src/c; mv docs/b docs/moved; chmod 600 docs/a")
+        kept = as_call(files, branch, "echo kept > docs/new")
+        gone = as_call(files, branch, "echo ONE > docs/a; rm src/c; mv docs/b docs/moved; chmod 600 docs/a")
         assert not files.undo(gone).conflicts
         assert kept != gone
         merged = files.merge_branch("idea")
@@ -138,7 +130,7 @@ def test_what_was_taken_back_is_no_change_for_a_merge(tmp_path: Path, kind: str)
 def test_a_call_of_an_earlier_server_is_taken_back(tmp_path: Path, kind: str) -> None:
     with branched(tmp_path, kind) as (files, _, branch):
         before = listed(branch)
-        first = call_in(files, branch, "echo ONE > docs/a; rm docs/b; ln src/c src/link; mv src code")
+        first = as_call(files, branch, "echo ONE > docs/a; rm docs/b; ln src/c src/link; mv src code")
     with branched(tmp_path, kind) as (files, _, branch):
         assert [each.call for each in files.log(branch="idea")] == [first]
         assert not files.undo(first).conflicts
@@ -149,11 +141,11 @@ def test_a_call_in_the_mount_and_in_a_branch_is_one(tmp_path: Path) -> None:
     with branched(tmp_path, KINDS[0]) as (files, path, branch):
         main, before = listed(path), listed(branch)
         newest = files.log()[0].call
-        only = call_in(files, branch, "echo x > x")
+        only = as_call(files, branch, "echo x > x")
         assert files.log()[0].call == newest, "a call in a branch alone is none of the mount"
         assert [each.call for each in files.log(paths=[BRANCHES + "/idea"])] == [only]
         assert [each.call for each in files.log([only])] == [only]
-        both = call_in(files, path, f"echo m > docs/a; echo b > .{BRANCHES}/idea/docs/a")
+        both = as_call(files, path, f"echo m > docs/a; echo b > .{BRANCHES}/idea/docs/a")
         assert files.log()[0].call == both and files.log(branch="idea")[0].call == both
         assert not files.undo(both).conflicts
         assert listed(path) == main
@@ -164,7 +156,7 @@ def test_a_call_in_the_mount_and_in_a_branch_is_one(tmp_path: Path) -> None:
 def test_a_branch_of_the_same_name_is_another_one(tmp_path: Path) -> None:
     """With a deleted branch its records go, and a copy has none of the other's calls."""
     with branched(tmp_path, KINDS[0]) as (files, _, branch):
-        first = call_in(files, branch, "echo ONE > docs/a; rm docs/b")
+        first = as_call(files, branch, "echo ONE > docs/a; rm docs/b")
         files.create_branch("copy", "idea")
         assert [each.call for each in files.log(branch="copy")] == ["b1"]
         files.delete_branches("idea")
@@ -173,7 +165,7 @@ def test_a_branch_of_the_same_name_is_another_one(tmp_path: Path) -> None:
         with pytest.raises(OSError) as missing:
             files.undo(first)
         assert missing.value.errno == errno.ENOENT
-        second = call_in(files, branch, "echo again > docs/a")
+        second = as_call(files, branch, "echo again > docs/a")
         assert [each.call for each in files.log(branch="idea")] == [second]
         assert not files.verify_log().problems
     with branched(tmp_path, KINDS[0]) as (files, _, branch):
@@ -187,9 +179,9 @@ def test_blame_in_a_branch(tmp_path: Path, kind: str) -> None:
     with branched(tmp_path, kind) as (files, path, branch):
         made = files.blame("/docs/b").last
         is_live = files.branches()[0].routes["/"] == "live"
-        first = call_in(files, branch, "echo more >> docs/a")
-        second = call_in(files, branch, "sed -i 1iabove docs/a; mv docs/a docs/z")
-        later = call_in(files, path, "echo later >> docs/a; echo later >> docs/b")
+        first = as_call(files, branch, "echo more >> docs/a")
+        second = as_call(files, branch, "sed -i 1iabove docs/a; mv docs/a docs/z")
+        later = as_call(files, path, "echo later >> docs/a; echo later >> docs/b")
         for found in (files.blame("/docs/z", branch="idea"), files.blame(f"{BRANCHES}/idea/docs/z")):
             assert found.lines is not None
             assert [(each.text, each.calls) for each in found.lines] == [
@@ -206,9 +198,9 @@ def test_blame_in_a_branch(tmp_path: Path, kind: str) -> None:
 def test_a_branch_begins_with_the_state_before_a_call_in_another(tmp_path: Path, kind: str) -> None:
     """It is also what `diff` compares with, and where `restore` takes files for the mount from."""
     with branched(tmp_path, kind) as (files, path, branch):
-        call_in(files, branch, "echo ONE > docs/a; mkdir more; echo m > more/m; ln docs/b docs/link")
+        as_call(files, branch, "echo ONE > docs/a; mkdir more; echo m > more/m; ln docs/b docs/link")
         before = listed(branch)
-        call = call_in(files, branch, "echo worse > docs/a; rm -r more src; mv docs/b docs/moved; echo n > new")
+        call = as_call(files, branch, "echo worse > docs/a; rm -r more src; mv docs/b docs/moved; echo n > new")
         sh("echo later > later; chmod 600 docs/a", branch)
         now = listed(branch)
         files.create_branch("again", call)
@@ -232,7 +224,7 @@ def test_a_branch_begins_with_the_state_before_a_call_in_another(tmp_path: Path,
 def test_no_state_is_before_a_call_in_two_branches(tmp_path: Path) -> None:
     with branched(tmp_path, KINDS[0]) as (files, path, _):
         files.create_branch("other")
-        call = call_in(files, path, f"echo 1 > .{BRANCHES}/idea/docs/a; echo 1 > .{BRANCHES}/other/docs/a")
+        call = as_call(files, path, f"echo 1 > .{BRANCHES}/idea/docs/a; echo 1 > .{BRANCHES}/other/docs/a")
         for ask in (
             lambda: files.restore(["/docs/a"], call),
             lambda: files.create_branch("third", call),
@@ -255,7 +247,7 @@ def test_a_killed_server_finishes_the_undo_with_the_same_command(tmp_path: Path,
         with fusebackend.connect(str(mounted.path)) as files:
             files.create_branch("idea")
             before = listed(branch)
-            call = call_in(files, branch, "for n in $(seq 150); do echo x > repo/$n; done; rm repo/2*; sync .")
+            call = as_call(files, branch, "for n in $(seq 150); do echo x > repo/$n; done; rm repo/2*; sync .")
 
             def undoing() -> None:
                 with contextlib.suppress(Exception):  # the server ends meanwhile
@@ -284,12 +276,12 @@ def test_changes_that_a_kill_has_prevented_stand_in_no_way(tmp_path: Path) -> No
         with fusebackend.connect(str(mounted.path)) as files:
             files.write("/a", "one\n")
             files.create_branch("idea")
-            first = call_in(files, branch, "echo two > a; sync .")
+            first = as_call(files, branch, "echo two > a; sync .")
             before = listed(branch)
             file = Path(branches_directory(str(mounted.path))) / "idea.db"
             for each in file.parent.glob("idea.db*"):
                 shutil.copy(each, tmp_path / f"kept-{each.name}")
-            lost = [call_in(files, branch, "echo three > a"), call_in(files, branch, "echo new > new; rm a", "other")]
+            lost = [as_call(files, branch, "echo three > a"), as_call(files, branch, "echo new > new; rm a", "other")]
     finally:
         mounted.kill()
     for each in file.parent.glob("idea.db*"):  # as if nothing of it had been stored yet
@@ -308,9 +300,9 @@ def test_changes_that_a_kill_has_prevented_stand_in_no_way(tmp_path: Path) -> No
 
 def test_what_is_forgotten_cannot_be_taken_back(tmp_path: Path) -> None:
     with branched(tmp_path, KINDS[0]) as (files, _, branch):
-        call_in(files, branch, "echo hunter2 > docs/a")
-        last = call_in(files, branch, "echo clean > docs/a", "other")
-        of_below = call_in(files, branch, "mv docs/b moved; echo other > moved", "third")
+        as_call(files, branch, "echo hunter2 > docs/a")
+        last = as_call(files, branch, "echo clean > docs/a", "other")
+        of_below = as_call(files, branch, "mv docs/b moved; echo other > moved", "third")
         files.forget("/docs/a", "/docs/b")
         assert "hunter2" not in files.diff(last) and "two" not in files.diff(of_below)
         assert files.undo(last).conflicts
@@ -326,7 +318,7 @@ def test_what_is_in_the_snapshot_below_is_not_copied(tmp_path: Path) -> None:
         files.create_branch("other")
         branch = path / BRANCHES[1:] / "other"
         before = listed(branch)
-        call = call_in(files, branch, "echo x >> large; rm docs/a; mv src/c docs/b; truncate -s 5 large")
+        call = as_call(files, branch, "echo x >> large; rm docs/a; mv src/c docs/b; truncate -s 5 large")
         kept = [each.kept for each in files.changes(call) if each.kept is not None]
         assert kept and set(kept) == {"snapshot"}, kept
         assert "two" in files.diff(call, paths=[f"{BRANCHES}/other/docs"])
@@ -372,7 +364,7 @@ def test_the_commands(serve: Serve) -> None:
         files.write("/plan", "one\n")
         files.create_branch("idea")
         branch = path / BRANCHES[1:] / "idea"
-        call = call_in(files, branch, "echo two >> plan")
+        call = as_call(files, branch, "echo two >> plan")
         shown = command("log", "--branch", "idea", cwd=path)
         assert shown.stdout.split()[0] == call, shown
         shown = command("diff", call, cwd=path)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from mounts import Mounted, Serve
-from programs import sh
+from programs import command, ok, sh
 from trees import snapshot as attributes_of
 
 import fusebackend
@@ -31,22 +31,8 @@ def mounted(serve: Serve, request: pytest.FixtureRequest, tmp_path: Path) -> Mou
     return serve(str(request.param).format(tmp=tmp_path), routes=routes, options=["snapshots=manual"])
 
 
-def run(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "fusebackend", *map(str, words)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S, cwd=cwd, check=False,
-    )  # fmt: skip
-
-
-def ok(*words: object, cwd: Path) -> str:
-    done = run(*words, cwd=cwd)
-    assert done.returncode == 0, done
-    return done.stdout
-
-
 def refused(*words: object, cwd: Path, status: int = 1) -> str:
-    done = run(*words, cwd=cwd)
+    done = command(*words, cwd=cwd)
     assert (done.returncode, done.stdout) == (status, ""), done
     return done.stderr
 
@@ -95,7 +81,7 @@ def test_what_bash_did_is_shown_and_taken_back(mounted: Mounted, tmp_path: Path)
         "M\tsrc/sparse",
         "M\tsrc/text",
     ]
-    patch = run("diff", "before", cwd=path)
+    patch = command("diff", "before", cwd=path)
     assert "route '/way/live/' was not compared" in patch.stderr
     subprocess.run(["git", "apply", "--whitespace=nowarn"], cwd=copy, input=patch.stdout, text=True, check=True)
     for name in ("src/text", "docs/there", "src/deep/other", "notes/one", "new/n", "src/sparse"):
@@ -106,7 +92,7 @@ def test_what_bash_did_is_shown_and_taken_back(mounted: Mounted, tmp_path: Path)
     planned = ok("restore", path, "--from", "before", "-n", cwd=Path("/"))
     assert "replace    /docs/pipe\n" in planned
     assert (path / "new/n").exists()
-    done = run("restore", path, "--from", "before", cwd=Path("/"))
+    done = command("restore", path, "--from", "before", cwd=Path("/"))
     assert done.returncode == 0, done
     assert "route '/way/live/' is left as it is" in done.stderr
     now = {name: each for name, each in attributes_of(path).items() if not name.startswith(b"way")}
@@ -114,7 +100,7 @@ def test_what_bash_did_is_shown_and_taken_back(mounted: Mounted, tmp_path: Path)
     assert (path / "src/sparse").stat().st_blocks * 512 < 1 << 20
     assert (path / "way/live/file").read_text() == "2"
     assert ok("diff", "before", cwd=path) == ""
-    assert "everything was as it is to be" in run("restore", ".", "--from", "before", cwd=path).stderr
+    assert "everything was as it is to be" in command("restore", ".", "--from", "before", cwd=path).stderr
 
 
 def test_one_file_that_is_gone_with_its_directory(mounted: Mounted) -> None:
@@ -160,7 +146,7 @@ def test_other_file_systems_are_left_alone(mounted: Mounted) -> None:
     for name in ("d/there", "extra/there"):
         sh(f"mount -t tmpfs none {name}; echo mine > {name}/mine", path)
     try:
-        done = run("restore", ".", "--from", "before", cwd=path)
+        done = command("restore", ".", "--from", "before", cwd=path)
         assert (done.returncode, (path / "d/f").read_text()) == (1, "old\n")
         assert "'/d/there' was left as it is: another file system is mounted there" in done.stderr
         assert "'/extra' was left as it is: another file system is mounted at '/extra/there'" in done.stderr
@@ -196,7 +182,7 @@ def test_errors_are_one_line(serve: Serve, tmp_path: Path, words: list[str], err
     sh("mkdir d; touch f f2 d/f", mounted.path)
     take(mounted, "before")
     sh("rm -r d", mounted.path) if error == "" else None
-    done = run(*words, cwd=mounted.path)
+    done = command(*words, cwd=mounted.path)
     assert (done.returncode, len(done.stderr.splitlines())) == (int(error != ""), int(error != "")), done
     assert error in done.stderr
 

@@ -17,7 +17,7 @@ from typing import Any
 import mounts
 import pytest
 from mounts import Mounted, Serve
-from programs import session
+from programs import command, ok, session
 from trees import Entry, snapshot
 
 import fusebackend
@@ -35,20 +35,6 @@ def mounted(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mo
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     (tmp_path / "live").mkdir()
     return serve(f"sqlite:{tmp_path}/volume.db", routes={"/notes": "memory:", "/src": f"dir:{tmp_path}/live"})
-
-
-def run(*words: object, cwd: Path, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "fusebackend", *map(str, words)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        input="" if stdin is None else stdin, capture_output=True, text=True, timeout=LIMIT_S, cwd=cwd, check=False,
-    )  # fmt: skip
-
-
-def ok(*words: object, cwd: Path, stdin: str | None = None) -> str:
-    done = run(*words, cwd=cwd, stdin=stdin)
-    assert done.returncode == 0, done
-    return done.stdout
 
 
 def logged(mounted: Mounted, **options: Any) -> list[CallInfo]:
@@ -82,7 +68,9 @@ def test_what_a_session_did_is_logged_shown_and_taken_back(mounted: Mounted) -> 
     assert ok("diff", call, "--name-status", "--", "src", cwd=mounted.path).splitlines() == names[5:]
     (lost,) = [json.loads(line) for line in ok("diff", call, "--json", "repo/f1", cwd=mounted.path).splitlines()]
     assert (lost["change"], lost["path"]) == ("deleted", "repo/f1")
-    assert run("diff", call, "--", "src/s3", cwd=mounted.path).stderr == f"Error: {call} has not changed '/src/s3'\n"
+    assert (
+        command("diff", call, "--", "src/s3", cwd=mounted.path).stderr == f"Error: {call} has not changed '/src/s3'\n"
+    )
 
     would = ok("undo", "-n", cwd=mounted.path)
     assert "would bring back repo/f1" in would
@@ -122,7 +110,7 @@ def test_the_patch_of_a_call_is_one_that_git_takes(mounted: Mounted, tmp_path: P
     ],
 )
 def test_a_call_that_is_not_there(mounted: Mounted, words: list[str], error: str) -> None:
-    done = run(*words, cwd=mounted.path)
+    done = command(*words, cwd=mounted.path)
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"Error: {error}")
@@ -135,7 +123,7 @@ def test_a_call_and_an_actor_choose_one_call_alone(mounted: Mounted) -> None:
         ([call, "--by", "nobody"], "a CALL or --by, not both: --by chooses the call"),
         (["--by", ""], "--by is empty; without it, the newest call by anybody is taken back"),
     ):
-        done = run("undo", *words, cwd=mounted.path)
+        done = command("undo", *words, cwd=mounted.path)
         assert (done.returncode, done.stderr.splitlines()[-1]) == (2, f"Error: {error}")
     assert (mounted.path / "a").read_text() == "1\n"
 
@@ -143,11 +131,11 @@ def test_a_call_and_an_actor_choose_one_call_alone(mounted: Mounted) -> None:
 def test_without_a_history(serve: Serve) -> None:
     mounted = serve("memory:", options=["history=off"])
     for words in (["log"], ["undo"], ["diff", "c1"]):
-        done = run(*words, cwd=mounted.path)
+        done = command(*words, cwd=mounted.path)
         assert done.returncode == 1
         how = "mount it without '-o history=off', from Python with history=\"on\""
         assert done.stderr == f"Error: this mount keeps no history of calls: {how}\n"
-    assert run("df", cwd=mounted.path).returncode == 0
+    assert command("df", cwd=mounted.path).returncode == 0
 
 
 # -- who acts ----------------------------------------------------------------------------------------------------------
@@ -309,10 +297,10 @@ def test_calls_of_several_paths(mounted: Mounted) -> None:
     listed = ok("log", mounted.path / "src", mounted.path / "notes/c", cwd=mounted.path.parent).splitlines()
     assert [line.rpartition("> ")[2] for line in listed] == ["notes/c", "src/b"]
     for words in (["c1", "a"], ["c1", "-f"], ["c1", "--by", "me"]):
-        done = run("log", *words, cwd=mounted.path)
+        done = command("log", *words, cwd=mounted.path)
         assert (done.returncode, done.stdout) == (2, "")
         assert "a CALL is shown as it is" in done.stderr
-    assert "'noon' is no time" in run("log", "--since", "noon", cwd=mounted.path).stderr
+    assert "'noon' is no time" in command("log", "--since", "noon", cwd=mounted.path).stderr
 
 
 def test_a_change_of_the_log_past_the_server_is_found(mounted: Mounted) -> None:
@@ -327,14 +315,14 @@ def test_a_change_of_the_log_past_the_server_is_found(mounted: Mounted) -> None:
     with connection:
         connection.execute("UPDATE calls SET title = 'write /three' WHERE number = 2")
     connection.close()
-    done = run("log", "--verify", cwd=mounted.path)
+    done = command("log", "--verify", cwd=mounted.path)
     assert (done.returncode, done.stdout) == (1, "call c2 was changed\n")
-    found = json.loads(run("log", "--verify", "--json", "--anchor", f"99:{'00' * 16}", cwd=mounted.path).stdout)
+    found = json.loads(command("log", "--verify", "--json", "--anchor", f"99:{'00' * 16}", cwd=mounted.path).stdout)
     changed, cut = found["problems"]
     assert changed == "call c2 was changed"
     assert re.fullmatch(r"the last \d+ links are cut off: the anchor has seen link 99", cut)
-    assert "'x' is no anchor" in run("log", "--verify", "--anchor", "x", cwd=mounted.path).stderr
-    assert run("log", "--verify", "--by", "me", cwd=mounted.path).returncode == 2
+    assert "'x' is no anchor" in command("log", "--verify", "--anchor", "x", cwd=mounted.path).stderr
+    assert command("log", "--verify", "--by", "me", cwd=mounted.path).returncode == 2
 
 
 def test_a_flipped_byte_of_a_copy_is_found(mounted: Mounted) -> None:
@@ -346,9 +334,9 @@ def test_a_flipped_byte_of_a_copy_is_found(mounted: Mounted) -> None:
     with fusebackend.connect(mounted.path) as files:
         directory = Path(files.status()["history"]["path"]) / "images"
     (copy,) = [each for each in directory.iterdir() if each.read_text() == "before"]
-    assert run("log", "--verify", cwd=mounted.path).returncode == 0
+    assert command("log", "--verify", cwd=mounted.path).returncode == 0
     copy.write_text("be4ore")
-    done = run("log", "--verify", cwd=mounted.path)
+    done = command("log", "--verify", cwd=mounted.path)
     assert done.returncode == 1
     assert re.fullmatch(r"there are other bytes for change \d+ of call c2\n", done.stdout)
 
@@ -374,11 +362,11 @@ def test_a_tail_that_is_cut_off_is_found_by_the_anchors_of_the_mount(
     with mounts.mounted(tmp_path / "mnt", "memory:", config=config) as server:
         with fusebackend.connect(server.path) as files:
             files.write("/0", "x")
-        done = run("log", "--verify", cwd=server.path)
+        done = command("log", "--verify", cwd=server.path)
         assert done.returncode == 1
         assert re.fullmatch(rf"the last \d+ links are cut off: the anchor has seen link {end[1]}\n", done.stdout)
         place.unlink()
-        done = run("log", "--verify", cwd=server.path)
+        done = command("log", "--verify", cwd=server.path)
         why = "No such file or directory"
         assert (done.returncode, done.stdout) == (1, f"the anchors in file:{place} can't be read: {why}\n")
 
@@ -396,7 +384,7 @@ def test_a_tail_that_is_cut_off_is_found_by_the_anchors_of_the_mount(
 def test_an_anchor_that_can_not_be_is_a_line(table: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "mnt").mkdir()
     (tmp_path / "log.toml").write_text(f"[log]\n{table}\n".replace("MNT", str(tmp_path / "mnt")))
-    done = run("mount", tmp_path / "mnt", "--default", "memory:", "--config", tmp_path / "log.toml", cwd=tmp_path)
+    done = command("mount", tmp_path / "mnt", "--default", "memory:", "--config", tmp_path / "log.toml", cwd=tmp_path)
     assert done.returncode == 2
     assert says in done.stderr, done.stderr
     assert done.stderr.count("\n") == 1
@@ -419,8 +407,8 @@ def test_each_line_of_a_file_has_its_call(mounted: Mounted) -> None:
     assert (shown["path"], shown["lines"][0]["calls"]) == (f"{mounted.path}/text", [first])
     (mounted.path / "src/binary").write_bytes(b"\0")
     assert ok("blame", "src/binary", cwd=mounted.path).split()[3] == "src/binary:"
-    assert run("blame", "src", cwd=mounted.path).stderr == "Error: 'src': Is a directory\n"
-    assert run("blame", "none", cwd=mounted.path).stderr == "Error: 'none': No such file or directory\n"
+    assert command("blame", "src", cwd=mounted.path).stderr == "Error: 'src': Is a directory\n"
+    assert command("blame", "none", cwd=mounted.path).stderr == "Error: 'none': No such file or directory\n"
 
 
 # -- hooks -------------------------------------------------------------------------------------------------------------
@@ -553,7 +541,7 @@ def test_df_and_prune(mounted: Mounted) -> None:
         assert space.reclaimable >= space.images
         would = json.loads(ok("prune", "-n", "--json", cwd=mounted.path))
         assert would["calls"] == len(files.log()) == 2
-        assert run("prune", cwd=mounted.path).stderr.startswith("Error: what is pruned can't be had back")
+        assert command("prune", cwd=mounted.path).stderr.startswith("Error: what is pruned can't be had back")
         assert len(files.log()) == 2
         ok("prune", "--yes", cwd=mounted.path)
         assert files.log() == []
