@@ -1,4 +1,4 @@
-"""Approvals on real mounts: what a view interrupts waits for a decision, happens once, or says why it can't."""
+"""Approvals on real mounts: system calls, commands and the command line; verbs are in `test_approvals_of_verbs.py`."""
 
 from __future__ import annotations
 
