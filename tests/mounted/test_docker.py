@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -85,23 +84,6 @@ def test_large_files_are_exact(box, serve):
     box.execute("rm /tmp/*.bin /tmp/empty")
 
 
-def test_a_change_in_the_container_meanwhile_is_a_conflict(box, serve):
-    server = serve("memory:", routes={"/box": "docker:box?root=/tmp"})
-    server.expected_log = "note.txt was changed by others"
-    there = server.path / "box"
-    (there / "note.txt").write_text("first\n")
-    fd = os.open(there / "note.txt", os.O_RDWR)
-    box.execute("echo theirs > /tmp/note.txt")
-    os.pwrite(fd, b"ours!", 0)
-    with pytest.raises(OSError) as raised:
-        os.close(fd)
-    assert raised.value.errno == errno.ESTALE
-    assert box.execute("cat /tmp/note.txt").output == "theirs\n"
-    (beside,) = box.glob("note.txt.conflict-*", "/tmp").matches
-    assert "ours!" in box.read(beside["path"])
-    box.execute("rm /tmp/note.txt*")
-
-
 def test_what_a_container_can_not_keep_is_said(box, serve):
     there = serve("memory:", routes={"/box": "docker:box?root=/tmp"}).path / "box"
     box.execute("mkfifo /tmp/fifo; ln -s nowhere /tmp/dangling; ln -s /etc/passwd /tmp/link")
@@ -131,21 +113,6 @@ def test_verbs_and_commands_through_the_control_socket(engine, serve):
     server.stop()
     eventually(lambda: engine.containers() == [])
     assert container
-
-
-def test_a_killed_servers_container_goes_with_the_next_mount(engine, serve):
-    first = serve(f"docker:{engine.image}")
-    (first.path / "tmp/x").write_text("x")
-    (left,) = engine.containers()
-    first.process.send_signal(signal.SIGKILL)
-    first.process.wait()
-    first.kill()
-    assert engine.containers() == [left]
-    second = serve(f"docker:{engine.image}", at="second")
-    assert (second.path / "etc/passwd").exists()
-    eventually(lambda: left not in engine.containers())
-    second.stop()
-    eventually(lambda: engine.containers() == [])
 
 
 def test_a_container_that_stops_hurts_nobody_else(engine, box, serve):
