@@ -18,8 +18,6 @@ from fusebackend.urls.registry import SCHEMES
 
 pytestmark = [pytest.mark.mounted, pytest.mark.services]
 
-LIMIT_S = 30.0
-
 OPTIONS = ("allow_other",) if os.geteuid() == 0 else ()
 
 
