@@ -8,19 +8,18 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import mounts
 import pytest
+from approving import asked, one, text_of, waiting
 from mounts import Mounted, Serve
 
 import fusebackend
 from fusebackend import Actor
 from fusebackend.control.client.client import Client
-from fusebackend.protocol import ApprovalInfo
 
 pytestmark = [pytest.mark.mounted, pytest.mark.timeout(120)]
 
@@ -87,32 +86,6 @@ def free(shared: Mounted) -> Iterator[Client]:
 def agent(shared: Mounted, free: Client) -> Iterator[Client]:
     with fusebackend.connect(shared.path, view="agent") as files:
         yield files
-
-
-def waiting(files: Client) -> list[ApprovalInfo]:
-    return [each for each in files.approvals() if each.state == "pending"]
-
-
-def asked(error: str | None, files: Client) -> int:
-    """Return the number of the only request that waits, which an error names."""
-    (found,) = waiting(files)
-    assert error is not None and f"it is request {found.number};" in error and "\n" not in error, error
-    return found.number
-
-
-def one(files: Client) -> ApprovalInfo:
-    """Wait for the only request that waits, and return it."""
-    until_s = time.monotonic() + LIMIT_S
-    while not (found := waiting(files)):
-        assert time.monotonic() < until_s, "nothing was asked for"
-        time.sleep(0.01)
-    (only,) = found
-    return only
-
-
-def text_of(files: Client, path: str) -> str | None:
-    (answer,) = files.download_files([path])
-    return None if answer.content is None else answer.content.decode()
 
 
 def run(*words: object, mount: Path) -> subprocess.CompletedProcess[str]:

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import errno
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from approving import asked, one, text_of, waiting
 from live import Live, live
 
 import fusebackend
 from fusebackend import Actor, Client
 from fusebackend.backends import InMemoryBackend, SqliteBackend
 from fusebackend.history.requests import ApprovalOptions
-from fusebackend.protocol import ROOT_NODE, ApprovalInfo, Caller
+from fusebackend.protocol import ROOT_NODE, Caller
 from fusebackend.server.asking import Asking
 from fusebackend.volumes.walk import entries, resolve
 
@@ -91,32 +91,6 @@ class Link:
 
 def listed(server: Live, path: str) -> list[bytes]:
     return sorted(name for name, _ in entries(server.volume, resolve(server.volume, path, follow=True).found.node))
-
-
-def waiting(files: Client) -> list[ApprovalInfo]:
-    return [each for each in files.approvals() if each.state == "pending"]
-
-
-def asked(error: str | None, files: Client) -> int:
-    """Return the number of the only request that waits, which an error names."""
-    (found,) = waiting(files)
-    assert error is not None and f"it is request {found.number};" in error and "\n" not in error, error
-    return found.number
-
-
-def one(files: Client) -> ApprovalInfo:
-    """Wait for the only request that waits, and return it."""
-    until_s = time.monotonic() + LIMIT_S
-    while not (found := waiting(files)):
-        assert time.monotonic() < until_s, "nothing was asked for"
-        time.sleep(0.01)
-    (only,) = found
-    return only
-
-
-def text_of(files: Client, path: str) -> str | None:
-    (answer,) = files.download_files([path])
-    return None if answer.content is None else answer.content.decode()
 
 
 VERBS: dict[str, tuple[Callable[[Client], Any], dict[str, str | None]]] = {
