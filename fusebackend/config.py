@@ -69,8 +69,6 @@ class LogTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
     """What the history keeps of calls: `[log]`. A missing key has the default of `LogOptions`."""
 
     commands: str | None = None
-    anchor: str | None = None
-    anchor_every: float | str | None = None
 
 
 class ApprovalsTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -490,9 +488,8 @@ def log_options(table: LogTable) -> LogOptions:
     Raises:
         ConfigError: a value is invalid.
     """
-    every_s = meant("log.anchor_every", duration_s, table.anchor_every)
     try:
-        return LogOptions.of(table.commands, table.anchor, every_s)
+        return LogOptions.of(table.commands)
     except ValueError as error:
         raise ConfigError(f"log.{error}") from None
 

@@ -1,52 +1,28 @@
-"""The benchmark of many hosts on one PostgreSQL: 1, 4, 16 and 64 processes, each with a backend of its own.
-
-    scripts/bench --many-hosts [--quick] [--seconds N] [--processes 1,16] [--only WORDS] [--parts WORDS] [--write]
-
-Each process opens a `PostgresBackend` and repeats the operation of a scenario (`SCENARIOS`) for some seconds, in a
-database that is new for each line. Then as many `pgbench` replay the recorded SQL of the same operation
-(`recorded_sql.py`), in the same directories and with the same round trips. The parts:
-
-- `fast`: all scenarios, on the disk of this machine;
-- `slow`: writes, on a server with 5 ms more for each fsync (`tests/services/slow_fsync.py`);
-- `far`: some, through a proxy that adds 1 ms, and 10 ms, each way;
-- `idle`: 64 idle mounts, on a server with 100 connections, PostgreSQL's default;
-- `burst`: `stat` and `open` of one host's mount while another creates 10,000 files.
-
-The last table compares the figures with their targets. Processor time is that of the server with all its
-processes, and of the working processes, as a share of one core. Never part of a test: numbers are not promises.
-"""
+"""The benchmark of many hosts on one PostgreSQL: 1, 4, 16 and 64 processes, each with a backend of its own."""
 
 from __future__ import annotations
 
-import argparse
-import multiprocessing
 import os
-import statistics
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import recorded_sql
-from measures import drop_caches
-from peers import serve_command
-from report import machine, markdown, write_between
-from serving import REPOSITORY, Server, mounted
+from bench_hosts import far_away
+from driver import Run, benchmark, markdown, numbers, only, option, positive, words_of
+from services import postgres, slow_fsync
+from serving import Server, our_mount
+from work import FORK, drop_caches, percentile, processes
 
 from fusebackend.backends import PostgresBackend
 from fusebackend.protocol import ROOT_NODE, Caller
-
-sys.path.insert(0, str(REPOSITORY / "tests"))
-sys.path.insert(0, str(REPOSITORY / "tests/support"))
-
-from services import postgres, slow_fsync
-from services.stall import Stall
 
 PROCESSES = (1, 4, 16, 64)
 SECONDS = 5
@@ -72,12 +48,9 @@ BURST = 10_000
 WATCHED_FILES = 100
 
 OPEN_LIMIT_S = 45.0
-END_LIMIT_S = 10.0
 WORK_LIMIT_S = 300.0
 FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 ME = Caller(0, 0)
-
-FORK = multiprocessing.get_context("fork")
 
 RECORDED_BLOCK = 7_654_321_000_192
 """Numbers of nodes begin here: a node is then no part of another number in the recorded SQL."""
@@ -144,14 +117,13 @@ def _require(result: Any) -> None:
         raise OSError(str(result.error))
 
 
-@dataclass(frozen=True)
-class Scenario:
-    """Which operation each process repeats, and where."""
+class Scenario(NamedTuple):
+    """Which operation each process repeats, and where: `{}` is its number."""
 
     name: str
     operation: str
-    volume: Callable[[int], str]
-    directory: Callable[[int], str]
+    volume: str
+    directory: str
     makes_files: bool = True
     """Whether the operation makes a file, with a node and a name that pgbench replaces."""
 
@@ -163,29 +135,13 @@ class Scenario:
         return ((self.operation, 1),)
 
 
-def _own(number: int) -> str:
-    return f"host{number}"
-
-
-def _shared(number: int) -> str:
-    return "shared"
-
-
-def _directory(number: int) -> str:
-    return f"/d{number}"
-
-
-def _hot(number: int) -> str:
-    return "/hot"
-
-
 SCENARIOS = {
-    "own": Scenario("`write`, a volume each", "write", _own, _directory),
-    "shared": Scenario("`write`, one volume, a directory each", "write", _shared, _directory),
-    "hot": Scenario("`write`, one directory", "write", _shared, _hot),
-    "edit": Scenario("`edit`, one volume, a file each", "edit", _shared, _directory, makes_files=False),
-    "reads": Scenario("90 % `read`, 10 % `edit`, one volume", "mixed", _shared, _directory, makes_files=False),
-    "kernel": Scenario("create, write, close; one volume", "file", _shared, _directory),
+    "own": Scenario("`write`, a volume each", "write", "host{}", "/d{}"),
+    "shared": Scenario("`write`, one volume, a directory each", "write", "shared", "/d{}"),
+    "hot": Scenario("`write`, one directory", "write", "shared", "/hot"),
+    "edit": Scenario("`edit`, one volume, a file each", "edit", "shared", "/d{}", makes_files=False),
+    "reads": Scenario("90 % `read`, 10 % `edit`, one volume", "mixed", "shared", "/d{}", makes_files=False),
+    "kernel": Scenario("create, write, close; one volume", "file", "shared", "/d{}"),
 }
 MOST_ELSEWHERE = 16
 """Processes on the slow disk and far away."""
@@ -197,8 +153,7 @@ SLOW_SCENARIOS = ("own", "shared")
 # -- one line of the table -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Done:
+class Done(NamedTuple):
     """The result of one process. Times are in seconds; begin and end are monotonic."""
 
     began: float = 0.0
@@ -248,38 +203,25 @@ Cells = dict[tuple[str, str, int], Cell]
 """By place (`fast`, `slow`, `1 ms` …), scenario, and number of processes."""
 
 
-def together(scenario: Scenario, dsn: str, server: Server, processes: int, seconds: float, cell: Cell) -> None:
+def together(scenario: Scenario, dsn: str, server: Server, count: int, seconds: float, cell: Cell) -> None:
     """Run processes at once, from a common start on."""
-    start, stop = FORK.Event(), FORK.Event()
-    ready, answers = FORK.SimpleQueue(), FORK.SimpleQueue()
-    done: list[Done] = []
-    workers = [
-        FORK.Process(target=_work, args=(scenario, dsn, number, seconds, ready, start, stop, answers), daemon=True)
-        for number in range(processes)
-    ]
-    try:
-        for worker in workers:
-            worker.start()
-        opened: list[str] = _collect(ready, processes, OPEN_LIMIT_S)
-        if opened != [""] * processes:
+    with processes(count, partial(_work, scenario, dsn, seconds)) as (start, results):
+        try:
+            start.wait(OPEN_LIMIT_S)
+        except threading.BrokenBarrierError:
+            opened = results(OPEN_LIMIT_S)
             why = next((failure for failure in opened if failure), f"no answer in {OPEN_LIMIT_S:.0f} s")
-            cell.failure = f"{processes - opened.count('')} could not open the volume: {_short(why)}"
+            cell.failure = f"{count - opened.count('')} could not open the volume: {_short(why)}"
             return
         with most_connections(dsn) as counted:
             before, began = server.processor_s(), time.monotonic()
-            start.set()
-            done = _collect(answers, processes, seconds + WORK_LIMIT_S)
-            if len(done) < processes:
-                raise SystemExit(f"{processes - len(done)} of {processes} processes have not done their work")
+            with suppress(threading.BrokenBarrierError):  # one has failed
+                start.wait(seconds + WORK_LIMIT_S)
             cell.server_cores = (server.processor_s() - before) / (time.monotonic() - began)
         cell.connections = counted[0]
-    finally:
-        stop.set()
-        for worker in workers:
-            worker.join(END_LIMIT_S if done else 0.1)
-            if worker.is_alive():
-                worker.kill()
-                worker.join()
+        done = results(WORK_LIMIT_S)
+    if len(done) < count:
+        raise SystemExit(f"{count - len(done)} of {count} processes have not done their work")
     summarise(cell, done)
 
 
@@ -293,7 +235,7 @@ def summarise(cell: Cell, done: Sequence[Done]) -> None:
         return
     whole = max(each.ended for each in done) - min(each.began for each in done)
     cell.rate = len(took) / whole
-    cell.p50_s, cell.p99_s = (statistics.quantiles(took, n=100, method="inclusive")[at] for at in (49, 98))
+    cell.p50_s, cell.p99_s = percentile(took, 50), percentile(took, 99)
     cell.client_cores = sum(each.processor_s for each in done) / whole
 
 
@@ -302,50 +244,37 @@ def _short(text: str) -> str:
     return line if len(line) <= 90 else f"…{line[-90:]}"
 
 
-def _collect(queue: Any, count: int, limit_s: float) -> list[Any]:
-    """Return so many answers, or those that came within the limit."""
-    found: list[Any] = []
-    deadline = time.monotonic() + limit_s
-    while len(found) < count and time.monotonic() < deadline:
-        if queue.empty():
-            time.sleep(0.01)
-        else:
-            found.append(queue.get())
-    return found
+def _work(scenario: Scenario, dsn: str, seconds: float, number: int, start: Barrier) -> Done | str:
+    """Open a backend, work for so many seconds, and keep it open until all have ended.
 
-
-def _work(
-    scenario: Scenario, dsn: str, number: int, seconds: float, ready: Any, start: Any, stop: Any, answers: Any
-) -> None:
-    """Open a backend, work for so many seconds, and keep it open until all have ended."""
+    Returns:
+        The result; the reason why the volume could not be opened; or "" if that of another process could not.
+    """
     try:
-        backend = PostgresBackend(dsn, scenario.volume(number))
-    except OSError as error:
-        ready.put(str(error))
-        return
-    with backend:
-        work = Work(backend, scenario.directory(number), number)
-        operation = getattr(work, scenario.operation)
-        try:
+        with PostgresBackend(dsn, scenario.volume.format(number)) as backend:
+            work = Work(backend, scenario.directory.format(number), number)
+            operation = getattr(work, scenario.operation)
             work.prepare()
             for turn in range(WARM_UP):
                 operation(turn)
-        except OSError as error:
-            ready.put(str(error))
-            return
-        ready.put("")
-        start.wait()
-        processor, began = time.process_time(), time.monotonic()
-        took, failures, turn = [], [], WARM_UP
-        while (before := time.monotonic()) < began + seconds:
-            try:
-                operation(turn)
-                took.append(time.monotonic() - before)
-            except OSError as error:
-                failures.append(str(error))
-            turn += 1
-        answers.put(Done(began, time.monotonic(), took, time.process_time() - processor, failures))
-        stop.wait()
+            start.wait()
+            processor, began = time.process_time(), time.monotonic()
+            took, failures, turn = [], [], WARM_UP
+            while (before := time.monotonic()) < began + seconds:
+                try:
+                    operation(turn)
+                    took.append(time.monotonic() - before)
+                except OSError as error:
+                    failures.append(str(error))
+                turn += 1
+            done = Done(began, time.monotonic(), took, time.process_time() - processor, failures)
+            start.wait()
+            return done
+    except OSError as error:
+        start.abort()
+        return str(error)
+    except threading.BrokenBarrierError:
+        return ""
 
 
 @contextmanager
@@ -386,32 +315,25 @@ def most_connections(dsn: str, every_s: float = 0.1) -> Iterator[list[int]]:
 # -- the same by pgbench -------------------------------------------------------------------------------------------
 
 
-def recorded(scenario: Scenario, dsn: str, processes: int) -> list[list[tuple[str, int]]]:
+def recorded(scenario: Scenario, dsn: str, count: int) -> list[list[tuple[str, int]]]:
     """Record the SQL of each process's operation, one after the other; return the scripts of each."""
-    answers = FORK.SimpleQueue()
-    worker = FORK.Process(target=_record, args=(scenario, dsn, processes, answers), daemon=True)
-    worker.start()
-    try:
-        found = _collect(answers, 1, WORK_LIMIT_S) or [f"no answer in {WORK_LIMIT_S:.0f} s"]
-    finally:
-        worker.kill()
-        worker.join()
+
+    def record(number: int, start: Barrier) -> list[list[tuple[str, int]]] | str:
+        try:
+            return [_scripts(scenario, dsn, number) for number in range(count)]
+        except (OSError, TypeError, ValueError) as error:
+            return str(error)
+
+    with processes(1, record) as (_, results):
+        found = results(WORK_LIMIT_S) or [f"no answer in {WORK_LIMIT_S:.0f} s"]
     if isinstance(found[0], str):
         raise SystemExit(f"the SQL of '{scenario.name}' could not be recorded: {found[0]}")
-    scripts: list[list[tuple[str, int]]] = found[0]
-    return scripts
-
-
-def _record(scenario: Scenario, dsn: str, processes: int, answers: Any) -> None:
-    try:
-        answers.put([_scripts(scenario, dsn, number) for number in range(processes)])
-    except (OSError, TypeError, ValueError) as error:
-        answers.put(str(error))
+    return found[0]
 
 
 def _scripts(scenario: Scenario, dsn: str, number: int) -> list[tuple[str, int]]:
-    with PostgresBackend(dsn, scenario.volume(number)) as backend:
-        work = Work(backend, scenario.directory(number), number)
+    with PostgresBackend(dsn, scenario.volume.format(number)) as backend:
+        work = Work(backend, scenario.directory.format(number), number)
         work.prepare()
         scripts = []
         for place, (name, weight) in enumerate(scenario.replayed):
@@ -436,83 +358,6 @@ def make_tables(dsn: str) -> None:
 # -- the parts -----------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Run:
-    """The options of a run, and its results so far."""
-
-    seconds: int
-    processes: Sequence[int]
-    scenarios: Sequence[str]
-    work: Path
-    quick: bool = False
-    cells: Cells = field(default_factory=dict)
-    lines: list[str] = field(default_factory=list)
-    idle: Idle | None = None
-    burst: Burst | None = None
-
-    def measure(self, place: str, wanted: Sequence[str], server: postgres.Server, delay_s: float = 0.0) -> None:
-        """Fill the lines of one place, and print them as they come."""
-        for scenario in wanted:
-            for processes in (number for number in self.processes if place == "fast" or number <= MOST_ELSEWHERE):
-                cell = self.cells[place, scenario, processes] = Cell(place, scenario, processes)
-                with server.database() as dsn, far_away(server, dsn, delay_s) as far:
-                    make_tables(dsn)
-                    together(SCENARIOS[scenario], far, Server([server.pid]), processes, self.seconds, cell)
-                    if recorded_sql.missing() is None:
-                        scripts = recorded(SCENARIOS[scenario], dsn, processes)
-                        cell.replayed = recorded_sql.replay(far, scripts, self.seconds, self.work)
-                print(place, *cell.row(), sep=" | ", file=sys.stderr)
-
-    def report(self, load: float) -> str:
-        """Describe the conditions, and make all tables.
-
-        Args:
-            load: the load average before the run.
-        """
-        told = [target.row() for target in targets(self.cells, self.idle, self.burst)]
-        without = [] if (reason := recorded_sql.missing()) is None else [f"Without `pgbench`: {reason}."]
-        conditions = f"{machine(self.work)}; {self.seconds} s each; load average {load:.1f} before."
-        heads = ["figure", "target", "measured", "reached"]
-        return "\n".join([conditions, *without, "", *self.lines, *markdown(heads, told)])
-
-    def table(self, place: str) -> list[str]:
-        return markdown(HEADS, [cell.row() for (where, _, _), cell in self.cells.items() if where == place])
-
-
-@contextmanager
-def far_away(server: postgres.Server, dsn: str, delay_s: float) -> Iterator[str]:
-    """Yield the address of a database, through a proxy where each way takes so many seconds more."""
-    if not delay_s:
-        yield dsn
-        return
-    with tempfile.TemporaryDirectory(prefix="fusebackend-far-") as directory:
-        name = f".s.PGSQL.{postgres.PORT}"
-        with Stall(str(server.directory / name), f"{directory}/{name}") as network:
-            network.latency_s = 2 * delay_s  # it delays the bytes of clients only: the round trip counts
-            yield dsn.replace(str(server.directory), directory)
-
-
-def fast(run: Run, server: postgres.Server) -> None:
-    run.measure("fast", [name for name in SCENARIOS if name in run.scenarios], server)
-    run.lines += ["On the disk of this machine:", "", *run.table("fast"), ""]
-
-
-def slow(run: Run) -> None:
-    if (reason := slow_fsync.missing()) is not None:
-        run.lines += [f"Without a slow disk: {reason}.", ""]
-        return
-    with postgres.running(durable=True, slow_fsync_s=SLOW_FSYNC_S) as server:
-        run.measure("slow", [name for name in SLOW_SCENARIOS if name in run.scenarios], server)
-    run.lines += [f"With {SLOW_FSYNC_S * 1000:.0f} ms more for each fsync of the server:", "", *run.table("slow"), ""]
-
-
-def far(run: Run, server: postgres.Server) -> None:
-    for delay in DELAYS_MS:
-        place = f"{delay} ms"
-        run.measure(place, [name for name in FAR_SCENARIOS if name in run.scenarios], server, delay / 1000)
-        run.lines += [f"With {delay} ms more each way between host and server:", "", *run.table(place), ""]
-
-
 @dataclass(frozen=True)
 class Idle:
     """Idle mounts: their number, all connections, and the cores that they and the server take."""
@@ -533,31 +378,6 @@ class Idle:
         )
 
 
-def idle(run: Run, server: postgres.Server) -> None:
-    wanted, seconds = (16, 5.0) if run.quick else (MOUNTS, IDLE_S)
-    mounts, failure = [], ""
-    with server.database() as dsn, ExitStack() as stack:
-        make_tables(dsn)
-        for number in range(wanted):
-            mountpoint = run.work / f"idle{number}"
-            command = serve_command(f"postgres:{dsn}?volume=shared", mountpoint)
-            try:
-                mounts.append(stack.enter_context(mounted(command, mountpoint, run.work / f"idle{number}-log")))
-            except SystemExit as error:
-                failure = _short(str(error))
-                break
-        time.sleep(1.5 * seconds)  # the work of the start is over then, and connections that it took are closed
-        whole = Server([server.pid])
-        with most_connections(dsn, every_s=2.0) as counted:
-            before = whole.processor_s(), sum(mount.processor_s() for mount in mounts)
-            time.sleep(seconds)
-            after = whole.processor_s(), sum(mount.processor_s() for mount in mounts)
-        run.idle = Idle(
-            wanted, len(mounts), counted[0], (after[1] - before[1]) / seconds, (after[0] - before[0]) / seconds, failure
-        )
-    run.lines += [run.idle.text, ""]
-
-
 @dataclass(frozen=True)
 class Burst:
     """p99 of `stat` and `open` of one host, in seconds: before, and while another creates files."""
@@ -576,31 +396,100 @@ class Burst:
         )
 
 
-def burst(run: Run, server: postgres.Server) -> None:
-    files = BURST // 10 if run.quick else BURST
-    with server.database() as dsn, ExitStack() as stack:
-        make_tables(dsn)
-        roots = [run.work / "busy", run.work / "other"]
-        for root in roots:
-            command = serve_command(f"postgres:{dsn}?volume=shared", root)
-            stack.enter_context(mounted(command, root, run.work / f"{root.name}-log"))
-        busy, other = roots
-        (other / "watched").mkdir()
-        for number in range(WATCHED_FILES):
-            (other / f"watched/{number}").write_text(TEXT)
-        (busy / "burst").mkdir()
-        began = time.monotonic()
-        quiet = watch(other / "watched", lambda: time.monotonic() - began < 2 + files / 1000)
-        worker = FORK.Process(target=_create, args=(busy / "burst", files), daemon=True)
-        began = time.monotonic()
-        worker.start()
-        during = watch(other / "watched", worker.is_alive)
-        took = time.monotonic() - began
-        worker.join()
-        if worker.exitcode:
-            raise SystemExit("the burst of creates failed")
-    run.burst = Burst(files, took, (quiet[0], during[0]), (quiet[1], during[1]))
-    run.lines += [run.burst.text, ""]
+class Parts:
+    """The parts of the benchmark, and their results so far."""
+
+    def __init__(self, run: Run, server: postgres.Server) -> None:
+        self._run = run
+        self._server = server
+        self.cells: Cells = {}
+        self.lines: list[str] = []
+        self.of_idle: Idle | None = None
+        self.of_burst: Burst | None = None
+
+    def fast(self) -> None:
+        self._measure("fast", "On the disk of this machine:", SCENARIOS, self._server)
+
+    def slow(self) -> None:
+        if (reason := slow_fsync.missing()) is not None:
+            self.lines += [f"Without a slow disk: {reason}.", ""]
+            return
+        title = f"With {SLOW_FSYNC_S * 1000:.0f} ms more for each fsync of the server:"
+        with postgres.running(durable=True, slow_fsync_s=SLOW_FSYNC_S) as server:
+            self._measure("slow", title, SLOW_SCENARIOS, server)
+
+    def far(self) -> None:
+        for delay in DELAYS_MS:
+            title = f"With {delay} ms more each way between host and server:"
+            self._measure(f"{delay} ms", title, FAR_SCENARIOS, self._server, delay / 1000)
+
+    def _measure(
+        self, place: str, title: str, wanted: Iterable[str], server: postgres.Server, delay_s: float = 0.0
+    ) -> None:
+        """Fill the lines of one place, and print them as they come."""
+        seconds = self._run.seconds
+        for name in (name for name in wanted if name in self._run.only):
+            for count in (each for each in self._run.processes if place == "fast" or each <= MOST_ELSEWHERE):
+                cell = self.cells[place, name, count] = Cell(place, name, count)
+                with ExitStack() as stack:
+                    address = dsn = stack.enter_context(server.database())
+                    if delay_s:
+                        address, network = stack.enter_context(far_away(server, dsn))
+                        network.latency_s = 2 * delay_s  # it delays the bytes of clients only: the round trip counts
+                    make_tables(dsn)
+                    together(SCENARIOS[name], address, Server([server.pid]), count, seconds, cell)
+                    if recorded_sql.missing() is None:
+                        scripts = recorded(SCENARIOS[name], dsn, count)
+                        cell.replayed = recorded_sql.replay(address, scripts, seconds, self._run.work)
+                print(place, *cell.row(), sep=" | ", file=sys.stderr)
+        rows = [cell.row() for (where, _, _), cell in self.cells.items() if where == place]
+        self.lines += [title, "", *markdown(HEADS, rows), ""]
+
+    def idle(self) -> None:
+        wanted, seconds = (16, 5.0) if self._run.quick else (MOUNTS, IDLE_S)
+        mounts, failure = [], ""
+        with self._server.database() as dsn, ExitStack() as stack:
+            make_tables(dsn)
+            for number in range(wanted):
+                try:
+                    mount = our_mount(f"postgres:{dsn}?volume=shared", self._run.work / f"idle{number}")
+                    mounts.append(stack.enter_context(mount))
+                except SystemExit as error:
+                    failure = _short(str(error))
+                    break
+            time.sleep(1.5 * seconds)  # the work of the start is over then, and connections that it took are closed
+            whole = Server([self._server.pid])
+            with most_connections(dsn, every_s=2.0) as counted:
+                before = whole.processor_s(), sum(mount.processor_s() for mount in mounts)
+                time.sleep(seconds)
+                after = whole.processor_s(), sum(mount.processor_s() for mount in mounts)
+        server_cores, mount_cores = ((after[at] - before[at]) / seconds for at in (0, 1))
+        self.of_idle = Idle(wanted, len(mounts), counted[0], mount_cores, server_cores, failure)
+        self.lines += [self.of_idle.text, ""]
+
+    def burst(self) -> None:
+        files = BURST // 10 if self._run.quick else BURST
+        with self._server.database() as dsn, ExitStack() as stack:
+            make_tables(dsn)
+            busy, other = self._run.work / "busy", self._run.work / "other"
+            for root in (busy, other):
+                stack.enter_context(our_mount(f"postgres:{dsn}?volume=shared", root))
+            (other / "watched").mkdir()
+            for number in range(WATCHED_FILES):
+                (other / f"watched/{number}").write_text(TEXT)
+            (busy / "burst").mkdir()
+            began = time.monotonic()
+            quiet = watch(other / "watched", lambda: time.monotonic() - began < 2 + files / 1000)
+            worker = FORK.Process(target=_create, args=(busy / "burst", files), daemon=True)
+            began = time.monotonic()
+            worker.start()
+            during = watch(other / "watched", worker.is_alive)
+            took = time.monotonic() - began
+            worker.join()
+            if worker.exitcode:
+                raise SystemExit("the burst of creates failed")
+        self.of_burst = Burst(files, took, (quiet[0], during[0]), (quiet[1], during[1]))
+        self.lines += [self.of_burst.text, ""]
 
 
 def _create(directory: Path, files: int) -> None:
@@ -621,136 +510,78 @@ def watch(directory: Path, goes_on: Callable[[], bool]) -> tuple[float, float]:
             os.close(os.open(path, os.O_RDONLY))
             stats.append(between - before)
             opens.append(time.perf_counter() - between)
-    p99 = [statistics.quantiles(each, n=100, method="inclusive")[98] for each in (stats, opens)]
-    return p99[0], p99[1]
+    return percentile(stats, 99), percentile(opens, 99)
 
 
 # -- targets -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Target:
-    """A figure that the benchmark is held against. `measured` is None where it was not measured."""
-
-    words: str
-    measured: float | None
-    bound: float
-    at_least: bool
-    unit: str = " ×"
-
-    @property
-    def reached(self) -> str:
-        if self.measured is None:
-            return "not measured"
-        return "yes" if (self.measured >= self.bound if self.at_least else self.measured <= self.bound) else "no"
-
-    def row(self) -> list[str]:
-        measured = "" if self.measured is None else f"{self.measured:.2f}".rstrip("0").rstrip(".") + self.unit
-        word = "at least" if self.at_least else "at most"
-        return [self.words, f"{word} {self.bound:.2g}{self.unit}", measured, self.reached]
-
-
-def targets(cells: Cells, idle: Idle | None, burst: Burst | None) -> list[Target]:
+def targets(cells: Cells, idle: Idle | None, burst: Burst | None) -> list[list[str]]:
     """Compare the figures with their targets: 16 processes with one and with `pgbench`, the rest with fixed bounds."""
+    rows: list[list[str]] = []
+
+    def add(words: str, measured: float | None, *, least: float = 0.0, most: float = 0.0, unit: str = " ×") -> None:
+        """Add a row. `measured` is None where it was not measured."""
+        bound = f"at least {least:.2g}{unit}" if least else f"at most {most:.2g}{unit}"
+        if measured is None:
+            rows.append([words, bound, "", "not measured"])
+        else:
+            reached = measured >= least if least else measured <= most
+            found = f"{measured:.2f}".rstrip("0").rstrip(".") + unit
+            rows.append([words, bound, found, "yes" if reached else "no"])
 
     def grown(place: str, scenario: str) -> float | None:
         many, one = cells.get((place, scenario, 16)), cells.get((place, scenario, 1))
         return many.rate / one.rate if many and one and one.rate else None
 
-    def share(scenario: str) -> float | None:
-        many = cells.get(("fast", scenario, 16))
-        return many.rate / many.replayed if many and many.replayed else None
-
-    def waits(scenario: str) -> float | None:
-        many, one = cells.get(("fast", scenario, 16)), cells.get(("fast", scenario, 1))
-        return many.p99_s / one.p50_s if many and one and one.p50_s and many.rate else None
-
-    found = [
-        Target("slow disk: 16 in volumes of their own, of one", grown("slow", "own"), 8, at_least=True),
-        Target("slow disk: 16 in one volume, of one", grown("slow", "shared"), 6, at_least=True),
-    ]
+    add("slow disk: 16 in volumes of their own, of one", grown("slow", "own"), least=8)
+    add("slow disk: 16 in one volume, of one", grown("slow", "shared"), least=6)
     for scenario, words in (("own", "volumes of their own"), ("shared", "one volume")):
-        found += [
-            Target(f"16 in {words}, of one", grown("fast", scenario), 2, at_least=True),
-            Target(f"16 in {words}, of `pgbench`", share(scenario), 1 / 3, at_least=True),
-            Target(f"p99 of 16 in {words}, of p50 of one", waits(scenario), 20, at_least=False),
-        ]
-    found.append(Target("16 in one directory, of one", grown("fast", "hot"), 1, at_least=True))
-    # Where not all fit: as many as they would take at this rate.
-    part = MOUNTS / idle.mounts if idle is not None and idle.mounts else 0.0
-    cores = (idle.mount_cores + idle.server_cores) * 100 * part if idle is not None and part else None
-    connections = idle.connections * part if idle is not None and part else None
-    found += [
-        Target(f"connections of {MOUNTS} idle mounts", connections, 70, at_least=False, unit=""),
-        Target(f"processor of {MOUNTS} idle mounts and the server", cores, 2, at_least=False, unit=" % of a core"),
-    ]
-    for words, pair in (("stat", burst and burst.stat_s), ("open", burst and burst.open_s)):
-        rise = pair[1] / pair[0] if pair else None
-        found.append(Target(f"p99 of `{words}` beside a burst, of that without", rise, 2, at_least=False))
-    return found
+        many, one = cells.get(("fast", scenario, 16)), cells.get(("fast", scenario, 1))
+        share = many.rate / many.replayed if many and many.replayed else None
+        waits = many.p99_s / one.p50_s if many and one and one.p50_s and many.rate else None
+        add(f"16 in {words}, of one", grown("fast", scenario), least=2)
+        add(f"16 in {words}, of `pgbench`", share, least=1 / 3)
+        add(f"p99 of 16 in {words}, of p50 of one", waits, most=20)
+    add("16 in one directory, of one", grown("fast", "hot"), least=1)
+    connections = cores = None
+    if idle is not None and idle.mounts:
+        part = MOUNTS / idle.mounts  # where not all fit: as many as they would take at this rate
+        connections, cores = idle.connections * part, (idle.mount_cores + idle.server_cores) * 100 * part
+    add(f"connections of {MOUNTS} idle mounts", connections, most=70, unit="")
+    add(f"processor of {MOUNTS} idle mounts and the server", cores, most=2, unit=" % of a core")
+    for name, pair in (("stat", burst and burst.stat_s), ("open", burst and burst.open_s)):
+        add(f"p99 of `{name}` beside a burst, of that without", pair[1] / pair[0] if pair else None, most=2)
+    return rows
 
 
-PARTS = ("fast", "slow", "far", "idle", "burst")
+# -- the benchmark -------------------------------------------------------------------------------------------------
+
+PARTS = {"fast": Parts.fast, "slow": Parts.slow, "far": Parts.far, "idle": Parts.idle, "burst": Parts.burst}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="1 s each, 1 and 16 processes, 16 mounts, a small burst")
-    parser.add_argument("--seconds", type=int, help=f"how long each works (default: {SECONDS})")
-    parser.add_argument("--processes", help="how many, with commas (default: 1,4,16,64)")
-    parser.add_argument("--only", help=f"only these scenarios, with commas: {', '.join(SCENARIOS)}")
-    parser.add_argument("--parts", help=f"only these parts, with commas: {', '.join(PARTS)}")
-    parser.add_argument("--write", action="store_true", help="write the tables to BENCHMARKS.md")
-    arguments = parser.parse_args()
-    try:
-        processes = numbers_of(arguments.processes, (1, 16) if arguments.quick else PROCESSES)
-        scenarios = words_of("--only", arguments.only, tuple(SCENARIOS))
-        parts = words_of("--parts", arguments.parts, PARTS)
-    except ValueError as error:
-        parser.error(str(error))
-    if arguments.seconds is not None and arguments.seconds < 1:
-        parser.error(f"--seconds must be 1 or more, not {arguments.seconds}")
-    if arguments.write and (arguments.quick or arguments.only or arguments.parts or arguments.processes):
-        parser.error("--write is for all the work: without --quick, --processes, --only and --parts")
-    if reason := postgres.missing():
-        raise SystemExit(reason)
+@benchmark(
+    "many-hosts",
+    "1, 4, 16 and 64 processes on one PostgreSQL, each with a backend of its own",
+    option("--seconds", narrows=False, type=positive, help=f"how long each works (default: {SECONDS})"),
+    option("--processes", type=numbers, help="how many, with commas (default: 1,4,16,64)"),
+    option("--parts", type=words_of(PARTS), default=tuple(PARTS), help=f"of {', '.join(PARTS)}"),
+    only(SCENARIOS),
+    missing=postgres.missing,
+    quick="1 s each, 1 and 16 processes, 16 mounts, a small burst",
+    table="many hosts",
+)
+def many_hosts(run: Run) -> list[str]:
+    """In each process repeat the operation of a scenario (`SCENARIOS`), in a database that is new for each line, and
+    then replay its recorded SQL by as many `pgbench` (`recorded_sql.py`). Processor time is a share of one core."""
+    run.seconds = run.seconds or (1 if run.quick else SECONDS)
+    run.processes = run.processes or ((1, 16) if run.quick else PROCESSES)
     postgres.SETTINGS = (*postgres.SETTINGS, f"max_connections={CONNECTIONS}", "shared_buffers=128MB")
-    with tempfile.TemporaryDirectory(prefix="fusebackend-bench-") as work:
-        run = Run(arguments.seconds or (1 if arguments.quick else SECONDS), processes, scenarios, Path(work),
-                  quick=arguments.quick)  # fmt: skip
-        before = os.getloadavg()[0]
-        with postgres.running(durable=True) as server:
-            steps: dict[str, Callable[[], None]] = {
-                "fast": partial(fast, run, server), "slow": partial(slow, run), "far": partial(far, run, server),
-                "idle": partial(idle, run, server), "burst": partial(burst, run, server),
-            }  # fmt: skip
-            for part in parts:
-                steps[part]()
-        report = run.report(before)
-    print(report)
-    if arguments.write:
-        write_between("many hosts", report)
-
-
-def numbers_of(words: str | None, default: tuple[int, ...]) -> tuple[int, ...]:
-    """Parse numbers of processes with commas. ValueError in one line."""
-    if words is None:
-        return default
-    found = tuple(int(word) for word in words.split(",") if word.isdecimal() and int(word) > 0)
-    if len(found) != len(words.split(",")):
-        raise ValueError(f"--processes must be numbers above 0 with commas, such as 1,16, not '{words}'")
-    return tuple(sorted(set(found)))
-
-
-def words_of(option: str, words: str | None, known: tuple[str, ...]) -> tuple[str, ...]:
-    """Parse words with commas, each one of `known`; all of them when there are none. ValueError in one line."""
-    if words is None:
-        return known
-    for word in words.split(","):
-        if word not in known:
-            raise ValueError(f"{option}: there is no '{word}'; there are {', '.join(known)}")
-    return tuple(word for word in known if word in words.split(","))
-
-
-if __name__ == "__main__":
-    main()
+    with postgres.running(durable=True) as server:
+        parts = Parts(run, server)
+        for part in run.parts:
+            PARTS[part](parts)
+    without = [] if (reason := recorded_sql.missing()) is None else [f"Without `pgbench`: {reason}."]
+    reached = targets(parts.cells, parts.of_idle, parts.of_burst)
+    figures = markdown(["figure", "target", "measured", "reached"], reached)
+    return [f"Each process works for {run.seconds} s.", *without, "", *parts.lines, *figures]

@@ -1,47 +1,26 @@
-"""The benchmark of `postgres:`: a million files, a change against its SQL, and ordinary work against JuiceFS.
-
-    scripts/bench --postgres [--rounds N] [--quick] [--only scale|metadata|work] [--write]
-
-It starts a PostgreSQL of its own. For the first two parts that does not wait for the disk, and the volume is called in
-this process.
-
-- **Scale.** A volume of 10,000 files in 100 directories, and a volume of 1,000,000 in 10,000, each in a database of its
-  own, filled by COPY and indexed. In turns: `ls` of a directory of 100, `stat` of files spread over the tree, and
-  `grep` for a string in one file. The plans of the searches are checked: none of them scans a whole table.
-- **Metadata.** Each operation against the least SQL that it takes, on the same connection settings and with the same
-  code to send it: one round trip locks and reads rows, the other writes, notifies and commits. And the same as system
-  calls on a mount, where the kernel also looks names up.
-- **Work.** Ordinary work in a directory, on a mount of `postgres:` and on JuiceFS with its metadata on the same server,
-  in turns, each in a database of its own. This server waits for the disk. JuiceFS keeps the bytes of files in a local
-  directory, and does not sync them; here they are rows.
-
-Numbers are medians.
-"""
+"""The benchmark of `postgres:`: a million files, a change against its SQL, and ordinary work against JuiceFS."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import shutil
-import statistics
-import string
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-from measures import Measures, Scale, drop_caches, make_source_tree, shell, timed
-from peers import PEERS, Mount, Side, juicefs_mounted, ours, serve_command
-from report import machine, markdown, write_between
-from rounds import Medians, take_turns, workplace
-from serving import REPOSITORY, mounted
+from driver import Medians, Run, Tables, benchmark, compare, in_rounds, markdown, only, option, order, positive
+from measures import Measures, Scale
+from peers import PEERS, Mount, Side, juicefs_mounted, ours
+from services import postgres as service
+from serving import our_mount
+from work import NEEDLE, drop_caches, make_source_tree, shell, timed, vocabulary
 
 from fusebackend.backends import PostgresBackend
-from fusebackend.backends.postgres import schema
 from fusebackend.backends.postgres.search.index import make_index
 from fusebackend.backends.postgres.search.query import SearchQueries
 from fusebackend.backends.postgres.statements import FIELDS
@@ -49,71 +28,38 @@ from fusebackend.databases.pipeline import BEGIN, COMMIT, Statement, send
 from fusebackend.protocol import ROOT_NODE, Caller
 from fusebackend.volumes import trigram
 
-sys.path.insert(0, str(REPOSITORY / "tests"))
-sys.path.insert(0, str(REPOSITORY / "tests/support"))
-from services import postgres as service
-
 FILES_PER_DIRECTORY = 100
-SMALL, LARGE = 100, 10_000
-"""Directories."""
-
-NEEDLE = "rare_needle_7b"
+DIRECTORIES = (100, 10_000)
 FIRST_NODE = 1 << 20
 ME = Caller(0, 0)
-
-ROUNDS = 7
-
-Seconds = dict[str, list[float]]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, help=f"default: {ROUNDS}, of the work {WORK_ROUNDS}")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the files")
-    parser.add_argument("--only", choices=list(PARTS))
-    parser.add_argument("--write", action="store_true", help="write the tables to BENCHMARKS.md")
-    arguments = parser.parse_args()
-    if reason := service.missing():
-        raise SystemExit(reason)
-    kept = [setting for setting in service.SETTINGS if not setting.startswith("shared_buffers=")]
-    service.SETTINGS = (*kept, "shared_buffers=256MB", "maintenance_work_mem=256MB")
-    if arguments.write and arguments.quick:
-        parser.error("--write is for all the work: without --quick")
-    for name in [arguments.only] if arguments.only else PARTS:
-        with service.running(durable=name == "work") as server:
-            report = PARTS[name](server, arguments)
-        print(report, end="\n\n")
-        if arguments.write:
-            write_between(f"postgres {name}", report)
-
 
 # -- scale ---------------------------------------------------------------------------------------------------------
 
 
-def scale(server: service.Postgres, arguments: argparse.Namespace) -> str:
-    rounds, large = arguments.rounds or ROUNDS, LARGE // 10 if arguments.quick else LARGE
+def scale(server: service.Postgres, run: Run) -> list[str]:
+    few, many = DIRECTORIES[0], DIRECTORIES[1] // 10 if run.quick else DIRECTORIES[1]
     measures: dict[int, dict[str, Callable[[], object]]] = {}
     with ExitStack() as stack:
-        for directories in (SMALL, large):
+        for directories in (few, many):
             dsn = stack.enter_context(server.database())
             print(f"filling a volume of {directories * FILES_PER_DIRECTORY:,} files", file=sys.stderr)
             print(f"  took {timed(partial(fill, dsn, directories)):.0f} s", file=sys.stderr)
             backend = stack.enter_context(PostgresBackend(dsn))
             measures[directories] = scale_measures(backend, directories)
             check_plans(backend)
-        seconds: dict[int, Seconds] = {size: {name: [] for name in found} for size, found in measures.items()}
-        for number in range(rounds + 1):
-            for name in measures[SMALL]:
-                for size in (SMALL, large) if number % 2 else (large, SMALL):
-                    taken = timed(measures[size][name])
-                    if number:  # the first round fills caches
-                        seconds[size][name].append(taken)
+
+        def one(number: int) -> Iterator[tuple[str, str, float]]:
+            for name in measures[few]:
+                for size in order((few, many), number):
+                    yield name, str(size), timed(measures[size][name]) * 1000
+
+        medians = in_rounds(run.rounds, one, warm_up=1)  # which fills caches
     rows = []
-    for name in measures[SMALL]:
-        few, many = (statistics.median(seconds[size][name]) * 1000 for size in (SMALL, large))
-        rows.append([name, f"{few:.2f}", f"{many:.2f}", f"{many / few:.2f}"])
-    heads = [f"of {size * FILES_PER_DIRECTORY:,} files (ms)" for size in (SMALL, large)]
-    return "\n".join(markdown(["what", *heads, "ratio"], rows))
+    for name, found in medians.items():
+        ms = found[str(few)], found[str(many)]
+        rows.append([name, *(f"{each:.2f}" for each in ms), f"{ms[1] / ms[0]:.2f}"])
+    heads = [f"of {size * FILES_PER_DIRECTORY:,} files (ms)" for size in (few, many)]
+    return markdown(["what", *heads, "ratio"], rows)
 
 
 def scale_measures(backend: PostgresBackend, directories: int) -> dict[str, Callable[[], object]]:
@@ -144,29 +90,13 @@ def scale_measures(backend: PostgresBackend, directories: int) -> dict[str, Call
     }
 
 
-@contextmanager
-def noted_queries() -> Iterator[list[tuple[str, dict[str, Any]]]]:
-    noted: list[tuple[str, dict[str, Any]]] = []
-    rows = SearchQueries.rows
-
-    def note(queries: SearchQueries, query: str, **parameters: Any) -> list[tuple[Any, ...]]:
-        noted.append((query, parameters))
-        return rows(queries, query, **parameters)
-
-    SearchQueries.rows = note  # type: ignore[method-assign]
-    try:
-        yield noted
-    finally:
-        SearchQueries.rows = rows  # type: ignore[method-assign]
-
-
 def check_plans(backend: PostgresBackend) -> None:
     """Fail if PostgreSQL would scan a whole table for a search."""
-    with noted_queries() as noted:
+    with mock.patch.object(SearchQueries, "rows", autospec=True, side_effect=SearchQueries.rows) as rows:
         backend.grep(NEEDLE)
         backend.glob("*.txt", "/d00001")
-    for query, parameters in noted:
-        plan = "\n".join(line for (line,) in backend.search.queries.rows(f"EXPLAIN {query}", **parameters))
+    for (queries, query), parameters in rows.call_args_list:
+        plan = "\n".join(line for (line,) in queries.rows(f"EXPLAIN {query}", **parameters))
         for table in ("inode", "dentry", "chunk", "entry"):
             if f"Seq Scan on {table}" in plan:
                 raise SystemExit(f"{table} is read from end to end:\n{plan}")
@@ -176,54 +106,46 @@ def fill(dsn: str, directories: int) -> None:
     """Fill a volume by COPY, as if its files had been written and indexed."""
     import psycopg
 
+    with PostgresBackend(dsn) as backend:
+        volume = backend.volume.id
+    first_file, count = FIRST_NODE + directories, directories * FILES_PER_DIRECTORY
+
+    def inode(node: int, mode: int, nlink: int, size: int, parent: int) -> tuple[object, ...]:
+        made = {"node": node, "mode": mode, "nlink": nlink, "size": size, "parent": parent, "blocks": 8}
+        return (volume, *(made.get(field, 0) for field in FIELDS))
+
+    def dentries() -> Iterator[tuple[object, ...]]:
+        for number in range(directories):
+            yield volume, ROOT_NODE, b"d%05d" % number, FIRST_NODE + number
+        for number in range(count):
+            parent, place = divmod(number, FILES_PER_DIRECTORY)
+            yield volume, FIRST_NODE + parent, b"f%02d.txt" % place, first_file + number
+
     with psycopg.connect(dsn, autocommit=True) as connection:
-        schema.migrate(connection)
-        volume = schema.volume_id(connection, "default")
+
+        def copy(table: str, columns: Sequence[str], rows: Iterable[tuple[object, ...]]) -> None:
+            query = f"COPY fusebackend.{table} (volume, {', '.join(columns)}) FROM STDIN"
+            with connection.cursor().copy(query) as target:
+                for row in rows:
+                    target.write_row(row)
+
         connection.execute("ALTER TABLE fusebackend.chunk DISABLE TRIGGER contents_changed")
-        files = FIRST_NODE + directories
-        copy = partial(copy_rows, connection)
-        copy("inode", (("volume", *FIELDS)), inode_rows(volume, directories))
-        copy("dentry", ("volume", "parent", "name", "node"), dentry_rows(volume, directories))
-        texts = partial(all_texts, directories * FILES_PER_DIRECTORY)
-        copy("chunk", ("volume", "node", "idx", "data"), ((volume, files + n, 0, text) for n, text in texts()))
-        entries = ((volume, files + n, b" ".join(trigram.words(text)).decode()) for n, text in texts())
-        copy("entry", ("volume", "node", "words"), entries)
+        copy("inode", FIELDS, (inode(FIRST_NODE + n, 0o40755, 2, 4096, ROOT_NODE) for n in range(directories)))
+        copy("inode", FIELDS, (inode(first_file + n, 0o100644, 1, len(text), 0) for n, text in all_texts(count)))
+        copy("dentry", ("parent", "name", "node"), dentries())
+        copy("chunk", ("node", "idx", "data"), ((volume, first_file + n, 0, text) for n, text in all_texts(count)))
+        entries = ((n, b" ".join(trigram.words(text)).decode()) for n, text in all_texts(count))
+        copy("entry", ("node", "words"), ((volume, first_file + n, words) for n, words in entries))
         connection.execute("ALTER TABLE fusebackend.chunk ENABLE TRIGGER contents_changed")
         if not make_index(connection):
             raise SystemExit("the server has no pg_trgm (Debian: postgresql-contrib)")
         connection.execute("VACUUM ANALYZE")
 
 
-def copy_rows(connection: Any, table: str, columns: tuple[str, ...], rows: Iterator[tuple[Any, ...]]) -> None:
-    with connection.cursor().copy(f"COPY fusebackend.{table} ({', '.join(columns)}) FROM STDIN") as copy:
-        for row in rows:
-            copy.write_row(row)
-
-
-def inode_rows(volume: int, directories: int) -> Iterator[tuple[Any, ...]]:
-    common = {"uid": 0, "gid": 0, "rdev": 0, "blocks": 8, "version": 0, "contents": 0, "emptied": 0}
-    common |= {"atime_ns": 0, "mtime_ns": 0, "ctime_ns": 0}
-    for number in range(directories):
-        inode = common | {"node": FIRST_NODE + number, "mode": 0o40755, "nlink": 2, "size": 4096, "parent": ROOT_NODE}
-        yield (volume, *(inode[field] for field in FIELDS))
-    for number, text in all_texts(directories * FILES_PER_DIRECTORY):
-        node = FIRST_NODE + directories + number
-        inode = common | {"node": node, "mode": 0o100644, "nlink": 1, "size": len(text), "parent": 0}
-        yield (volume, *(inode[field] for field in FIELDS))
-
-
-def dentry_rows(volume: int, directories: int) -> Iterator[tuple[Any, ...]]:
-    for number in range(directories):
-        yield volume, ROOT_NODE, b"d%05d" % number, FIRST_NODE + number
-    for number in range(directories * FILES_PER_DIRECTORY):
-        parent, place = divmod(number, FILES_PER_DIRECTORY)
-        yield volume, FIRST_NODE + parent, b"f%02d.txt" % place, FIRST_NODE + directories + number
-
-
 def all_texts(files: int) -> Iterator[tuple[int, bytes]]:
     """Yield texts of a dozen out of 2,000 words and a number; the middle one has the needle. Equal at each call."""
     chance = random.Random(7)
-    words = ["".join(chance.choices(string.ascii_lowercase, k=chance.randint(2, 9))) for _ in range(2000)]
+    words = vocabulary(chance)
     for number in range(files):
         needle = f"{NEEDLE}\n" if number == files // 2 else ""
         yield number, f"file {number}\n{needle}{' '.join(chance.choices(words, k=12))}\n".encode()
@@ -233,201 +155,146 @@ def all_texts(files: int) -> Iterator[tuple[int, bytes]]:
 
 OPERATIONS = 200
 STAT = "stat (`lookup`)"
+NAMES = ("create", "mkdir", STAT, "rename", "unlink")
 
 
-def metadata(server: service.Postgres, arguments: argparse.Namespace) -> str:
-    rounds = arguments.rounds or ROUNDS
+def metadata(server: service.Postgres, run: Run) -> list[str]:
     with ExitStack() as stack:
         dsn = stack.enter_context(server.database())
         backend = stack.enter_context(PostgresBackend(dsn))
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fusebackend-bench-")))
-        mountpoint = directory / "mount"
-        command = serve_command(f"postgres:{dsn}?volume=mounted", mountpoint)
-        stack.enter_context(mounted(command, mountpoint, directory / "log"))
-        seconds: dict[str, Seconds] = {}
-        for number in range(rounds + 1):
+        mountpoint = run.work / "metadata"
+        stack.enter_context(our_mount(f"postgres:{dsn}?volume=mounted", mountpoint))
+
+        def one(number: int) -> Iterator[tuple[str, str, float]]:
             # In directories of their own, without each other's files.
-            runs = {"ours": Ours(backend, number).times, "bare": Bare(backend, number).times}
-            runs["mount"] = partial(mount_times, mountpoint / f"mount{number}")
-            for who in sorted(runs, reverse=bool(number % 2)):
-                for name, taken in runs[who]().items():
-                    if number:
-                        seconds.setdefault(name, {who: [] for who in runs})[who].append(taken)
+            runs: dict[str, Callable[[], dict[str, float]]] = {
+                "bare": partial(bare_times, backend, number + 1),
+                "mount": partial(mount_times, mountpoint / f"mount{number}"),
+                "ours": partial(volume_times, backend, number),
+            }
+            for who in order(list(runs), number):
+                for name, seconds in runs[who]().items():
+                    yield name, who, seconds * 1e6 / OPERATIONS
+
+        medians = in_rounds(run.rounds, one, warm_up=1)
     rows = []
-    for name, found in seconds.items():
-        bare, ours, mount = (statistics.median(found[who]) * 1e6 / OPERATIONS for who in ("bare", "ours", "mount"))
+    for name, found in medians.items():
+        bare, ours, mount = found["bare"], found["ours"], found["mount"]
         rows.append([name, f"{bare:.0f}", f"{ours:.0f}", f"{ours / bare:.2f}", f"{mount:.0f}", f"{mount / bare:.2f}"])
     heads = ["operation", "its SQL alone (µs)", "the volume (µs)", "ratio", "on a mount (µs)", "ratio"]
-    return "\n".join(markdown(heads, rows))
+    return markdown(heads, rows)
+
+
+def times(operations: Sequence[Callable[[int], object]], *, cold: bool = False) -> dict[str, float]:
+    """Repeat each of the operations `NAMES`. When `cold`, drop the kernel's caches before `stat`."""
+    found = {}
+    for name, operation in zip(NAMES, operations, strict=True):
+        if cold and name == STAT:
+            drop_caches()
+        found[name] = timed(lambda operation=operation: [operation(number) for number in range(OPERATIONS)])
+    return found
 
 
 def mount_times(directory: Path) -> dict[str, float]:
-    """Time system calls on a mount. The kernel's caches are dropped before the `stat`s, where root runs this."""
+    """Time system calls on a mount."""
     directory.mkdir()
-
-    def create(number: int) -> None:
-        os.close(os.open(directory / f"f{number}", os.O_WRONLY | os.O_CREAT, 0o644))
-
-    each: dict[str, Callable[[int], object]] = {
-        "create": create,
-        "mkdir": lambda number: os.mkdir(directory / f"d{number}"),
-        STAT: lambda number: os.stat(directory / f"f{number}"),
-        "rename": lambda number: os.rename(directory / f"f{number}", directory / f"r{number}"),
-        "unlink": lambda number: os.unlink(directory / f"r{number}"),
-    }
-    times = {}
-    for name, operation in each.items():
-        if name == STAT:
-            drop_caches()
-        times[name] = timed(partial(repeat, operation))
-    return times
+    return times([
+        lambda number: os.close(os.open(directory / f"f{number}", os.O_WRONLY | os.O_CREAT, 0o644)),
+        lambda number: os.mkdir(directory / f"d{number}"),
+        lambda number: os.stat(directory / f"f{number}"),
+        lambda number: os.rename(directory / f"f{number}", directory / f"r{number}"),
+        lambda number: os.unlink(directory / f"r{number}"),
+    ], cold=True)  # fmt: skip
 
 
-class Ours:
-    """Operations of the kernel face."""
-
-    def __init__(self, backend: PostgresBackend, number: int) -> None:
-        self._volume = backend.volume
-        self._directory = self._volume.mkdir(ROOT_NODE, b"ours%d" % number, 0o755, ME).node
-
-    def times(self) -> dict[str, float]:
-        volume, directory = self._volume, self._directory
-        flags = 0o101
-
-        def create(number: int) -> None:
-            node = volume.create(directory, b"f%d" % number, 0o644, flags, ME).node
-            volume.release(node, flags)
-
-        each: dict[str, Callable[[int], object]] = {
-            "create": create,
-            "mkdir": lambda number: volume.mkdir(directory, b"d%d" % number, 0o755, ME),
-            STAT: lambda number: volume.lookup(directory, b"f%d" % number),
-            "rename": lambda number: volume.rename(directory, b"f%d" % number, directory, b"r%d" % number),
-            "unlink": lambda number: volume.unlink(directory, b"r%d" % number),
-        }
-        return {name: timed(partial(repeat, operation)) for name, operation in each.items()}
+def volume_times(backend: PostgresBackend, number: int) -> dict[str, float]:
+    """Time operations of the kernel face."""
+    volume = backend.volume
+    directory = volume.mkdir(ROOT_NODE, b"ours%d" % number, 0o755, ME).node
+    flags = os.O_WRONLY | os.O_CREAT
+    return times([
+        lambda n: volume.release(volume.create(directory, b"f%d" % n, 0o644, flags, ME).node, flags),
+        lambda n: volume.mkdir(directory, b"d%d" % n, 0o755, ME),
+        lambda n: volume.lookup(directory, b"f%d" % n),
+        lambda n: volume.rename(directory, b"f%d" % n, directory, b"r%d" % n),
+        lambda n: volume.unlink(directory, b"r%d" % n),
+    ])  # fmt: skip
 
 
-class Bare:
-    """The same operations by SQL, with numbers and names known beforehand."""
-
-    def __init__(self, backend: PostgresBackend, number: int) -> None:
-        self._backend = backend
-        self._id = backend.volume.id
-        self._directory = backend.volume.mkdir(ROOT_NODE, b"bare%d" % number, 0o755, ME).node
-        self._first = FIRST_NODE + 4 * OPERATIONS * number
-
-    def times(self) -> dict[str, float]:
-        return self._backend.volume.connections.run(self._times)
-
-    def _times(self, connection: Any) -> dict[str, float]:
-        def change(
-            name: str, decide: Callable[[int], list[Statement]], write: Callable[[int], list[Statement]]
-        ) -> float:
-            def operation(number: int) -> None:
-                send(connection, [BEGIN, self._lock_directory, *decide(number)])
-                send(connection, [*write(number), self._touch_directory, self._notify, COMMIT])
-
-            return timed(partial(repeat, operation))
-
-        return {
-            "create": change("f", lambda n: [self._entry(b"f%d" % n)], lambda n: self._make(b"f%d" % n, n, 0o100644)),
-            "mkdir": change(
-                "d",
-                lambda n: [self._entry(b"d%d" % n)],
-                lambda n: self._make(b"d%d" % n, OPERATIONS + n, 0o40755),
-            ),
-            STAT: timed(partial(repeat, lambda n: send(connection, [self._entry(b"f%d" % n, lock=False)]))),
-            "rename": change(
-                "r",
-                lambda n: [self._entry(b"f%d" % n), self._entry(b"r%d" % n)],
-                lambda n: [self._unname(b"f%d" % n), self._name(b"r%d" % n, n), self._touch(n)],
-            ),
-            "unlink": change(
-                "u", lambda n: [self._entry(b"r%d" % n)], lambda n: [self._unname(b"r%d" % n), self._remove(n)]
-            ),
-        }
-
-    # Each is a statement with its parameters.
-
-    @property
-    def _lock_directory(self) -> Statement:
-        query = f"SELECT {', '.join(FIELDS)} FROM fusebackend.inode WHERE volume = %s AND node = %s FOR UPDATE"
-        return query, (self._id, self._directory)
-
-    def _entry(self, name: bytes, *, lock: bool = True) -> Statement:
-        fields = ", ".join(f"i.{field}" for field in FIELDS)
-        return (
-            f"SELECT {fields} FROM fusebackend.dentry d JOIN fusebackend.inode i"
-            " ON i.volume = d.volume AND i.node = d.node WHERE d.volume = %s AND d.parent = %s AND d.name = %s"
-            + (" FOR UPDATE OF i" if lock else ""),
-            (self._id, self._directory, name),
-        )
-
-    def _make(self, name: bytes, number: int, mode: int) -> list[Statement]:
-        values = dict.fromkeys(FIELDS, 0) | {"node": self._first + number, "mode": mode, "nlink": 1}
-        places = ", ".join("%s" for _ in FIELDS)
-        inode = f"INSERT INTO fusebackend.inode (volume, {', '.join(FIELDS)}) VALUES (%s, {places})"
-        return [(inode, (self._id, *(values[field] for field in FIELDS))), self._name(name, number)]
-
-    def _name(self, name: bytes, number: int) -> Statement:
-        query = "INSERT INTO fusebackend.dentry (volume, parent, name, node) VALUES (%s, %s, %s, %s)"
-        return query, (self._id, self._directory, name, self._first + number)
-
-    def _unname(self, name: bytes) -> Statement:
-        query = "DELETE FROM fusebackend.dentry WHERE volume = %s AND parent = %s AND name = %s"
-        return query, (self._id, self._directory, name)
-
-    def _remove(self, number: int) -> Statement:
-        return "DELETE FROM fusebackend.inode WHERE volume = %s AND node = %s", (self._id, self._first + number)
-
-    def _touch(self, number: int) -> Statement:
-        query = "UPDATE fusebackend.inode SET ctime_ns = %s WHERE volume = %s AND node = %s"
-        return query, (number, self._id, self._first + number)
-
-    @property
-    def _touch_directory(self) -> Statement:
-        query = (
-            "UPDATE fusebackend.inode SET mtime_ns = %s, ctime_ns = %s, version = %s WHERE volume = %s AND node = %s"
-        )
-        return query, (1, 1, 1, self._id, self._directory)
-
-    @property
-    def _notify(self) -> Statement:
-        return "SELECT pg_notify(%s, %s)", (f"fusebackend_{self._id}", "bench 1//")
+INODE = ", ".join(FIELDS)
+ENTRY = (
+    f"SELECT {', '.join(f'i.{field}' for field in FIELDS)} FROM fusebackend.dentry d JOIN fusebackend.inode i"
+    " ON i.volume = d.volume AND i.node = d.node WHERE d.volume = %s AND d.parent = %s AND d.name = %s"
+)
+LOCK = f"SELECT {INODE} FROM fusebackend.inode WHERE volume = %s AND node = %s FOR UPDATE"
+MAKE = f"INSERT INTO fusebackend.inode (volume, {INODE}) VALUES (%s, {', '.join('%s' for _ in FIELDS)})"
+NAME = "INSERT INTO fusebackend.dentry (volume, parent, name, node) VALUES (%s, %s, %s, %s)"
+UNNAME = "DELETE FROM fusebackend.dentry WHERE volume = %s AND parent = %s AND name = %s"
+REMOVE = "DELETE FROM fusebackend.inode WHERE volume = %s AND node = %s"
+TOUCH = "UPDATE fusebackend.inode SET ctime_ns = %s WHERE volume = %s AND node = %s"
+TOUCH_DIRECTORY = (
+    "UPDATE fusebackend.inode SET mtime_ns = %s, ctime_ns = %s, version = %s WHERE volume = %s AND node = %s"
+)
+NOTIFY = "SELECT pg_notify(%s, %s)"
 
 
-def repeat(operation: Callable[[int], object]) -> None:
-    for number in range(OPERATIONS):
-        operation(number)
+def bare_times(backend: PostgresBackend, number: int) -> dict[str, float]:
+    """Time the same operations by SQL, with numbers and names known beforehand."""
+    volume, first = backend.volume.id, FIRST_NODE + 4 * OPERATIONS * number
+    directory = backend.volume.mkdir(ROOT_NODE, b"bare%d" % number, 0o755, ME).node
+
+    def entry(name: bytes, lock: str = " FOR UPDATE OF i") -> Statement:
+        return ENTRY + lock, (volume, directory, name)
+
+    def make(name: bytes, n: int, mode: int) -> list[Statement]:
+        values = dict.fromkeys(FIELDS, 0) | {"node": first + n, "mode": mode, "nlink": 1}
+        return [(MAKE, (volume, *values.values())), (NAME, (volume, directory, name, first + n))]
+
+    def on(connection: Any) -> dict[str, float]:
+        def change(decide: list[Statement], write: list[Statement]) -> None:
+            send(connection, [BEGIN, (LOCK, (volume, directory)), *decide])
+            touch = TOUCH_DIRECTORY, (1, 1, 1, volume, directory)
+            send(connection, [*write, touch, (NOTIFY, (f"fusebackend_{volume}", "bench 1//")), COMMIT])
+
+        def rename(n: int) -> None:
+            old, new = b"f%d" % n, b"r%d" % n
+            write = [(UNNAME, (volume, directory, old)), (NAME, (volume, directory, new, first + n))]
+            change([entry(old), entry(new)], [*write, (TOUCH, (n, volume, first + n))])
+
+        def unlink(n: int) -> None:
+            name = b"r%d" % n
+            change([entry(name)], [(UNNAME, (volume, directory, name)), (REMOVE, (volume, first + n))])
+
+        return times([
+            lambda n: change([entry(b"f%d" % n)], make(b"f%d" % n, n, 0o100644)),
+            lambda n: change([entry(b"d%d" % n)], make(b"d%d" % n, OPERATIONS + n, 0o40755)),
+            lambda n: send(connection, [entry(b"f%d" % n, lock="")]),
+            rename,
+            unlink,
+        ])  # fmt: skip
+
+    return backend.volume.connections.run(on)
 
 
 # -- work ----------------------------------------------------------------------------------------------------------
 
-WORK_ROUNDS = 1
 RIVAL = PEERS["juicefs"]
 
 
-def work(server: service.Postgres, arguments: argparse.Namespace) -> str:
+def work(server: service.Postgres, run: Run) -> list[str]:
     """Do the same work on both, and make a table of seconds."""
     missing = RIVAL.missing() or (None if shutil.which("rsync") else "rsync is not installed (Debian: rsync)")
     if missing is not None:
-        return f"Not measured: {missing}."
-    rounds, before = arguments.rounds or WORK_ROUNDS, os.getloadavg()[0]
-    with workplace(None) as place:
-        scale = Scale(arguments.quick)
-        make_source_tree(place / "source.tar", scale.tree_files)
-        (place / "source").mkdir()
-        shell("tar xf ../source.tar", place / "source")
-        measures = work_measures(Measures(scale, place / "source.tar"), place / "source/tree")
-        sides = [Side("fusebackend", lambda: None, partial(_ours_in, server)),
-                 Side(RIVAL.name, RIVAL.missing, partial(_rival_in, server))]  # fmt: skip
-        medians = take_turns(
-            sides, rounds, place, lambda mount: {name: run(mount.root) for name, run in measures.items()}
-        )
-        part = ", a tenth of the work" if arguments.quick else ""
-        about = f"On {machine(place)}; medians of {rounds} rounds{part}; load average {before:.1f} before."
-    return "\n".join([about, "", *work_table(medians), "", work_verdict(medians)])
+        return [f"Not measured: {missing}."]
+    size = Scale(bool(run.quick))
+    make_source_tree(run.work / "source.tar", size.tree_files)
+    (run.work / "source").mkdir()
+    shell("tar xf ../source.tar", run.work / "source")
+    measures = work_measures(Measures(size, run.work / "source.tar"), run.work / "source/tree")
+    sides = [Side("fusebackend", lambda: None, partial(_ours_in, server)),
+             Side(RIVAL.name, RIVAL.missing, partial(_rival_in, server))]  # fmt: skip
+    medians = compare(run, sides, lambda mount: {name: measure(mount.root) for name, measure in measures.items()})
+    return [*work_table(medians), "", work_verdict(medians)]
 
 
 def work_measures(measures: Measures, tree: Path) -> dict[str, Callable[[Path], float]]:
@@ -481,12 +348,25 @@ def metadata_url(dsn: str) -> str:
     return f"postgres://{found['user']}@/{found['dbname']}?{where}"
 
 
-PARTS: dict[str, Callable[[service.Postgres, argparse.Namespace], str]] = {
-    "scale": scale,
-    "metadata": metadata,
-    "work": work,
-}
+PARTS: dict[str, Callable[[service.Postgres, Run], list[str]]] = {"scale": scale, "metadata": metadata, "work": work}
 
 
-if __name__ == "__main__":
-    main()
+@benchmark(
+    "postgres",
+    "`postgres:`: a million files, a change against its SQL, and ordinary work against JuiceFS",
+    only(PARTS, narrows=False),
+    option("--rounds", narrows=False, type=positive, help="(default: 7, of the work 1)"),
+    missing=service.missing,
+    quick="a tenth of the files",
+)
+def postgres(run: Run) -> Tables:
+    """Measure on a PostgreSQL of its own. For the first two parts that does not wait for the disk, and the volume is
+    called in this process; for `work` it waits. JuiceFS keeps the bytes of files in a local directory, and does not
+    sync them; here they are rows."""
+    asked = run.rounds
+    kept = [setting for setting in service.SETTINGS if not setting.startswith("shared_buffers=")]
+    service.SETTINGS = (*kept, "shared_buffers=256MB", "maintenance_work_mem=256MB")
+    for name in run.only:
+        run.rounds = asked or (1 if name == "work" else 7)
+        with service.running(durable=name == "work") as server:
+            yield f"postgres {name}", PARTS[name](server, run)

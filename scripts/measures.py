@@ -7,20 +7,11 @@ import os
 import random
 import shutil
 import sqlite3
-import subprocess
-import tarfile
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-MIB = 1 << 20
-BLOCK = 4096
-
-
-def timed(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
+from work import BLOCK, drop_caches, make_file, offsets, read_file, read_large, shell, timed, write_large
 
 
 class Scale:
@@ -32,37 +23,6 @@ class Scale:
         self.big_mib = 32 if quick else 256
         self.blocks = 500 if quick else 4000
         self.commits = 50 if quick else 200
-
-
-def shell(command: str, directory: Path) -> None:
-    subprocess.run(command, shell=True, cwd=directory, check=True, stdout=subprocess.DEVNULL)
-
-
-def drop_caches() -> bool:
-    """Drop clean pages, dentries and inodes. Only root can: False means that the cold measures are warm."""
-    os.sync()
-    try:
-        Path("/proc/sys/vm/drop_caches").write_text("3")
-    except PermissionError:
-        return False
-    return True
-
-
-def make_source_tree(target: Path, files: int) -> None:
-    """Make a repository of `files` files of words, 13 KiB on average, 20 a directory, committed and packed in a tar."""
-    chance = random.Random(7)
-    words = ["".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=chance.randint(2, 9))) for _ in range(2000)]
-    tree = target.parent / "source"
-    for number in range(files):
-        directory = tree / f"package{number // 200}" / f"module{number // 20 % 10}"
-        directory.mkdir(parents=True, exist_ok=True)
-        text = " ".join(chance.choices(words, k=chance.randint(10, 4000)))
-        (directory / f"file{number}.py").write_text(text.replace(" e", "\ne"))
-    identity = "-c user.name=bench -c user.email=bench@example.invalid"
-    shell(f"git init -q && git add . && git {identity} commit -qm all", tree)
-    with tarfile.open(target, "w") as archive:
-        archive.add(tree, arcname="tree")
-    shutil.rmtree(tree)
 
 
 PREPARES = {
@@ -82,32 +42,15 @@ PREPARES = {
 
 
 class Measures:
-    """The fifteen measures, in their order; each returns the seconds of the part that counts."""
+    """The fifteen measures, with their amount of work."""
 
     def __init__(self, scale: Scale, archive: Path) -> None:
         self.scale = scale
         self.archive = archive
-        chance = random.Random(3)
-        self.offsets = [chance.randrange(scale.big_mib * MIB // BLOCK) * BLOCK for _ in range(scale.blocks)]
+        self.offsets = offsets(3, scale.big_mib, scale.blocks)
 
     def all(self) -> dict[str, Callable[[Path], float]]:
-        return {
-            "untar": self.untar,
-            "git status": self.git_status,
-            "find -ls": self.find,
-            "rg": self.rg,
-            "grep -r warm": self.grep,
-            "seq write + fsync": self.sequential_write,
-            "seq read cold": self.sequential_read,
-            "random read 4K cold": self.random_read,
-            "random read 4K O_DIRECT": self.direct_read,
-            "random write 4K + fsync": self.random_write,
-            "create small": self.create,
-            "stat small": self.stat,
-            "read small": self.read,
-            "unlink small": self.unlink,
-            "SQLite commit": self.commits,
-        }
+        return {name: partial(each, self) for name, each in MEASURES.items()}
 
     def untar(self, root: Path) -> float:
         shutil.rmtree(root / "tree", ignore_errors=True)
@@ -128,26 +71,12 @@ class Measures:
         return timed(lambda: shell("grep -r zebra tree || true", root))
 
     def sequential_write(self, root: Path) -> float:
-        block = random.Random(1).randbytes(MIB)
-
-        def write() -> None:
-            with open(root / "big", "wb", buffering=0) as file:
-                for _ in range(self.scale.big_mib):
-                    file.write(block)
-                os.fsync(file.fileno())
-
         (root / "big").unlink(missing_ok=True)
-        return timed(write)
+        return write_large(root / "big", self.scale.big_mib)
 
     def sequential_read(self, root: Path) -> float:
         drop_caches()
-
-        def read() -> None:
-            with open(root / "big", "rb", buffering=0) as file:
-                while file.read(MIB):
-                    pass
-
-        return timed(read)
+        return read_large(root / "big")
 
     def random_read(self, root: Path) -> float:
         drop_caches()
@@ -187,26 +116,13 @@ class Measures:
         shutil.rmtree(root / "small", ignore_errors=True)
         (root / "small").mkdir()
         names, content = self._names(root), b"x" * 1024
-
-        def create() -> None:
-            for name in names:
-                file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-                os.write(file, content)
-                os.close(file)
-
-        return timed(create)
+        return timed(lambda: [make_file(name, content) for name in names])
 
     def stat(self, root: Path) -> float:
         return timed(lambda: [entry.stat() for entry in os.scandir(root / "small")])
 
     def read(self, root: Path) -> float:
-        def read() -> None:
-            for name in self._names(root):
-                file = os.open(name, os.O_RDONLY)
-                os.read(file, 4096)
-                os.close(file)
-
-        return timed(read)
+        return timed(lambda: [read_file(name) for name in self._names(root)])
 
     def unlink(self, root: Path) -> float:
         return timed(lambda: [os.unlink(name) for name in self._names(root)])
@@ -225,3 +141,23 @@ class Measures:
             return timed(commit)
         finally:
             connection.close()
+
+
+MEASURES: dict[str, Callable[[Measures, Path], float]] = {
+    "untar": Measures.untar,
+    "git status": Measures.git_status,
+    "find -ls": Measures.find,
+    "rg": Measures.rg,
+    "grep -r warm": Measures.grep,
+    "seq write + fsync": Measures.sequential_write,
+    "seq read cold": Measures.sequential_read,
+    "random read 4K cold": Measures.random_read,
+    "random read 4K O_DIRECT": Measures.direct_read,
+    "random write 4K + fsync": Measures.random_write,
+    "create small": Measures.create,
+    "stat small": Measures.stat,
+    "read small": Measures.read,
+    "unlink small": Measures.unlink,
+    "SQLite commit": Measures.commits,
+}
+"""In their order; each returns the seconds of the part that counts."""

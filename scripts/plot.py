@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from report import cells, read_between
+from driver import cells, read_between
 from serving import REPOSITORY
 
 PICTURE = REPOSITORY / "docs" / "benchmark.svg"
@@ -116,7 +116,3 @@ def _group(name: str, ratios: dict[str, float], axis: Axis, top: float) -> Itera
 def main() -> None:
     PICTURE.write_text(draw(groups(read_between("table").splitlines()), TITLE))
     print(f"drew {PICTURE.relative_to(REPOSITORY)}")
-
-
-if __name__ == "__main__":
-    main()

@@ -21,9 +21,8 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 from fusebackend.backends.postgres.host_session import SETTINGS
 from fusebackend.backends.postgres.statements import ALWAYS, AS_GUESSED, IF_GUESSED
@@ -42,8 +41,7 @@ TRIES = 1000
 """How often pgbench repeats a transaction that the server rolls back in favour of another, as a volume does."""
 
 
-@dataclass(frozen=True)
-class Sent:
+class Sent(NamedTuple):
     """A statement, its parameters, and the PostgreSQL types (OIDs) that they were sent as."""
 
     query: str
@@ -51,7 +49,7 @@ class Sent:
     types: Sequence[int]
 
 
-Batch: TypeAlias = list[Sent]
+Batch = list[Sent]
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """A mount under measurement: its server is started, waited for, measured, and ended by its process id.
 
     with mounted(["bindfs", "-f", files, mountpoint], mountpoint, log) as server: ...
+    with our_mount("memory:", mountpoint) as server: ...
 
 The server ends with the measuring process, also when that is killed.
 """
@@ -148,6 +149,20 @@ def mounted(
     finally:
         if _is_listed(mountpoint):
             subprocess.run(["fusermount3", "-u", "-z", "--", mountpoint], check=True)
+
+
+@contextmanager
+def our_mount(url: str, mountpoint: Path, *words: str, environment: Sequence[str] = ()) -> Iterator[Server]:
+    """Serve a mount of ours.
+
+    Args:
+        words: more of the command line.
+        environment: NAME=VALUE each.
+    """
+    serve = [sys.executable, "-m", "fusebackend", "mount", "--foreground", *words, "--default", url, str(mountpoint)]
+    log = mountpoint.with_name(f"{mountpoint.name}.log")
+    with mounted(["env", *environment, *serve] if environment else serve, mountpoint, log) as server:
+        yield server
 
 
 def _is_listed(mountpoint: Path) -> bool:

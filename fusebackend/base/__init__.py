@@ -1,6 +1,8 @@
 """Used by every other package: paths, errors, time, waiting. Nothing here knows a backend.
 
 paths.py         agent paths: normalised at the door
+relative_paths.py  paths in a tree, relative and of bytes
+durable.py       files replaced so that a loss of power leaves them whole
 globs.py         glob patterns
 asked.py         the glob that a search over several backends was asked for
 errors.py        errno to error code and back

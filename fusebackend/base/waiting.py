@@ -2,8 +2,8 @@
 
 Most calls into such a volume find what they need in memory, and a hop to a thread and back costs more than they do. So
 the mount tries them on its own thread first: before it waits, the volume calls `will_wait()`, which ends the attempt,
-and the call is made again in a thread. A call must have changed nothing before `will_wait()`, or only in a way that it
-would repeat.
+and the call is made again in a thread. Before `will_wait()` a call must have no side effects, or only ones that are
+safe to repeat.
 """
 
 from __future__ import annotations

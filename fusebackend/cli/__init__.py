@@ -12,8 +12,7 @@ upload.py download.py execute.py                copies, and commands in the moun
 mcp.py                                          a mount for MCP clients
 branch.py branch_merge.py shell.py              branches, and their merges; a shell in one
 view.py approval.py                             views: their rules; changes that wait for an approval
-snapshot.py diff.py restore.py states.py        earlier states of a mount; `states.py`: as directories
-verb_tree.py                                    a state of what is not mounted, read by verbs
+snapshot.py diff.py restore.py                  earlier states of a mount
 log.py blame.py undo.py hook.py space.py        calls; what coding agents tell of them; `space.py` has `df` and `prune`
 forget.py                                       contents that leave everything kept
 target.py show.py attributes.py                 shared: mount and path of an argument, output, attributes,

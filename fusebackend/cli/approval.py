@@ -11,8 +11,7 @@ from click.shell_completion import CompletionItem
 
 from fusebackend.cli import target
 from fusebackend.cli.log import moment, who
-from fusebackend.cli.show import Complaints, Failed, Output, json_option, note
-from fusebackend.cli.states import in_a_line
+from fusebackend.cli.show import Complaints, Failed, Output, in_a_line, json_option, note
 from fusebackend.cli.target import complete_names, mount_option
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ import click
 
 from fusebackend.cli import target
 from fusebackend.cli.log import moment, who
-from fusebackend.cli.show import Failed, Output, json_option
-from fusebackend.cli.states import in_a_line
+from fusebackend.cli.show import Failed, Output, in_a_line, json_option
 from fusebackend.cli.target import complete_path, mount_option
 
 if TYPE_CHECKING:

@@ -11,10 +11,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from fusebackend.cli import target
-from fusebackend.cli.show import Failed, Output, confirm_loss, json_option, note
+from fusebackend.cli.show import Failed, Output, confirm_loss, in_a_line, json_option, note
 from fusebackend.cli.space import size_text
-from fusebackend.cli.states import in_a_line, trees_path
-from fusebackend.cli.target import complete_names, mount_option
+from fusebackend.cli.target import complete_names, mount_option, trees_path
 
 if TYPE_CHECKING:
     from fusebackend.control.client.client import Client

@@ -6,22 +6,20 @@ import errno
 import os
 import shutil
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import CompletionItem
 
-from fusebackend.base.git_patch import quoted
-from fusebackend.cli import snapshot, states
+from fusebackend.cli import snapshot
 from fusebackend.cli.log import complete_call
-from fusebackend.cli.show import Failed, Output, note
-from fusebackend.cli.states import States
-from fusebackend.cli.target import complete_path, locate, mount_option
-from fusebackend.trees import diff_output
-from fusebackend.trees.diff import FOREIGN, Differences, differences
-from fusebackend.trees.refs import MAIN_REF, Ref, RefError
+from fusebackend.cli.show import Failed, Output, in_a_line, note
+from fusebackend.cli.target import complete_path, locate, mount_option, together
+from fusebackend.control.verbs import NOT_HELD, STAT_COLUMNS
+from fusebackend.trees.refs import RefError, Refs, Taken
 
 if TYPE_CHECKING:
+    from fusebackend.base.paths import AgentPath
     from fusebackend.control.client.client import Client
     from fusebackend.control.verbs import DiffForm
 
@@ -63,7 +61,6 @@ def complete_word(context: click.Context, parameter: click.Parameter, incomplete
 
 @click.command(cls=_WithPaths)
 @click.argument("words", nargs=-1, shell_complete=complete_word, metavar="[REF | A..B] [--] [PATH]...")
-@click.option("--patch", "form", flag_value="patch", help="A patch that 'git apply' takes; the default.")
 @click.option("--stat", "form", flag_value="stat", help="A line for each file: how many lines differ.")
 @click.option("--name-status", "form", flag_value="names", help="A letter for each file (A D M R T), and its path.")
 @click.option(
@@ -73,7 +70,7 @@ def complete_word(context: click.Context, parameter: click.Parameter, incomplete
     help="For programs: a line {change, path, old_path, fields, before, after} for each difference.",
 )
 @mount_option
-def diff(words: Sequence[str], form: str | None, mount: str | None) -> None:
+def diff(words: Sequence[str], form: DiffForm | None, mount: str | None) -> None:
     """Show what a call did, what differs between a state of the mount and now, or between two states: A..B.
 
     REF is a call of 'fusebackend log' (c42), the name of a snapshot or of a branch, a time (10m, 2h, 14:05, yesterday,
@@ -86,45 +83,12 @@ def diff(words: Sequence[str], form: str | None, mount: str | None) -> None:
     The exit status is 0 whether there are differences or not, and 1 if some files could not be compared.
     """
     context = click.get_current_context()
-    chosen = _chosen(words, context.meta.get(AFTER_DASHES), mount)
-    if isinstance(chosen, _OfCall):
-        _show_call(chosen, form or "patch")
-        return
-    known, before, after, paths = chosen
-    scope = known.scope(paths, before, after)
-    older_ns = None if before.is_main and after.is_main else known.older_ns(before, after)
-    try:
-        result = differences(
-            known.tree(before),
-            known.tree(after),
-            scope.paths,
-            left_out=scope.left_out,
-            ways=scope.ways,
-            older_ns=older_ns,
-        )
-    except FileNotFoundError as error:
-        raise Failed(f"'/{error.filename}' is neither in '{before.name}' nor in '{after.name}'") from None
-    _show(result, form or "patch")
-    for prefix in scope.missing:
-        note(f"route '{prefix}' was not compared: not both states hold it")
-    if any(reason != FOREIGN for _, reason in result.skipped):
-        context.exit(1)
-
-
-class _OfCall(NamedTuple):
-    """What a call did is asked for, or a comparison with the state before one; at some paths, or everywhere where there
-    are none."""
-
-    files: Client
-    call: str
-    paths: list[str]
-
-
-def _show_call(chosen: _OfCall, form: str) -> None:
+    files, ref, paths = _chosen(words, context.meta.get(AFTER_DASHES), mount)
+    form = form or "patch"
     output = Output()
-    columns = shutil.get_terminal_size().columns if output.terminal else diff_output.STAT_COLUMNS
+    columns = shutil.get_terminal_size().columns if output.terminal else STAT_COLUMNS
     coloured = output.terminal and form == "patch"
-    kinds: dict[str, DiffForm] = {"patch": "patch", "stat": "stat", "names": "names", "json": "json"}
+    incomplete = False
 
     def take(piece: bytes) -> None:
         if coloured:
@@ -132,40 +96,55 @@ def _show_call(chosen: _OfCall, form: str) -> None:
         else:
             output.bytes(piece)
 
-    with states.in_a_line():
-        chosen.files.diff(chosen.call, paths=chosen.paths, form=kinds[form], columns=columns, on_text=take)
+    def skipped(path: str, reason: str) -> None:
+        nonlocal incomplete
+        if reason == NOT_HELD:
+            note(f"route '{path}' was not compared: {reason}")
+            return
+        incomplete = True
+        if form in ("stat", "names"):  # the others have it in their text
+            note(f"'{path}' was not compared: {reason}")
+
+    with in_a_line():
+        files.diff(ref, paths=paths, form=form, columns=columns, on_text=take, on_skipped=skipped)
+    if incomplete:
+        context.exit(1)
 
 
 def _chosen(
     words: Sequence[str], after_dashes: Sequence[str] | None, mount: str | None
-) -> tuple[States, Ref, Ref, list[bytes]] | _OfCall:
+) -> tuple[Client, str, list[AgentPath]]:
     """Tell REF from PATH: as in git, the first word is a REF if it names one, and else a path that is there."""
     if after_dashes is not None and len(words) > 1:
         raise click.UsageError(f"one REF or A..B before '--', not {len(words)} words")
     first, given = (words[0] if words else None), list(after_dashes or words[1:])
     if first is not None and "/" in first and after_dashes is None:  # no REF has one, and it may tell the mount
         first, given = None, list(words)
-    known, paths = states.states_of(given, mount)
-    if first is not None and after_dashes is None and not known.refs.is_ref(first) and _is_there(first, mount):
-        known, paths = states.states_of([first, *given], mount)
+    files, paths = together(given, mount)
+    with in_a_line():
+        refs = Refs([Taken(each.name, each.time_ns) for each in files.snapshots()],
+                    [Taken(each.name, each.time_ns) for each in files.branches() if each.error is None])  # fmt: skip
+    if first is not None and after_dashes is None and not refs.is_ref(first) and _is_there(first, mount):
+        files, paths = together([first, *given], mount)
         first = None
-    call = _last_call(known) if first is None else first
-    if call is not None and known.refs.has_call(call):
-        return _OfCall(known.files, call, [f"/{os.fsdecode(path)}" for path in paths])
+    ref = _last_call(files) if first is None else first
     try:
-        before, after = (known.refs.newest(), MAIN_REF) if first is None else known.refs.pair(first)
+        if ref is None:
+            ref = refs.newest().name
+        elif not refs.has_call(ref):
+            refs.pair(ref)
     except RefError as error:
         hint = "; a PATH that is gone stands after '--'" if first is not None and after_dashes is None else ""
         raise Failed(f"{error}{hint}") from None
-    return known, before, after, paths
+    return files, ref, paths
 
 
-def _last_call(known: States) -> str | None:
+def _last_call(files: Client) -> str | None:
     """Return the newest call that changed something; None if the mount keeps no history, or it has none."""
     try:
-        with states.in_a_line():
+        with in_a_line():
             before: str | None = None
-            while found := known.files.log(before=before, limit=PAGE):
+            while found := files.log(before=before, limit=PAGE):
                 for each in found:
                     if each.changes:  # requests for approvals have none
                         return each.call
@@ -180,30 +159,6 @@ def _last_call(known: States) -> str | None:
 def _is_there(word: str, mount: str | None) -> bool:
     """Return True for a word that is a path of the mount now."""
     return os.path.lexists(word) if mount is None else locate(word, mount).kind(follow=False) is not None
-
-
-def _show(result: Differences, form: str) -> None:
-    output = Output()
-    if form == "patch":
-        for piece in diff_output.patch(result):
-            if output.terminal:
-                _print_coloured(output, piece)
-            else:
-                output.bytes(piece)
-        return
-    if form == "json":
-        for value in diff_output.as_objects(result):
-            output.record(value)
-        return
-    if form == "names":
-        lines = diff_output.name_status(result)
-    else:
-        columns = shutil.get_terminal_size().columns if output.terminal else diff_output.STAT_COLUMNS
-        lines = diff_output.stat_lines(list(diff_output.stat_rows(result)), columns)
-    for line in lines:
-        output.line(line)
-    for path, reason in result.skipped:
-        note(f"{quoted(path or b'.')} was not compared: {reason}")
 
 
 def _print_coloured(output: Output, piece: bytes) -> None:

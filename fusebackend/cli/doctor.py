@@ -41,8 +41,8 @@ def doctor(
     Each line is a verdict (ok, warning, error), what was looked at, and why; 'mend' is what to do. Nothing is changed.
     The exit status is 1 if anything is an error.
     """
-    from fusebackend.doctor.checks import diagnose
     from fusebackend.doctor.finding import worst
+    from fusebackend.doctor.routes import diagnose
 
     plan = None
     if mountpoint is not None or config_path is not None or default is not None or routes:

@@ -13,8 +13,7 @@ import click
 from fusebackend.base.paths import ROOT, AgentPath, is_below
 from fusebackend.cli import target
 from fusebackend.cli.branch import branch_path, complete_name
-from fusebackend.cli.show import Failed, Output, escaped, note, write_all
-from fusebackend.cli.states import in_a_line
+from fusebackend.cli.show import Failed, Output, escaped, in_a_line, note, write_all
 from fusebackend.cli.target import Target, complete_path, mount_option
 from fusebackend.cli.view import complete_view, find_view
 

@@ -9,22 +9,18 @@ from dataclasses import asdict
 import click
 
 from fusebackend.cli import target
-from fusebackend.cli.show import Failed, Output, json_option, note
-from fusebackend.cli.states import in_a_line
+from fusebackend.cli.show import Failed, Output, in_a_line, json_option, note
 from fusebackend.cli.target import Target, complete_path, mount_option
 from fusebackend.protocol import ForgetResult
 
 
 @click.command()
 @click.argument("paths", nargs=-1, required=True, shell_complete=complete_path, metavar="PATH...")
-@click.option("--all-versions", is_flag=True, help="All that is kept of them; there is no other way yet.")
 @click.option("-n", "--dry-run", is_flag=True, help="Change nothing; print what would go.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option("{paths, live, snapshots, branches, images, unknown, left}.")
 @mount_option
-def forget(
-    paths: Sequence[str], all_versions: bool, dry_run: bool, yes: bool, as_json: bool, mount: str | None
-) -> None:
+def forget(paths: Sequence[str], dry_run: bool, yes: bool, as_json: bool, mount: str | None) -> None:
     """Have all that is kept of the past lose the contents of files: a password that was in one for a while.
 
     They leave snapshots, branches, the bytes that undo needs, search indexes, and the free space of volumes' files. The
@@ -34,8 +30,6 @@ def forget(
     What was forgotten can't be had back, so on a terminal it asks first; elsewhere it needs --yes. It is said what
     could not be reached. Meanwhile nobody can use the volume: its file is rewritten.
     """
-    if not all_versions:
-        raise click.UsageError("--all-versions is missing: it says that snapshots and branches lose the files as well")
     places = [target.locate(path, mount, follow=False) for path in paths]
     if len({place.files.mountpoint for place in places}) > 1:
         raise Failed("the paths are in several mounts; give those of one")

@@ -13,11 +13,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import shlex
 import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
@@ -25,6 +25,7 @@ from typing import Any, Final, NamedTuple
 
 import click
 
+from fusebackend.base.durable import replace_file
 from fusebackend.cli.show import Failed, Output, note
 
 RUN_TIMEOUT_S: Final = 2.0
@@ -229,18 +230,13 @@ def _replace(path: Path, text: str, *, like: Path) -> None:
     mode = 0o600
     with contextlib.suppress(FileNotFoundError):
         mode = like.stat().st_mode & 0o777
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
-    ) as file:
-        try:
-            file.write(text)
-            file.flush()
-            os.fchmod(file.fileno(), mode)
-            os.fsync(file.fileno())
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
+    new = f"{path.parent}/.{path.name}.{secrets.token_hex(8)}"
+    try:
+        replace_file(str(path), text.encode(), new=new, mode=mode)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(new)
+        raise
 
 
 # -- while the agent runs --------------------------------------------------------------------------------------

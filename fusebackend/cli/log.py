@@ -17,8 +17,7 @@ from click.shell_completion import CompletionItem
 
 from fusebackend.base.paths import AgentPath, is_below
 from fusebackend.cli import target
-from fusebackend.cli.show import Failed, Output, json_option, note
-from fusebackend.cli.states import in_a_line
+from fusebackend.cli.show import Failed, Output, in_a_line, json_option, note
 from fusebackend.cli.target import Target, complete_names, complete_path, mount_option
 from fusebackend.control.following import POLLED_S, until_end
 from fusebackend.history.records import is_call_name
@@ -70,7 +69,6 @@ def complete_word(context: click.Context, parameter: click.Parameter, incomplete
 @click.option("--changes", "with_changes", is_flag=True, help="Also what each of them changed, a line each.")
 @click.option("--branch", metavar="NAME", help="The calls in this branch; a PATH is one of the branch, as '/plan.md'.")
 @click.option("--verify", "is_check", is_flag=True, help="Check by its hash chain that the log is as it was written.")
-@click.option("--anchor", "anchors", multiple=True, metavar="LINK:HEAD", help="With --verify: an end kept elsewhere.")
 @json_option("a line for each call, newest first; with --changes it has `changes`, with -f each change has a line.")
 @mount_option
 def log(
@@ -82,7 +80,6 @@ def log(
     with_changes: bool,
     branch: str | None,
     is_check: bool,
-    anchors: Sequence[str],
     as_json: bool,
     mount: str | None,
 ) -> None:
@@ -96,17 +93,14 @@ def log(
     With --branch, the calls that changed something in a branch, and not those of the mount. Of those that the history
     has lost the branch keeps names of its own (b3), which neither 'diff' nor 'undo' know.
 
-    --verify prints the end of the log's hash chain, LINK:HEAD, and exits with 1 if something was changed, removed or
-    added past the server. It proves nothing against the server's own user without an --anchor, or '[log] anchor' of the
-    mount's TOML file, with which the mount keeps such ends elsewhere by itself.
+    --verify exits with 1 if something was changed, removed or added past the server. It proves nothing against the
+    server's own user, who can write the log anew.
     """
-    if anchors and not is_check:
-        raise click.UsageError("--anchor is for --verify")
     if is_check:
         if by or since or follow or with_changes or branch:
             text = "--verify checks the whole log: give no --by, --since, -f, --changes or --branch with it"
             raise click.UsageError(text)
-        _verify(target.locate(words[0], mount) if words else target.here(mount), anchors, as_json)
+        _verify(target.locate(words[0], mount) if words else target.here(mount), as_json)
         return
     if branch is not None:
         if follow:
@@ -138,18 +132,14 @@ def log(
                 note("no call has changed anything there" if places else "no call has changed anything")
 
 
-def _verify(place: Target, anchors: Sequence[str], as_json: bool) -> None:
+def _verify(place: Target, as_json: bool) -> None:
     output = Output()
     with in_a_line():
-        found = place.files.verify_log(anchors)
+        found = place.files.verify_log()
     if as_json:
         output.document(asdict(found))
     elif not found.problems:
-        said = "the log is as it was written"
-        if found.anchored_in is not None:
-            said += f", as {found.anchors} {'anchor says' if found.anchors == 1 else 'anchors say'}"
-            said += f" ({output.text(found.anchored_in)})"
-        output.line(f"{said}; its end is {found.anchor}")
+        output.line("the log is as it was written")
     for problem in () if as_json else found.problems:
         output.line(output.told(problem))
     if found.problems:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import click
 
 from fusebackend.cli import target
-from fusebackend.cli.show import Output
-from fusebackend.cli.states import in_a_line
+from fusebackend.cli.show import Output, in_a_line
 from fusebackend.cli.target import complete_mountpoint
 
 

@@ -168,8 +168,6 @@ def plan_of(
         rules = {prefix: config.route_rules_of(prefix, table) for prefix, table in said.items()}
         views = config.views_of(file)
     keeps_history = config.keeps_history(words.history) if words.history else keeps_history
-    if log_options.anchor is not None and not keeps_history:
-        raise ConfigError(f"'{config_path}': log.anchor is about the log, and there is none: history is off")
     is_read_only = read_only or (file.read_only if words.read_only is None else words.read_only)
     return MountPlan(
         mountpoint=path,
@@ -243,9 +241,7 @@ def _keep_apart(plan: MountPlan) -> None:
     for url in map(urls.parse, plan.urls().values()):
         if url.path is not None:
             _keep_url_apart(url, url.path, plan.mountpoint)
-    anchor = (plan.log_options.anchor or "").partition(":")
-    kept = anchor[2] if anchor[0] == "file" else None
-    for what, path in (("log", plan.log), ("history", plan.history), ("anchor of the log", kept)):
+    for what, path in (("log", plan.log), ("history", plan.history)):
         if path is not None and _is_inside(os.path.realpath(path), plan.mountpoint):
             raise ConfigError(f"the {what} would be inside the mount: '{path}'; set XDG_STATE_HOME to another place")
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
-from fusebackend.cli import snapshot, states, target
-from fusebackend.cli.show import Complaints, Failed, Output, note
-from fusebackend.cli.states import States
+from fusebackend.base.paths import ROOT, join
+from fusebackend.cli import snapshot, target
+from fusebackend.cli.show import Complaints, Failed, Output, in_a_line, note
 from fusebackend.cli.target import complete_path, mount_option
 from fusebackend.linux.open_files import FileId, writers
 from fusebackend.protocol import RestoreResult
-from fusebackend.trees.refs import Ref
-from fusebackend.trees.tree import join, split
+
+if TYPE_CHECKING:
+    from fusebackend.control.client.client import Client
 
 
 @click.command()
@@ -41,17 +43,16 @@ def restore(
 
     The exit status is 1 if anything could not be restored.
     """
-    known, given = states.states_of(paths, mount)
-    chosen = known.ref(ref)
-    if chosen.is_main and destination is None:
-        raise Failed("everything is as in 'main' already; --from takes a snapshot or a time, or --to another path")
-    wanted = sorted(set(given))
-    sources, targets = _pairs(known, chosen, wanted, destination, mount)
-    with states.in_a_line():
-        result = known.files.restore(sources, chosen.name, to=targets, dry_run=only_print, force=force)
+    files, given = target.together(paths, mount)
+    sources: list[str] = sorted(set(given))
+    targets = None if destination is None else _targets(files, sources, destination, mount)
+    with in_a_line():
+        result = files.restore(sources, ref, to=targets, dry_run=only_print, force=force)
+    for route in result.left_alone:
+        note(f"route '{route}' is left as it is: '{result.ref}' holds nothing of it")
     output = Output()
     if result.conflicts and not only_print:
-        _refuse_open_files(known, result)
+        _refuse_open_files(files, result)
     if only_print:
         for change in result.changes:
             output.line(f"{change.change:<10} {output.name(change.path)}")
@@ -65,51 +66,25 @@ def restore(
     complaints.finish()
 
 
-def _pairs(
-    known: States, chosen: Ref, given: list[bytes], destination: str | None, mount: str | None
-) -> tuple[list[str], list[str] | None]:
-    """Return the paths to be restored, and those that they get. Raises `Failed` where one of them can't be."""
-    scope = known.scope(given, chosen)
-    for prefix in scope.missing:
-        note(f"route '{prefix}' is left as it is: '{chosen.name}' holds nothing of it")
-    if destination is None:
-        return [_shown(path) for path in scope.paths], None
-    for path in given:
-        if path not in known.scope([path], chosen).paths:
-            raise Failed(f"'{_shown(path)}' lies in a route of which '{chosen.name}' holds nothing")
-    targets = _targets(known, given, destination, mount)
-    return [_shown(path) for path in targets], [_shown(path) for path in targets.values()]
-
-
-def _shown(path: bytes) -> str:
-    return f"/{os.fsdecode(path)}"
-
-
-def _targets(known: States, given: list[bytes], destination: str, mount: str | None) -> dict[bytes, bytes]:
+def _targets(files: Client, given: list[str], destination: str, mount: str | None) -> list[str]:
     """Return the path that each path is restored to."""
     place = target.locate(destination, mount, follow=False)
-    to = known.relative(place)
+    target.require_mount(place, files)
     kind = place.kind(follow=False)
     is_directory = destination.endswith("/") or len(given) > 1 or kind == "directory"
     if is_directory and kind != "directory":
         raise Failed(f"'{destination}' is not a directory")
-    if b"" in given:
+    if ROOT in given:
         raise Failed("the root can't be restored to another path; give the paths in it")
-    found = {path: join(to, split(path)[1]) if is_directory else to for path in given}
-    taken: dict[bytes, bytes] = {}
-    for path, final in found.items():
-        if final in taken:
-            raise Failed(f"'{_shown(taken[final])}' and '{_shown(path)}' would both become '{_shown(final)}'")
-        taken[final] = path
-    return found
+    return [join(place.path, os.path.basename(path)) if is_directory else place.path for path in given]
 
 
-def _refuse_open_files(known: States, result: RestoreResult) -> None:
+def _refuse_open_files(mounted: Client, result: RestoreResult) -> None:
     """Raises `Failed`, and names the processes that have the files open for writing, as far as they can be seen."""
     files: dict[FileId, str] = {}
     for each in result.conflicts:
         with contextlib.suppress(OSError):
-            found = os.stat(known.files.mountpoint.rstrip("/") + each.path, follow_symlinks=False)
+            found = os.stat(mounted.mountpoint.rstrip("/") + each.path, follow_symlinks=False)
             files[found.st_dev, found.st_ino] = each.path
     complaints, named = Complaints(), set()
     for writer in writers(files):

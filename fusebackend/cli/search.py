@@ -25,7 +25,6 @@ NO_MATCH, TROUBLE = 1, 2
 @click.option("-g", "--glob", "glob", metavar="GLOB", help="Look only into files of such names, as '*.md'.")
 @click.option("-m", "max_count", type=click.IntRange(min=1), metavar="N", help="Stop after N matches in all.")
 @click.option("-0", "zero", is_flag=True, help="With -l: end paths with NUL, for 'xargs -0'.")
-@click.option("-n", "-r", "-F", "-H", is_flag=True, expose_value=False, help="Nothing: it is always so.")
 @json_option("{matches: [{path, line, text}], truncated, missing}.")
 @mount_option
 def grep(

@@ -45,17 +45,13 @@ def shell(command: Sequence[str], branch: str | None, view: str | None, mount: s
         source = mountpoint.rstrip("/") + find_view(place.files, view).path
         note(f"{mountpoint} shows view '{view}', which binds nobody here; to bind a command: exec --view {view}")
     place.files.close()
-    env = dict(os.environ)
-    if branch is not None:
-        env["FUSEBACKEND_BRANCH"] = branch
-    words = list(command) or [env.get("SHELL") or "/bin/sh"]
+    words = list(command) or [os.environ.get("SHELL") or "/bin/sh"]
     cwd = os.getcwd() if place.root else mountpoint
     status = run_with_bind(
         words,
         source=source,
         target=mountpoint,
         cwd=cwd if f"{cwd}/".startswith(mountpoint.rstrip("/") + "/") else mountpoint,
-        env=env,
         no_namespace=f"run it as root, or work in {source}",
     )
     click.get_current_context().exit(status)

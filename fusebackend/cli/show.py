@@ -7,10 +7,11 @@ of the text around: the approver of a patch must see it in its own order.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import IO, Any, TypeVar
 
@@ -54,6 +55,15 @@ class Failed(click.ClickException):
 
     def __init__(self, message: str) -> None:
         super().__init__(escaped(message))
+
+
+@contextlib.contextmanager
+def in_a_line() -> Iterator[None]:
+    """Show an error of the server, or of a REF, as those of the system are."""
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        raise Failed(str(error)) from None
 
 
 class Complaints:

@@ -11,11 +11,11 @@ import click
 from click.shell_completion import CompletionItem
 
 from fusebackend.cli import target
-from fusebackend.cli.show import Failed, Output, confirm_loss, json_option, note
-from fusebackend.cli.states import in_a_line, snapshots_directory
+from fusebackend.cli.show import Failed, Output, confirm_loss, in_a_line, json_option, note
 from fusebackend.cli.target import complete_names, mount_option
 
 if TYPE_CHECKING:
+    from fusebackend.control.client.client import Client
     from fusebackend.protocol import SnapshotInfo
 
 
@@ -47,7 +47,7 @@ def create(name: str | None, as_json: bool, mount: str | None) -> None:
     output, files = Output(), target.here(mount).files
     with in_a_line():
         taken = files.create_snapshot(name)
-        directory = snapshots_directory(files)
+        directory = _directory(files)
     if as_json:
         output.document(_as_object(taken, directory))
         return
@@ -68,7 +68,7 @@ def list_snapshots(with_automatic: bool, as_json: bool, mount: str | None) -> No
     output, files = Output(), target.here(mount).files
     with in_a_line():
         kept = files.snapshots()
-        directory = snapshots_directory(files)
+        directory = _directory(files)
     found = [each for each in kept if with_automatic or not each.name.startswith(AUTOMATIC)]
     if as_json:
         output.document([_as_object(each, directory) for each in found])
@@ -97,6 +97,11 @@ def delete(names: Sequence[str], yes: bool, mount: str | None) -> None:
         if not yes:
             confirm_loss("snapshot", "snapshots", names)
         files.delete_snapshots(*names)
+
+
+def _directory(files: Client) -> str:
+    """Return the directory of the snapshots of a mount."""
+    return target.outside(files, f"{target.trees_path(files)}/snapshots")
 
 
 def _as_object(taken: SnapshotInfo, directory: str) -> dict[str, Any]:

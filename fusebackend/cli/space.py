@@ -10,8 +10,7 @@ from typing import Any
 import click
 
 from fusebackend.cli import target
-from fusebackend.cli.show import Failed, Output, json_option
-from fusebackend.cli.states import in_a_line
+from fusebackend.cli.show import Failed, Output, in_a_line, json_option
 from fusebackend.cli.target import complete_mountpoint, mount_option
 from fusebackend.protocol import PruneResult
 

@@ -115,8 +115,8 @@ PLAIN_WIDTH = 200
 
 def _execution(execute: dict[str, Any]) -> list[str]:
     """Where commands run, and which routes they don't see there."""
-    if "where" not in execute:
-        return []  # an older server
+    if not execute:
+        return []  # the server does not answer
     lines = [f"execute: {execute['where']}"]
     if execute.get("routes"):
         lines[0] += f", routes {execute['routes']}"
@@ -200,17 +200,11 @@ def _details(state: MountState) -> list[str]:
 
 
 def _history(history: dict[str, Any]) -> list[str]:
-    """Where the history of calls is, and the ends of its log that are kept elsewhere."""
+    """Where the history of calls is."""
     if "path" not in history:
         return []
     why = history.get("incomplete")
-    lines = [f"history: {history['path']}" + (f"; incomplete: {why}" if why else "")]
-    anchor = history.get("anchor")
-    if anchor:
-        written = "none is written yet" if anchor["link"] is None else f"link {anchor['link']} was written last"
-        failed = anchor["failed"] and f"failed: {anchor['failed']}"
-        lines.append(f"anchors: {anchor['place']}; {failed or written}")
-    return lines
+    return [f"history: {history['path']}" + (f"; incomplete: {why}" if why else "")]
 
 
 def _count(number: int, one: str, many: str) -> str:

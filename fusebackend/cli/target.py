@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,7 +20,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from fusebackend.base import errors, paths
-from fusebackend.base.paths import ROOT, AgentPath, PathError
+from fusebackend.base.paths import ROOT, TREES_NAME, AgentPath, PathError
 from fusebackend.cli.show import Failed, escaped
 
 if TYPE_CHECKING:
@@ -155,6 +155,18 @@ def require_mount(place: Target, files: Client) -> None:
         raise Failed(f"'{place.given}' lies in another mount than the paths before it")
 
 
+def together(given: Sequence[str], mount: str | None) -> tuple[Client, list[AgentPath]]:
+    """The mount that paths of the command line lie in, and the agent's paths there, which need not exist.
+
+    Without paths it is the mount of the current directory, or the only one there is. Raises `Failed`.
+    """
+    places = [locate(each, mount, follow=False) for each in given]
+    files = places[0].files if places else here(mount).files
+    for place in places:
+        require_mount(place, files)
+    return files, [place.path for place in places]
+
+
 def here(mount: str | None, how: str = "with --mount") -> Target:
     """The target when no path is given: the current directory, if it lies in a mount; else the root of the only one.
 
@@ -241,6 +253,11 @@ def _place(mount: str) -> str:
 def outside(files: Client, path: str) -> str:
     """Return an agent's path as processes have it; as it is where nothing is mounted."""
     return files.mountpoint.rstrip("/") + path if files.is_mounted else path
+
+
+def trees_path(files: Client) -> str:
+    """Return the agent's path of the directory of trees."""
+    return files.status().get("trees") or f"/{TREES_NAME}"
 
 
 def _client(mountpoint: str) -> Client:

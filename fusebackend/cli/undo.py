@@ -9,8 +9,7 @@ import click
 from fusebackend.cli import target
 from fusebackend.cli.log import complete_call
 from fusebackend.cli.outcome import CHANGED, refuse, show_changes, show_json, show_left
-from fusebackend.cli.show import Output, json_option, note
-from fusebackend.cli.states import in_a_line
+from fusebackend.cli.show import Output, in_a_line, json_option, note
 from fusebackend.cli.target import Target, mount_option
 from fusebackend.protocol import UndoConflict, UndoResult
 

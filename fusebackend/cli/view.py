@@ -11,8 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from fusebackend.cli import target
-from fusebackend.cli.show import Failed, Output, json_option, note
-from fusebackend.cli.states import in_a_line
+from fusebackend.cli.show import Failed, Output, in_a_line, json_option, note
 from fusebackend.cli.target import mount_option
 
 if TYPE_CHECKING:

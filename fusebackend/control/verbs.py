@@ -89,6 +89,9 @@ DiffForm: TypeAlias = Literal["patch", "stat", "names", "json"]
 STAT_COLUMNS = 80
 """Width of `diff` with `form="stat"`, unless the client asks for another one."""
 
+NOT_HELD = "not both states hold it"
+"""Why `diff` did not compare a route."""
+
 MAX_ACTOR_CHARACTERS = 1000
 """Of each word that a client has for itself. The history keeps it with every call."""
 
@@ -272,8 +275,8 @@ class ServedMount(SandboxBackendProtocol):
         """Return the changes of a call, or of all, in their order. ValueError, OSError."""
 
     @abc.abstractmethod
-    def verify_log(self, anchors: tuple[str, ...] = ()) -> VerifyResult:
-        """Check by its hash chain that the log is as it was written. ValueError, OSError."""
+    def verify_log(self) -> VerifyResult:
+        """Check by its hash chain that the log is as it was written. OSError."""
 
     @abc.abstractmethod
     def blame(self, path: str, *, branch: str | None = None) -> BlameResult:
@@ -281,9 +284,16 @@ class ServedMount(SandboxBackendProtocol):
 
     @abc.abstractmethod
     def diff_pieces(
-        self, call: str, *, paths: tuple[str, ...] = (), form: DiffForm = "patch", columns: int = STAT_COLUMNS
+        self,
+        call: str,
+        *,
+        paths: tuple[str, ...] = (),
+        form: DiffForm = "patch",
+        columns: int = STAT_COLUMNS,
+        on_skipped: Callable[[str, str], None] | None = None,
     ) -> Iterator[bytes]:
-        """`diff`, in pieces of whole lines. ValueError, OSError."""
+        """`diff`, in pieces of whole lines. `on_skipped` is told each path that was not compared, with the reason, and
+        each route, with the reason `NOT_HELD`; the text has no routes then. ValueError, OSError."""
 
     def diff(
         self, call: str, *, paths: tuple[str, ...] = (), form: DiffForm = "patch", columns: int = STAT_COLUMNS
@@ -291,16 +301,17 @@ class ServedMount(SandboxBackendProtocol):
         """Return what a call did, and nothing of what others did; or how two states differ.
 
         Args:
-            call: its name, `c42`; or `A..B`, of which one is a call, for the state before it. The other one is a call,
-                too, or `main`, a snapshot, a branch or a time.
+            call: its name, `c42`; or `A..B`, two states, each a snapshot, a branch, a time, a call for the state before
+                it, or `main`. `A` alone is compared with `main`.
             paths: only what is at and below these.
             form: `patch` as `git diff` has it, `stat`, `names` (`--name-status`), or `json`, an object a line.
             columns: of `stat`.
 
         Raises:
-            ValueError: it is no name of a call.
-            OSError: ENOENT, there is no such call, or it did not change one of the paths; ENOTSUP, the mount keeps no
-                history; ENODATA, it lacks changes since the call.
+            ValueError: it names no call and no state.
+            OSError: ENOENT, there is no such call, or it did not change one of the paths, or a path is in neither
+                state; ENOTSUP, the mount keeps no history; ENODATA, it lacks changes since the call, or a state holds
+                nothing of a path.
         """
         return b"".join(self.diff_pieces(call, paths=paths, form=form, columns=columns)).decode()
 
@@ -459,6 +470,7 @@ class OfDiff(Params):
     form: DiffForm = "patch"
     columns: int = STAT_COLUMNS
     stream: bool = False
+    report: bool = False
 
 
 class OfUndo(Params):
@@ -696,9 +708,12 @@ def _execute(call: Call, asked: OfExecute) -> ExecuteResponse:
 
 
 def _diff(call: Call, asked: OfDiff) -> str:
-    """With `stream`, the text goes in pieces, and the answer is empty."""
+    """With `stream`, the text goes in pieces, and the answer is empty. With `report`, what was not compared is told
+    beside the text."""
     text = bytearray()
-    for piece in call.backend.diff_pieces(asked.call, paths=tuple(asked.paths), form=asked.form, columns=asked.columns):
+    on_skipped = (lambda path, reason: call.notify("diff.skipped", path=path, reason=reason)) if asked.report else None
+    options: dict[str, Any] = {"form": asked.form, "columns": asked.columns, "on_skipped": on_skipped}
+    for piece in call.backend.diff_pieces(asked.call, paths=tuple(asked.paths), **options):
         if call.cancelled.is_set():
             break
         text += piece

@@ -4,9 +4,8 @@ This is libpq's pipeline mode: a batch is sent at once and awaited once. psycopg
 statement, and takes twice as much processor time to create a file. A connection on which the server is silent for
 `STALL_S` is closed, so no wait is without a bound.
 
-A statement is SQL with `%s` for each parameter, and the parameters; it is prepared at its first use on a connection,
-but not behind a pooler (`share`). All integers are sent as 8 bytes, so the SQL casts those that another type is needed
-for.
+A statement is SQL with `%s` for each parameter, and the parameters; it is prepared at its first use on a connection.
+All integers are sent as 8 bytes, so the SQL casts those that another type is needed for.
 """
 
 from __future__ import annotations
@@ -36,13 +35,8 @@ STALL_S = 20.0
 MAX_PREPARED = 300
 """Statements that a connection keeps; there are some 60, some of them with several types of parameters."""
 
-_prepared: weakref.WeakKeyDictionary[Connection[Any], dict[tuple[bytes, tuple[int, ...]], bytes] | None]
-_prepared = weakref.WeakKeyDictionary()  # None: nothing is prepared
-
-
-def share(connection: Connection[Any]) -> None:
-    """Prepare no statement here: a pooler gives each transaction another connection to the server."""
-    _prepared[connection] = None
+_prepared: weakref.WeakKeyDictionary[Connection[Any], dict[tuple[bytes, tuple[int, ...]], bytes]]
+_prepared = weakref.WeakKeyDictionary()
 
 
 def is_lost(connection: Connection[Any], error: BaseException) -> bool:
@@ -130,14 +124,13 @@ def _exchange(connection: Connection[Any], transformer: Any, statements: Sequenc
             failure = error_from_result(result, encoding="utf-8")
     pgconn.exit_pipeline_mode()
     if failure is not None:
-        if known is not None:
-            known.clear()  # statements after the failed one were not prepared
+        known.clear()  # statements after the failed one were not prepared
         raise failure
     return answers
 
 
 def _start(
-    pgconn: PGconn, known: dict[tuple[bytes, tuple[int, ...]], bytes] | None, transformer: Any, statement: Statement
+    pgconn: PGconn, known: dict[tuple[bytes, tuple[int, ...]], bytes], transformer: Any, statement: Statement
 ) -> tuple[bool, ...]:
     """Queue a statement. Returns for each result that will come whether it is that of the statement itself."""
     query, parameters = statement
@@ -148,11 +141,11 @@ def _start(
         values = transformer.dump_sequence(parameters, _binary(len(parameters)))
         types, formats = transformer.types or (), transformer.formats
     key = (_numbered(query), types)
-    name = None if known is None else known.get(key)
+    name = known.get(key)
     if name is not None:
         pgconn.send_query_prepared(name, values, formats, result_format=1)
         return (True,)
-    if known is None or len(known) >= MAX_PREPARED:
+    if len(known) >= MAX_PREPARED:
         pgconn.send_query_params(key[0], values, types, formats, result_format=1)
         return (True,)
     name = known[key] = b"fusebackend_%d" % next(_numbers)

@@ -115,15 +115,6 @@ def transaction(connection: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iter
         raise
 
 
-def sync_directory(path: str) -> None:
-    """Make the names in a directory durable: that of a new file is not, after a sync of the file (fsync(2))."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 # -- files of other programs, read-only ----------------------------------------------------------------------------
 
 

@@ -1,15 +1,19 @@
-"""The backends of a configuration: whether what a URL names is there, and answers. Nothing is created or changed."""
+"""The backends of a configuration; and the table of all checks."""
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
+from fusebackend.config import MountPlan
 from fusebackend.databases.urls import conninfo_of, require_modules
-from fusebackend.doctor.finding import Finding, error, ok, warning
-from fusebackend.doctor.places import writable
+from fusebackend.doctor import machine
+from fusebackend.doctor.finding import Check, Finding, error, found_by, ok, warning
+from fusebackend.doctor.machine import writable
 from fusebackend.protocol.scheme import Url, UrlError
+from fusebackend.urls import opening as urls
 from fusebackend.urls.opening import open_backend
 
 CONNECT_S = 5
@@ -155,3 +159,40 @@ _CHECKS: dict[str, Callable[[str, Url], Iterable[Finding]]] = {
     "docker": _docker,
 }
 """By scheme. Others are code of others, which is not run."""
+
+
+# -- all checks -------------------------------------------------------------------------------------------------
+#
+# The table of checks.
+
+
+def _checks(plan: MountPlan | None) -> Iterator[tuple[str, Check]]:
+    """What is looked at, and by which check."""
+    yield machine.DEVICE, machine.device
+    yield "libfuse3", machine.library
+    yield "fusermount3", machine.fusermount
+    yield "allow_other", machine.allow_other
+    yield "mount(2)", machine.mounting
+    yield "user namespaces", machine.user_namespaces
+    yield "AppArmor and seccomp", machine.confinement
+    yield "propagation", partial(machine.propagation, None if plan is None else plan.mountpoint)
+    yield "bubblewrap", partial(machine.sandbox, plan is None or plan.execute.sandbox != "none")
+    yield "control groups", machine.limits
+    yield "programs", machine.programs
+    yield "locale", machine.locale
+    yield "directories", machine.directories
+    yield "extras", machine.extras
+    if plan is not None:
+        for prefix, text in plan.urls().items():
+            url = urls.parse(text)
+            yield f"route {prefix} ({url.masked})", partial(route, prefix, url)
+
+
+def diagnose(plan: MountPlan | None) -> Iterator[Finding]:
+    """Yield what all checks find, in their order.
+
+    Args:
+        plan: what is to be mounted; its routes are looked at as well. None for this machine alone.
+    """
+    for what, check in _checks(plan):
+        yield from found_by(what, check)

@@ -5,8 +5,6 @@ requests.py     changes that wait for an approval, as the history keeps them
 history_file.py `HistoryFile`: all of them, in an SQLite file of the server
 masking.py      commands without their secrets; `LogOptions`
 chain.py        `Chain`: a hash chain over what the history says
-seals.py        `Seal`: keyed hashes of kept bytes and extended attributes, for that chain
-anchors.py      `Anchoring`: ends of that chain, kept elsewhere
 images.py       `Images`: the bytes of files before a change
 processes.py    `Processes`: the process that a FUSE request comes from
 calls.py        `Calls`: the call that a change belongs to

@@ -16,9 +16,10 @@ from __future__ import annotations
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from difflib import SequenceMatcher
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from fusebackend.base.paths import AgentPath
+from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.records import Call, Record
 
 MOST_VERSIONS: Final = 300
@@ -55,15 +56,8 @@ class Place(NamedTuple):
     """Its records have lower numbers."""
 
 
-class Records(Protocol):
-    """What is asked of the history, see `HistoryFile`."""
-
-    def newest_at(self, prefix: AgentPath, path: bytes, below: int) -> Record | None: ...
-    def call(self, number: int) -> Call | None: ...
-
-
 def lineage(
-    history: Records,
+    history: HistoryFile,
     prefix: AgentPath,
     path: bytes,
     below: int = 1 << 62,

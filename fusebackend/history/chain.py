@@ -10,16 +10,13 @@ A deleted call leaves its links, as stubs with their digests, until nothing olde
 head takes their place. The event of the deletion is a link itself, and names the call; a stub without one was deleted
 by somebody else.
 
-Not in a digest: where the bytes of a file are kept, and its extended attributes, for `forget` deletes them. Keyed
-hashes of them are (`seals.py`), and each deletion is an event. So is what a call left (`Record.after`), which is known
-later. Bytes in a snapshot of the volume have no seal: nobody has read them.
+Not in a digest: where the bytes of a file are kept, and its extended attributes, for `forget` deletes them. What a call
+left (`Record.after`), which is known later, is an event.
 
-A link takes 4 µs, in the thread that writes the file. `verify` reads all of it: some 10 µs for each link, and 1 ms for
-each MiB of kept bytes.
+A link takes 4 µs, in the thread that writes the file. `verify` reads all of it: some 10 µs for each link.
 
-What it proves. Without an anchor: nothing against the server's own user, who can write the file and all digests anew.
-It shows accidents, and changes by somebody who has not done that. With an anchor, a head that was kept elsewhere, all
-that was said up to it is as it was then.
+It shows accidents, and changes by somebody who has not written all digests anew. Against the server's own user, who can
+do that, it proves nothing.
 """
 
 from __future__ import annotations
@@ -27,14 +24,14 @@ from __future__ import annotations
 import hashlib
 import heapq
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
 from fusebackend.history import requests
-from fusebackend.history.seals import Seal, seal_of, seal_of_file
+from fusebackend.protocol import VerifyResult
 
 BYTES: Final = 16
 """Of a digest."""
@@ -47,9 +44,6 @@ NAMED: Final = 100
 
 NO_STAMP: Final = hash((None,) * 5)
 
-PAGE: Final = 1000
-"""Records whose seals are compared at a time."""
-
 CALL_COLUMNS: Final = 11
 """Of a row of `calls`: all but its end, and which undo has taken it back. These are events."""
 
@@ -57,8 +51,8 @@ BEFORE_COLUMN, XATTRS_COLUMN, TARGET_COLUMN = 9, 17, 18
 """Of a row of `records`: what was done is up to the first, the file before it up to the last; without its extended
 attributes. A row that is to be written may end before."""
 
-AFTER_COLUMN, LINK_COLUMN, SEALS_COLUMN = 22, 27, 30
-"""Of a row of `records` in the file: what the call left, five of them; link and digest; the two seals."""
+LINK_COLUMN: Final = 27
+"""Of a row of `records` in the file: its link; the digest follows."""
 
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS events (
@@ -100,10 +94,9 @@ def said_of_call(row: Sequence[Any]) -> Sequence[Any]:
     return row[:CALL_COLUMNS]
 
 
-def said_of_record(row: Sequence[Any], sealed: Sequence[Any], *, has_before: bool) -> Sequence[Any]:
-    """Return what a record says: of a row that may end early, and its seals, if it has any."""
-    said = (*row[:XATTRS_COLUMN], row[TARGET_COLUMN]) if has_before else row[:BEFORE_COLUMN]
-    return (*said, *sealed)
+def said_of_record(row: Sequence[Any], *, has_before: bool) -> Sequence[Any]:
+    """Return what a record says, of a row that may end early."""
+    return (*row[:XATTRS_COLUMN], row[TARGET_COLUMN]) if has_before else row[:BEFORE_COLUMN]
 
 
 class Chain:
@@ -173,41 +166,6 @@ def collapse(connection: sqlite3.Connection) -> None:
 # -- verification ----------------------------------------------------------------------------------------------
 
 
-class Verified(NamedTuple):
-    """What `verify` has found."""
-
-    first: int
-    """The first link that is there; older ones were deleted with their calls."""
-    last: Position
-    problems: list[str]
-    """One line for people each."""
-
-
-def anchor_of(text: str) -> tuple[int, bytes]:
-    """Return the link and the head that an anchor, `LINK:HEAD`, has.
-
-    Raises:
-        ValueError: it is none.
-    """
-    link, colon, head = text.partition(":")
-    try:
-        found = int(link), bytes.fromhex(head)
-    except ValueError:
-        found = 0, b""
-    if not colon or len(found[1]) != BYTES or found[0] < 0:
-        raise ValueError(f"'{text}' is no anchor; one is LINK:HEAD, as 'fusebackend log --verify' prints it")
-    return found
-
-
-def is_anchor(text: str) -> bool:
-    """Return True if a text is an anchor."""
-    try:
-        anchor_of(text)
-    except ValueError:
-        return False
-    return True
-
-
 class _Link(NamedTuple):
     link: int
     digest: bytes
@@ -257,11 +215,9 @@ def _said(row: Sequence[Any]) -> _Link:
     """Return the link of a row of `records`."""
     link, found = row[LINK_COLUMN : LINK_COLUMN + 2]
     where = f"change {row[0]} of call c{row[1]}"
-    sealed = row[SEALS_COLUMN : SEALS_COLUMN + 2]
-    sealed = () if sealed == (None, None) else sealed
     # Of a file that was not there before nothing is said, so nothing may stand there.
     has_before = any(each is not None for each in (*row[BEFORE_COLUMN:XATTRS_COLUMN], row[TARGET_COLUMN]))
-    said = said_of_record(row, sealed, has_before=has_before)
+    said = said_of_record(row, has_before=has_before)
     return _Link(link, found, where, digest(link, "record", said), row[1])
 
 
@@ -275,17 +231,11 @@ def _of_stubs(connection: sqlite3.Connection) -> Iterator[_Link]:
         yield _Link(link, found, f"link {link} of {_name(call)}", None, call)
 
 
-def verify(connection: sqlite3.Connection, anchors: Mapping[int, bytes]) -> Verified:
-    """Check a history. In a transaction that sees one state of it.
-
-    Args:
-        anchors: heads that were kept elsewhere, by their links.
-    """
+def verify(connection: sqlite3.Connection) -> VerifyResult:
+    """Check a history. In a transaction that sees one state of it."""
     last, stored_head, first, head = connection.execute("SELECT link, head, first, before FROM chain").fetchone()
     problems: list[str] = []
     stubs: dict[int, int] = {}  # call → its first stub
-    if anchors.get(first - 1, head) != head:
-        problems.append(f"what was written up to link {first - 1} is not what the anchor has seen")
     expected = first
     for each in _links(connection):
         if each.link > expected:
@@ -299,16 +249,12 @@ def verify(connection: sqlite3.Connection, anchors: Mapping[int, bytes]) -> Veri
             problems.append(f"{each.where} was changed")
         expected = each.link + 1
         head = after(head, each.digest if each.computed is None else each.computed)
-        if anchors.get(each.link, head) != head and not problems:
-            problems.append(f"what was written up to link {each.link} is not what the anchor has seen")
     if expected <= last:
         problems.append(_missing(expected, last))
     if not problems and (expected != last + 1 or head != stored_head):
         problems.append("the head of the chain is another one: the end of the history was written anew")
-    if anchors and max(anchors) > last:
-        problems.append(f"the last {max(anchors) - last} links are cut off: the anchor has seen link {max(anchors)}")
     problems += _wrong_events(connection, stubs)
-    return Verified(first, Position(last, head), problems[:NAMED])
+    return VerifyResult(first, last, problems[:NAMED])
 
 
 def _name(call: int) -> str:
@@ -325,7 +271,6 @@ def _wrong_events(connection: sqlite3.Connection, stubs: Mapping[int, int]) -> I
     undone: dict[int, Any] = {}
     gone: set[int] = set()
     stamps: dict[int, int] = {}  # record → a hash of what its call left: there may be a million
-    erased: set[int] = set()
     pairs: set[tuple[Any, Any]] = set()  # an undo and a call that it has taken back
     events: list[tuple[str, list[Any]]] = []
     for kind, value in connection.execute("SELECT kind, value FROM events ORDER BY link"):
@@ -344,8 +289,6 @@ def _wrong_events(connection: sqlite3.Connection, stubs: Mapping[int, int]) -> I
             gone.update(row)
         elif kind == "after":
             stamps.update((number, hash(tuple(stamp))) for number, *stamp in row)
-        elif kind == "erase":
-            erased.update(row)
     for number, ended_ns, by in connection.execute("SELECT number, ended_ns, undone_by FROM calls ORDER BY number"):
         if ended_ns != ends.get(number):
             yield f"the end of call c{number} was changed"
@@ -355,12 +298,8 @@ def _wrong_events(connection: sqlite3.Connection, stubs: Mapping[int, int]) -> I
     for number, call, *stamp in connection.execute(f"SELECT number, call, {columns} FROM records ORDER BY number"):
         if hash(tuple(stamp)) != stamps.get(number, NO_STAMP):
             yield f"what change {number} of call c{call} has left was changed"
-    lost = "SELECT number, call FROM records WHERE salt IS NULL AND (xattrs_seal NOTNULL OR image_seal NOTNULL)"
-    for number, call in connection.execute(f"{lost} ORDER BY number"):
-        if number not in erased:
-            yield f"what is kept for change {number} of call c{call} was deleted past the server"
-    planted = "SELECT number, call FROM records WHERE (mode IS NULL AND (xattrs NOTNULL OR place NOTNULL))"
-    for number, call in connection.execute(f"{planted} OR (place = 'file' AND image_seal IS NULL) ORDER BY number"):
+    planted = "SELECT number, call FROM records WHERE mode IS NULL AND (xattrs NOTNULL OR place NOTNULL)"
+    for number, call in connection.execute(f"{planted} ORDER BY number"):
         yield f"what is kept for change {number} of call c{call} was added past the server"
     yield from _wrong_undos(connection, pairs)
     yield from requests.wrong(connection, events)
@@ -379,50 +318,3 @@ def _wrong_undos(connection: sqlite3.Connection, pairs: Set[tuple[Any, Any]]) ->
     wrong |= {undo for undo, call in pairs - there if undo in known and known.get(call, "undo") != "undo"}
     for undo in sorted(wrong):
         yield f"what call c{undo} has taken back was changed"
-
-
-class Sealed(NamedTuple):
-    """What is kept for a record, with its seals."""
-
-    number: int
-    call: int
-    xattrs: str | None
-    place: str | None
-    name: str | None
-    salt: bytes
-    xattrs_seal: bytes | None
-    image_seal: bytes | None
-
-
-def wrong_seals(
-    pages: Callable[[int, int], list[Sealed]], image_path: Callable[[str], str] | None = None
-) -> Iterator[str]:
-    """Compare what is kept with its seals.
-
-    Args:
-        pages: returns the next records with seals: those with a number above the first argument, so many at most.
-        image_path: returns the path of the file with the bytes of an image; they are not looked at when None.
-    """
-    after = 0
-    while page := pages(after, PAGE):
-        after = page[-1].number
-        for each in page:
-            why = _wrong_seal(each, image_path)
-            if why is not None and each in pages(each.number - 1, 1):  # else it has been deleted meanwhile
-                yield f"{why} change {each.number} of call c{each.call}"
-
-
-def _wrong_seal(each: Sealed, image_path: Callable[[str], str] | None) -> str | None:
-    if each.xattrs_seal is not None and each.xattrs_seal != seal_of("xattrs", each.salt, (each.xattrs or "").encode()):
-        return "there are other extended attributes for"
-    if each.image_seal is None or image_path is None:
-        return None
-    if each.place != "file" or not isinstance(each.name, str):
-        return "there are no bytes any more for"
-    if each.image_seal == Seal("unread", each.salt).digest():
-        return None
-    try:
-        found = seal_of_file(image_path(each.name), each.salt)
-    except OSError as error:
-        return f"the kept bytes can't be read ({error.strerror}) of"
-    return None if found == each.image_seal else "there are other bytes for"

@@ -8,7 +8,7 @@ A volume that keeps a log (`protocol/commit_log.py`) has each record in the tran
 reserved there, in the order of the commits, and the record is added when the commit has succeeded (`reserve`). Of a
 killed server it has those that are not in the file, and the next one takes them up (`replay`).
 
-A file that is damaged, or of a newer version, is set aside, and a new one begun: a history is never the reason why a
+A file that is damaged, or of another version, is set aside, and a new one begun: a history is never the reason why a
 mount does not work. Methods may be called by any thread. None but readers and `flush` waits for the disk, unless
 `MOST_WAITING` rows are not written yet.
 
@@ -34,20 +34,18 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from functools import partial
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from fusebackend.base.paths import ROOT, AgentPath, is_below, to_name
 from fusebackend.databases import sqlite
-from fusebackend.history import chain, requests, seals
-from fusebackend.history.chain import Chain, Verified, collapse, load
+from fusebackend.history import chain, requests
+from fusebackend.history.chain import Chain, collapse, load
 from fusebackend.history.masking import Commands, LogOptions, kept
 from fusebackend.history.records import Call, CallKind, Image, Record, RecordKind, Stamp, State
 from fusebackend.history.requests import Request
-from fusebackend.history.seals import seal_of
-from fusebackend.protocol import Actor, CommitLog, LogRow
+from fusebackend.protocol import Actor, CommitLog, LogRow, VerifyResult
 
 log = logging.getLogger(__name__)
 
@@ -78,8 +76,8 @@ ROWS: Final = 50
 FORGOTTEN: Final = "they were forgotten ('fusebackend forget')"
 """Why the bytes of an image are lost."""
 
-VERSION: Final = 2
-"""Of the tables; `PRAGMA user_version`. 1 had no seals, and was in no release."""
+VERSION: Final = 1
+"""Of the tables; `PRAGMA user_version`."""
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS numbers (one INTEGER PRIMARY KEY CHECK (one = 1), call INTEGER, record INTEGER);
@@ -99,8 +97,7 @@ CREATE TABLE IF NOT EXISTS records (
     mtime_ns INTEGER, xattrs TEXT, target BLOB,
     place TEXT, name TEXT, image_node INTEGER,
     after_mode INTEGER, after_uid INTEGER, after_gid INTEGER, after_size INTEGER, after_mtime_ns INTEGER,
-    link INTEGER NOT NULL, digest BLOB NOT NULL,
-    salt BLOB, xattrs_seal BLOB, image_seal BLOB);
+    link INTEGER NOT NULL, digest BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS closed (one INTEGER PRIMARY KEY CHECK (one = 1), record INTEGER);
 CREATE TABLE IF NOT EXISTS identities (record INTEGER PRIMARY KEY, identity BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS gaps (call INTEGER PRIMARY KEY, why TEXT NOT NULL);
@@ -117,21 +114,20 @@ _COLUMNS: Final = (
     ", mode, uid, gid, rdev, size, nlink, atime_ns, mtime_ns, xattrs, target",
     ", place, name, image_node",
     ", after_mode, after_uid, after_gid, after_size, after_mtime_ns",
-    ", salt, xattrs_seal, image_seal",
 )
-"""Of all records; and of those with `before`, `image`, `after`, seals. All have a link of the chain."""
+"""Of all records; and of those with `before`, `image`, `after`. All have a link of the chain."""
 
 
 def _inserts(parts: tuple[bool, ...]) -> tuple[str, str]:
     """Return the statements for one record and for `ROWS`. They name only the columns that the records have: each costs
-    0.3 us, and most records have 11 of the 32."""
+    0.3 us, and most records have 11 of the 29."""
     columns = _COLUMNS[0] + "".join(itertools.compress(_COLUMNS[1:], parts)) + ", link, digest"
     row = "(" + ", ".join("?" * (columns.count(",") + 1)) + ")"
     one = f"INSERT INTO records ({columns}) VALUES {row}"
     return one, one + f", {row}" * (ROWS - 1)
 
 
-_PARTS: Final = tuple(itertools.product((False, True), repeat=4))
+_PARTS: Final = tuple(itertools.product((False, True), repeat=3))
 _RECORD: Final = {parts: _inserts(parts)[0] for parts in _PARTS}
 _RECORDS: Final = dict(map(_inserts, _PARTS))
 _SHAPE: Final = {_RECORD[parts]: parts for parts in _PARTS}
@@ -154,7 +150,7 @@ _AFTER: Final = (
     "WHERE number = ?"
 )
 _ERASE: Final = (
-    "UPDATE records SET xattrs = NULL, salt = NULL, image_node = 0, "
+    "UPDATE records SET xattrs = NULL, image_node = 0, "
     "name = CASE place WHEN 'lost' THEN name ELSE ? END, "
     "place = CASE WHEN place IS NULL THEN NULL ELSE 'lost' END "
     "WHERE (place IS NOT NULL OR xattrs IS NOT NULL) AND "
@@ -264,8 +260,8 @@ class HistoryFile:
         earlier: the number of the last record of an earlier server; 0 if there is none.
         interrupted: the calls that went on when the last server was killed.
         made: the records of its last changes that volumes say were made.
-        was_killed: the last server did not close the file, or it was one of an older version.
-        set_aside: where the file went that was found damaged or newer, and why, a line; None if none was.
+        was_killed: the last server did not close the file.
+        set_aside: where the file went that was damaged or of another version, and why, a line; None if none was.
 
     Raises:
         HistoryLocked: another server has it open.
@@ -485,9 +481,7 @@ class HistoryFile:
             row += (image.place, _stored(image.name), image.node)
         if after is not None:
             row += after
-        sealed = _seals(before, image)
-        parts = (before is not None, image is not None, after is not None, bool(sealed))
-        return Entry(call, parts, row + sealed, identity)
+        return Entry(call, (before is not None, image is not None, after is not None), row, identity)
 
     def _put_entry(self, entry: Entry) -> None:
         """Have a record written, the first one of a call with that. Called with the guard."""
@@ -703,23 +697,6 @@ class HistoryFile:
                 self._errno = 0
                 if not self._has_lost:
                     self.failed = None
-
-    @property
-    def end(self) -> chain.Position:
-        """The last link that is written."""
-        return self._chain
-
-    def durable_end(self) -> chain.Position:
-        """Write what was added; returns the last link, which a power cut does not take back."""
-        self.flush()
-        with self._writing:
-            with contextlib.suppress(FileNotFoundError):  # closed: SQLite has put it into the file
-                wal = os.open(self.path + "-wal", os.O_RDONLY | os.O_CLOEXEC)
-                try:
-                    os.fsync(wal)
-                finally:
-                    os.close(wal)
-            return self._chain
 
     def require(self) -> None:
         """Write what was added.
@@ -1107,35 +1084,15 @@ class HistoryFile:
         with self._guard:
             self._put(_ERASE + condition, (FORGOTTEN, *values))
 
-    def verify(
-        self, anchors: Mapping[int, bytes] | None = None, image_path: Callable[[str], str] | None = None
-    ) -> Verified:
-        """Check that the history is as it was written, see `chain.py`.
-
-        Args:
-            anchors: heads of the chain that were kept elsewhere, by their links.
-            image_path: returns the path of the file with the bytes of an image, by its name. They are not looked at
-                when None.
-        """
+    def verify(self) -> VerifyResult:
+        """Check that the history is as it was written, see `chain.py`."""
         self.flush()
         with (
             sqlite.translate_errors(f"the history '{self.path}' can't be read"),
             contextlib.closing(sqlite.open_file(self.path, "mode=ro")) as reader,
+            sqlite.transaction(reader, "DEFERRED"),
         ):
-            with sqlite.transaction(reader, "DEFERRED"):
-                found = chain.verify(reader, anchors or {})
-            # A transaction for all bytes would keep the WAL growing. What is deleted meanwhile is not there any more.
-            wrong = chain.wrong_seals(partial(self._sealed, reader), image_path)
-            room = max(0, chain.NAMED - len(found.problems))
-            return found._replace(problems=[*found.problems, *itertools.islice(wrong, room)])
-
-    def _sealed(self, reader: sqlite3.Connection, after: int, limit: int) -> list[chain.Sealed]:
-        rows = reader.execute(
-            "SELECT number, call, xattrs, place, name, salt, xattrs_seal, image_seal FROM records "
-            "WHERE number > ? AND salt IS NOT NULL ORDER BY number LIMIT ?",
-            (after, limit),
-        )
-        return [chain.Sealed(*row) for row in rows]
+            return chain.verify(reader)
 
     # -- requests ----------------------------------------------------------------------------------------------
 
@@ -1259,10 +1216,8 @@ def _connect(path: str) -> sqlite3.Connection:
     connection = sqlite.open_file(path, "mode=rw")
     try:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version > VERSION:
-            raise _Foreign(f"is of a newer version ({version}, and this program knows {VERSION})")
-        if 0 < version < VERSION:
-            raise _Foreign(f"is of version {version}, which no release has had (this program knows {VERSION})")
+        if version not in (0, VERSION):
+            raise _Foreign(f"is of another version ({version}, and this fusebackend knows {VERSION} alone)")
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # before there is a table
         connection.execute("PRAGMA journal_mode = WAL").fetchone()
         connection.execute("PRAGMA synchronous = NORMAL")
@@ -1298,12 +1253,11 @@ def _write_records(writer: sqlite3.Connection, links: Chain, rows: Iterable[_Row
     by_statement: dict[str, list[tuple[Any, ...]]] = {}
     stamps: list[tuple[Any, ...]] = []
     for statement, row in rows:
-        has_before, _, has_after, has_seals = _SHAPE[statement]
-        said = chain.said_of_record(row, row[-2:] if has_seals else (), has_before=has_before)
+        has_before, _, has_after = _SHAPE[statement]
+        said = chain.said_of_record(row, has_before=has_before)
         by_statement.setdefault(statement, []).append((*row, *links.add("record", said)))
         if has_after:
-            end = len(row) - 3 * has_seals
-            stamps.append((row[0], *row[end - 5 : end]))
+            stamps.append((row[0], *row[-5:]))
     for statement, found in by_statement.items():
         whole = len(found) - len(found) % ROWS
         for start in range(0, whole, ROWS):
@@ -1338,12 +1292,6 @@ def _write(writer: sqlite3.Connection, links: Chain, rows: Iterable[_Row]) -> No
             writer.execute(*links.event("drop", [-number for (number,) in found]))
         elif statement == _AFTER:
             writer.execute(*links.event("after", [(number, *stamp) for *stamp, number in found]))
-        elif statement.startswith(_ERASE):
-            condition = statement.removeprefix(_ERASE)
-            erased = f"SELECT number FROM records WHERE (place IS NOT NULL OR xattrs IS NOT NULL) AND {condition}"
-            for _, *values in found:
-                numbers = [number for (number,) in writer.execute(erased, values)]
-                writer.execute(*links.event("erase", numbers))
         writer.executemany(statement, found)
         for value, number in found if statement in _EVENTS else ():
             writer.execute(*links.event(_EVENTS[statement], [number, value]))
@@ -1364,23 +1312,6 @@ def _state_row(state: State) -> tuple[Any, ...]:
     return (*state[:8], _xattrs_text(state) if state.xattrs else None, state.target)
 
 
-def _seals(before: State | None, image: Image | None) -> tuple[Any, ...]:
-    """Return the salt and the seals of a record; nothing if it has no kept bytes and no extended attributes."""
-    salt = image.salt if image is not None else b""
-    if before is None or not (salt or before.xattrs):
-        return ()
-    xattrs = None
-    if before.xattrs:
-        salt = salt or os.urandom(seals.BYTES)
-        xattrs = seal_of("xattrs", salt, _xattrs_text(before).encode())
-    return salt, xattrs, image.seal or None if image is not None else None
-
-
-def _sealed_bytes(salt: bytes | None, xattrs_seal: bytes | None, image_seal: bytes | None) -> tuple[bytes, bytes]:
-    """Return `salt` and `seal` of an image."""
-    return (b"", b"") if salt is None or image_seal is None else (salt, image_seal)
-
-
 def _xattrs_text(state: State) -> str:
     return json.dumps({name.hex(): value.hex() for name, value in state.xattrs.items()})
 
@@ -1393,7 +1324,7 @@ def _record_of(row: Sequence[Any]) -> Record:
         xattrs = {bytes.fromhex(name): bytes.fromhex(value) for name, value in stored.items()}
         before = State._make((*rest[:8], xattrs, rest[9]))
     if rest[10] is not None:
-        image = Image(rest[10], _text(rest[11]), rest[12], *_sealed_bytes(*rest[20:]))
+        image = Image(rest[10], _text(rest[11]), rest[12])
     if rest[13] is not None:
         after = Stamp(*rest[13:18])
     return Record(

@@ -4,8 +4,8 @@ Where the volume has an automatic snapshot that is newer than the last change of
 are copied (`Image.place` is `snapshot`); so it is with a file of a branch that has the bytes of a snapshot below. Else
 they are copied into a file of the history's directory, holes left out: up to `MAX_FILE_BYTES`, which the caller waits
 for. Of a larger file a volume with snapshots takes a snapshot now. Any other volume keeps it where the history is on
-the same file system, and that shares blocks (Btrfs, XFS); its seal says that nobody has read it. Else it is lost, and
-the image says so. All files together have a bound (`limit_bytes`).
+the same file system, and that shares blocks (Btrfs, XFS). Else it is lost, and the image says so. All files together
+have a bound (`limit_bytes`).
 
 Thread-safe.
 """
@@ -24,7 +24,6 @@ from typing import Final
 
 from fusebackend.base.waiting import will_wait
 from fusebackend.history.records import Image
-from fusebackend.history.seals import Seal
 from fusebackend.protocol import Attr, SnapshotVolume, Volume
 from fusebackend.volumes.contents import data_pieces
 
@@ -116,13 +115,12 @@ class Images:
             return Image("lost", error.strerror or str(error))
 
     def _empty(self) -> Image:
-        """Every empty file has the same image, but for its seal."""
+        """Every empty file has the same image."""
         if not self._has_empty:
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(os.path.join(self.directory, "0"), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             self._has_empty = True
-        sealed = Seal("bytes")
-        return Image("file", "0", salt=sealed.salt, seal=sealed.digest())
+        return Image("file", "0")
 
     def _in_snapshot(self, volume: SnapshotVolume, node: int, size: int, ctime_ns: int) -> Image | None:
         newest = next((each for each in reversed(volume.snapshots()) if self._is_automatic(each.name)), None)
@@ -141,17 +139,17 @@ class Images:
         if self.size_bytes + size > self.limit_bytes():  # though the bytes are shared for now
             return None
         will_wait()  # for what of it is not on the disk yet
-        image, sealed = Image("file", str(next(self._numbers))), Seal("unread")
+        image = Image("file", str(next(self._numbers)))
         with self._new_file(image) as descriptor:
             if volume.clone_to(node, descriptor):
-                return image._replace(salt=sealed.salt, seal=sealed.digest())
+                return image
         self.remove(image)
         return None
 
     def _copied(self, volume: Volume, node: int, size: int) -> Image:
         if size > AT_ONCE_BYTES:
             will_wait()
-        image, sealed = Image("file", str(next(self._numbers))), Seal("bytes")
+        image = Image("file", str(next(self._numbers)))
         with self._new_file(image) as descriptor:
             end = written = 0
             give_up_at_s = time.monotonic() + PATIENCE_S
@@ -160,14 +158,13 @@ class Images:
                 if piece:
                     os.pwrite(descriptor, piece, offset)
                     written = end
-                sealed.add(offset, piece)
                 if end > MAX_FILE_BYTES:
                     raise OSError(errno.EFBIG, f"larger than {MAX_FILE_BYTES >> 20} MiB")
                 if time.monotonic() > give_up_at_s:
                     raise OSError(errno.ETIMEDOUT, f"not read within {PATIENCE_S:g} s")
             if written < end:
                 os.ftruncate(descriptor, end)
-        return image._replace(salt=sealed.salt, seal=sealed.digest())
+        return image
 
     @contextlib.contextmanager
     def _new_file(self, image: Image) -> Iterator[int]:

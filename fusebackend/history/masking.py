@@ -15,7 +15,6 @@ import os
 import re
 from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
-from fusebackend.history.anchors import EVERY_S, place_of
 from fusebackend.protocol.scheme import mask
 
 Commands: TypeAlias = Literal["masked", "full", "none"]
@@ -32,23 +31,12 @@ class LogOptions(NamedTuple):
 
     commands: Commands = "masked"
     """Commands without their secrets; in full; or the names of their programs alone."""
-    anchor: str | None = None
-    """Where ends of the hash chain are kept (`anchors.py`); None for nowhere."""
-    anchor_every_s: float = EVERY_S
-    """Interval of these."""
 
     @classmethod
-    def of(
-        cls, commands: str | None = None, anchor: str | None = None, anchor_every_s: float | None = None
-    ) -> LogOptions:
-        if anchor is not None:
-            place_of(anchor)
-        every_s = EVERY_S if anchor_every_s is None else anchor_every_s
-        if every_s <= 0:
-            raise ValueError(f"anchor_every = {every_s:g}: give a length of time above 0, such as '1 min'")
+    def of(cls, commands: str | None = None) -> LogOptions:
         for choice in CHOICES:
             if commands in (None, choice):
-                return cls(choice, anchor, every_s)
+                return cls(choice)
         raise ValueError(f"commands = {commands!r}: give one of {', '.join(CHOICES)}")
 
 

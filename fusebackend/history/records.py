@@ -87,9 +87,6 @@ class Image(NamedTuple):
     the history has them. `lost`: nobody has; `name` says why (too large, an error)."""
     name: str
     node: int = 0
-    salt: bytes = b""
-    seal: bytes = b""
-    """The keyed hash of the bytes, and its key (`seals.py`): of a `file`, unless it was forgotten."""
 
 
 class Stamp(NamedTuple):

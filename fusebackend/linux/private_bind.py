@@ -10,7 +10,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from fusebackend.linux.bind_mount import MS_REC, MS_SLAVE, bind, mount
@@ -21,9 +21,7 @@ NOT_STARTED: Final = 126
 """The exit status when the program could not be started; a shell gives it for a file that can't be run."""
 
 
-def run_with_bind(
-    words: Sequence[str], *, source: str | None, target: str, cwd: str, env: Mapping[str, str], no_namespace: str
-) -> int:
+def run_with_bind(words: Sequence[str], *, source: str | None, target: str, cwd: str, no_namespace: str) -> int:
     """Run a program on this terminal, wait for its end, and return its exit status, as of a shell.
 
     Args:
@@ -44,7 +42,7 @@ def run_with_bind(
             except OSError:
                 os.chdir(target)
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and ignored signals are inherited
-            os.execvpe(words[0], list(words), dict(env))
+            os.execvp(words[0], list(words))
         except OSError as error:
             os.write(2, f"Error: '{words[0]}': {error.strerror}\n".encode("utf-8", "surrogateescape"))
         except _NoBind as error:

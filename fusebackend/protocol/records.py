@@ -487,16 +487,13 @@ class ApprovalInfo:
 class VerifyResult:
     """Whether the log is as it was written. `problems` are lines for people, empty if it is.
 
-    `anchor` is the end of the hash chain, `LINK:HEAD`; kept elsewhere, it shows later that nothing up to it was changed
-    or cut off. `first` is the first link that is there: older ones were deleted with their calls. `anchors` is the
-    number of ends that were kept elsewhere and compared; those in `anchored_in`, the place of `[log] anchor`, are too.
+    `first` is the first link of the hash chain that is there: older ones were deleted with their calls. `last` is the
+    last one, one less than `first` if all were.
     """
 
-    anchor: str
-    first: int = 1
+    first: int
+    last: int
     problems: list[str] = field(default_factory=list)
-    anchors: int = 0
-    anchored_in: str | None = None
 
 
 @dataclass
@@ -573,7 +570,8 @@ class RestoreResult:
 
     `ref` is the state that it restored from, `call` the restore itself as a call. `changes` are what was put back
     (`create`, `replace`, `link`, `remove`, `attributes`), `skipped` the paths that were left alone. With `conflicts`,
-    files that are open for writing, nothing was changed. `partly` says what could not be kept.
+    files that are open for writing, nothing was changed. `partly` says what could not be kept. `left_alone` are the
+    prefixes of routes of which that state holds nothing.
     """
 
     ref: str
@@ -582,6 +580,7 @@ class RestoreResult:
     skipped: list[UndoConflict] = field(default_factory=list)
     conflicts: list[UndoConflict] = field(default_factory=list)
     partly: list[str] = field(default_factory=list)
+    left_alone: list[str] = field(default_factory=list)
 
 
 @dataclass

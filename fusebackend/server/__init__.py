@@ -1,4 +1,4 @@
-"""The parts of a running mount.
+"""A running mount: `mount()`, its parts and how they are put together, its agent face, and where commands run.
 
 api.py        `fusebackend.mount()`
 live.py       the parts of one mount, put together; where its commands run

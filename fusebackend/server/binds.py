@@ -93,7 +93,7 @@ class Binds:
             return self._check(wanted, "it ran before the mount, and what is mounted in a container can't be changed")
         container.bind({self.default.path_of(prefix): self._mountpoint + prefix for prefix in wanted})
         try:
-            container.shells()
+            container.running()
         except OSError as error:
             if "bind source path does not exist" not in str(error.strerror):
                 raise

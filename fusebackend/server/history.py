@@ -11,7 +11,7 @@ import os
 import stat
 import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -20,14 +20,12 @@ from fusebackend.base.errors import oserror
 from fusebackend.base.git_patch import quoted
 from fusebackend.base.merge_lines import is_binary
 from fusebackend.base.paths import ROOT, AgentPath, to_name, to_text
-from fusebackend.control.verbs import DiffForm
-from fusebackend.history.anchors import Anchoring
+from fusebackend.control.verbs import NOT_HELD, DiffForm
 from fusebackend.history.blame import Place, blame, lineage
 from fusebackend.history.calls import OpenCall
-from fusebackend.history.chain import anchor_of, is_anchor
 from fusebackend.history.history_file import Filter
 from fusebackend.history.recorder import Recorder
-from fusebackend.history.records import Call, Image, Record, call_number
+from fusebackend.history.records import Call, Record, call_number
 from fusebackend.history.undo import Undo
 from fusebackend.history.undo_plan import image_source, mount_path, whole
 from fusebackend.protocol import (
@@ -69,14 +67,10 @@ class MountHistory:
     Args:
         recorder: of the mount.
         volumes: of the routes, by prefix.
-        anchoring: keeps ends of the history's hash chain elsewhere; None if nothing does.
     """
 
-    def __init__(
-        self, recorder: Recorder, volumes: Mapping[AgentPath, Volume], anchoring: Anchoring | None = None
-    ) -> None:
+    def __init__(self, recorder: Recorder, volumes: Mapping[AgentPath, Volume]) -> None:
         self._recorder = recorder
-        self._anchoring = anchoring
         self._file = recorder.history
         self._volumes = volumes
         """Those of the main tree."""
@@ -152,8 +146,8 @@ class MountHistory:
         later = records[after:] if after < 0 else [each for each in records if each.number > after]
         return [change_info(each) for each in later[: _bounded(limit)]]
 
-    def diff(self, call: str, given: Sequence[str], form: DiffForm, columns: int) -> Iterator[bytes]:
-        """Return what a call did as text, in pieces of whole lines.
+    def diff(self, call: str, given: Sequence[str]) -> Differences:
+        """Return what a call did.
 
         Raises:
             ValueError: it is no name of a call, or a path is malformed.
@@ -167,7 +161,7 @@ class MountHistory:
         except FileNotFoundError as error:
             raise OSError(errno.ENOENT, f"{call} has not changed '/{error.filename}'") from None
         result.emptied.clear()  # the trees have only what the call changed
-        return said(result, form, columns)
+        return result
 
     def before(self, ref: Ref, given: Sequence[bytes]) -> dict[AgentPath, EarlierVolume]:
         """Return the routes as they were before a call or at a time, by prefix. Before a call that has changed a branch
@@ -256,39 +250,9 @@ class MountHistory:
             return None
         return None if data is None else data.splitlines(keepends=True)
 
-    def verify(self, anchors: Sequence[str]) -> VerifyResult:
-        """Check that the history is as it was written. Raises ValueError for what is no anchor."""
-        problems: list[str] = []
-        heads: dict[int, bytes] = {}
-        for text in (*anchors, *self._kept_anchors(problems)):
-            link, head = anchor_of(text)
-            if heads.setdefault(link, head) != head:
-                problems.append(f"the anchors of link {link} differ: the log was written anew between them")
-        images = self._recorder.images
-        found = self._file.verify(heads, lambda name: images.path(Image("file", name)))
-        return VerifyResult(
-            f"{found.last.link}:{found.last.head.hex()}",
-            found.first,
-            [*found.problems, *problems],
-            sum(link >= found.first - 1 for link in heads),
-            None if self._anchoring is None else self._anchoring.place.name,
-        )
-
-    def _kept_anchors(self, problems: list[str]) -> Sequence[str]:
-        """Return the anchors that the mount keeps elsewhere. Adds to the problems why they can't be read."""
-        if self._anchoring is None:
-            return ()
-        name = self._anchoring.place.name
-        try:
-            found = self._anchoring.read()
-        except (OSError, ValueError) as error:  # ValueError: what is there is none of ours
-            why = getattr(error, "strerror", None) or error
-            problems.append(f"the anchors in {name} can't be read: {why}")
-            return ()
-        kept = [text for text in found if is_anchor(text)]
-        if len(kept) < len(found):
-            problems.append(f"{len(found) - len(kept)} of the anchors in {name} are none")
-        return kept
+    def verify(self) -> VerifyResult:
+        """Check that the history is as it was written."""
+        return self._file.verify()
 
     def _later(self, number: int, prefix: AgentPath, path: bytes) -> list[Record]:
         return self._file.later(number, prefix, path, with_undone=True)
@@ -482,8 +446,21 @@ def _bounded(limit: int) -> int:
     return min(max(limit, 0), MAX_LISTED)
 
 
-def said(result: Differences, form: DiffForm, columns: int) -> Iterator[bytes]:
-    """Return differences as text, in pieces of whole lines."""
+def said(
+    result: Differences, form: DiffForm, columns: int, on_skipped: Callable[[str, str], None] | None
+) -> Iterator[bytes]:
+    """Return differences as text, in pieces of whole lines.
+
+    Args:
+        on_skipped: is told each path that was not compared, with the reason, and each route. Without it the text has
+            routes, too, and all forms have them.
+    """
+    missing = [(route, NOT_HELD) for route in result.missing]
+    if on_skipped is None:
+        result.skipped += [(os.fsencode(route.strip("/")), why) for route, why in missing]
+    else:
+        for place, why in [*((f"/{os.fsdecode(path)}", why) for path, why in result.skipped), *missing]:
+            on_skipped(place, why)
     if form == "patch":
         yield from diff_output.patch(result)
         return
@@ -497,7 +474,7 @@ def said(result: Differences, form: DiffForm, columns: int) -> Iterator[bytes]:
         lines = diff_output.stat_lines(list(diff_output.stat_rows(result)), columns)
     for line in lines:
         yield line.encode() + b"\n"
-    for path, reason in result.skipped:
+    for path, reason in () if on_skipped is not None else result.skipped:
         yield f"# {quoted(path or b'.')}: not compared: {reason}\n".encode()
 
 

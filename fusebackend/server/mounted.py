@@ -185,7 +185,7 @@ class MountedBackend(ServedMount):
                 branches, volumes, self._states, filesystem.written, recorder, self._covered, self._began_ns
             )
         self._recording = recording
-        self._past = None if recording is None else MountHistory(recording.recorder, volumes, recording.anchoring)
+        self._past = None if recording is None else MountHistory(recording.recorder, volumes)
         self._views = views or Views(filesystem, backend, {})
         self._for = TreesFace(backend, filesystem, self._views).of
         self._asking = Asking(approvals or Approvals(), self._views, filesystem.tree)
@@ -947,18 +947,13 @@ class MountedBackend(ServedMount):
             self.log, lambda: self._recording is None or not self._recording.is_open, since, by=by, paths=paths
         )
 
-    def verify_log(self, anchors: Sequence[str] = ()) -> VerifyResult:
+    def verify_log(self) -> VerifyResult:
         """Check by its hash chain that the log is as it was written; see `history/chain.py` for what that proves.
 
-        Args:
-            anchors: ends of the chain that were kept elsewhere, as `VerifyResult.anchor` gave them; beside those that
-                the mount keeps itself (`[log] anchor`).
-
         Raises:
-            ValueError: one is no anchor.
             OSError: ENOTSUP, the mount keeps no history; or it can't be read.
         """
-        return self._remembered().verify(anchors)
+        return self._remembered().verify()
 
     def blame(self, path: str, *, branch: str | None = None) -> BlameResult:
         """Return which call left a file as it is, and each of its lines: for text files of up to 2 MiB.
@@ -983,16 +978,33 @@ class MountedBackend(ServedMount):
             raise errors.about(error, path) from None
 
     def diff_pieces(
-        self, call: str, *, paths: Sequence[str] = (), form: DiffForm = "patch", columns: int = STAT_COLUMNS
+        self,
+        call: str,
+        *,
+        paths: Sequence[str] = (),
+        form: DiffForm = "patch",
+        columns: int = STAT_COLUMNS,
+        on_skipped: Callable[[str, str], None] | None = None,
     ) -> Iterator[bytes]:
-        past = self._remembered()
-        if ".." not in call:
-            return past.diff(call, paths, form, columns)
-        before, after = self._refs().pair(call)
-        if not (before.is_call or after.is_call):
-            raise ValueError(f"'{call}' names no call; 'fusebackend diff {call}' compares other states")
-        inner = [to_name(normalise(path)).strip(b"/") for path in paths] or [b""]
-        return said(self._states.differences(before, after, inner), form, columns)
+        refs = self._refs()
+        if ".." not in call and refs.has_call(call):
+            result = self._remembered().diff(call, paths)
+        else:
+            before, after = refs.pair(call)
+            inner = [to_name(path).strip(b"/") for path in self._of_main(paths or ["/"])]
+            for ref in (before, after):
+                if ref.is_branch:
+                    self.take_in_branch(ref.name)
+            result = self._states.differences(before, after, inner)
+        return said(result, form, columns, on_skipped)
+
+    def _of_main(self, given: Sequence[str]) -> list[AgentPath]:
+        """Return paths in the main tree, which every state has. Raises `ValueError` for others."""
+        found, trees = [normalise(path) for path in given], self.filesystem.tree.trees_path
+        for path in found:
+            if trees is not None and paths.is_below(path, trees):
+                raise ValueError(f"'{path}' lies in the trees directory; give its path in the main tree")
+        return found
 
     def _refs(self) -> Refs:
         """The states that there are now."""
@@ -1117,7 +1129,10 @@ class MountedBackend(ServedMount):
         self._branching()
         if to is not None and len(to) != len(paths):
             raise ValueError("'to' needs a path for each of 'paths'")
+        self._of_main([*paths, *(to or ())])
         state = self._refs().one(ref)
+        if state.is_main and to is None:
+            raise ValueError("everything is as in 'main' already; restore from another state, or to another path")
         if self._automatic is not None and not dry_run:
             self._automatic.before_call()
         assert self._restores is not None, "a mount with branches restores"

@@ -15,8 +15,7 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from fusebackend.base.paths import AgentPath, is_below, join
-from fusebackend.history.anchors import Anchoring, FilePlace, place_of
+from fusebackend.base.paths import AgentPath, join
 from fusebackend.history.history_file import FILE_NAME, HistoryFile
 from fusebackend.history.images import Images
 from fusebackend.history.masking import LogOptions
@@ -75,9 +74,6 @@ class Recording:
         real = os.path.realpath(directory)
         if os.path.commonpath([real, os.path.realpath(mountpoint)]) == os.path.realpath(mountpoint):
             raise OSError(f"it would be inside the mount: '{directory}'; set XDG_STATE_HOME to another place")
-        place = None if options is None or options.anchor is None else place_of(options.anchor)
-        if isinstance(place, FilePlace) and is_below(os.path.realpath(place.path), os.path.realpath(mountpoint)):
-            raise OSError(f"its anchors would be inside the mount: '{place.path}'; give a place outside of it")
         self.directory = directory
         self._filesystem = filesystem
         self._automatic = automatic
@@ -95,9 +91,6 @@ class Recording:
         except BaseException:
             self.history.close()
             raise
-        self.anchoring: Anchoring | None = None
-        if options is not None and place is not None:
-            self.anchoring = Anchoring(self.history, place, mountpoint, options.anchor_every_s)
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fusebackend-calls", daemon=True)
         self._thread.start()
@@ -114,14 +107,10 @@ class Recording:
     ) -> Recording | None:
         """Return the history of a mount; None, and a line in `warnings`, if there can't be one."""
         try:
-            made = Recording(directory, mountpoint, filesystem, automatic, urls, options)
+            return Recording(directory, mountpoint, filesystem, automatic, urls, options)
         except OSError as error:
             warnings.append(f"no history of calls is kept, so nothing can be undone: {error.strerror or error}")
             return None
-        why = None if made.anchoring is None else made.anchoring.start()
-        if why is not None:
-            warnings.append(why)
-        return made
 
     def _replay(self) -> set[AgentPath]:
         """Take up what volumes have kept for a server that was killed; returns the routes that keep a log from now on.
@@ -235,8 +224,6 @@ class Recording:
                 with contextlib.suppress(OSError):  # the next server finds what is left
                     route.volume.keep_log(None)
         self.history.close()
-        if self.anchoring is not None:
-            self.anchoring.close()
 
     @property
     def is_open(self) -> bool:
@@ -250,7 +237,6 @@ class Recording:
             "bytes": self.history.size_bytes,
             "image_bytes": self.images.size_bytes,
             "incomplete": self.recorder.incomplete or self.history.failed,
-            **({} if self.anchoring is None else {"anchor": self.anchoring.describe()}),
         }
 
     # -- what goes -------------------------------------------------------------------------------------------------

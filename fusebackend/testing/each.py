@@ -15,14 +15,17 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
 import pytest
 
 T = TypeVar("T")
 
 executed = 0
-"""Cases that ran in this process. Test runs report it, so that cases folded into a loop remain counted."""
+"""Cases that ran in this process and were not skipped. Test runs report it: cases folded into a loop remain counted."""
+
+skipped: list[str] = []
+"""Reasons of the cases that were skipped, for a plugin that judges skips. It empties the list after each test."""
 
 SHOWN = 20
 """Failed cases of a loop that are shown with their tracebacks; further ones are named."""
@@ -34,27 +37,34 @@ class OneCase(Generic[T]):
     def __init__(self, name: str, value: T) -> None:
         self.name, self.value = name, value
         self.failure: BaseException | None = None
-        self.is_skipped, self._ran = False, False
+        self.skipped_for: str | None = None
+        self._ran = False
 
     def __enter__(self) -> T:
-        global executed
-        executed += 1
         self._ran = True
         return self.value
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
+        global executed
         if isinstance(error, pytest.skip.Exception):
-            self.is_skipped = True
-        elif isinstance(error, Exception | pytest.fail.Exception):
+            self.skipped_for = str(error)
+            skipped.append(self.skipped_for)
+            return True
+        executed += 1
+        if isinstance(error, Exception | pytest.fail.Exception):
             self.failure = error
-        return self.is_skipped or self.failure is not None
+        return self.failure is not None
 
     @property
     def ran(self) -> bool:
         return self._ran
 
 
-def each(cases: Iterable[T] | Mapping[str, T]) -> Iterator[OneCase[T]]:
+@overload
+def each(cases: Mapping[str, T]) -> Iterator[OneCase[T]]: ...
+@overload
+def each(cases: Iterable[T]) -> Iterator[OneCase[T]]: ...
+def each(cases: Iterable[Any] | Mapping[str, Any]) -> Iterator[OneCase[Any]]:
     """Loop over cases; run every one, and raise their failures when all have run.
 
     Args:
@@ -67,7 +77,7 @@ def each(cases: Iterable[T] | Mapping[str, T]) -> Iterator[OneCase[T]]:
     """
     named: Iterable[tuple[str, Any]]
     named = cases.items() if isinstance(cases, Mapping) else ((repr(value)[:80], value) for value in cases)
-    all_of_them: list[OneCase[T]] = []
+    all_of_them: list[OneCase[Any]] = []
     for name, value in named:
         case = OneCase(name, value)
         all_of_them.append(case)
@@ -79,8 +89,8 @@ def each(cases: Iterable[T] | Mapping[str, T]) -> Iterator[OneCase[T]]:
     failed = [case for case in all_of_them if case.failure is not None]
     if failed:
         raise AssertionError(_text(failed, len(all_of_them)))
-    if all(case.is_skipped for case in all_of_them):
-        pytest.skip(f"all {len(all_of_them)} cases are skipped")
+    if all(case.skipped_for is not None for case in all_of_them):
+        pytest.skip(f"all {len(all_of_them)} cases are skipped, the first: {all_of_them[0].skipped_for}")
 
 
 def _text(failed: list[OneCase[Any]], count: int) -> str:

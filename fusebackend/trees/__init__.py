@@ -1,4 +1,4 @@
-"""Trees of a mount beside its main tree: earlier states of all routes, and the differences between trees.
+"""Trees of a mount beside its main tree: snapshots, branches, their merges, restores, and differences between trees.
 
 snapshots.py         `Snapshots`: taking, listing and deleting them, over all routes that keep any
 automatic.py         `AutomaticSnapshots`: those that a mount takes by itself, and for how long they are kept
@@ -11,7 +11,6 @@ branch_calls.py      `BranchCalls`: who changed what in a branch
 lower_tree.py        `LowerTree`: the tree below a branch
 base_tree.py         `BaseTree`: that of a branch which began with a state before the present
 refs.py              the states that a REF of the command line names: a snapshot, a time, `main`
-tree.py              `Tree`: a directory tree as the kernel shows it, reached by descriptors
 diff.py              the differences of two trees
 diff_output.py       differences as a git patch, `--stat`, `--name-status`, JSON
 recorded.py          the two trees of a call, before it and after it, from its records

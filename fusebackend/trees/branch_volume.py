@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import os
 import sqlite3
 import stat
@@ -35,16 +34,17 @@ from fusebackend.backends.sqlite.old_rows import Newest
 from fusebackend.backends.sqlite.schema import connect_again, new_file
 from fusebackend.backends.sqlite.stored_tree import CACHE_INODES, DirtyBuffer, sqlite_errors
 from fusebackend.base import waiting
+from fusebackend.base.durable import put_in_place, replace_file
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import AgentPath, to_name, to_text
+from fusebackend.base.relative_paths import is_below, join
 from fusebackend.base.stamps import CLOCK, now_ns
 from fusebackend.base.waiting import will_wait
-from fusebackend.databases.sqlite import open_file, sync_directory, transaction
+from fusebackend.databases.sqlite import open_file, transaction
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, Attr, AttrChanges, Caller, Features, Volume
 from fusebackend.trees.branch_calls import TABLES as CALL_TABLES
 from fusebackend.trees.branch_calls import Authors, BranchCall, BranchCalls, BranchChange, ChangeKind, Rows
 from fusebackend.trees.lower_tree import BASE, FIRST_OWN, LowerTree
-from fusebackend.trees.tree import is_below, join
 from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT, Chunk, allocated_blocks
 from fusebackend.volumes.contents import ATTEMPTS, PIECE_BYTES
 from fusebackend.volumes.storage import Inode
@@ -291,8 +291,7 @@ class BranchVolume(SqliteVolume):
             source.backup(target)
             target.execute("DELETE FROM meta WHERE key = 'created_ns'")
             target.execute("DELETE FROM branch_call_of")
-        os.replace(new, path)
-        sync_directory(os.path.dirname(path))
+        put_in_place(new, path)
 
     # -- for a merge, and for what is shown of a branch --------------------------------------------------------
 
@@ -1090,13 +1089,7 @@ def _make(path: str, lower: LowerTree, routes: Sequence[BranchRoute], created_ns
         numbers = [("next_node", FIRST_OWN), ("created_ns", created_ns)]
         db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", numbers)
 
-    new = _unfinished(path)
-    with open(new, "xb", opener=functools.partial(os.open, mode=0o600)) as file:
-        file.write(new_file(IDENTITY, (*_TABLES, _ROUTES), fill))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, path)
-    sync_directory(os.path.dirname(path))
+    replace_file(path, new_file(IDENTITY, (*_TABLES, _ROUTES), fill), new=_unfinished(path))
 
 
 def _unfinished(path: str) -> str:

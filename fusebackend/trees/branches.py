@@ -19,9 +19,9 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, Protocol
 
+from fusebackend.base.durable import put_in_place
 from fusebackend.base.paths import ROOT, AgentPath, to_text
 from fusebackend.base.stamps import TICK_NS
-from fusebackend.databases.sqlite import sync_directory
 from fusebackend.protocol import NAME_MAX_BYTES, BranchInfo, SnapshotVolume, Volume
 from fusebackend.trees.base_tree import BaseTree
 from fusebackend.trees.branch_calls import Authors
@@ -341,8 +341,7 @@ class Branches:
             copy.sync()
         finally:
             copy.close()
-        os.replace(path, self._path(name))
-        sync_directory(self._directory)
+        put_in_place(path, self._path(name))
 
     def _make_base(self, name: str, routes: Sequence[BranchRoute], past: Ref) -> None:
         """Make the base of a branch: routes that a snapshot has stay as they are, if that is of the same moment."""

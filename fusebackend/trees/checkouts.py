@@ -21,6 +21,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from fusebackend.backends.directory.volume import DirectoryVolume
+from fusebackend.base.durable import replace_file
 from fusebackend.base.stamps import coarse_ns
 from fusebackend.linux.mount_table import MountError
 from fusebackend.trees.branches import Branches
@@ -188,12 +189,7 @@ class Checkouts:
             raise OSError(errno.EIO, f"'{self._file}' is damaged; remove it, and no directory holds a branch") from None
 
     def _write(self, known: dict[str, Held]) -> None:
-        beside = self._file + ".new"
-        with open(beside, "w", encoding="utf-8", errors="surrogateescape") as file:
-            json.dump(known, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, self._file)
+        replace_file(self._file, json.dumps(known).encode("utf-8", "surrogateescape"))
 
 
 def _tick() -> int:

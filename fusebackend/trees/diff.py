@@ -9,7 +9,7 @@ created file are a rename if their bytes are equal, as `git diff -M100%` has it.
 Times are no difference, as in git: a file that was only touched is the same. Type, bytes, the target of
 a link, the number of a device, permission bits, owner and group, and extended attributes are compared.
 
-A directory on which another file system is mounted is left out, for it shows nothing of the tree.
+What is mounted below the mount is no part of a tree: it is read from the volumes and not through the kernel.
 """
 
 from __future__ import annotations
@@ -21,20 +21,32 @@ import stat
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
+from fusebackend.base.relative_paths import join, split
 from fusebackend.protocol.records import FILE_TYPES
-from fusebackend.trees.tree import ReadTree, join, pieces, same_bytes, split
+from fusebackend.trees.merge.tree import RACY_NS
 
 Change: TypeAlias = Literal["created", "deleted", "modified", "renamed", "retyped"]
 Field: TypeAlias = Literal["bytes", "mode", "owner", "xattrs"]
 
+COPY_BYTES = 1 << 20
+"""Zeros that are made at once for a hole."""
 
-FOREIGN = "another file system is mounted there"
-"""The reason in `Differences.skipped` that is no error."""
+_END = (1 << 63, b"")
 
-RACY_NS = 2 * 10**9
-"""Above a tick of the clock, and above the difference between the clocks of two hosts of a volume."""
+
+class ReadTree(Protocol):
+    """A tree whose files are compared: of volumes (`states.ItemTree`), or put together from records (`recorded.py`).
+
+    `pieces` reads a regular file: each piece with its offset, holes left out. Methods raise `OSError`.
+    """
+
+    def entry(self, path: bytes) -> os.stat_result | None: ...
+    def entries(self, path: bytes) -> dict[bytes, os.stat_result]: ...
+    def pieces(self, path: bytes) -> Iterator[tuple[int, bytes]]: ...
+    def target(self, path: bytes) -> bytes: ...
+    def xattrs(self, path: bytes) -> dict[str, bytes]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +82,7 @@ class Differences:
         found: the differences.
         emptied: directories that are in both trees and have lost all their names.
         skipped: paths that were not compared, each with the reason.
+        missing: prefixes of routes that were not compared, since not both trees hold them.
     """
 
     before: ReadTree
@@ -77,6 +90,7 @@ class Differences:
     found: list[Difference] = field(default_factory=list)
     emptied: list[bytes] = field(default_factory=list)
     skipped: list[tuple[bytes, str]] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
 
 
 def type_of(entry: os.stat_result) -> str:
@@ -97,13 +111,13 @@ def differences(
 
     Args:
         paths: the paths that are compared, with all below them.
-        left_out: paths that are not compared, such as the trees directory in a mount's root.
+        left_out: paths that are not compared.
         ways: directories on the way to routes, whose own attributes are not compared: some are synthesised.
         older_ns: when the older one of two trees of one mount was taken. Without it every file is read.
 
     Raises:
         FileNotFoundError: a path is in neither tree.
-        PermissionError: a directory on the way to a path can't be entered. Errors below it become `skipped`.
+        OSError: of a directory on the way to a path. Errors below it become `skipped`.
     """
     walk = _Walk(before, after, frozenset(left_out), frozenset(ways), trusted(older_ns))
     for path in sorted(set(paths)):
@@ -131,7 +145,6 @@ class _Walk:
         self._left_out = left_out
         self._ways = ways
         self._trusted_ns = trusted_ns
-        self._devices = (before.device, after.device)
 
     def compare(self, path: bytes) -> None:
         """Compare one path and all below it."""
@@ -141,20 +154,12 @@ class _Walk:
         left = [(path, before, after)]
         while left:
             path, before, after = left.pop()
-            if path in self._left_out or self._is_foreign(path, before, after):
+            if path in self._left_out:
                 continue
             try:
                 left += self._compared(path, before, after)
             except OSError as error:
                 self.result.skipped.append((path, error.strerror or str(error)))
-
-    def _is_foreign(self, path: bytes, before: os.stat_result | None, after: os.stat_result | None) -> bool:
-        """Note a path at which another file system is mounted."""
-        for entry, device in zip((before, after), self._devices, strict=True):
-            if entry is not None and entry.st_dev != device:
-                self.result.skipped.append((path, FOREIGN))
-                return True
-        return False
 
     def _compared(
         self, path: bytes, before: os.stat_result | None, after: os.stat_result | None
@@ -228,8 +233,33 @@ def _same_contents(
         return True
     if before.st_size != after.st_size:
         return False
-    with one.reading(path) as mine, other.reading(other_path) as theirs:
-        return same_bytes(mine, theirs, before.st_size)
+    return same_pieces(one.pieces(path), other.pieces(other_path))
+
+
+def same_pieces(one: Iterator[tuple[int, bytes]], other: Iterator[tuple[int, bytes]]) -> bool:
+    """Compare two files of one size, given in pieces with their offsets. Holes are zeros; those of both are skipped."""
+    left, right = next(one, _END), next(other, _END)
+    while left != right or left != _END:
+        if left[0] > right[0]:
+            one, other, left, right = other, one, right, left
+        (at, mine), (there, theirs) = left, right
+        size = min(len(mine), len(theirs) if at == there else there - at)
+        if mine[:size] != (theirs[:size] if at == there else bytes(size)):
+            return False
+        left = (at + size, mine[size:]) if size < len(mine) else next(one, _END)
+        if at == there:
+            right = (there + size, theirs[size:]) if size < len(theirs) else next(other, _END)
+    return True
+
+
+def filled(pieces: Iterator[tuple[int, bytes]]) -> Iterator[bytes]:
+    """Return the bytes of a file from the begin, holes as zeros."""
+    end = 0
+    for offset, piece in pieces:
+        for hole in range(end, offset, COPY_BYTES):
+            yield bytes(min(COPY_BYTES, offset - hole))
+        yield piece
+        end = offset + len(piece)
 
 
 # -- renames -----------------------------------------------------------------------------------------------------
@@ -278,9 +308,8 @@ def _digest(tree: ReadTree, path: bytes) -> bytes | None:
     """Return the digest of a file's bytes, or None where they can't be read: then the file is no part of a rename."""
     digest = hashlib.blake2b(digest_size=20)
     try:
-        with tree.reading(path) as fd:
-            for piece in pieces(fd):
-                digest.update(piece)
+        for piece in filled(tree.pieces(path)):
+            digest.update(piece)
     except OSError:
         return None
     return digest.digest()

@@ -17,8 +17,9 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from fusebackend.base.git_patch import EXECUTABLE_MODE, FILE_MODE, LINK_MODE, Side, edited_lines, file_patch, quoted
-from fusebackend.trees.diff import Difference, Differences, type_of
-from fusebackend.trees.tree import ReadTree, is_below, pieces, split
+from fusebackend.base.relative_paths import above, is_below, join, split
+from fusebackend.trees.diff import Difference, Differences, ReadTree, filled, type_of
+from fusebackend.volumes.walk import LINKS_MAX
 
 MAX_PATCHED_BYTES: Final = 128 << 20
 """Of one file on one side; a larger one is a comment below the patch. Both sides, and both deflated, are in memory at
@@ -127,16 +128,11 @@ class _Said:
         if each.before is None or each.after is None:
             return False
         is_in_the_way = stat.S_ISLNK(each.before.st_mode) and stat.S_ISDIR(each.after.st_mode)
-        return is_in_the_way and not self._result.before.is_followed(each.path)
+        return is_in_the_way and _never_ends(self._result.before, each.path)
 
     def _is_blocked(self, path: bytes) -> bool:
         """Return True if a path can't be created because of something that the patch does not delete."""
-        above = path
-        while above:
-            if above in self._stuck_files:
-                return True
-            above = split(above)[0]
-        return _has_below(self._stuck, path)
+        return not self._stuck_files.isdisjoint((path, *above(path))) or _has_below(self._stuck, path)
 
     def _creates(self, each: Difference) -> bool:
         """Return True if the patch creates the file that is there afterwards."""
@@ -275,8 +271,30 @@ def side(tree: ReadTree, path: bytes, entry: os.stat_result | None) -> Side | No
         return None
     if stat.S_ISLNK(entry.st_mode):
         return Side(tree.target(path), LINK_MODE)
-    with tree.reading(path) as fd:
-        return Side(b"".join(pieces(fd)), git_mode(entry))
+    return Side(b"".join(filled(tree.pieces(path))), git_mode(entry))
+
+
+def _never_ends(tree: ReadTree, path: bytes) -> bool:
+    """Return True for a symbolic link that can't be followed for more than `LINKS_MAX` others on the way (ELOOP)."""
+    here, left, links = b"", path.split(b"/"), 0
+    while left:
+        name = left.pop(0)
+        if name in (b"", b"."):
+            continue
+        if name == b"..":
+            if not here:
+                return False  # out of the tree
+            here = split(here)[0]
+            continue
+        entry = tree.entry(join(here, name))
+        if entry is None or not stat.S_ISLNK(entry.st_mode):
+            here = join(here, name)
+            continue
+        target, links = tree.target(join(here, name)), links + 1
+        if target.startswith(b"/") or links > LINKS_MAX:
+            return links > LINKS_MAX
+        left = target.split(b"/") + left
+    return False
 
 
 def _xattrs(tree: ReadTree, path: bytes) -> dict[str, bytes]:

@@ -13,25 +13,26 @@ Times of directories are the present ones: no record has them. Of calls that ove
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
 import stat
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from typing import Final, NamedTuple
 
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import AgentPath
+from fusebackend.base.relative_paths import join
 from fusebackend.base.stamps import TICK_NS
 from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.records import Record
 from fusebackend.history.undo_plan import mount_path
 from fusebackend.linux.holes import next_data
 from fusebackend.protocol import MAX_NODE, ROOT_NODE, Attr, Features, SnapshotVolume, StatFs, Volume
-from fusebackend.trees.recorded import Past, Replay, Version, copied
-from fusebackend.trees.tree import join
+from fusebackend.trees.recorded import Past, Replay, Version
 from fusebackend.volumes.contents import opened
 from fusebackend.volumes.placing import NodeSource, Source, state_of
 from fusebackend.volumes.walk import entries
@@ -71,7 +72,7 @@ class _Bytes(NamedTuple):
     volume: Volume | None
     handle: int
     size: int
-    closing: ExitStack
+    closing: contextlib.ExitStack
 
 
 class EarlierVolume(Volume):
@@ -263,14 +264,14 @@ class EarlierVolume(Volume):
         """Open a file; each once at a time. ENODATA, with a text for people, if its bytes are not known."""
         assert node not in self._open, "it is open already"
         self.require(node)
-        version, closing = self._own.get(node), ExitStack()
+        version, closing = self._own.get(node), contextlib.ExitStack()
         source = NodeSource(self._live, node) if version is None else version.source
         assert source is not None, "its bytes are known"
         if isinstance(source, NodeSource):
             handle = closing.enter_context(opened(source.volume, source.node, os.O_RDONLY))
             self._open[node] = _Bytes(source.volume, handle, source.state.size, closing)
         else:
-            handle = closing.enter_context(copied(source))
+            handle = closing.enter_context(_copied(source))
             self._open[node] = _Bytes(None, handle, source.state.size, closing)
         return None
 
@@ -312,3 +313,13 @@ def _others(record: Record, path: bytes) -> Iterator[bytes]:
             yield other
         elif path.startswith(one + b"/"):
             yield other + path[len(one) :]
+
+
+@contextlib.contextmanager
+def _copied(source: Source) -> Iterator[int]:
+    """Copy the bytes of a regular file to an unnamed one, and yield its descriptor."""
+    with tempfile.TemporaryFile(prefix="fusebackend-") as copy:
+        for offset, piece in source.pieces():
+            os.pwrite(copy.fileno(), piece, offset)
+        os.ftruncate(copy.fileno(), source.state.size)
+        yield copy.fileno()

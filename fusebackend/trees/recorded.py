@@ -14,17 +14,17 @@ import contextlib
 import errno
 import os
 import stat
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from fusebackend.base.errors import VANISHED
 from fusebackend.base.paths import AgentPath
+from fusebackend.base.relative_paths import above, join, split
 from fusebackend.history.records import Record
 from fusebackend.history.undo_plan import node_of
 from fusebackend.protocol import Attr, Volume
-from fusebackend.trees.tree import join, split
+from fusebackend.trees.merge.tree import Item
 from fusebackend.volumes.placing import NodeSource, Source, State
 from fusebackend.volumes.walk import Place, entries, resolve
 
@@ -266,27 +266,20 @@ class Replay:
 
 
 class RecordedTree:
-    """A tree of versions of files, as `Tree` shows one of the file system. Paths have no leading slash."""
-
-    device = 0
+    """A tree of versions of files, a `ReadTree`. Of the directories above a path, its `ways`, nothing is known but that
+    they were there."""
 
     def __init__(self, versions: Mapping[bytes, Version | None]) -> None:
         self._versions = {path: each for path, each in versions.items() if each is not None}
         self._names: dict[bytes, set[bytes]] = defaultdict(set)
         self.ways = {b""}
         for path in versions:
-            self._add_ways(path)
+            self.ways.update(way for way in above(path) if way not in self._versions)
         for path in self._versions:
             while path:
                 directory, name = split(path)
                 self._names[directory].add(name)
                 path = directory
-
-    def _add_ways(self, path: bytes) -> None:
-        """Note the directories above a path, of which nothing is known but that they were there."""
-        while path := split(path)[0]:
-            if path not in self._versions:
-                self.ways.add(path)
 
     def entry(self, path: bytes) -> os.stat_result | None:
         found = self._versions.get(path)
@@ -302,17 +295,11 @@ class RecordedTree:
                 found[name] = entry
         return found
 
-    @contextlib.contextmanager
-    def reading(self, path: bytes) -> Iterator[int]:
-        """Copy a file's bytes to an unnamed one, and open that."""
+    def pieces(self, path: bytes) -> Iterator[tuple[int, bytes]]:
         version = self._versions[path]
         if version.source is None:
             raise OSError(errno.EIO, f"its bytes are lost: {version.why_lost}")
-        with copied(version.source) as copy:
-            yield copy
-
-    def is_followed(self, path: bytes) -> bool:
-        return True
+        return version.source.pieces()
 
     def target(self, path: bytes) -> bytes:
         return self._versions[path].state.target
@@ -325,24 +312,7 @@ class RecordedTree:
 _DIRECTORY: Final = State(stat.S_IFDIR | 0o755, 0, 0, 0, 0, 2, 0, 0, {}, b"")
 
 
-@contextlib.contextmanager
-def copied(source: Source) -> Iterator[int]:
-    """Copy the bytes of a regular file to an unnamed one, and yield its descriptor."""
-    with tempfile.TemporaryFile(prefix="fusebackend-") as copy:
-        for offset, piece in source.pieces():
-            os.pwrite(copy.fileno(), piece, offset)
-        os.ftruncate(copy.fileno(), source.state.size)
-        yield copy.fileno()
-
-
-def stat_of(state: State, ctime_ns: int = 0) -> os.stat_result:
-    """Return a state as lstat(2) shows a file."""
-    seconds = (state.atime_ns // 10**9, state.mtime_ns // 10**9, 0)
-    head = (state.mode, 0, 0, state.nlink, state.uid, state.gid, state.size, *seconds)
-    rest = {
-        "st_atime_ns": state.atime_ns,
-        "st_mtime_ns": state.mtime_ns,
-        "st_ctime_ns": ctime_ns,
-        "st_rdev": state.rdev,
-    }
-    return os.stat_result(head, rest)
+def stat_of(of: State | Item, ctime_ns: int = 0) -> os.stat_result:
+    """Return a state as lstat(2) shows a file, without its access time."""
+    head = (of.mode, 0, 0, of.nlink, of.uid, of.gid, of.size, 0, of.mtime_ns // 10**9, 0)
+    return os.stat_result(head, {"st_mtime_ns": of.mtime_ns, "st_ctime_ns": ctime_ns, "st_rdev": of.rdev})

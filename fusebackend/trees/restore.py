@@ -22,24 +22,27 @@ import stat
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import chain, repeat
 from typing import NamedTuple, TypeAlias
 
 from fusebackend.base.paths import ROOT, AgentPath, normalise, to_name, to_text
+from fusebackend.base.relative_paths import above, is_below, join, split
 from fusebackend.history.calls import OpenCall
 from fusebackend.history.recorder import Recorder
 from fusebackend.history.records import is_call_name
 from fusebackend.protocol import Features, RestoreResult, SnapshotVolume, UndoConflict, UndoneChange, Volume
 from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.branches import JOURNAL_OF_BASE, Branches
-from fusebackend.trees.diff import FOREIGN
 from fusebackend.trees.merge.plan import Plan, Stamp, Step, Uncarried, stamp_of
 from fusebackend.trees.merge.records import MergeRecords
 from fusebackend.trees.merge.run import ATTEMPTS, STAGING, Merge
 from fusebackend.trees.merge.tree import Item, MergeTree, same_bytes
 from fusebackend.trees.refs import MAIN_REF, Ref
 from fusebackend.trees.states import States
-from fusebackend.trees.tree import is_below, join, split
 from fusebackend.volumes.placing import TEMPORARY, State
+
+FOREIGN = "another file system is mounted there"
+"""Why a path is left alone."""
 
 JOURNAL = "@restore"
 """The name of the journal, which no branch can have."""
@@ -90,14 +93,16 @@ class Restores:
         pairs = [(source, final) for source, final in zip(sources, finals, strict=True)]
         if to is None:  # what lies in another path is restored with it
             tops = set(sources)
-            pairs = [pair for pair in dict.fromkeys(pairs) if not any(above in tops for above in _above(pair[0]))]
+            pairs = [pair for pair in dict.fromkeys(pairs) if tops.isdisjoint(above(pair[0]))]
         else:
             _require_apart(pairs, ref)
         call: list[OpenCall] = []
+        left_alone: set[str] = set()
 
         def plan() -> Plan:
             for _ in range(ATTEMPTS):
                 state, main = self._states.at(ref, [source for source, _ in pairs]), self._states.at(MAIN_REF)
+                left_alone.update(_lacking(state.kept, self._volumes, sources))
                 found = _Planner(state.tree, main.tree, ref.name, state.kept, pairs, to is None, self._covered()).plan
                 for step in found.steps:
                     if step.item is not None:
@@ -122,6 +127,7 @@ class Restores:
             [UndoConflict(each.path, each.what) for each in outcome.plan.uncarried],
             conflicts,
             list(dict.fromkeys(outcome.partly)),
+            sorted(left_alone),
         )
 
     @property
@@ -229,11 +235,12 @@ def mirror(source: Volume, target: Volume, journal: str, *, changed_after_ns: in
     return later[0] if later else None
 
 
-def _above(path: bytes) -> Iterator[bytes]:
-    """The directories above a path, the root at last."""
-    while path:
-        path = split(path)[0]
-        yield path
+def _lacking(kept: Collection[AgentPath], prefixes: Collection[AgentPath], paths: Sequence[bytes]) -> Iterator[str]:
+    """Return the prefixes of the routes at and below some paths of which a state holds nothing, for people."""
+    for prefix in prefixes:
+        route = to_name(prefix).strip(b"/")
+        if prefix not in kept and any(route == path or is_below(route, path) for path in paths):
+            yield f"{prefix.rstrip('/')}/"
 
 
 def _require_apart(pairs: Sequence[tuple[bytes, bytes]], ref: Ref) -> None:
@@ -245,7 +252,7 @@ def _require_apart(pairs: Sequence[tuple[bytes, bytes]], ref: Ref) -> None:
             raise ValueError(f"{both} would both become '/{to_text(final)}'; give each another path")
         finals[final] = source
     for source, final in pairs:
-        outer = next((above for above in _above(final) if above in finals), None)
+        outer = next((each for each in above(final) if each in finals), None)
         if outer is None and ref.is_main and (is_below(final, source) or is_below(source, final)):
             outer = source
         if outer is not None:
@@ -308,7 +315,7 @@ class _Planner:
                 continue
             if item is None or not (item.is_fixed or main.owner(path) in kept):
                 raise OSError(errno.ENOENT, f"'/{to_text(path)}' is not in '{name}'")
-            if any(above in self._covered for above in _above(final)):
+            if not self._covered.isdisjoint(above(final)):
                 self._skip(final, FOREIGN)
                 continue
             self._make_ways(path, final, with_ways)
@@ -332,21 +339,21 @@ class _Planner:
 
     def _make_ways(self, path: bytes, final: bytes, with_ways: bool) -> None:
         ways = []
-        above, here = split(final)[0], split(path)[0]
-        while above and above not in self._made:
-            found = self._main.find(above)
+        for here, there in zip(chain(above(path), repeat(b"")), above(final), strict=False):
+            if not there or there in self._made:
+                break
+            found = self._main.find(there)
             if found is not None:
                 if not found.is_dir:
-                    raise OSError(errno.ENOTDIR, f"'/{to_text(above)}' is no directory, so nothing can be put there")
+                    raise OSError(errno.ENOTDIR, f"'/{to_text(there)}' is no directory, so nothing can be put there")
                 break
             if not with_ways:
-                raise OSError(errno.ENOENT, f"there is no directory '/{to_text(above)}'")
-            ways.append((here, above))
-            above, here = split(above)[0], split(here)[0]
-        for here, above in reversed(ways):
+                raise OSError(errno.ENOENT, f"there is no directory '/{to_text(there)}'")
+            ways.append((here, there))
+        for here, there in reversed(ways):
             item = self._source.find(here)
             assert item is not None, "it is above one that is there"
-            self._make(item, above)
+            self._make(item, there)
 
     def _put(self, item: Item, source: bytes, path: bytes, there: Item | None) -> None:
         left = [(item, source, path, there)]

@@ -1,7 +1,7 @@
 """`States`: the tree of a REF (`refs.py`) over the volumes of a mount, and the differences of two.
 
-A restore takes files from such a tree, and a diff of which one side is the state before a call compares two: that state
-is in no directory of the mount. `cli/diff.py` compares all other states as the kernel shows them.
+A restore takes files from such a tree, and a diff compares two. A snapshot holds some routes of the mount; what lies in
+the others is left out of a comparison: it would seem to have been created since.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import NamedTuple
 
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.base.paths import ROOT, AgentPath, to_name, to_text
+from fusebackend.base.relative_paths import above, is_below, join, tops
 from fusebackend.protocol import SnapshotVolume, Volume
 from fusebackend.trees.branches import Branches
-from fusebackend.trees.diff import RACY_NS, Differences, differences
+from fusebackend.trees.diff import Differences, differences
 from fusebackend.trees.earlier import EarlierVolume
-from fusebackend.trees.merge.tree import Item, MergeTree
-from fusebackend.trees.recorded import copied, stat_of
+from fusebackend.trees.merge.tree import RACY_NS, Item, MergeTree
+from fusebackend.trees.recorded import stat_of
 from fusebackend.trees.refs import Ref
 from fusebackend.trees.snapshots import Snapshots
-from fusebackend.trees.tree import is_below, join, split
 
 _ALWAYS_NS = 1 << 62
 """Of two trees in which a file that is the same is the same node: its times need no comparison with the present."""
@@ -43,7 +43,7 @@ class State(NamedTuple):
 
     def touched(self, prefixes: Collection[AgentPath]) -> list[bytes]:
         """Return the paths of main that it may differ at, in some routes, as few as have all of them."""
-        return _tops(set(_touched(self.earlier, prefixes)))
+        return tops(set(_touched(self.earlier, prefixes)))
 
     def is_touched_again(self, prefixes: Collection[AgentPath]) -> bool:
         """True if main has changed meanwhile at one of these paths."""
@@ -122,42 +122,99 @@ class States:
         return State(MergeTree(views, self._volumes, self._key, time_ns), parts.parts, {})
 
     def differences(self, before: Ref, after: Ref, paths: Sequence[bytes] = (b"",)) -> Differences:
-        """Compare two states, of which one is that before a call.
+        """Compare two states, in the routes of which both hold something.
 
         Raises:
-            OSError: ENOENT, a path is in neither; as `at`.
+            OSError: ENOENT, a path is in neither; ENODATA, one of them holds nothing of it; as `at`.
         """
         one, other = self.at(before, paths), self.at(after, paths)
-        both = set(one.kept) & set(other.kept)
-        left_out = {_inner(prefix) for prefix in self._volumes if prefix not in both}
+        held = {ref.name: {_inner(prefix) for prefix in state.kept} for ref, state in ((before, one), (after, other))}
+        routes = {_inner(prefix) for prefix in self._volumes}
+        scope = scope_of(paths, routes, held)
         trees = ItemTree(one.tree), ItemTree(other.tree)
-        for path in paths:
+        for path in scope.paths:
             if all(tree.entry(path) is None for tree in trees):
                 text = f"'/{to_text(path)}' is neither in '{before.name}' nor in '{after.name}'"
                 raise OSError(errno.ENOENT, text)
-        times = [ref.time_ns for ref in (before, after) if ref.time_ns is not None]
-        older_ns: int | None = min(times)
-        chosen: Sequence[bytes] = paths
+        older_ns = min((ref.time_ns for ref in (before, after) if ref.time_ns is not None), default=None)
+        chosen = scope.paths
         branches = {self.branch_of(before), self.branch_of(after)}
         if len(branches) == 1 and all(ref.is_main or ref.is_call or ref.is_branch for ref in (before, after)):
             older_ns = _ALWAYS_NS + RACY_NS if None in branches else None
             touched = [*_touched(one.earlier), *_touched(other.earlier)]
-            chosen = [path for path in _chosen(touched, paths) if any(tree.entry(path) is not None for tree in trees)]
-        elif branches != {None}:
-            older_ns = None  # a branch gives files numbers and times of its own
-        ways = {above for prefix in self._volumes for above in _above(_inner(prefix))}
-        result = differences(*trees, chosen, left_out=left_out, ways=ways, older_ns=older_ns)
-        result.skipped += [(path, "not both states hold this route") for path in sorted(left_out)]
+            chosen = [path for path in _chosen(touched, chosen) if any(tree.entry(path) is not None for tree in trees)]
+        elif branches != {None} and (before.is_call or after.is_call):
+            older_ns = None  # the state before a call of a branch gives files numbers and times of its own
+        ways = {way for route in routes for way in above(route) if way}
+        result = differences(*trees, chosen, left_out=scope.left_out, ways=ways, older_ns=older_ns)
+        result.missing = scope.missing
         return result
+
+
+class Scope(NamedTuple):
+    """The part of a mount that two states have.
+
+    Attributes:
+        paths: those below which there is something to compare.
+        left_out: routes of which one state holds nothing.
+        missing: their prefixes, for people, as far as they are below the paths.
+    """
+
+    paths: list[bytes]
+    left_out: set[bytes]
+    missing: list[str]
+
+
+def scope_of(paths: Sequence[bytes], routes: set[bytes], held: Mapping[str, set[bytes]]) -> Scope:
+    """Choose what two states have in common. A route below one that is not held is walked by itself.
+
+    Args:
+        paths: those that are asked for.
+        routes: of the mount.
+        held: name of a state → the routes of which it holds something.
+
+    Raises:
+        OSError: ENODATA, nothing of a path is in both states.
+    """
+    kept = routes.intersection(*held.values())
+    left_out = routes - kept
+    found: set[bytes] = set()
+    for path in paths:
+        owner = _owner(routes, path)
+        inner = {each for each in kept if is_below(each, path) and _owner(routes - {each}, each) in left_out}
+        if owner in kept:
+            inner.add(path)
+        if not inner:
+            names = ", ".join(f"'{name}'" for name, its in held.items() if owner not in its)
+            text = f"'/{to_text(path)}' lies in a route of which {names} holds nothing: '{_prefix(owner)}'"
+            raise OSError(errno.ENODATA, text)
+        found |= inner
+    chosen = sorted(path for path in found if not any(_covers(each, path, left_out) for each in found))
+    return Scope(chosen, left_out, [_prefix(route) for route in sorted(left_out) if _is_in(route, paths)])
+
+
+def _owner(routes: Collection[bytes], path: bytes) -> bytes:
+    """Return the route that has a path."""
+    return max((each for each in routes if each == path or is_below(path, each)), key=len, default=b"")
+
+
+def _covers(path: bytes, inner: bytes, left_out: set[bytes]) -> bool:
+    """Return True if a walk of one path comes to the inner one: there is no route between that is left out."""
+    if not is_below(inner, path) or inner == path:
+        return False
+    return not any((route == path or is_below(route, path)) and is_below(inner, route) for route in left_out)
+
+
+def _is_in(route: bytes, paths: Sequence[bytes]) -> bool:
+    return any(is_below(route, path) for path in paths)
+
+
+def _prefix(route: bytes) -> str:
+    return f"/{to_text(route)}/" if route else "/"
 
 
 def _inner(prefix: AgentPath) -> bytes:
     return to_name(prefix).strip(b"/")
-
-
-def _above(path: bytes) -> Iterator[bytes]:
-    while path := split(path)[0]:
-        yield path
 
 
 def _touched(
@@ -174,18 +231,11 @@ def _chosen(touched: Sequence[bytes], paths: Sequence[bytes]) -> list[bytes]:
     """Return what is both touched and asked for, without what lies in another one."""
     found = {path for path in touched if any(path == each or is_below(path, each) for each in paths)}
     found |= {path for path in paths if any(is_below(path, each) for each in touched)}
-    return _tops(found)
-
-
-def _tops(paths: Collection[bytes]) -> list[bytes]:
-    """Return the paths that lie in no other one."""
-    return sorted(path for path in paths if path == b"" or not any(above in paths for above in (b"", *_above(path))))
+    return tops(found)
 
 
 class ItemTree:
-    """A `MergeTree` as a `ReadTree`, see `tree.py`."""
-
-    device = 0
+    """A `MergeTree` as a `ReadTree`."""
 
     def __init__(self, tree: MergeTree) -> None:
         self._tree = tree
@@ -198,25 +248,30 @@ class ItemTree:
 
     def entry(self, path: bytes) -> os.stat_result | None:
         item = self._tree.find(path)
-        return None if item is None else _stat(item)
+        return None if item is None else stat_of(item, item.ctime_ns)
 
     def entries(self, path: bytes) -> dict[bytes, os.stat_result]:
-        return {name: _stat(item) for name, item in self._item(path).names().items()}
+        return {name: stat_of(item, item.ctime_ns) for name, item in self._item(path).names().items()}
 
-    @contextlib.contextmanager
-    def reading(self, path: bytes) -> Iterator[int]:
-        with copied(self._item(path).source()) as copy:
-            yield copy
-
-    def is_followed(self, path: bytes) -> bool:
-        return True
+    def pieces(self, path: bytes) -> Iterator[tuple[int, bytes]]:
+        with _found(path):
+            yield from self._item(path).source().pieces()
 
     def target(self, path: bytes) -> bytes:
-        return self._item(path).state.target
+        with _found(path):
+            return self._item(path).state.target
 
     def xattrs(self, path: bytes) -> dict[str, bytes]:
-        return {os.fsdecode(name): value for name, value in self._item(path).state.xattrs.items()}
+        with _found(path):
+            return {os.fsdecode(name): value for name, value in self._item(path).state.xattrs.items()}
 
 
-def _stat(item: Item) -> os.stat_result:
-    return stat_of(item.state, item.ctime_ns)
+@contextlib.contextmanager
+def _found(path: bytes) -> Iterator[None]:
+    """A file that has gone since its directory was listed is not there: ENOENT, not ESTALE."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), to_text(path)) from None

@@ -165,13 +165,6 @@ def _yes(value: str) -> bool:
     return True
 
 
-def _conninfo(value: str) -> str:
-    words = re.fullmatch(r"postgres(ql)?://\S+|\s*[a-z_]+\s*=.*", value)
-    if words is None:
-        raise ValueError("must be a DSN such as 'host=db.example dbname=agents'")
-    return value
-
-
 def _endpoint(value: str) -> str:
     if not re.fullmatch(r"https?://[^/?#@\s]+/?", value):
         raise ValueError("must be a URL such as 'https://s3.example.org:9000'")
@@ -186,8 +179,7 @@ MEANINGS = {
     "conflict": "replacing a file that another host has changed since it was opened: error (default) or last-writer",
     "connections": "how many connections to the server, and so operations at once",
     "endpoint": "the URL of an S3 server that is not AWS's",
-    "feed": "of a store: auto (default): a trigger tells of changes at once, where it may be made; off: they are seen"
-    " after ttl; of a volume: the DSN of the server itself, where the URL's is that of a pooler",
+    "feed": "auto (default): a trigger tells of changes at once, where it may be made; off: they are seen after ttl",
     "limit_bytes": "how much the volume may hold, such as 10GiB; more is EDQUOT",
     "limit_files": "how many files, directories and links the volume may hold; more is EDQUOT",
     "max_file_size_mb": "larger files are passed over by grep",
@@ -195,8 +187,6 @@ MEANINGS = {
     "network": "the container's network, as of 'docker run --network'",
     "ns": "the namespace, its parts with dots between",
     "on_exists": "an agent's write to a file that is there: error (default) or replace",
-    "pooler": "for a URL that leads to a pooler: transaction, where it gives each transaction another connection to the"
-    " server; needs feed",
     "quiet_s": "a run counts as ended after so many seconds without a new checkpoint",
     "region": "of the bucket",
     "root": "the directory of the container that is mounted",
@@ -340,9 +330,7 @@ SCHEMES: dict[str, Scheme] = {
         parameters={
             "conflict": _one_of("error", "last-writer"),
             "connections": _positive,
-            "feed": _conninfo,
             **LIMITS,
-            "pooler": str,
             "on_exists": ON_EXISTS,
             "volume": str,
         },

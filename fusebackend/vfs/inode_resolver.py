@@ -19,7 +19,7 @@ from fusebackend.protocol import MAX_NODE, NAME_MAX_BYTES, Attr
 from fusebackend.rules.ruled_volume import NODES, VARIANTS
 from fusebackend.vfs.coherence.append_end import AppendEnd
 from fusebackend.vfs.coherence.dentries import Dentries
-from fusebackend.vfs.coherence.overtaken import Overtaken
+from fusebackend.vfs.coherence.entry_cache import Overtaken
 from fusebackend.vfs.coherence.revalidation import Revalidation
 from fusebackend.vfs.coherence.twins import Twins
 from fusebackend.vfs.inodes import (

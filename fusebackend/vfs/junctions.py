@@ -43,7 +43,7 @@ from fusebackend.rules.view import View
 from fusebackend.vfs.calls.executor import RouteExecutor
 from fusebackend.vfs.calls.request import Request
 from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S, DEFAULT_MAX_CALLS, RouteLimits
-from fusebackend.vfs.coherence.timeouts import ENDLESS_TIMEOUT_S, CachePolicy
+from fusebackend.vfs.coherence.entry_cache import ENDLESS_TIMEOUT_S, CachePolicy
 from fusebackend.vfs.inodes import NODE_BITS, SYNTHETIC_INDEX, inode_number, node_of, route_index
 from fusebackend.vfs.pseudo_files import PseudoFiles
 from fusebackend.vfs.trees_options import TreesOptions

@@ -41,19 +41,14 @@ from fusebackend.vfs.coherence.append_end import AppendEnd
 from fusebackend.vfs.coherence.cached_readdir import CachedReaddir
 from fusebackend.vfs.coherence.capabilities import Capabilities
 from fusebackend.vfs.coherence.dentries import Dentries
-from fusebackend.vfs.coherence.direct_writes import DirectWrites
-from fusebackend.vfs.coherence.hold_back import HoldBack
+from fusebackend.vfs.coherence.entry_cache import ENDLESS_TIMEOUT_S, NegativeDentries, Overtaken
 from fusebackend.vfs.coherence.invalidation import Invalidation
-from fusebackend.vfs.coherence.kernel_cache import KernelCache
-from fusebackend.vfs.coherence.negative import NegativeDentries
-from fusebackend.vfs.coherence.overtaken import Overtaken
-from fusebackend.vfs.coherence.page_versions import PageVersions
+from fusebackend.vfs.coherence.page_cache import DirectWrites, HoldBack, KernelCache, PageVersions
 from fusebackend.vfs.coherence.prefill import Prefill
 from fusebackend.vfs.coherence.pruning import Pruning
 from fusebackend.vfs.coherence.range_order import RangeOrder
 from fusebackend.vfs.coherence.reread_pages import RereadPages
 from fusebackend.vfs.coherence.revalidation import Revalidation
-from fusebackend.vfs.coherence.timeouts import ENDLESS_TIMEOUT_S
 from fusebackend.vfs.coherence.twins import Twins
 from fusebackend.vfs.coherence.write_barrier import WriteBarrier
 from fusebackend.vfs.handles import DirectoryHandle, FileHandle, HandleTable, OpenedFile, close_all

@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable
 from fusebackend.base.errors import oserror
 from fusebackend.protocol import Attr, AttrChanges, Volume, Writable
 from fusebackend.vfs.calls.request import CAP_FOWNER, CAP_FSETID, Request, current
-from fusebackend.vfs.coherence.kernel_cache import KernelCache
+from fusebackend.vfs.coherence.page_cache import KernelCache
 from fusebackend.vfs.inodes import InodeTable
 from fusebackend.vfs.junctions import Route
 

@@ -26,20 +26,20 @@ class Switches:
     invalidation: bool = True
     overtaken: bool = True
     unordered_replies: bool = True
-    """In `coherence/overtaken.py`."""
+    """In `coherence/entry_cache.py`."""
     notify_again: bool = True
     """In `mount/notifier.py`."""
     hold_back: bool = True
     revalidation: bool = True
     page_versions: bool = True
     absent_names: bool = True
-    """In `coherence/negative.py`."""
+    """In `coherence/entry_cache.py`."""
     write_barrier: bool = True
     range_order: bool = True
     reread_pages: bool = True
     append_end: bool = True
     direct_appends: bool = True
-    """In `coherence/direct_writes.py`."""
+    """In `coherence/page_cache.py`."""
     late_forget: bool = True
     """In `vfs/inode_resolver.py`."""
     crossed_renames: bool = True
@@ -52,7 +52,7 @@ class Switches:
     # -- optimisations -------------------------------------------------------------------------------------------
 
     negative_dentries: bool = True
-    """In `coherence/negative.py`."""
+    """In `coherence/entry_cache.py`."""
     prefill: bool = True
     cached_readdir: bool = True
     direct_writes: bool = True

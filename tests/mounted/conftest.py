@@ -10,8 +10,13 @@ import pytest
 import trees
 from kinds import KINDS, SOURCES, Kind, Work
 
+KINDS_BY_DAY = [
+    pytest.param(name, marks=pytest.mark.night) if name == "memory" else pytest.param(name) for name in KINDS
+]
+"""To a program, `memory:` is what `sqlite:` is."""
 
-@pytest.fixture(scope="module", params=KINDS)
+
+@pytest.fixture(scope="module", params=KINDS_BY_DAY)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Kind]]:
     """Serve one mount for all tests of a volume, with a second volume below `other`."""
     kind = KINDS[request.param]
@@ -31,10 +36,10 @@ def work(server: tuple[Path, Kind], request: pytest.FixtureRequest) -> Work:
 
 @pytest.fixture(scope="session")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a git repository of a thousand files, on a plain directory."""
+    """Make a git repository of `SOURCES` files, on a plain directory."""
     root = tmp_path_factory.mktemp("sources")
     trees.make_sources(root, SOURCES)
     trees.git(root, "init", "--quiet", "--initial-branch=main")
     trees.git(root, "add", ".")
-    trees.git(root, "commit", "--quiet", "--message=a thousand files")
+    trees.git(root, "commit", "--quiet", "--message=sources")
     return root

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -106,9 +107,22 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(request.param.format(tmp=tmp_path, dsn=dsn))
 
 
+@pytest.fixture(scope="module", params=BACKENDS, ids=["sqlite", "memory", "dir", "postgres"])
+def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[mounts.Mounted]:
+    tmp = reachable(tmp_path_factory.mktemp("acls"))
+    (tmp / "disk").mkdir()
+    with contextlib.ExitStack() as stack:
+        dsn = ""
+        if "{dsn}" in request.param:
+            dsn = stack.enter_context(request.getfixturevalue("postgres").database())
+        url = request.param.format(tmp=tmp, dsn=dsn)
+        yield stack.enter_context(mounts.mounted(tmp / "mnt", url, routes={"/other": "state:other"}, options=OPTIONS))
+
+
 @pytest.fixture
-def server(url: str, serve: Serve) -> mounts.Mounted:
-    return serve(url, routes={"/other": "state:other"}, options=OPTIONS)
+def server(shared: mounts.Mounted) -> Iterator[mounts.Mounted]:
+    yield shared
+    mounts.empty(shared.path, "other")
 
 
 def test_acls_are_as_on_a_plain_directory(server: mounts.Mounted, tmp_path: Path) -> None:

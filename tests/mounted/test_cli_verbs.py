@@ -248,9 +248,10 @@ def test_grep_finds_what_grep_finds(mnt):
     places = (".", "dir", "memories", "dir/.deep er")
     patterns = ("TODO", "a.b", "ä", "日本", "-x", " ", "\r", "\t", "axb TODO", "")
     for pattern, place in [*((pattern, ".") for pattern in patterns), *(("TODO", place) for place in places)]:
-        grep = ["grep", "-rnF", "--", pattern, place]
-        theirs = subprocess.run(grep, cwd=mnt, env={**ENV, "LC_ALL": "C.UTF-8"}, capture_output=True)
-        ours = run(*grep, cwd=mnt)
+        theirs = subprocess.run(
+            ["grep", "-rnF", "--", pattern, place], cwd=mnt, env={**ENV, "LC_ALL": "C.UTF-8"}, capture_output=True
+        )
+        ours = run("grep", "--", pattern, place, cwd=mnt)
         assert sorted(ours.stdout.split(b"\n")) == sorted(theirs.stdout.split(b"\n")), (pattern, place)
         assert (ours.returncode, ours.stderr) == (theirs.returncode, b"")
 

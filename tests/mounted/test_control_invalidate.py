@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import fusebackend
+from fusebackend.testing.each import each
 
 
 @pytest.fixture
@@ -81,25 +83,28 @@ CHANGES: list[Callable[[Path], object]] = [
 ]
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("linked", [False, True])
-def test_what_others_have_changed(mount, client, outside, change, linked):
-    (outside / "d/e").mkdir(parents=True)
-    for name in ("d/file", "d/other", "d/e/deep"):
-        (outside / name).write_text(name)
-    (outside / "link").symlink_to("d/file")
-    if linked:
-        (outside / "z").mkdir()
-        os.link(outside / "d/file", outside / "z/twin")
-    before = names_in(outside)
-    assert names_in(mount.path) == before
-    for name in before | ABSENT:
-        assert at(mount.path / name) == at(outside / name)
-    change(outside)
-    client.invalidate("/")
-    for name in before | ABSENT | names_in(outside):  # by name, before anything is listed
-        assert at(mount.path / name) == at(outside / name), name
-    assert names_in(mount.path) == names_in(outside)
+def test_what_others_have_changed(mount, client, outside):
+    for number, case in enumerate(each(itertools.product(enumerate(CHANGES), (False, True)))):
+        with case as ((_, change), linked):
+            disk = outside / str(number)
+            (disk / "d/e").mkdir(parents=True)
+            client.invalidate("/")
+            here = mount.path / str(number)
+            for name in ("d/file", "d/other", "d/e/deep"):
+                (disk / name).write_text(name)
+            (disk / "link").symlink_to("d/file")
+            if linked:
+                (disk / "z").mkdir()
+                os.link(disk / "d/file", disk / "z/twin")
+            before = names_in(disk)
+            assert names_in(here) == before
+            for name in before | ABSENT:
+                assert at(here / name) == at(disk / name)
+            change(disk)
+            client.invalidate("/")
+            for name in before | ABSENT | names_in(disk):  # by name, before anything is listed
+                assert at(here / name) == at(disk / name), name
+            assert names_in(here) == names_in(disk)
 
 
 @pytest.mark.parametrize("absent_before", [False, True])

@@ -29,7 +29,7 @@ from fusebackend.backends.sqlite import check as sqlite_check
 
 pytestmark = pytest.mark.mounted
 
-ROUNDS = amount("FUSEBACKEND_CRASH_ROUNDS", day=50, night=200)
+ROUNDS = amount("FUSEBACKEND_CRASH_ROUNDS", day=20, night=200)
 WRITERS = 3
 KEPT = 3
 """Files of each round and writer that stay until the end; the others go once they have been compared."""

@@ -150,6 +150,8 @@ def test_other_file_systems_are_left_alone(mounted: Mounted) -> None:
         assert (done.returncode, (path / "d/f").read_text()) == (1, "old\n")
         assert "'/d/there' was left as it is: another file system is mounted there" in done.stderr
         assert "'/extra' was left as it is: another file system is mounted at '/extra/there'" in done.stderr
+        shown = ok("diff", "before", "--name-status", cwd=path).splitlines()
+        assert shown == ["D\td/there/f", "A\textra/there/"], "of the tree below them"
         for name in ("d/there", "extra/there"):
             assert (path / name / "mine").read_text() == "mine\n"
     finally:

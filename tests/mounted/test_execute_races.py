@@ -19,7 +19,12 @@ pytestmark = pytest.mark.mounted
 
 SECONDS = pytest.mark.parametrize("seconds", [2.0, pytest.param(60.0, marks=pytest.mark.night)])
 
-DEFAULTS = ["memory:", "sqlite:{files}/default.db", "dir:{files}", "state:"]
+DEFAULTS = [
+    pytest.param("memory:", marks=pytest.mark.night),
+    "sqlite:{files}/default.db",
+    "dir:{files}",
+    pytest.param("state:", marks=pytest.mark.night),
+]
 
 
 def check(outcome: races.Outcome) -> None:

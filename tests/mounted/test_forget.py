@@ -70,12 +70,12 @@ def test_no_byte_of_it_is_left(mounted: Mounted, tmp_path: Path) -> None:
 
         paths = [root / name for name in ("secret", "plain/secret", "memory/secret")]
         (branch / "own").unlink()  # no path leads to its bytes any more
-        assert "add --yes" in command("forget", "--all-versions", *paths, cwd=root).stderr
-        would = json.loads(ok("forget", "--all-versions", "-n", "--json", *paths, cwd=root))
+        assert "add --yes" in command("forget", *paths, cwd=root).stderr
+        would = json.loads(ok("forget", "-n", "--json", *paths, cwd=root))
         assert would["branches"] == ["work"]
         assert {"named", "later"} <= set(would["snapshots"])
         assert would["images"] > 0
-        done = command("forget", "--all-versions", "--yes", *paths, cwd=root)
+        done = command("forget", "--yes", *paths, cwd=root)
         assert done.returncode == 0, done
         assert "not reached: free blocks" in done.stderr
         assert "/secret' is there, and stays as it is" in done.stderr
@@ -94,19 +94,15 @@ def test_no_byte_of_it_is_left(mounted: Mounted, tmp_path: Path) -> None:
 
 
 def test_errors_are_one_line(mounted: Mounted) -> None:
-    for words, error in (
-        (["gone"], "--all-versions is missing"),
-        (["--all-versions", "/tmp"], "Error: '/tmp' lies in no mount"),
-    ):
-        done = command("forget", *words, cwd=mounted.path)
-        assert done.returncode != 0
-        assert error in done.stderr
-        assert "Traceback" not in done.stderr
-    done = command("forget", "--all-versions", "--yes", "gone", cwd=mounted.path)
+    done = command("forget", "/tmp", cwd=mounted.path)
+    assert done.returncode != 0
+    assert "Error: '/tmp' lies in no mount" in done.stderr
+    assert "Traceback" not in done.stderr
+    done = command("forget", "--yes", "gone", cwd=mounted.path)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (
         1, "Error: no file, snapshot, branch or call has 'gone': is that how it was written?",
     )  # fmt: skip
     (mounted.path / "directory").mkdir()
     (mounted.path / "directory/file").write_text("x")
-    within = command("forget", "--all-versions", "--yes", "directory", "directory/file", cwd=mounted.path)
+    within = command("forget", "--yes", "directory", "directory/file", cwd=mounted.path)
     assert within.returncode == 0, within.stderr

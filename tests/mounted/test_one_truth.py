@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
+import mounts
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
 from mounts import Serve
@@ -36,12 +37,20 @@ class OneTruth:
         self.agent = fusebackend.connect(path)
 
 
-@pytest.fixture(params=NATIVE, ids=["memory", "sqlite", "dir"])
-def truth(request: pytest.FixtureRequest, tmp_path: Path, serve: Serve) -> Iterator[OneTruth]:
-    (tmp_path / "files").mkdir()
-    truth = OneTruth(serve(request.param.format(tmp=tmp_path)).path)
+@pytest.fixture(scope="module", params=NATIVE, ids=["memory", "sqlite", "dir"])
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    tmp = tmp_path_factory.mktemp("truth")
+    (tmp / "files").mkdir()
+    with mounts.mounted(tmp / "mnt", request.param.format(tmp=tmp)) as server:
+        yield server.path
+
+
+@pytest.fixture
+def truth(served: Path) -> Iterator[OneTruth]:
+    truth = OneTruth(served)
     yield truth
     truth.agent.close()
+    mounts.empty(served)
 
 
 # -- at random -----------------------------------------------------------------------------------------------------

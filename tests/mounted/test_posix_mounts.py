@@ -1,4 +1,8 @@
-"""The POSIX cases on a mount of each volume. `test_posix_plain.py` shows that a plain directory passes them too."""
+"""The POSIX cases on a mount of each volume. `test_posix_plain.py` shows that a plain directory passes them too.
+
+By day they run on each kind of volume, and on a branch over the kind that has the least of its own. The night adds
+places that only pass calls on: a route, the tree of commands, and branches over the other kinds.
+"""
 
 from __future__ import annotations
 
@@ -46,6 +50,7 @@ class TestMemory(Mounted):
     url = "memory:"
 
 
+@pytest.mark.night
 class TestAnotherTree(Mounted):
     """The tree that commands see. Only the server's own user has access."""
 
@@ -88,6 +93,7 @@ class TestPostgres(Mounted):
             yield server.path
 
 
+@pytest.mark.night
 class TestRoute(Mounted):
     """A volume below a route, which behaves as at the root."""
 
@@ -111,10 +117,12 @@ class InBranch(Mounted):
             yield server.path / ".fusebackend/branches/cases"
 
 
+@pytest.mark.night
 class TestBranchOverSqlite(InBranch):
     url = "sqlite:{tmp}/volume.db"
 
 
+@pytest.mark.night
 class TestBranchOverMemory(InBranch):
     url = "memory:"
 
@@ -123,5 +131,6 @@ class TestBranchOverDirectory(InBranch):
     url = "dir:{tmp}/files"
 
 
+@pytest.mark.night
 class TestBranchOverStore(InBranch):
     url = "store+sqlite:{tmp}/store.db?ns=files"

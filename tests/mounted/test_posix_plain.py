@@ -22,6 +22,7 @@ class TestDisk(PosixCases):
         return tmp_path_factory.mktemp("plain")
 
 
+@pytest.mark.night
 class TestSharedMemory(PosixCases):
     """tmpfs has the sizes that ext4 lacks."""
 

@@ -129,7 +129,7 @@ def test_what_is_hidden_is_in_nothing_that_is_kept(ruled: Mounted) -> None:
         assert not [each for each in files.changes() if b"secret" in os.fsencode(each.path)]
         assert not files.grep(SECRET, path=f"{root}/.fusebackend/snapshots/taken").matches
     for words in (
-        ["diff", "before-the-rule", "--patch"], ["diff", "old..new"], ["log", "--changes"], ["blame", ".env"],
+        ["diff", "before-the-rule"], ["diff", "old..new"], ["log", "--changes"], ["blame", ".env"],
     ):  # fmt: skip
         answer = said(root, *words)
         assert SECRET not in answer and "key" not in answer and "linked" not in answer, words

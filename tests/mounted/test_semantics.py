@@ -54,17 +54,31 @@ def test_every_promise_has_its_test() -> None:
     assert promised == here
 
 
-@pytest.fixture(params=["sqlite:{tmp}/volume.db", "memory:"])
-def faces(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TwoFaces]:
-    with two_faces(tmp_path / "mnt", request.param.format(tmp=tmp_path)) as faces:
+@pytest.fixture(scope="module", params=["sqlite:{tmp}/volume.db", "memory:"])
+def both_faces(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoFaces]:
+    tmp = tmp_path_factory.mktemp("faces")
+    with two_faces(tmp / "mnt", request.param.format(tmp=tmp)) as faces:
         yield faces
 
 
-@pytest.fixture(params=NATIVE, ids=["sqlite", "memory", "dir"])
-def native(request: pytest.FixtureRequest, tmp_path: Path, serve: Serve) -> Path:
-    (tmp_path / "files").mkdir()
-    path: Path = serve(request.param.format(tmp=tmp_path), options=["allow_other"]).path
-    return path
+@pytest.fixture
+def faces(both_faces: TwoFaces) -> Iterator[TwoFaces]:
+    yield both_faces
+    mounts.empty(both_faces.path)
+
+
+@pytest.fixture(scope="module", params=NATIVE, ids=["sqlite", "memory", "dir"])
+def native_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    tmp = tmp_path_factory.mktemp("native")
+    (tmp / "files").mkdir()
+    with mounts.mounted(tmp / "mnt", request.param.format(tmp=tmp), options=["allow_other"]) as server:
+        yield server.path
+
+
+@pytest.fixture
+def native(native_server: Path) -> Iterator[Path]:
+    yield native_server
+    mounts.empty(native_server)
 
 
 def renameat2(source: Path, target: Path, flags: int) -> None:

@@ -70,13 +70,21 @@ class Watched:
         return [event for event, before in zip(told, [None, *told], strict=False) if event != before]
 
 
-@pytest.fixture(params=NATIVE)
-def watched(request: pytest.FixtureRequest, tmp_path: Path, serve: Serve) -> Iterator[Watched]:
-    (tmp_path / "files").mkdir()
-    server = serve(KINDS[request.param].url.format(tmp=tmp_path), routes={"/other": "memory:"}, options=["allow_other"])
-    watched = Watched(server.path)
+@pytest.fixture(scope="module", params=NATIVE)
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    tmp = tmp_path_factory.mktemp("watch")
+    (tmp / "files").mkdir()
+    url, routes = KINDS[request.param].url.format(tmp=tmp), {"/other": "memory:"}
+    with mounts.mounted(tmp / "mnt", url, routes=routes, options=["allow_other"]) as server:
+        yield server.path
+
+
+@pytest.fixture
+def watched(served: Path) -> Iterator[Watched]:
+    watched = Watched(served)
     yield watched
     watched.close()
+    mounts.empty(served, "other")
 
 
 # -- one thing after the other ---------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""What of the benchmarks is logic: tables, the picture, rounds, command lines, processes. No number is tested."""
+"""The logic of the benchmarks: tables, the picture, rounds, command lines, processes; and each runs once, as small as
+it can. No number is tested."""
 
 from __future__ import annotations
 
@@ -11,31 +12,36 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
-from argparse import Namespace
+from argparse import ArgumentTypeError
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
+import graphs
 import mounts
 import pytest
+import threadcases
+from eventually import eventually
 from hypothesis import given
 from hypothesis import strategies as st
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 
 import bench
-import bench_growth
-import bench_large
+import bench_comparisons
+import bench_hosts
 import bench_many_hosts
-import bench_parallel
+import bench_mount
 import bench_postgres
-import bench_requests
+import bench_s3
+import driver
 import peers
 import plot
 import recorded_sql
-import report
-import rounds
 import serving
+import work
 
 from fusebackend.backends import PostgresBackend
 
@@ -46,68 +52,67 @@ SIDES = ("plain directory", "fusebackend", "bindfs", "rclone", "JuiceFS", "Seawe
 MEASURES = ("untar", "git status", "rg")
 
 
-def medians() -> rounds.Medians:
+def medians() -> driver.Medians:
     """Ratios to the plain directory: 2, 1, 8, 6, 4."""
     found = {name: dict(zip(SIDES, (0.1, 0.2, 0.1, 0.8, 0.6, 0.4), strict=True)) for name in MEASURES}
-    return found | {name: dict.fromkeys(SIDES, 3.0) for name in bench.COSTS}
+    return found | {name: dict.fromkeys(SIDES, 3.0) for name in bench_mount.COSTS}
 
 
 class TestTable:
     def test_times_ratios_and_the_best_of_the_others(self) -> None:
-        heads, _, first, *_ = bench.tables(medians())
-        assert report.cells(heads)[-1] == "fusebackend ÷ best of rclone, JuiceFS, SeaweedFS"
-        assert report.cells(first) == ["untar", "100.0", "200.0", "2.0", "1.0", "8.0", "6.0", "4.0", "0.50"]
+        heads, _, first, *_ = bench_mount.tables(medians())
+        assert driver.cells(heads)[-1] == "fusebackend ÷ best of rclone, JuiceFS, SeaweedFS"
+        assert driver.cells(first) == ["untar", "100.0", "200.0", "2.0", "1.0", "8.0", "6.0", "4.0", "0.50"]
 
     def test_the_mean_is_geometric(self) -> None:
         uneven = medians()
         uneven["rg"] = {**uneven["rg"], "fusebackend": 1.6}
-        (line,) = [line for line in bench.tables(uneven) if "geometric mean" in line]
-        assert report.cells(line)[3:5] == ["4.00", "1.00"]
+        (line,) = [line for line in bench_mount.tables(uneven) if "geometric mean" in line]
+        assert driver.cells(line)[3:5] == ["4.00", "1.00"]
 
     def test_what_is_far_behind_is_bold(self) -> None:
-        assert bench.against(1.21) == "**1.21**"
-        assert bench.against(1.2) == "1.20"
+        assert bench_mount.against(1.21) == "**1.21**"
+        assert bench_mount.against(1.2) == "1.20"
 
     def test_without_others_there_is_no_best(self) -> None:
         alone = {name: {side: found[side] for side in SIDES[:2]} for name, found in medians().items()}
-        assert len(report.cells(bench.tables(alone)[0])) == 4
+        assert len(driver.cells(bench_mount.tables(alone)[0])) == 4
 
     def test_what_the_servers_cost_is_a_table_of_its_own(self) -> None:
-        lines = bench.tables(medians())
+        lines = bench_mount.tables(medians())
         costs = lines[lines.index("") + 1 :]
-        assert report.cells(costs[0]) == ["server", *SIDES[1:]]
-        assert len(costs) == 2 + len(bench.COSTS)
+        assert driver.cells(costs[0]) == ["server", *SIDES[1:]]
+        assert len(costs) == 2 + len(bench_mount.COSTS)
 
-    @pytest.mark.parametrize(
-        "table", ["table", "growth", "parallel", "large", "many hosts", "requests", "postgres work"]
-    )
-    def test_there_is_a_place_for_it(self, table: str) -> None:
-        report.read_between(table)
+    def test_there_is_a_place_for_each(self) -> None:
+        tables = {each.table for each in driver.REGISTERED.values()} - {"postgres"}
+        for table in (*tables, *(f"postgres {part}" for part in bench_postgres.PARTS)):
+            driver.read_between(table)
 
     def test_writing_changes_nothing_else(self, tmp_path, monkeypatch) -> None:
-        monkeypatch.setattr(report, "BENCHMARKS", tmp_path / "B.md")
+        monkeypatch.setattr(driver, "BENCHMARKS", tmp_path / "B.md")
         (tmp_path / "B.md").write_text("one\n<!-- table -->\nold\n<!-- end of table -->\ntwo\n")
-        report.write_between("table", "new")
+        driver.write_between("table", "new")
         assert (tmp_path / "B.md").read_text() == "one\n<!-- table -->\nnew\n<!-- end of table -->\ntwo\n"
         with pytest.raises(SystemExit, match="no markers of 'other'"):
-            report.write_between("other", "new")
+            driver.write_between("other", "new")
 
 
 class TestPlot:
     def test_it_shows_the_table_the_mean_first(self) -> None:
-        found = plot.groups(bench.tables(medians()))
+        found = plot.groups(bench_mount.tables(medians()))
         assert list(found) == ["geometric mean", *MEASURES]
         assert found["untar"] == {"fusebackend": 2, "bindfs": 1, "rclone": 8, "JuiceFS": 6, "SeaweedFS": 4}
 
     def test_it_is_an_svg_with_a_bar_for_each(self) -> None:
-        picture = ElementTree.fromstring(plot.draw(plot.groups(bench.tables(medians())), "a <title> & more"))
+        picture = ElementTree.fromstring(plot.draw(plot.groups(bench_mount.tables(medians())), "a <title> & more"))
         titles = [title.text for title in picture.iter("{http://www.w3.org/2000/svg}title")]
         assert titles[0] == "a <title> & more"
         assert len(titles) == 1 + 4 * 5
         assert "untar, JuiceFS: 6×" in titles
 
     def test_the_picture_is_that_of_the_table(self) -> None:
-        assert plot.PICTURE.read_text() == plot.draw(plot.groups(report.read_between("table").splitlines()), plot.TITLE)
+        assert plot.PICTURE.read_text() == plot.draw(plot.groups(driver.read_between("table").splitlines()), plot.TITLE)
 
     @given(st.lists(st.floats(0.001, 1e6), min_size=1))
     def test_every_value_is_on_the_axis(self, values: list[float]) -> None:
@@ -130,20 +135,20 @@ def fake(name: str, seen: list[str]) -> peers.Side:
 
 
 class TestRounds:
-    @given(st.integers(1, 7), st.integers(0, 30))
+    @given(st.integers(1, 7), st.integers(-1, 30))
     def test_each_side_has_one_turn(self, sides: int, number: int) -> None:
-        all_sides = [fake(str(n), []) for n in range(sides)]
-        assert sorted(side.name for side in rounds.order(all_sides, number)) == [str(n) for n in range(sides)]
+        assert sorted(driver.order(range(sides), number)) == list(range(sides))
 
-    def test_others_begin(self) -> None:
-        sides = [fake(str(n), []) for n in range(4)]
-        assert len({rounds.order(sides, number)[0].name for number in range(4)}) > 1
+    @pytest.mark.parametrize("sides", [2, 4])
+    def test_others_begin(self, sides: int) -> None:
+        assert len({driver.order(range(sides), number)[0] for number in range(4)}) > 1
 
     def test_medians_over_rounds(self, tmp_path) -> None:
         seen: list[str] = []
         values = itertools.chain([1.0, 10.0], [30.0, 2.0], [9.0, 40.0])  # the second round goes backwards
+        run = driver.Run(rounds=3, work=tmp_path)
 
-        medians = rounds.take_turns([fake("a", seen), fake("b", seen)], 3, tmp_path, lambda mount: {"x": next(values)})
+        medians = driver.compare(run, [fake("a", seen), fake("b", seen)], lambda mount: {"x": next(values)})
         assert len(seen) == 6
         by_side = {"a": [], "b": []}
         for side, value in zip(seen, (1.0, 10.0, 30.0, 2.0, 9.0, 40.0), strict=True):
@@ -151,52 +156,65 @@ class TestRounds:
         assert medians == {"x": {side: sorted(found)[1] for side, found in by_side.items()}}
         assert list(tmp_path.iterdir()) == []
 
+    def test_a_round_to_warm_up_does_not_count(self) -> None:
+        assert driver.in_rounds(2, lambda number: [("x", "a", float(number))], warm_up=1) == {"x": {"a": 0.5}}
+
 
 class TestStatistics:
     @pytest.mark.parametrize("power", [0.5, 1.0, 2.0])
     def test_the_exponent_of_growth(self, power: float) -> None:
-        found = {size: {"find": size**power / size} for size in bench_growth.SIZES}
-        assert bench_growth.exponent(found, "find") == pytest.approx(power)
+        found = {size: {"find": size**power / size} for size in bench_comparisons.SIZES}
+        assert bench_comparisons.exponent(found, "find") == pytest.approx(power)
 
     def test_the_verdict_compares_with_ten_thousand(self) -> None:
-        numbers = dict.fromkeys(bench_growth.TIMES, 1.0)
-        found = {size: dict(numbers) for size in bench_growth.SIZES}
+        numbers = dict.fromkeys(bench_comparisons.TIMES, 1.0)
+        found = {size: dict(numbers) for size in bench_comparisons.SIZES}
         found[1_000_000]["find"] = 2.0
         found[1000]["ls"] = 0.001
-        verdict = bench_growth.verdict(found)
+        verdict = bench_comparisons.verdict(found)
         assert verdict.startswith("Each, of 1,000,000 against of 10,000: create 1.00 × (linear, n^1.00)")
         assert "find 2.00 × (not linear" in verdict
         assert "ls 1.00 × (linear" in verdict
 
-    def test_sizes(self) -> None:
-        assert bench_growth.sizes_of(Namespace(sizes="5000,1000,1000", quick=False)) == [1000, 5000]
-        assert bench_growth.sizes_of(Namespace(sizes=None, quick=True)) == bench_growth.QUICK_SIZES
-        with pytest.raises(ValueError, match="5 is less than one directory of 100"):
-            bench_growth.sizes_of(Namespace(sizes="5", quick=False))
-
     def test_the_growth_table_has_no_memory_of_a_plain_directory(self) -> None:
-        numbers = dict.fromkeys((*bench_growth.TIMES, *bench_growth.MEMORY), 1e-3)
-        of_mount, of_plain = (bench_growth.table(side, {1000: numbers}) for side in ("fusebackend", "plain directory"))
-        assert report.cells(of_mount[2]) == ["1,000", "1000.0", "1000.0", "1.0", "1000.0", "0", "0", "0"]
-        assert len(report.cells(of_plain[2])) == 5
+        numbers = dict.fromkeys((*bench_comparisons.TIMES, *bench_comparisons.MEMORY), 1e-3)
+        of_mount, of_plain = (
+            bench_comparisons.growth_table(side, {1000: numbers}) for side in ("fusebackend", "plain directory")
+        )
+        assert driver.cells(of_mount[2]) == ["1,000", "1000.0", "1000.0", "1.0", "1000.0", "0", "0", "0"]
+        assert len(driver.cells(of_plain[2])) == 5
 
     def test_percentiles(self) -> None:
-        assert bench_parallel.percentile(range(101), 50) == 50
-        assert bench_parallel.percentile(range(101), 99) == 99
+        assert work.percentile(range(101), 50) == 50
+        assert work.percentile(range(101), 99) == 99
 
     def test_throughput_counts_from_the_first_start_to_the_last_end(self) -> None:
-        done = [bench_parallel.Done(1.0, 3.0, {}), bench_parallel.Done(2.0, 6.0, {})]
-        assert bench_parallel.throughput(done, 100) == 200 / 5
+        done = [bench_comparisons.Done(1.0, 3.0, {}), bench_comparisons.Done(2.0, 6.0, {})]
+        assert bench_comparisons.throughput(done, 100) == 200 / 5
 
-    def test_processes_at_once(self, tmp_path) -> None:
-        done = bench_parallel.together(tmp_path / "place", 3, 30)
+    def test_processes_at_once(self, tmp_path, no_caches) -> None:
+        done = bench_comparisons.together(tmp_path / "place", 3, 30)
         assert len(done) == 3
-        assert all(len(each.stats[what]) == 30 for each in done for what in bench_parallel.STATS)
-        assert len(list((tmp_path / "place" / "p0").iterdir())) == bench_parallel.KEPT
+        assert all(len(each.stats[what]) == 30 for each in done for what in bench_comparisons.STATS)
+        assert len(list((tmp_path / "place" / "p0").iterdir())) == bench_comparisons.KEPT
+
+    def test_nobody_waits_for_the_others_of_a_process_that_fails(self) -> None:
+        began = time.monotonic()
+        with work.processes(2, lambda number, start: start.wait() if number else 1 // number) as (_, results):
+            assert results(60) == []
+        assert time.monotonic() - began < 50
 
     def test_shares_of_one_large_file(self) -> None:
-        lines = bench_large.table({what: {"fusebackend": 50.0, "bindfs": 100.0} for what in bench_large.SPEEDS})
-        assert [report.cells(line)[-1] for line in lines[2:]] == ["50 %"] * len(bench_large.SPEEDS)
+        found = {what: {"fusebackend": 50.0, "bindfs": 100.0} for what in bench_comparisons.SPEEDS}
+        lines = bench_comparisons.large_table(found)
+        assert [driver.cells(line)[-1] for line in lines[2:]] == ["50 %"] * len(bench_comparisons.SPEEDS)
+
+
+@pytest.fixture
+def no_caches(monkeypatch, tmp_path) -> None:
+    """Leave the caches of the machine alone: other tests run beside these."""
+    monkeypatch.setattr(work, "DROP_CACHES", tmp_path / "drop_caches")
+    monkeypatch.setattr(os, "sync", lambda: None)
 
 
 class TestPeers:
@@ -207,7 +225,7 @@ class TestPeers:
     def test_no_command_works_outside_of_its_place(self, tmp_path) -> None:
         place, root = tmp_path / "place", tmp_path / "place/mount"
         commands = [
-            peers.bindfs_command(place / "files", root),
+            peers.bindfs_command(place / "files", root, place / "cache"),
             peers.rclone_command(place / "files", root, place / "cache"),
             *peers.juicefs_commands(place, root),
             *peers.seaweedfs_commands(place, root, [19333, 18080, 18888]),
@@ -228,7 +246,9 @@ class TestPeers:
         assert peers.choose("") == ([], [])
         assert [side.name for side in peers.choose("all")[0]] == list(SIDES[2:])
         assert [side.name for side in peers.choose("seaweedfs,bindfs")[0]] == ["SeaweedFS", "bindfs"]
-        with pytest.raises(ValueError, match="no peer is called s3ql; there are bindfs, rclone, juicefs, seaweedfs"):
+        with pytest.raises(
+            ArgumentTypeError, match="no peer is called s3ql; there are bindfs, rclone, juicefs, seaweedfs"
+        ):
             peers.choose("bindfs,s3ql")
 
     def test_what_is_not_there_is_left_out_with_a_line(self, monkeypatch) -> None:
@@ -241,17 +261,14 @@ class TestPeers:
         assert set(peers.COMPARABLE) < {side.name for side in peers.PEERS.values()}
 
 
-def cell(place: str, scenario: str, processes: int, rate: float, **numbers: float) -> bench_many_hosts.Cell:
-    found = bench_many_hosts.Cell(place, scenario, processes, rate, p50_s=0.001, p99_s=0.03)
-    for name, value in numbers.items():
-        setattr(found, name, value)
-    return found
+def cell(place: str, scenario: str, count: int, rate: float, p99_s: float = 0.03, **more) -> bench_many_hosts.Cell:
+    return bench_many_hosts.Cell(place, scenario, count, rate, p50_s=0.001, p99_s=p99_s, **more)
 
 
 class TestManyHosts:
     def judged(self, *cells: bench_many_hosts.Cell, idle=None, burst=None) -> dict[str, str]:
         by_place = {(each.place, each.scenario, each.processes): each for each in cells}
-        return {row[0]: row[3] for row in (each.row() for each in bench_many_hosts.targets(by_place, idle, burst))}
+        return {row[0]: row[3] for row in bench_many_hosts.targets(by_place, idle, burst)}
 
     def test_sixteen_are_held_against_one(self) -> None:
         one, many = cell("slow", "own", 1, 100), cell("slow", "own", 16, 799)
@@ -295,6 +312,19 @@ class TestManyHosts:
         assert (line.rate, line.p50_s, line.client_cores) == (3 / 4, 0.5, 2 / 4)
         assert line.failure == "1: why"
 
+    def test_one_that_can_not_open_its_volume_ends_all(self, monkeypatch) -> None:
+        def backend(dsn: str, volume: str) -> contextlib.AbstractContextManager[None]:
+            if volume == "host1":
+                raise OSError("connection failed: FATAL: sorry, too many clients")
+            return contextlib.nullcontext()
+
+        monkeypatch.setattr(bench_many_hosts, "PostgresBackend", backend)
+        monkeypatch.setattr(bench_many_hosts, "Work", mock.MagicMock())
+        line = bench_many_hosts.Cell("fast", "own", 3)
+        bench_many_hosts.together(bench_many_hosts.SCENARIOS["own"], "", serving.Server([]), 3, 1, line)
+        assert line.failure == "1 could not open the volume: sorry, too many clients"
+        assert line.rate == 0
+
     @pytest.mark.parametrize(("words", "full"), [("sorry, too many clients already", True), ("no route", False)])
     def test_a_server_without_a_free_connection_has_all_of_them(self, monkeypatch, words: str, full: bool) -> None:
         psycopg = pytest.importorskip("psycopg")
@@ -307,14 +337,6 @@ class TestManyHosts:
             with bench_many_hosts.most_connections("") as counted:
                 pass
             assert counted == [bench_many_hosts.CONNECTIONS]
-
-    def test_words_of_the_command_line(self) -> None:
-        assert bench_many_hosts.numbers_of("16,1", (1,)) == (1, 16)
-        assert bench_many_hosts.words_of("--parts", "slow,fast", ("fast", "slow")) == ("fast", "slow")
-        with pytest.raises(ValueError, match="must be numbers above 0 with commas, such as 1,16, not '1,x'"):
-            bench_many_hosts.numbers_of("1,x", (1,))
-        with pytest.raises(ValueError, match="--only: there is no 'all'; there are own, hot"):
-            bench_many_hosts.words_of("--only", "all", ("own", "hot"))
 
 
 class TestReplay:
@@ -353,8 +375,8 @@ class TestReplay:
             bench_many_hosts.make_tables(dsn)
             scripts = [bench_many_hosts._scripts(wanted, dsn, number) for number in range(2)]
             assert recorded_sql.replay(dsn, scripts, 1, tmp_path) > 0
-            with PostgresBackend(dsn, wanted.volume(0)) as backend:
-                entries = backend.ls(wanted.directory(0)).entries or []
+            with PostgresBackend(dsn, wanted.volume.format(0)) as backend:
+                entries = backend.ls(wanted.directory.format(0)).entries or []
                 names = [entry["path"] for entry in entries if entry["path"].rpartition("/f1099511")[1]]
                 assert bool(names) == wanted.makes_files
                 for name in names[:3]:
@@ -381,26 +403,26 @@ class TestPostgresWork:
 
 
 def test_requests_are_told_by_their_kind() -> None:
-    assert bench_requests.shown(Counter(["HEAD", "LIST", "HEAD"])) == "3: 1 LIST, 2 HEAD"
-    assert bench_requests.shown(Counter()) == "0"
+    assert bench_s3.shown(Counter(["HEAD", "LIST", "HEAD"])) == "3: 1 LIST, 2 HEAD"
+    assert bench_s3.shown(Counter()) == "0"
 
 
 class TestServer:
     def test_it_is_weighed_with_its_children_and_ended_with_them(self, tmp_path) -> None:
         with serving.started(["sh", "-c", "sleep 600 & wait"], tmp_path / "log") as process:
             server = serving.Server([process.pid])
-            wait_for(lambda: len(server.pids()) == 2)
+            eventually(lambda: len(server.pids()) == 2, 60)
             pids = server.pids()
             assert 0 < server.memory_mib() <= server.peak_mib()
             assert server.processor_s() < 60
-        wait_for(lambda: not any(is_running(pid) for pid in pids))
+        eventually(lambda: not any(is_running(pid) for pid in pids), 60)
         assert server.memory_mib() == 0
 
     def test_one_that_does_not_end_is_killed(self, tmp_path, monkeypatch, capsys) -> None:
         monkeypatch.setattr(serving, "END_LIMIT_S", 0.2)
         stubborn = ["sh", "-c", "trap '' TERM; echo; while :; do sleep 1; done"]
         with serving.started(stubborn, tmp_path / "log") as process:
-            wait_for(lambda: (tmp_path / "log").read_text() == "\n")
+            eventually(lambda: (tmp_path / "log").read_text() == "\n", 60)
         assert process.returncode == -signal.SIGKILL
         assert "did not end and was killed" in capsys.readouterr().err
 
@@ -419,13 +441,6 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def wait_for(condition) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 class TestBootstrap:
@@ -472,25 +487,129 @@ class TestBootstrap:
         assert [self.run(clone), self.run(clone, "--test"), self.run(clone)] == [".[dev,bench]", None, None]
 
 
-class TestScripts:
-    def test_every_word_of_the_dispatcher_has_its_script(self) -> None:
-        text = (SCRIPTS / "bench").read_text()
-        words = re.findall(r"--([\w-]+)(?= \||\) name=bench_)", text)
-        assert len(words) > 8
-        assert all((SCRIPTS / f"bench_{word.replace('-', '_')}.py").exists() for word in words)
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([SCRIPTS / "bench", *words], capture_output=True, text=True, timeout=60)
 
-    def test_make_bench_runs_the_one_that_is_named(self) -> None:
-        for words in (["--many-hosts"], ["--all", "--many-hosts"]):
-            done = subprocess.run([SCRIPTS / "bench", *words, "--parts", "nothing"], capture_output=True, text=True)
-            assert done.returncode == 2
-            assert "--parts: there is no 'nothing'; there are fast, slow" in done.stderr
 
-    @pytest.mark.mounted
-    def test_a_quick_run(self) -> None:
-        mounts.require()
-        command = [sys.executable, SCRIPTS / "bench.py", "--quick", "--rounds", "1", "--only", "SQLite,stat small"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-        found = plot.groups(done.stdout.splitlines())
-        assert list(found) == ["geometric mean", "stat small", "SQLite commit"]
-        assert all(ratio > 0 for ratios in found.values() for ratio in ratios.values())
+class TestCommandLine:
+    def test_help_lists_every_benchmark(self) -> None:
+        done = run("--all", "--help")
+        assert done.returncode == 0
+        listed = re.findall(r"^  --([\w-]+) +\S", done.stdout, re.MULTILINE)
+        assert listed == [*driver.REGISTERED, "plot"]
+        assert len(listed) == 17
+        assert done.stderr == ""
+
+    @pytest.mark.parametrize(
+        ("words", "line"),
+        [
+            ("--many-hosts --parts nothing", "--many-hosts: argument --parts: there is no 'nothing'; there are fast"),
+            ("--many-hosts --processes 1,x", "--many-hosts: argument --processes: must be 1 or more, not 'x'"),
+            ("--many-hosts --only all", "--many-hosts: argument --only: there is no 'all'; there are own, shared, hot"),
+            ("--growth --sizes 5", "--growth: argument --sizes: 5 is less than 10 directories of 100"),
+            ("--growth --quick --write", "--growth: --write is for all the work: without --sizes, --quick"),
+            ("--rounds 0", "--mount: argument --rounds: must be 1 or more, not '0'"),
+            ("--undo --sizes 1000", "--undo: unrecognized: --sizes 1000"),
+            ("--nonsense", "--mount: unrecognized: --nonsense"),
+            ("--large --peers s3ql", "--large: argument --peers: no peer is called s3ql; there are bindfs, rclone"),
+        ],
+    )  # fmt: skip
+    def test_a_wrong_word_is_one_line(self, words: str, line: str, capsys) -> None:
+        for more in ([], ["--all"]):
+            with pytest.raises(SystemExit) as error:
+                bench.main([*more, *words.split()])
+            assert error.value.code == 2
+            told = capsys.readouterr().err
+            assert told.startswith(f"scripts/bench {line}")
+            assert told.count("\n") == 1
+
+    def test_the_script_ends_with_its_status(self) -> None:
+        done = run("--nonsense")
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+
+    @pytest.mark.parametrize(
+        ("words", "names"),
+        [
+            ("", ["mount"]),
+            ("--history --rounds 2", ["mount"]),
+            ("--undo --quick", ["undo"]),
+            ("--growth --large", ["growth", "large"]),
+            ("--all --quick", ["mount", "large", "parallel", "growth"]),
+            ("--all --many-hosts", ["many-hosts"]),
+            ("--all --history", ["mount"]),
+            ("--all --sizes 1000", ["growth"]),
+        ],
+    )
+    def test_words_choose_benchmarks(self, words: str, names: list[str], monkeypatch) -> None:
+        seen = []
+        monkeypatch.setattr(driver.Benchmark, "run", lambda benchmark, run: seen.append((benchmark.name, run)))
+        bench.main(words.split())
+        assert [name for name, _ in seen] == names
+        assert all(bool(run.peers[0] or run.peers[1]) == ("--all" in words) for name, run in seen if name == "mount")
+
+    def test_words_with_commas(self) -> None:
+        parse = driver.words_of(("rg", "rg again", "untar"))
+        assert parse("untar,rg") == ("rg", "untar")
+        assert parse("again") == ("rg again",)
+        assert driver.numbers("16,1") == (1, 16)
+
+
+WORDS = {
+    "mount": "--quick --only SQLite,create", "large": "--quick --peers=", "parallel": "--processes 2",
+    "growth": "--sizes 1000", "undo": "--only sqlite,store", "threads": "--database threads.db",
+    "fsspec": "--only file,zip --mib 1", "hosts": "--changes 3", "s3": "--quick",
+    "many-hosts": "--seconds 1 --processes 2 --only own --parts fast,idle,burst",
+}  # fmt: skip
+"""The smallest form of a benchmark; `CONSTANTS` make it smaller."""
+
+CONSTANTS = {
+    "bench_mount.make_source_tree": lambda archive, files: None,
+    "bench_comparisons.LOOPS": 20, "bench_comparisons.ASKED_TIMES": 1,
+    "bench_agent.CALLS": 2, "bench_agent.COMMANDS": 1, "bench_agent.FILES": 20, "bench_agent.SEARCHES": 1,
+    "bench_trees.SIZES": {"taken": (200,), "read": (100, 2), "policy": 100},
+    "bench_trees.WRITERS": 2, "bench_trees.TAKEN": 2, "bench_trees.FILES": 100, "bench_trees.PAUSE_S": 0.1,
+    "bench_postgres.DIRECTORIES": (2, 4), "bench_postgres.OPERATIONS": 2,
+    "bench_postgres.RIVAL": peers.Side("JuiceFS", lambda: None, peers.PLAIN.mounted),
+    "bench_postgres._rival_in": lambda server, place: peers.PLAIN.mounted(place),
+    "bench_postgres.Scale": lambda quick: SimpleNamespace(files=10, tree_files=10, big_mib=1, blocks=1),
+    "bench_hosts.ROWS": {row: (route, each, 1) for row, (route, each, _) in bench_hosts.ROWS.items()},
+    "bench_hosts.WARM_UP": 1, "bench_hosts.READERS": 2, "bench_hosts.LATENCY_S": 0.001, "bench_hosts.FILE_BYTES": 999,
+    "bench_many_hosts.MOUNTS": 1, "bench_many_hosts.IDLE_S": 0.2, "bench_many_hosts.BURST": 10,
+    "bench_s3.SIZES": (2, 3), "bench_s3.READERS": 2,
+    "bench_s3.Scale": lambda quick: SimpleNamespace(tree_files=10, small_files=10, big_mib=8, reads=2),
+    "bench_s3.rclone_command": lambda bucket, prefix, mountpoint, cache: [
+        sys.executable, "-m", "fusebackend", "mount", "--foreground", "--default", bucket.url(prefix), str(mountpoint),
+    ],
+    "services.postgres.SETTINGS": (),  # some change it
+    # No server waits until it is idle.
+    "serving.Server.wait_idle": lambda server, quiet_s=3: None,
+}  # fmt: skip
+
+
+@pytest.mark.mounted
+@pytest.mark.services
+@pytest.mark.parametrize("name", driver.REGISTERED)
+def test_each_runs_once(name: str, tmp_path, monkeypatch, capsys, no_caches, postgres, seaweedfs) -> None:
+    """With the least work that its table needs, and with the servers of the tests' run."""
+    mounts.require()
+    servers = {
+        "postgres": SimpleNamespace(database=postgres.database, directory=postgres.directory, pid=os.getpid()),
+        "seaweedfs": SimpleNamespace(bucket=seaweedfs.bucket, pid=os.getpid(), service=seaweedfs),
+    }
+    for service, server in servers.items():
+        monkeypatch.setattr(f"services.{service}.running", lambda server=server, **_: contextlib.nullcontext(server))
+    for path, value in CONSTANTS.items():
+        monkeypatch.setattr(path, value)
+    monkeypatch.setitem(peers.PEERS, "rclone", peers.PLAIN)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (SCRIPTS, ROOT / "tests", ROOT / "tests/support"))))
+    monkeypatch.chdir(tmp_path)
+    if name == "threads":
+        with graphs.sqlite_saver("threads.db") as saver:
+            threadcases.plain(saver)
+    rounds = [] if name in ("requests", "many-hosts", "hosts") else ["--rounds", "1"]
+    bench.main([f"--{name}", "--directory", str(tmp_path), *rounds, *WORDS.get(name, "").split()])
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line for line, after in itertools.pairwise([*lines, ""]) if line[:1] == "|" and after[:4] != "|---"]
+    rows = [driver.cells(line) for line in rows if line[:4] != "|---"]
+    assert rows
+    assert all(any(cell[:1].isdigit() or cell == "not measured" for cell in row[1:]) for row in rows), rows

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import re
@@ -13,6 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from for_each import for_each
 
 ROOT = Path(__file__).parents[2]
 NAVIGATION = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
@@ -26,7 +28,7 @@ def test_every_page_is_in_the_navigation_once() -> None:
     assert len(PAGES) == len(set(PAGES))
 
 
-@pytest.mark.parametrize("page", PAGES)
+@for_each("page", PAGES)
 def test_links_lead_to_files_and_headings(page: str) -> None:
     path = ROOT / page
     for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", _prose(path)):
@@ -73,3 +75,24 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "site/docs/api.html").read_text().count("doc-heading") > 100
     assert (tmp_path / "site/fusebackend/SEMANTICS.html").is_file()
+
+
+def test_a_folder_in_the_architecture_is_what_its_docstring_says() -> None:
+    rows = re.findall(r"^\| `fusebackend/(\w+)/` \| (.*) \|$", (ROOT / "ARCHITECTURE.md").read_text(), re.MULTILINE)
+    folders = {path.parent.name for path in (ROOT / "fusebackend").glob("*/__init__.py")}
+    assert sorted(name for name, _ in rows) == sorted(folders)
+    for name, text in rows:
+        docstring = ast.get_docstring(ast.parse((ROOT / "fusebackend" / name / "__init__.py").read_text())) or ""
+        assert " ".join(docstring.split()).startswith(text), name
+
+
+COLUMN = 80
+"""Characters of a line of code that the site shows without scrolling: its text is 688 px wide (61 rem less two
+sidebars), the padding of code 16 px on each side, a character of 13.6 px type 8.2 px."""
+
+
+def test_lines_of_code_fit_the_column_of_the_site() -> None:
+    for page in PAGES:
+        blocks = re.findall(r"^```.*?^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+        lines = [line for block in blocks for line in block.splitlines()]
+        assert [line for line in lines if len(line) > COLUMN] == [], page

@@ -17,6 +17,7 @@ from typing import Any
 
 import mounts
 import pytest
+from for_each import for_each
 from mounts import Serve
 
 pytest.importorskip("deepagents")
@@ -199,7 +200,7 @@ PROGRAMS = [path.name for path in sorted((ROOT / "examples").glob("*.py")) if "s
 """Besides them there is a backend, which is a module."""
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@for_each("name", PROGRAMS)
 def test_without_arguments_each_says_how_to_use_it(name: str) -> None:
     done = subprocess.run([sys.executable, ROOT / "examples" / name], capture_output=True, text=True, timeout=LIMIT_S)
     assert (done.returncode, done.stdout) == (1, "")

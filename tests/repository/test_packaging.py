@@ -11,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+from for_each import for_each
 
 import fusebackend
 
@@ -49,7 +50,7 @@ class TestImport:
 
         assert min(seconds("import fusebackend") for _ in range(7)) < 0.5, "0.1 s is usual"
 
-    @pytest.mark.parametrize("name", fusebackend.__all__)
+    @for_each("name", fusebackend.__all__)
     def test_every_public_name_is_there(self, name: str) -> None:
         assert getattr(fusebackend, name).__name__.rpartition(".")[2] == name
         assert name in dir(fusebackend)
@@ -103,7 +104,7 @@ class TestVersions:
 
 
 class TestScripts:
-    @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+    @for_each("script", SCRIPTS, ids=lambda path: path.name)
     def test_it_can_be_run(self, script: Path) -> None:
         assert os.access(script, os.X_OK)
         shell = {"#!/usr/bin/env bash": "bash", "#!/bin/sh": "sh"}[script.read_text().splitlines()[0]]
@@ -114,7 +115,7 @@ class TestScripts:
         for target in ("mount", "umount", "demo", "test", "check", "bench", "clean"):
             assert f"\n{target}:\n" in makefile
 
-    @pytest.mark.parametrize("target", ["mount", "demo", "test", "check", "bench", "umount", "clean"])
+    @for_each("target", ["mount", "demo", "test", "check", "bench", "umount", "clean"])
     def test_make_would_run_scripts_that_are_there(self, target: str) -> None:
         scripts = re.findall(r"scripts/\w+", run("make", "-n", target))
         assert scripts
@@ -149,7 +150,7 @@ def test_the_fresh_root_runs_the_documented_commands() -> None:
     run("bash", "-n", ROOT / "packaging/debian-root")
     wheel = "$(echo /wheel/*.whl)"
     steps = [step.replace(wheel, "fusebackend-*.whl") for step in re.findall(r'^step "(.*)"$', script, re.MULTILINE)]
-    pages = [(ROOT / page).read_text() for page in ("README.md", "docs/install.md")]
+    pages = [re.sub(r" \\\n +", " ", (ROOT / page).read_text()) for page in ("README.md", "docs/install.md")]
     assert len(steps) == 6
     for step in steps:
         assert any(step.removeprefix("env -i /bin/") in page for page in pages), step

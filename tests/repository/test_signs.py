@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from for_each import for_each
 
 from fusebackend.backends import FileVerbs
 
@@ -85,18 +86,18 @@ NOW = [path for path in [*PAGES, *MODULES] if path.name not in OLD]
 """Without what tells a history, which names what has gone."""
 
 
-@pytest.mark.parametrize("path", NOW, ids=names(NOW))
+@for_each("path", NOW, ids=names(NOW))
 def test_files_that_are_named_are_there(path: Path) -> None:
     found = {name for name in FILE.findall(prose(path)) if not name.startswith(NOT_OURS) and name not in EXAMPLES}
     assert {name for name in found if not is_there(name, path)} == set()
 
 
-@pytest.mark.parametrize("path", [*PAGES, *MODULES], ids=names([*PAGES, *MODULES]))
+@for_each("path", [*PAGES, *MODULES], ids=names([*PAGES, *MODULES]))
 def test_no_document_is_cited_that_is_not_here(path: Path) -> None:
     assert re.findall(r"\b(?:DESIGN|STYLE)\b|\(facts\b|\bfacts:", prose(path)) == []
 
 
-@pytest.mark.parametrize("path", PAGES, ids=names(PAGES))
+@for_each("path", PAGES, ids=names(PAGES))
 def test_links_lead_somewhere(path: Path) -> None:
     for link in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
         if "://" in link:
@@ -112,7 +113,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 FOLDERS = sorted(path for path in MODULES if path.name == "__init__.py")
 
 
-@pytest.mark.parametrize("path", FOLDERS, ids=names(FOLDERS))
+@for_each("path", FOLDERS, ids=names(FOLDERS))
 def test_a_folders_docstring_maps_all_that_is_in_it(path: Path) -> None:
     map_ = ast.get_docstring(ast.parse(path.read_text())) or ""
     modules = {each.name for each in path.parent.glob("[!_]*.py")}
@@ -130,7 +131,7 @@ def test_every_race_with_the_kernel_names_what_closes_it_and_a_test() -> None:
         assert "test" in test or "none of its own" in test, row
 
 
-@pytest.mark.parametrize("path", PAGES, ids=names(PAGES))
+@for_each("path", PAGES, ids=names(PAGES))
 def test_a_name_behind_a_file_is_in_that_file(path: Path) -> None:
     for file, name in re.findall(r"`((?:fusebackend|tests)/[\w/.]+\.py)` \(`(\w+)`\)", path.read_text()):
         assert re.search(rf"\b(?:def|class) {name}\b|^{name}\b", (ROOT / file).read_text(), re.MULTILINE), (file, name)

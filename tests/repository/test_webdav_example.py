@@ -77,6 +77,7 @@ def package(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(distribution.parent), str(EXAMPLES)]))
 
 
+@pytest.mark.configuration
 class TestConformance(BackendConformance):
     any_name = False  # the path of a URL is UTF-8
 

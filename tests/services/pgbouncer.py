@@ -1,4 +1,4 @@
-"""A throwaway PgBouncer in front of a `Postgres`, in transaction mode: clients share two connections to the server.
+"""A throwaway PgBouncer in front of a `Postgres`: in transaction mode its clients share two processes of the server.
 
     with pgbouncer.running(postgres) as bouncer:
         dsn = bouncer.dsn("test_0123")          # as `Postgres.dsn`, by way of the pooler
@@ -25,8 +25,6 @@ from services.postgres import Postgres
 
 PORT = 54330
 LIMIT_S = 30.0
-CONNECTIONS = 2
-"""To the server, for each database: so few that clients share them all the time."""
 
 
 def missing() -> str | None:
@@ -49,8 +47,16 @@ class PgBouncer:
 
 
 @contextlib.contextmanager
-def running(postgres: Postgres) -> Iterator[PgBouncer]:
-    """Run one for the length of a block. Skip or fail the test where none can run."""
+def running(
+    postgres: Postgres, *, mode: str = "transaction", processes: int = 2, round_robin: bool = False
+) -> Iterator[PgBouncer]:
+    """Run one for the length of a block. Skip or fail the test where none can run.
+
+    Args:
+        mode: PgBouncer's `pool_mode`.
+        processes: of the server, for each database: two are so few that clients share them all the time.
+        round_robin: a transaction gets the one that has rested for longest, else the one that was used last.
+    """
     reason = missing()
     if reason is not None:
         pytest.skip(reason)
@@ -61,8 +67,8 @@ def running(postgres: Postgres) -> Iterator[PgBouncer]:
     settings.write_text(
         f"[databases]\n* = host={postgres.directory} port={SERVER_PORT} user=postgres\n"
         f"[pgbouncer]\nlisten_addr =\nlisten_port = {PORT}\nunix_socket_dir = {directory}\nauth_type = any\n"
-        f"pool_mode = transaction\ndefault_pool_size = {CONNECTIONS}\nmax_client_conn = 200\n"
-        "server_login_retry = 0.1\n"
+        f"pool_mode = {mode}\ndefault_pool_size = {processes}\nserver_round_robin = {int(round_robin)}\n"
+        "max_client_conn = 200\nserver_login_retry = 0.1\n"
     )
     command = [program, str(settings)]
     if os.geteuid() == 0:

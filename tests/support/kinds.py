@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import trees
+from profiles import amount
 
 from fusebackend.protocol import Features
 
-SOURCES = 1000
+SOURCES = amount("FUSEBACKEND_SOURCES", day=300, night=1000)
 """Files in the repository that is cloned."""
 
 

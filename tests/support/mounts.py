@@ -213,6 +213,24 @@ def is_listed(mountpoint: Path) -> bool:
     return any(entry.mountpoint == wanted for entry in table.mounts())
 
 
+def empty(mountpoint: Path, *routes: str) -> None:
+    """Remove everything from a mount but its routes' directories: the next test that shares it finds it as if new."""
+    kept = {str(directory) for route in routes for directory in (mountpoint / route, *(mountpoint / route).parents)}
+
+    def clear(directory: str) -> None:
+        with os.scandir(directory) as found:
+            entries = list(found)
+        for entry in entries:
+            if entry.path in kept:
+                clear(entry.path)
+            elif entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path)
+            else:
+                os.unlink(entry.path)
+
+    clear(str(mountpoint))
+
+
 def drop_caches(what: int) -> None:
     """Drop the kernel's caches: 1 pages, 2 dentries and inodes, 3 both. Needs root; others skip the test."""
     os.sync()

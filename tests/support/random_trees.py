@@ -8,6 +8,11 @@ from typing import NamedTuple, TypeAlias
 
 from hypothesis import strategies as st
 
+from fusebackend.backends.directory.volume import DirectoryVolume
+from fusebackend.base.paths import ROOT
+from fusebackend.trees.merge.tree import MergeTree
+from fusebackend.trees.states import ItemTree
+
 HOSTILE = (b"sp ace", b"trail ", b'quo"te\\', b"new\nline", b"\xff\xfe", "ü".encode(), b"-x", b"\x1b[2J")
 
 
@@ -98,3 +103,8 @@ def read(root: Path) -> dict[bytes, File | Link | Fifo]:
             elif not os.path.isdir(path):
                 found[relative] = Fifo(os.stat(path).st_mode & 0o7777)
     return found
+
+
+def tree_of(directory: Path) -> ItemTree:
+    """The tree of a plain directory, as `diff` compares it."""
+    return ItemTree(MergeTree({ROOT: DirectoryVolume(directory)}))

@@ -8,6 +8,7 @@ pytest_plugins = ["pytester"]
 
 SUITE = """
     import pytest
+    from fusebackend.testing.each import each
 
     def test_a_program():
         pytest.skip("rg is not installed")
@@ -17,6 +18,18 @@ SUITE = """
 
     @pytest.mark.skipif(True, reason="bwrap is missing")
     def test_marked(): ...
+
+    def test_a_case():
+        for case in each(["installed", "missing"]):
+            with case as program:
+                if program == "missing":
+                    pytest.skip("rg is not installed")
+
+    def test_a_case_of_a_feature():
+        for case in each([True, False]):
+            with case as is_there:
+                if not is_there:
+                    pytest.skip("needs xattrs, which this volume does not have")
 
     @pytest.mark.xfail(reason="not installed")
     def test_expected():
@@ -37,15 +50,19 @@ CONFTEST = """
 """
 
 
-@pytest.mark.parametrize(("ci", "bad", "skipped"), [("1", 1, 1), ("", 0, 3)])
+@pytest.mark.parametrize(
+    ("ci", "outcomes"),
+    [("1", {"failed": 2, "errors": 1, "skipped": 1, "passed": 1}), ("", {"skipped": 3, "passed": 2})],
+)
 def test_a_skip_for_what_the_machine_lacks_fails_in_ci(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, ci: str, bad: int, skipped: int
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, ci: str, outcomes: dict[str, int]
 ) -> None:
     monkeypatch.setenv("CI", ci)
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(SUITE)
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
-    result.assert_outcomes(failed=bad, errors=bad, skipped=skipped, xfailed=1)  # a mark skips before the test: an error
+    # A mark skips before the test: that is an error.
+    result.assert_outcomes(**outcomes, xfailed=1)
 
 
 def test_a_module_is_not_skipped_as_a_whole(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:

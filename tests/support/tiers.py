@@ -32,7 +32,32 @@ import pytest
 
 from fusebackend.testing import each
 
-SMOKE: frozenset[str] = frozenset()
+SMOKE: frozenset[str] = frozenset(
+    {
+        "test_a_missing_file_is_named",
+        "test_a_window_of_lines",
+        "test_numbered_text_of_a_window_keeps_the_numbers_of_the_file",
+        "test_read_gives_back_what_was_written",
+        "test_edit_refuses_an_ambiguous_string",
+        "test_edit_replaces_one_occurrence",
+        "test_write_refuses_or_replaces_an_existing_file",
+        "test_direct_children_only_sorted_and_directories_end_in_a_slash",
+        "test_nothing_there_and_a_file_are_errors",
+        "test_glob_gives_files_with_their_sizes",
+        "test_grep_finds_lines_in_order",
+        "test_grep_stops_at_max_count",
+        "test_a_directory_after_its_last_file",
+        "test_delete_a_tree",
+        "test_move_a_file_and_make_parents",
+        "test_move_does_not_replace",
+        "test_what_is_declared_missing_is_missing",
+        "test_a_batch_answers_in_order",
+        "test_any_bytes",
+        "test_each_failure_has_its_code",
+        "test_nothing_moves_to_a_bad_path",
+        "test_twins_take_keywords_and_give_errors_as_records",
+    }
+)
 """Functions of the published suites that a second configuration runs by day: one or two of each verb."""
 
 NIGHT = "marked `night`"

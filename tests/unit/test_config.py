@@ -5,6 +5,7 @@ import re
 from dataclasses import asdict
 
 import pytest
+from for_each import for_each
 
 from fusebackend import config
 from fusebackend.base.paths import AgentPath
@@ -98,7 +99,7 @@ class TestFile:
     def test_ttl_is_a_number_or_text(self, tmp_path, ttl: str) -> None:
         assert 2 <= duration_s(self.read(tmp_path, f"ttl = {ttl}").ttl) < 3
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("text", "message"),
         [
             ("readonly = true", "unknown key 'readonly'; known: mountpoint, default, routes, read_only, allow_other, "),
@@ -160,7 +161,7 @@ class TestLimits:
     def test_what_a_route_does_not_say_is_as_for_the_others(self) -> None:
         assert RouteLimits(max_calls=3).or_else(RouteLimits(5.0, 64)) == RouteLimits(5.0, 3)
 
-    @pytest.mark.parametrize("wrong", [{"deadline": 0}, {"deadline": "week"}, {"max_calls": 0}, {"max_calls": 10**6}])
+    @for_each("wrong", [{"deadline": 0}, {"deadline": "week"}, {"max_calls": 0}, {"max_calls": 10**6}])
     def test_limits_that_no_route_can_have(self, wrong: dict) -> None:
         with pytest.raises(ConfigError, match="route '/a/': "):
             limits_of("/a/", RouteTable(url="memory:", **wrong))
@@ -185,14 +186,14 @@ class TestLimits:
 
 
 class TestDuration:
-    @pytest.mark.parametrize(
+    @for_each(
         ("value", "seconds"),
         [(0, 0), (1, 1), (0.25, 0.25), ("1", 1), ("1 s", 1), (" 250 ms ", 0.25), ("1.5 min", 90), ("2h", 7200)],
     )
     def test_lengths_of_time(self, value: float | str, seconds: float) -> None:
         assert duration_s(value) == seconds
 
-    @pytest.mark.parametrize("value", ["", "s", "-1", -1, "1 week", "one", "nan", float("nan"), float("inf"), "1 s 2"])
+    @for_each("value", ["", "s", "-1", -1, "1 week", "one", "nan", float("nan"), float("inf"), "1 s 2"])
     def test_anything_else_is_refused(self, value: float | str) -> None:
         with pytest.raises(ConfigError, match="is no length of time"):
             duration_s(value)
@@ -218,12 +219,12 @@ class TestWords:
         found = parse_words(["trees=off,trees=visible", "trees_name=.agent"])
         assert found == Words(trees="visible", trees_name=".agent")
 
-    @pytest.mark.parametrize("word", ["trees=no", "trees=", "trees_name=", "trees_name=a/b"])
+    @for_each("word", ["trees=no", "trees=", "trees_name=", "trees_name=a/b"])
     def test_a_trees_directory_that_can_not_be(self, word: str) -> None:
         with pytest.raises(ConfigError, match=r"^trees(_name)?='.*'.*give one"):
             parse_words([word])
 
-    @pytest.mark.parametrize("word", ["nonsense", "subtype=x", "fsname=x", "fd=3", "allow_root", "max_read=4096"])
+    @for_each("word", ["nonsense", "subtype=x", "fsname=x", "fd=3", "allow_root", "max_read=4096"])
     def test_others_are_refused(self, word: str) -> None:
         with pytest.raises(ConfigError, match=f"unknown option '-o {word}'; known: ro, rw, allow_other, ttl=TIME, "):
             parse_words([word])
@@ -237,7 +238,7 @@ class TestRoutes:
         with pytest.raises(ConfigError, match="route '/a/' is given twice"):
             routes_by_prefix([("/a/", "x"), ("a", "y")])
 
-    @pytest.mark.parametrize("prefix", ["", "/", "/a//b", "/../a", "~/a"])
+    @for_each("prefix", ["", "/", "/a//b", "/../a", "~/a"])
     def test_prefixes_that_make_no_sense(self, prefix: str) -> None:
         with pytest.raises(ConfigError):
             routes_by_prefix([(prefix, "memory:")])
@@ -272,7 +273,7 @@ class TestExecute:
     def test_what_is_not_said_is_as_ever(self) -> None:
         assert shell_options(ExecuteTable()) == ShellOptions()
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("table", "message"),
         [
             ({"sandbox": "docker"}, "[execute]: sandbox must be 'bubblewrap' or 'none', but is 'docker'"),
@@ -305,7 +306,7 @@ class TestExecute:
                 options.seconds(timeout)
         assert shell_options(ExecuteTable(timeout="2 h", max_timeout="2 h")).seconds(None) == 7200
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("text", "size"),
         [("1 GiB", 1 << 30), ("1.5KiB", 1536), (" 64 mib ", 64 << 20), ("2 GB", 2 * 10**9), ("77", 77), (77, 77)],
     )
@@ -325,7 +326,7 @@ class TestMetrics:
     def test_nothing_is_measured_without_the_table(self) -> None:
         assert metrics_options(ConfigFile().metrics) is None
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("table", "options"),
         [
             (MetricsTable(), MetricsOptions(None)),
@@ -338,7 +339,7 @@ class TestMetrics:
     def test_an_address(self, table: MetricsTable, options: MetricsOptions) -> None:
         assert metrics_options(table) == options
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("listen", "message"),
         [
             ("0.0.0.0:9464", "other machines may reach that"),

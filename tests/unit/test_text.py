@@ -7,6 +7,7 @@ import datetime
 import itertools
 
 import pytest
+from for_each import for_each
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -93,7 +94,7 @@ class TestWindows:
         assert base64.b64decode(result.file_data["content"]) == data
         assert result.start_line is None
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("path", "binary"),
         [
             ("/a.png", True),
@@ -120,9 +121,7 @@ class TestNumberedText:
         assert str(result) == "999999\tx\n1000000\tx\n1000001\tx"
         assert str(text.read_window("one\n\ntwo\n")) == "     1\tone\n     2\t\n     3\ttwo"
 
-    @pytest.mark.parametrize(
-        ("length", "parts"), [(4999, [4999]), (5000, [5000]), (5001, [5000, 1]), (15_000, [5000, 5000, 5000])]
-    )
+    @for_each(("length", "parts"), [(4999, [4999]), (5000, [5000]), (5001, [5000, 1]), (15_000, [5000, 5000, 5000])])
     def test_long_lines_are_continued(self, length, parts):
         numbered = numbering.number_lines(["y" * length], 12).split("\n")
         assert [len(line.split("\t")[1]) for line in numbered] == parts
@@ -185,7 +184,7 @@ class TestReplacement:
         else:
             assert as_crlf == (as_lf[0].replace("\n", "\r\n"), as_lf[1])
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("content", "old", "new", "after"),
         [
             ("a\r\nb\nc\r\n", "b", "x\ny", "a\r\nx\ny\nc\r\n"),  # a mixed file: as it is
@@ -287,7 +286,7 @@ class TestFileData:
         assert modified.utcoffset() == datetime.timedelta(0)
         assert text.encode_file_data(b"", modified_at="2020-01-01T00:00:00+00:00")["created_at"].startswith("2020")
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("record", "data"),
         [
             ({"content": []}, b""),
@@ -300,7 +299,7 @@ class TestFileData:
     def test_records_with_little_in_them(self, record, data):
         assert text.decode_file_data(record) == data
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("record", "error", "words"),
         [
             ("text", TypeError, "mapping"),
@@ -320,7 +319,7 @@ class TestFileData:
 
 
 class TestTimes:
-    @pytest.mark.parametrize(
+    @for_each(
         ("time_ns", "expected"),
         [
             (0, "1970-01-01T00:00:00+00:00"),

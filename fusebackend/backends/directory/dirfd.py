@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from fusebackend.base.errors import oserror
+from fusebackend.linux.holes import next_data
 from fusebackend.protocol import RENAME_EXCHANGE, RENAME_NOREPLACE
 
 CACHED_DESCRIPTORS = 1024
@@ -217,12 +218,9 @@ class OpenFile:
 
     def next_data(self, offset: int) -> int | None:
         """As in `Volume`."""
-        try:
-            return os.lseek(self.descriptor.fd, offset, os.SEEK_DATA)  # every read and write gives its own offset
-        except OSError as error:
-            if error.errno == errno.ENXIO:
-                return None
-            raise
+        size = os.fstat(self.descriptor.fd).st_size
+        found = next_data(self.descriptor.fd, offset, size)  # every read and write gives its own offset
+        return found if found < size else None
 
     @property
     def writing(self) -> Descriptor:

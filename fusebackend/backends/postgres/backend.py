@@ -26,16 +26,12 @@ class PostgresBackend(VolumeBackend):
             (`"error"`) or wins (`"last-writer"`).
         on_exists: `write` over an existing file is an `"error"` (the seeds) or a `"replace"` (deepagents 0.7).
         connections: how many operations may run at once.
-        feed: libpq's words or a URI for the connection that is kept, with its lock and its LISTEN; for a `dsn` that
-            leads to a pooler, which shares connections.
-        pooler: `"transaction"` for a `dsn` that leads to a pooler which gives each transaction another connection to
-            the server (PgBouncer with `pool_mode=transaction`); it needs `feed`.
         limit_bytes, limit_files: how much this host lets the volume hold; more is EDQUOT (`shared_quota.py`). None for
             no limit.
 
     Raises:
-        OSError: the server can't be reached or refuses, in one line; `VolumeDatabaseError` when a newer fusebackend
-            has changed the tables.
+        OSError: the server can't be reached or refuses, in one line; `VolumeDatabaseError` when the tables
+            are of another version; or the `dsn` leads to a transaction pooler.
         ValueError: an argument can't be used.
         ModuleNotFoundError: psycopg is not installed.
     """
@@ -48,18 +44,12 @@ class PostgresBackend(VolumeBackend):
         conflict: Literal["error", "last-writer"] = "error",
         on_exists: OnExists = "error",
         connections: int = CONNECTIONS,
-        feed: str = "",
-        pooler: str = "",
         limit_bytes: int | None = None,
         limit_files: int | None = None,
     ) -> None:
         if conflict not in ("error", "last-writer"):
             raise ValueError(f"conflict must be 'error' or 'last-writer', not {conflict!r}")
         checked_on_exists(on_exists)
-        if pooler not in ("", "transaction"):
-            raise ValueError(f"pooler must be 'transaction' or be left out, not {pooler!r}")
-        if pooler and not feed:
-            raise ValueError("pooler='transaction' needs feed=DSN of the server itself, where it keeps a connection")
         if not volume or len(volume) > NAME_MAX_CHARACTERS or not volume.isprintable():
             raise ValueError(f"volume must be a name of 1 to {NAME_MAX_CHARACTERS} characters, not {volume!r}")
         with needed_by("PostgresBackend"):
@@ -68,8 +58,6 @@ class PostgresBackend(VolumeBackend):
                 volume,
                 conflict=conflict,
                 connections=connections,
-                feed=feed,
-                pooler=pooler,
                 limits=Limits.of(limit_bytes, limit_files),
             )
         super().__init__(kept, on_exists=on_exists)
@@ -100,7 +88,7 @@ class PostgresBackend(VolumeBackend):
         return self.search.glob_files(pattern, path)
 
 
-OPTIONS = ("conflict", "connections", "feed", "limit_bytes", "limit_files", "on_exists", "pooler")
+OPTIONS = ("conflict", "connections", "limit_bytes", "limit_files", "on_exists")
 """Parameters of a URL that are arguments of `PostgresBackend`."""
 
 

@@ -26,16 +26,12 @@ server was restarted.
 
 A payload is words of ASCII with spaces between, whatever the encoding of the database:
 
-    SESSION CHANGE CHANGE …        a change is NODE/PARENT/NAME, each of which may be empty
-    4f0c 17//                      the data or the attributes of node 17
-    4f0c 17/1/notes%20old          the same, and the name `notes old` in directory 1
-    4f0c //                        anything
+    CHANGE CHANGE …        a change is NODE/PARENT/NAME, each of which may be empty
+    17//                   the data or the attributes of node 17
+    17/1/notes%20old       the same, and the name `notes old` in directory 1
+    //                     anything
 
-Names are bytes, quoted as in URLs. A NOTIFY takes payloads of less than 8,000 bytes.
-
-Code before the table sends its payloads by NOTIFY, in its transactions, and knows nothing of rows. The feed takes the
-payloads of such sessions as they are heard. While one has the volume open, the payloads of this session are sent to it
-as well. Their SESSION begins with `+`, for readers of rows to pass over.
+Names are bytes, quoted as in URLs.
 """
 
 from __future__ import annotations
@@ -67,10 +63,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PAYLOAD_BYTES = 7_900
-"""The longest payload: PostgreSQL's limit is 8,000 bytes, of which one ends it."""
-
-MAX_PAYLOADS = 8
+PAYLOAD_BYTES: Final = 63_000
 """A transaction with more is announced as `Change()`: to invalidate everything is cheaper."""
 
 PAUSE_S = 0.003
@@ -104,7 +97,7 @@ IDLE_S = 5.0
 """How often the rows are read by all other sessions, and by the only one. It also finds out that a server is silent."""
 
 ALONE_PAUSE_S = 1.0
-"""How often the only session looks whether it has company of older code, which sends no wake-up."""
+"""How often the only session looks whether it has company."""
 
 KEEP_S = 60.0
 """How long rows are kept."""
@@ -122,7 +115,7 @@ MAX_UNPUBLISHED: Final = 1_000
 """Transactions whose changes wait to be published; more are `Change()`."""
 
 MAX_PENDING = 64
-"""Payloads that wait to be sent to sessions of older code; more are `Change()`."""
+"""Transactions of which the numbers are kept until a wake-up; of more, none is."""
 
 NOTHING: Final = PgSnapshot(1, 1, frozenset())
 NO_XID: Final = 1 << 63
@@ -161,28 +154,22 @@ LEFT JOIN LATERAL (
     (SELECT payload, at FROM fusebackend.change WHERE volume = $1 AND xid = ANY($3) AND session <> $4)
 ) c ON true
 """,
-    # %1 volume, %2 the own session, %3 the channel of wake-ups, %4 that of older code, %5 payloads for it, %6 for how
-    # many milliseconds all read by themselves. The snapshot is not sent while older code is here, which each session
-    # sends its own payloads to; nor one too long for a NOTIFY.
+    # %1 volume, %2 the own session, %3 the channel, %4 for how many milliseconds all read by themselves. A NOTIFY takes
+    # less than 8,000 bytes, so a snapshot that is too long is not sent.
     """
-PREPARE fusebackend_tell (integer, integer, text, text, text[], integer) AS
-SELECT others, seen <> '', CASE WHEN others > older THEN pg_notify($3,
-    CASE WHEN seen <> '' AND $6 > 0 THEN 'busy ' || $2 || ' ' || $6 ELSE 'wake ' || $2 END || seen)::text END,
-    CASE WHEN older > 0 THEN (SELECT count(pg_notify($4, payload)::text) FROM unnest($5) payload) END
+PREPARE fusebackend_tell (integer, integer, text, integer) AS
+SELECT others, seen <> '', CASE WHEN others > 0 THEN pg_notify($3,
+    CASE WHEN seen <> '' AND $4 > 0 THEN 'busy ' || $2 || ' ' || $4 ELSE 'wake ' || $2 END || seen)::text END
 FROM (
-    SELECT count(*) AS others, count(*) FILTER (WHERE r.session IS NULL) AS older FROM fusebackend.session s
-    LEFT JOIN fusebackend.change_reader r ON r.session = s.id WHERE s.volume = $1 AND s.id <> $2
+    SELECT count(*) AS others FROM fusebackend.session WHERE volume = $1 AND id <> $2
 ) sessions, LATERAL (
-    SELECT CASE WHEN others > 1 AND older = 0 AND length(now) < 4000 THEN ' ' || now ELSE '' END AS seen
+    SELECT CASE WHEN others > 1 AND length(now) < 4000 THEN ' ' || now ELSE '' END AS seen
     FROM (SELECT pg_current_snapshot()::text AS now) snapshot
 ) snapshots
 """,
     """
 PREPARE fusebackend_server (integer, integer) AS
 SELECT k.incarnation || ' ' || pg_postmaster_start_time(),
-    pg_sequence_last_value(pg_get_serial_sequence('fusebackend.session', 'id')),
-    (SELECT count(*) FROM fusebackend.session s WHERE s.volume = $1 AND s.id <> $2
-        AND NOT EXISTS (SELECT FROM fusebackend.change_reader r WHERE r.session = s.id)),
     count(s.id), count(*) FILTER (WHERE s.id < $2 AND s.missing_since IS NULL),
     EXISTS (SELECT FROM fusebackend.nameless n WHERE n.volume = $1)
 FROM fusebackend.change_kept k LEFT JOIN fusebackend.session s ON s.volume = $1 AND s.id <> $2 WHERE k.volume = $1
@@ -193,61 +180,33 @@ GROUP BY k.incarnation
 
 
 def channel(volume_id: int) -> str:
-    """The channel of a volume on which code without `change` sends and hears payloads."""
-    return f"fusebackend_{volume_id}"
-
-
-def wake_channel(volume_id: int) -> str:
     """The channel of a volume's wake-ups."""
-    return f"fusebackend_{volume_id}_wake"
+    return f"fusebackend_{volume_id}"
 
 
 def hello(volume_id: int, session: int) -> Statement:
     """The statement that tells the others of a new session: from now on they send wake-ups."""
-    return "SELECT pg_notify(%s, %s)", (wake_channel(volume_id), f"hello {session}")
+    return "SELECT pg_notify(%s, %s)", (channel(volume_id), f"hello {session}")
 
 
-_NUMBER: Final = " RETURNING xid::text"
+def row(volume_id: int, session: int, payload: str) -> Statement:
+    """The statement that adds the changes of a transaction to it, and returns its number."""
+    columns = "fusebackend.change (volume, session, payload)"
+    query = f"INSERT INTO {columns} SELECT %s::int, %s::int, %s::text {ALWAYS} RETURNING xid::text"
+    return query, (volume_id, session, payload)
 
 
-def row(volume_id: int, session: int, payloads: Sequence[str]) -> list[Statement]:
-    """The statement that adds the changes of a transaction to it, and returns its number; none for no changes."""
-    if not payloads:
-        return []
-    if len(payloads) == 1:
-        query = f"INSERT INTO fusebackend.change (volume, session, payload) SELECT %s::int, %s::int, %s::text {ALWAYS}"
-        return [(query + _NUMBER, (volume_id, session, payloads[0]))]
-    columns = "%s::int, %s::int, unnest(%s::text[])"
-    query = f"INSERT INTO fusebackend.change (volume, session, payload) SELECT {columns} {ALWAYS}"
-    return [(query + _NUMBER, (volume_id, session, list(payloads)))]
-
-
-def encode(session: str, changes: Sequence[Change]) -> list[str]:
-    """The payloads of these changes, in their order and without repetitions; none for none.
-
-    Args:
-        session: the name of the session that makes them: ASCII, no spaces.
-    """
-    payloads: list[str] = []
-    line = session
-    for word in dict.fromkeys(_word(change) for change in changes):
-        if len(line) + 1 + len(word) > PAYLOAD_BYTES:
-            payloads.append(line)
-            line = session
-            if len(payloads) == MAX_PAYLOADS:
-                return [f"{session} {_word(Change())}"]
-        line += " " + word
-    if line != session:
-        payloads.append(line)
-    return payloads
+def encode(changes: Sequence[Change]) -> str:
+    """The payload of these changes, in their order and without repetitions; empty for none."""
+    payload = " ".join(dict.fromkeys(_word(change) for change in changes))
+    return payload if len(payload) <= PAYLOAD_BYTES else _word(Change())
 
 
 def decode(payloads: Iterable[str]) -> list[Change]:
     """The changes of payloads, in their order and without repetitions. One that is not from `encode` is anything."""
     words: dict[str, None] = {}
     for payload in payloads:
-        _, *found = payload.split(" ")
-        words.update(dict.fromkeys(found or ["//"]))
+        words.update(dict.fromkeys(payload.split(" ")))
     try:
         return [_change(word) for word in words]
     except ValueError:
@@ -319,7 +278,7 @@ class VolumeFeed:
         self._published: queue.Queue[_Published | None] = queue.Queue()  # None ends the thread
         self._publisher: threading.Thread | None = None
         self._guard = threading.Lock()
-        self._pending: dict[str, int] = {}  # payloads since the last wake-up, and the last transaction with each
+        self._pending: set[int] = set()  # the transactions since the last wake-up
         self._is_due = False  # … of which one needs a wake-up
         self._told_at = self._looked_at = self._surveyed_at = -SURVEY_S  # told by any session
         self._told_until = self._reads_until = -SURVEY_S  # all hosts read until then by themselves; this one does
@@ -333,13 +292,12 @@ class VolumeFeed:
         self._position = NOTHING
         self._floor = ""
         self._server = ""  # another one after each start
-        self._joined = -1  # the last session that was made when none of older code was here; -1 when one was
         self._past: deque[tuple[float, PgSnapshot]] = deque()  # earlier positions
         self._busy_until = 0.0  # there may be rows to delete
 
     @property
     def channels(self) -> list[str]:
-        return [channel(self._volume), wake_channel(self._volume)]
+        return [channel(self._volume)]
 
     def prepare(self, connection: Connection[Any]) -> None:
         """A new connection: it has the statements, and the volume has its row."""
@@ -376,28 +334,17 @@ class VolumeFeed:
             if publisher is not threading.current_thread():
                 publisher.join()
 
-    def announce(self, payloads: Sequence[str], xid: int = NO_XID) -> None:
-        """Send other hosts a wake-up for these payloads, which a transaction of this session has added.
-
-        Args:
-            xid: the number of the transaction.
-        """
-        if not payloads:
-            return
+    def announce(self, xid: int = NO_XID) -> None:
+        """Send other hosts a wake-up for the row that a transaction of this session has added, by its number."""
         with self._guard:
             was_due = self._is_due
             self._is_due = was_due or time.monotonic() >= self._told_until
-            self._pending.update(dict.fromkeys(payloads, xid))
+            self._pending.add(xid)
             if len(self._pending) > MAX_PENDING:
-                self._pending = {f"{self.name} {_word(Change())}": max(self._pending.values())}
+                self._pending = {NO_XID}
         if self._is_due and not was_due:
             self.wake()
         self.stir()
-
-    @property
-    def name(self) -> str:
-        """The session in payloads."""
-        return f"+{self.session}"
 
     @property
     def silent_s(self) -> float:
@@ -408,43 +355,35 @@ class VolumeFeed:
 
     def heard(self, payload: str) -> None:
         word, _, rest = payload.partition(" ")
-        if word in ("wake", "busy", "hello"):
-            session, _, seen = rest.partition(" ")
-            if session != str(self.session):
-                self.lease.end()
-                self._called = True
-                self._others = max(1, self._others)
-                if word == "hello":
-                    self._surveyed_at = -SURVEY_S
-                    self._read_by_themselves(0.0)
-                elif word == "busy":
-                    for_ms, _, seen = seen.partition(" ")
-                    self._read_by_themselves(int(for_ms) / 1000)
-                if seen:
-                    with contextlib.suppress(ValueError):  # not from us: any role of the database may send one
-                        self._spoken_for(PgSnapshot.parse(seen))
-        elif not word.startswith("+"):
-            self.lease.end()
-            self._others = max(1, self._others)
-            self._publish(decode([payload]))
+        session, _, seen = rest.partition(" ")
+        if session == str(self.session):
+            return
+        self.lease.end()
+        self._called = True
+        self._others = max(1, self._others)
+        if word == "hello":
+            self._surveyed_at = -SURVEY_S
+        with contextlib.suppress(ValueError):  # not from us: any role of the database may send one
+            if word == "busy":
+                for_ms, _, seen = seen.partition(" ")
+                self._read_by_themselves(int(for_ms) / 1000)
+            if seen:
+                self._spoken_for(PgSnapshot.parse(seen))
 
     def _spoken_for(self, seen: PgSnapshot) -> None:
         """Another session has sent all sessions a wake-up, for all transactions that this snapshot sees."""
         with self._guard:
-            self._pending = {payload: xid for payload, xid in self._pending.items() if not seen.sees(xid)}
+            self._pending = {xid for xid in self._pending if not seen.sees(xid)}
             self._is_due = self._is_due and bool(self._pending)
         self._told_at = time.monotonic() + jitter.between(0, SPREAD * self._pause_s)
         self._busy_until = self._told_at + 2 * KEEP_S
 
     def _read_by_themselves(self, for_s: float) -> None:
-        """All hosts read the rows for so long, and so find what is committed in the first half of that. None do for 0.
-
-        A newcomer of older code would wait for payloads, so nothing is held back any more when one says hello.
-        """
+        """All hosts read the rows for so long, and so find what is committed in the first half of that."""
         now = time.monotonic()
         with self._guard:
-            self._told_until = now + for_s / 2 + jitter.between(0, SPREAD * self._pause_s) if for_s else now
-            self._is_due = not for_s and bool(self._pending)
+            self._told_until = now + for_s / 2 + jitter.between(0, SPREAD * self._pause_s)
+            self._is_due = False
         self._reads_until = max(self._reads_until, now + for_s)
         self._reads_each_s = for_s / READS
 
@@ -502,21 +441,17 @@ class VolumeFeed:
 
     def _tell(self, ask: Ask) -> None:
         with self._guard:
-            pending, self._pending = self._pending, {}
+            pending, self._pending = self._pending, set()
             self._is_due = False
-        payloads = "{" + ",".join(f'"{payload}"' for payload in pending) + "}"
         sent_at, pause_s = time.monotonic(), self._pause_s
         is_busy = sent_at < max(self._told_at, self._told_until) + SOON * pause_s
         for_ms = round(READS * pause_s * 1000) if is_busy else 0
-        words = (
-            str(self._volume), str(self.session), wake_channel(self._volume), channel(self._volume), payloads,
-            str(for_ms),
-        )  # fmt: skip
+        words = (str(self._volume), str(self.session), channel(self._volume), str(for_ms))
         try:
             result = ask(b"fusebackend_tell", [word.encode() for word in words])
         except BaseException:
             with self._guard:  # the next connection tells
-                self._pending = {**pending, **self._pending}
+                self._pending |= pending
                 self._is_due = True
             raise
         self._told_at = time.monotonic()
@@ -562,14 +497,14 @@ class VolumeFeed:
             read = _Ages(self._looked_at, [float(age) for age in ages if age is not None])
             self._put(partial(read.tell, self.on_delay))
         if payloads and not called and self._watches:
-            self.announce(payloads)
+            self.announce()
 
     def _survey(self, ask: Ask) -> str:
         """Count the sessions of this volume. Returns the name of the server."""
         result = ask(b"fusebackend_server", [str(self._volume).encode(), str(self.session).encode()])
         self._surveyed_at = time.monotonic()
-        server, *counts, nameless = ((result.get_value(0, column) or b"").decode() for column in range(6))
-        joined, older, self._others, before = map(int, counts)
+        server, *counts, nameless = ((result.get_value(0, column) or b"").decode() for column in range(4))
+        self._others, before = map(int, counts)
         if self._others:  # that has not said hello yet: the lock must not be given back before the lease has ended
             self.lease.end()
         else:
@@ -577,17 +512,15 @@ class VolumeFeed:
         self.leads = before < WATCHERS
         self._watches = bool(self._others) and self.leads
         self.has_duties = self._watches or nameless == "t"
-        self._joined = -1 if older else joined
         return server
 
     def _return(self, ask: Ask) -> None:
         """Read on with a new connection, and invalidate everything, after which the mount follows the feed again.
 
-        Where rows or payloads may be missing, the position is that of now.
+        Where rows may be missing, as a crash of the server has emptied the table, the position is that of now.
         """
-        joined = self._joined
         server, self._server = self._server, self._survey(ask)
-        if self._server != server or self._joined == -1 or self._joined != joined:
+        if self._server != server:
             self._position = NOTHING
         self._look(ask)
         self._publish([Change()])

@@ -1,9 +1,9 @@
 """`Guesses`: the rows and names that this host has last read or written, from which it guesses those of a change.
 
 A change whose rows are known is one round trip instead of two. Nothing here has to be right: the change compares all
-of it on the server (`statements.lock_guessed`), and a wrong guess costs the round trip. So other hosts' changes are
-only noted to have few of these, and a node of a wrong guess is not guessed again for `CONTESTED_S`. But a change that
-only makes a name in a directory guesses it all the same: whatever others have done in it is no matter (`Guess.dated`).
+of it on the server (`statements.lock_guessed`), and a wrong guess costs the round trip. We track other hosts' changes
+only to avoid wrong guesses. After a wrong guess, that node is not guessed for `CONTESTED_S`. A change that only makes a
+name in a directory guesses that directory all the same, whatever others have done in it (`Guess.dated`).
 
 No I/O happens here. Any thread may call any method.
 """

@@ -17,6 +17,7 @@ snapshots had (`old_rows.Pruner`).
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import logging
 import os
@@ -34,13 +35,12 @@ from fusebackend.backends.postgres.schema import (
     REAP_LOCK,
     SESSION_LOCK,
     SKIP_NUMBERS,
-    VERSION,
 )
 from fusebackend.backends.postgres.uses import Uses
 from fusebackend.base.waiting import will_wait
 from fusebackend.databases.listener import Ask, Listener
-from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, rollback, send, share
-from fusebackend.databases.postgres import Connections, translate_errors, when_free
+from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, rollback, send
+from fusebackend.databases.postgres import Connections, connect, translate_errors, when_free
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -86,6 +86,10 @@ FREED_AT_ONCE = 500
 PRUNE_PAUSE_S: Final = 0.02
 """Between two portions of what deleted snapshots had."""
 
+ROUNDS: Final = 4
+IN_A_ROW: Final = 4
+"""Of the search for a transaction pooler, with 8 round trips each: 5 ms in all beside the server."""
+
 _CLAIM = "SELECT pg_advisory_lock(%s::int, %s::int)"
 
 _CUT_OFF = """
@@ -104,48 +108,65 @@ FROM fusebackend.nameless u WHERE u.volume = n.volume AND u.node = n.node AND u.
 T = TypeVar("T")
 
 
-LOCAL_SETTINGS = ("synchronous_commit", "jit", "enable_seqscan", "lock_timeout", "idle_in_transaction_session_timeout")
-"""Those of `SETTINGS` that each transaction sets for itself behind a pooler."""
-
-
 def configure(connection: Connection[Any]) -> None:
     """Set up a connection of a volume."""
-    _send_numbers_alike(connection)
+    from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
+
+    # One type for all numbers: else every statement is prepared again for each size of them.
+    for dumper in (Int8Dumper, Int8BinaryDumper):
+        connection.adapters.register_dumper(int, dumper)
     settings = ", ".join(f"set_config('{name}', '{value}', false)" for name, value in SETTINGS.items())
     send(connection, [(f"SELECT {settings}", ())])
 
 
-def configure_shared(connection: Connection[Any]) -> None:
-    """Set up a connection through a pooler, which shares those to the server: nothing is left on them (`opening`)."""
-    _send_numbers_alike(connection)
-    share(connection)
+def require_own_process(conninfo: str) -> None:
+    """Refuse a transaction pooler, which runs each transaction of a connection in any process of the server.
 
+    Settings, advisory locks, LISTEN and prepared statements belong to a process: hosts would lose their locks, and
+    other clients of the pooler get the settings of a volume, whose commits do not wait for the disk.
 
-def _send_numbers_alike(connection: Connection[Any]) -> None:
-    """One type for all numbers: else every statement is prepared again for each size of them."""
-    from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
-
-    for dumper in (Int8Dumper, Int8BinaryDumper):
-        connection.adapters.register_dumper(int, dumper)
-
-
-def opening(*, shared: bool) -> list[Statement]:
-    """The statements that begin a transaction that changes a volume.
-
-    Args:
-        shared: the connection is behind a pooler, and has the settings of anybody.
+    Raises:
+        OSError: it is one; or the server can't be reached.
     """
-    if not shared:
-        return [BEGIN]
-    local = ", ".join(f"set_config('{name}', '{SETTINGS[name]}', true)" for name in LOCAL_SETTINGS)
-    return [("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", ()), (f"SELECT {local}", ())]
+    with translate_errors():
+        is_shared = when_free(lambda: _is_shared(conninfo))
+    if is_shared:
+        words = (
+            "a volume can't be kept behind a transaction pooler (such as PgBouncer with pool_mode = transaction):"
+            " give the address of the server itself, or of a pooler in session mode"
+        )
+        raise OSError(errno.ENOTSUP, words)
+
+
+def _is_shared(conninfo: str) -> bool:
+    """Return True if two transactions of one connection ran in two processes, or those of two connections in one.
+
+    A pooler without other clients shows that in the first round: the second connection begins with the process that the
+    first one has just used (PgBouncer's default), or transactions in a row get one process after the other
+    (`server_round_robin`). Beside other clients processes are given by chance: of two processes, four rounds find that
+    but for once in a million times.
+    """
+    with connect(conninfo) as one, connect(conninfo) as other:
+        own = _process(one)
+        for _ in range(ROUNDS):
+            with other.transaction():
+                if _process(other) == own or _process(one) != own:
+                    return True
+            if any(_process(one) != own for _ in range(IN_A_ROW)):
+                return True
+    return False
+
+
+def _process(connection: Connection[Any]) -> object:
+    """The process of the server that runs a transaction. Prepares nothing: a pooler would leave that to others."""
+    return connection.execute("SELECT pg_backend_pid(), pg_postmaster_start_time()").fetchone()
 
 
 class Session:
     """See the module's docstring.
 
     Args:
-        conninfo: how to connect to the server itself: a pooler would share the connection with others.
+        conninfo: how to connect to the server.
         connections: for the work that may take long.
 
     Raises:
@@ -167,7 +188,7 @@ class Session:
         self._nodes = iter(range(0))
         self._counts = itertools.count(1)
         self._unregistered: set[int] = set()  # open here and changed elsewhere: they may have lost their names
-        self._newest = old_rows.Newest(volume, is_shared=True)  # read each time
+        self._newest = old_rows.Newest(volume)
         self._pruner = old_rows.Pruner(volume)
         self._prunes = False  # there may be old rows to free
         self._stop = threading.Event()
@@ -194,14 +215,9 @@ class Session:
 
     # -- changes -----------------------------------------------------------------------------------------------
 
-    @property
-    def name(self) -> str:
-        """The session in payloads of the feed."""
-        return self._feed.name
-
-    def announce(self, payloads: Sequence[str], xid: int) -> None:
-        """Send other hosts a wake-up for these payloads, which this transaction of the session has added."""
-        self._feed.announce(payloads, xid)
+    def announce(self, xid: int) -> None:
+        """Send other hosts a wake-up for the row that this transaction of the session has added."""
+        self._feed.announce(xid)
 
     def rejoin(self, connection: Connection[Any]) -> None:
         """Add the session again before a change, if its connection was silent, and it was removed as a dead one.
@@ -355,7 +371,7 @@ class Session:
             " FROM fusebackend.nameless WHERE volume = %s AND session = ANY(%s) ON CONFLICT DO NOTHING",
             (self._volume, sessions),
         )
-        for table, column in (("nameless", "session"), ("session", "id"), ("change_reader", "session")):
+        for table, column in (("nameless", "session"), ("session", "id")):
             query = f"DELETE FROM fusebackend.{table} WHERE volume = %s AND {column} = ANY(%s)"
             _ask(connection, query, (self._volume, sessions))
 
@@ -386,8 +402,6 @@ class Session:
             else:
                 self.id = self._feed.session = number = self._registered(connection)
                 _ask(connection, _CLAIM, (SESSION_LOCK, number))
-            reader = "INSERT INTO fusebackend.change_reader (session, volume) VALUES (%s, %s) ON CONFLICT DO NOTHING"
-            _ask(connection, reader, (self.id, self._volume))
         name = ("SELECT set_config('application_name', %s, false)", (f"fusebackend-feed-{self.id}",))
         send(connection, [name, hello(self._volume, self.id)])
         self._wait_for_lease(connection)
@@ -398,26 +412,26 @@ class Session:
     def _registered(self, connection: Connection[Any]) -> int:
         """Add the session. Returns its number."""
         query = (
-            "INSERT INTO fusebackend.session (volume, host, pid, version) VALUES (%s, %s, %s, %s)"
+            "INSERT INTO fusebackend.session (volume, host, pid) VALUES (%s, %s, %s)"
             " ON CONFLICT DO NOTHING RETURNING id"  # of a host that has added itself again to an older state
         )
-        while not (rows := _ask(connection, query, (self._volume, socket.gethostname(), os.getpid(), VERSION))):
+        while not (rows := _ask(connection, query, (self._volume, socket.gethostname(), os.getpid()))):
             pass
         return int(rows[0][0])
 
     def _add(self, connection: Connection[Any]) -> None:
         """Have a row, also if it was taken for dead."""
         query = (
-            "INSERT INTO fusebackend.session (volume, id, host, pid, version) VALUES (%s, %s, %s, %s, %s)"
+            "INSERT INTO fusebackend.session (volume, id, host, pid) VALUES (%s, %s, %s, %s)"
             " ON CONFLICT (id) DO UPDATE SET missing_since = NULL"
         )
-        _ask(connection, query, (self._volume, self.id, socket.gethostname(), os.getpid(), VERSION))
+        _ask(connection, query, (self._volume, self.id, socket.gethostname(), os.getpid()))
 
     def _wait_for_lease(self, connection: Connection[Any]) -> None:
         """Wait until no other session has the lease (`lease.py`): it has heard of this one, or it is cut off."""
         from psycopg.errors import InsufficientPrivilege, LockNotAvailable
 
-        # The role may have a limit for statements, and a pooler's connection has none for locks.
+        # The role may have a limit for statements.
         limits = "SELECT set_config('lock_timeout', %s, true), set_config('statement_timeout', '0', true)"
         lock = ("SELECT pg_advisory_xact_lock_shared(%s::int, %s::int)", (LEASE_LOCK, self._volume))
         wait: list[Statement] = [BEGIN, (limits, (f"{LOCK_S}s",)), lock, COMMIT]

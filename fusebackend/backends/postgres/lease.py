@@ -8,8 +8,7 @@ a session takes a lease, which is NFS's delegation for a whole volume: no other 
   has a row, and no change is under way (`CHANGE_LOCK`), of a thread of another host that was given up, say. It begins
   `SETTLED_S` after all changes that others have made until then were told of, as the mount may hold notices back.
 - Another session adds its row, says hello on the channel of wake-ups, and then waits for `LEASE_LOCK`. This one hears
-  it, ends the lease and gives the lock back: half a millisecond. So it does for whatever else it hears of others, as a
-  host of the release before, which says hello and waits for nothing.
+  it, ends the lease and gives the lock back: half a millisecond. So it does for whatever else it hears of others.
 - A session whose connection is cut may not know it. So a lease holds only for `LEASE_S` after the feed last asked
   something that was answered, and a newcomer that has waited for longer (`host_session.LOCK_S`) has the server end that
   connection.
@@ -38,7 +37,7 @@ LEASE_S = 7.0
 less than a newcomer waits."""
 
 SETTLED_S = 0.5
-"""More than a mount holds back notices to the kernel (`vfs/coherence/hold_back.py`)."""
+"""More than a mount holds back notices to the kernel (`vfs/coherence/page_cache.py`)."""
 
 TRY_S: Final = 0.25
 """How often it is tried to take it."""

@@ -35,19 +35,14 @@ class Newest:
 
     A connection that has read the number reads it again when a count has changed, which every snapshot that is taken or
     deleted in the database raises: the lock's statement returns the count with next to no cost. It is a sequence, so a
-    crash of the server may set it back, as may a snapshot that was lost in it; no connection outlives that. Behind a
-    pooler a connection may: there the number is read by each transaction.
-
-    Args:
-        is_shared: the connections are behind a pooler.
+    crash of the server may set it back, as may a snapshot that was lost in it; no connection outlives that.
 
     Attributes:
         ask: the statement that returns the number, for a transaction that has the lock.
     """
 
-    def __init__(self, volume: int, *, is_shared: bool) -> None:
+    def __init__(self, volume: int) -> None:
         self.ask: Statement = "SELECT newest FROM fusebackend.volume WHERE id = %s", (volume,)
-        self.is_shared = is_shared
         self._known: weakref.WeakKeyDictionary[Connection[Any], tuple[int | None, int]] = weakref.WeakKeyDictionary()
 
     def known(self, connection: Connection[Any], count: int | None) -> int | None:
@@ -64,8 +59,7 @@ class Newest:
 
     def note(self, connection: Connection[Any], count: int | None, newest: int) -> None:
         """It has been asked for."""
-        if not self.is_shared:
-            self._known[connection] = count, newest
+        self._known[connection] = count, newest
 
     def of(self, connection: Connection[Any], count: int | None) -> int:
         """The number, asked for where it is not known."""

@@ -1,14 +1,13 @@
-"""The tables of `PostgresBackend`, how they are made and migrated, and how a volume is found among them.
+"""The tables of `PostgresBackend`, how they are made, and how a volume is found among them.
 
 All of them are in the PostgreSQL schema `fusebackend`. One database holds any number of separate volumes: nearly every
 table has a column `volume`.
 
-Version 4 (version 2 added the tables of searches, which are in `search/index.py`, version 3 `missing_since`, and
-version 4 snapshots):
+Version 1; those of searches are in `search/index.py`:
 
 | table            | one row for                | columns                                                           |
 |------------------|----------------------------|-------------------------------------------------------------------|
-| `schema_version` | the database               | version: how many of `MIGRATIONS` have been run                   |
+| `schema_version` | the database               | version: `VERSION`                                                |
 | `volume`         | a volume                   | id, name, made_at; newest: the number of its newest snapshot, 0   |
 |                  |                            | for none; taken: how many there ever were; deleted: … and went    |
 | `inode`          | a file, directory, link …  | volume, node, mode (as st_mode), nlink, uid, gid, rdev, size      |
@@ -22,8 +21,7 @@ version 4 snapshots):
 | `xattr`          | an extended attribute      | volume, node, name (bytes), value (bytes), made                   |
 | `session`        | a host that has the volume | volume, id, host, pid, since; its connection holds the advisory   |
 |                  | open                       | lock (`SESSION_LOCK`, id) while it lives; missing_since: when     |
-|                  |                            | another host has found that it does not; version: that of the     |
-|                  |                            | tables that its code knows, 3 for all before 4                    |
+|                  |                            | another host has found that it does not                           |
 | `nameless`       | a use of a node without a  | volume, node, session (0: none that is known), since              |
 |                  | name (`nlink = 0`)         |                                                                   |
 | `snapshot`       | a snapshot                 | volume, number, name (bytes), time_ns                             |
@@ -34,10 +32,9 @@ version 4 snapshots):
 
 A row is in the snapshots with numbers above its `made`, and an old one in those up to its `until` (`old_rows.py`).
 
-Beside them stand the tables of the change feed (`feed.py`), which are no part of a version: code before them does not
-know them, code after them makes them where they are missing, and both may have a volume open at once. They are
-unlogged, which saves the write-ahead log of each change. A crash of the server empties them and ends every connection,
-and a feed that returns after a crash invalidates everything: it misses no row.
+The tables of the change feed (`feed.py`) are unlogged, which saves the write-ahead log of each change. A crash of the
+server empties them and ends every connection, and a feed that returns after a crash invalidates everything: it misses
+no row.
 
 | table            | one row for                | columns                                                           |
 |------------------|----------------------------|-------------------------------------------------------------------|
@@ -46,10 +43,8 @@ and a feed that returns after a crash invalidates everything: it misses no row.
 | `change_kept`    | a volume                   | volume, incarnation (another one after a crash), floor (changes   |
 |                  |                            | that a snapshot sees may be deleted), done (and are), at          |
 |                  |                            | volume 0: at is the start of the server (`SKIP_NUMBERS`)          |
-| `change_reader`  | a session that reads       | session, volume; a session without it is of older code, and hears |
-|                  | `change`                   | of changes by NOTIFY with their payloads                          |
 
-So does `logged` (`commit_log.py`), which code that does not know it leaves alone:
+What a host's history (`commit_log.py`) may not have yet is logged, for a row is there if its change is:
 
 | table            | one row for                | columns                                                           |
 |------------------|----------------------------|-------------------------------------------------------------------|
@@ -63,9 +58,7 @@ leaves. It is made of the session's id and a count: so it is never used twice, a
     SELECT convert_from(name, 'UTF8'), size FROM fusebackend.dentry JOIN fusebackend.inode USING (volume, node)
         WHERE volume = 1 AND dentry.parent = 1                                   is `ls -l` of volume 1
 
-Opening a volume makes the tables, or migrates them, under an advisory lock; tables of a newer fusebackend are refused.
-No migration rewrites a table. A host that has a volume open while another one migrates goes on; of version 3, it keeps
-nothing for snapshots, so none are taken before it has ended.
+Opening a volume makes the tables, under an advisory lock; tables of another version are refused.
 """
 
 from __future__ import annotations
@@ -75,7 +68,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any, Final
 
-from fusebackend.backends.postgres.search.index import OLD_CHUNKS_ARE_NOT_SEARCHED, SEARCH_TABLES
+from fusebackend.backends.postgres.search.index import SEARCH_TABLES
 from fusebackend.base.stamps import now_ns
 from fusebackend.databases.pipeline import Statement
 from fusebackend.protocol import ROOT_NODE
@@ -107,59 +100,48 @@ files one by one (`trees/lower_tree.py`), before 2030."""
 NAME_MAX_CHARACTERS = 200
 """Of a volume."""
 
-VERSION_1 = f"""
+_INODE = (
+    "node, mode, nlink, uid, gid, rdev, size, blocks, atime_ns, mtime_ns, ctime_ns, parent, version, contents, emptied,"
+    " made"
+)
+
+TABLES: Final = f"""
 CREATE TABLE fusebackend.volume (
     id integer GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY,
     name text NOT NULL UNIQUE,
-    made_at timestamptz NOT NULL DEFAULT now()
+    made_at timestamptz NOT NULL DEFAULT now(), newest integer NOT NULL DEFAULT 0, taken integer NOT NULL DEFAULT 0,
+    deleted integer NOT NULL DEFAULT 0
 );
 CREATE TABLE fusebackend.inode (
     volume integer NOT NULL, node bigint NOT NULL, mode integer NOT NULL, nlink integer NOT NULL, uid bigint NOT NULL,
     gid bigint NOT NULL, rdev bigint NOT NULL, size bigint NOT NULL, blocks bigint NOT NULL, atime_ns bigint NOT NULL,
     mtime_ns bigint NOT NULL, ctime_ns bigint NOT NULL, parent bigint NOT NULL, version bigint NOT NULL,
-    contents bigint NOT NULL, emptied bigint NOT NULL,
+    contents bigint NOT NULL, emptied bigint NOT NULL, made integer NOT NULL DEFAULT 0,
     PRIMARY KEY (volume, node)
 ) WITH (fillfactor = 85);
 CREATE TABLE fusebackend.dentry (
     volume integer NOT NULL, parent bigint NOT NULL, name bytea NOT NULL, node bigint NOT NULL,
-    PRIMARY KEY (volume, parent, name)
+    made integer NOT NULL DEFAULT 0, PRIMARY KEY (volume, parent, name)
 );
 CREATE INDEX dentry_node ON fusebackend.dentry (volume, node);
 CREATE TABLE fusebackend.chunk (
     volume integer NOT NULL, node bigint NOT NULL, idx bigint NOT NULL, data bytea NOT NULL,
-    PRIMARY KEY (volume, node, idx)
+    made integer NOT NULL DEFAULT 0, PRIMARY KEY (volume, node, idx)
 );
 ALTER TABLE fusebackend.chunk ALTER COLUMN data SET STORAGE EXTERNAL;
 CREATE TABLE fusebackend.xattr (
     volume integer NOT NULL, node bigint NOT NULL, name bytea NOT NULL, value bytea NOT NULL,
-    PRIMARY KEY (volume, node, name)
+    made integer NOT NULL DEFAULT 0, PRIMARY KEY (volume, node, name)
 );
 CREATE TABLE fusebackend.session (
     volume integer NOT NULL, id integer GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY, host text NOT NULL,
-    pid integer NOT NULL, since timestamptz NOT NULL DEFAULT now()
+    pid integer NOT NULL, since timestamptz NOT NULL DEFAULT now(), missing_since timestamptz
 );
 CREATE TABLE fusebackend.nameless (
     volume integer NOT NULL, node bigint NOT NULL, session integer NOT NULL, since timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (volume, node, session)
 );
 CREATE SEQUENCE fusebackend.node_block INCREMENT BY {NODES_AT_ONCE} START WITH {NODES_AT_ONCE};
-"""
-
-VERSION_3 = "ALTER TABLE fusebackend.session ADD COLUMN missing_since timestamptz"
-
-_INODE = (
-    "node, mode, nlink, uid, gid, rdev, size, blocks, atime_ns, mtime_ns, ctime_ns, parent, version, contents, emptied,"
-    " made"
-)
-
-SNAPSHOT_TABLES = f"""
-ALTER TABLE fusebackend.volume ADD COLUMN newest integer NOT NULL DEFAULT 0,
-    ADD COLUMN taken integer NOT NULL DEFAULT 0, ADD COLUMN deleted integer NOT NULL DEFAULT 0;
-ALTER TABLE fusebackend.session ADD COLUMN version integer NOT NULL DEFAULT 3;
-ALTER TABLE fusebackend.inode ADD COLUMN made integer NOT NULL DEFAULT 0;
-ALTER TABLE fusebackend.dentry ADD COLUMN made integer NOT NULL DEFAULT 0;
-ALTER TABLE fusebackend.chunk ADD COLUMN made integer NOT NULL DEFAULT 0;
-ALTER TABLE fusebackend.xattr ADD COLUMN made integer NOT NULL DEFAULT 0;
 CREATE TABLE fusebackend.snapshot (
     volume integer NOT NULL, number integer NOT NULL, name bytea NOT NULL, time_ns bigint NOT NULL,
     PRIMARY KEY (volume, number), UNIQUE (volume, name)
@@ -211,75 +193,51 @@ BEGIN
     RETURN true;
 END
 $body$;
+CREATE UNLOGGED TABLE fusebackend.change (
+    volume integer NOT NULL, xid xid8 NOT NULL DEFAULT pg_current_xact_id(), session integer NOT NULL,
+    payload text NOT NULL, at timestamptz NOT NULL DEFAULT now()
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 10000);
+CREATE INDEX change_place ON fusebackend.change (volume, xid);
+CREATE UNLOGGED TABLE fusebackend.change_kept (
+    volume integer PRIMARY KEY, incarnation uuid NOT NULL DEFAULT gen_random_uuid(), floor pg_snapshot NOT NULL,
+    done pg_snapshot NOT NULL, at timestamptz NOT NULL DEFAULT now()
+) WITH (fillfactor = 50);
+CREATE TABLE fusebackend.logged (
+    volume integer NOT NULL, history uuid NOT NULL, number bigint NOT NULL, record bytea NOT NULL,
+    at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (volume, history, number)
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 10000);
+CREATE TABLE fusebackend.schema_version (version integer NOT NULL);
 """
 """A function of PL/pgSQL reads what was committed while it waited for a lock; a statement that waits itself does not.
 `snapshot_changes` counts snapshots taken and deleted, of all volumes (`old_rows.Newest`)."""
 
-FEED_TABLES = """
-CREATE UNLOGGED TABLE IF NOT EXISTS fusebackend.change (
-    volume integer NOT NULL, xid xid8 NOT NULL DEFAULT pg_current_xact_id(), session integer NOT NULL,
-    payload text NOT NULL, at timestamptz NOT NULL DEFAULT now()
-) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 10000);
-CREATE INDEX IF NOT EXISTS change_place ON fusebackend.change (volume, xid);
-CREATE UNLOGGED TABLE IF NOT EXISTS fusebackend.change_kept (
-    volume integer PRIMARY KEY, incarnation uuid NOT NULL DEFAULT gen_random_uuid(), floor pg_snapshot NOT NULL,
-    done pg_snapshot NOT NULL, at timestamptz NOT NULL DEFAULT now()
-) WITH (fillfactor = 50);
-CREATE UNLOGGED TABLE IF NOT EXISTS fusebackend.change_reader (
-    session integer PRIMARY KEY, volume integer NOT NULL
-);
-"""
-"""Of no version; see the module's docstring."""
-
-LOG_TABLE = """
-CREATE TABLE IF NOT EXISTS fusebackend.logged (
-    volume integer NOT NULL, history uuid NOT NULL, number bigint NOT NULL, record bytea NOT NULL,
-    at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (volume, history, number)
-) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 10000);
-"""
-"""Of no version either, and logged: a row is there if its change is."""
-
-MIGRATIONS: list[str] = [VERSION_1, SEARCH_TABLES, VERSION_3, SNAPSHOT_TABLES + OLD_CHUNKS_ARE_NOT_SEARCHED]
-"""Number n makes version n of version n - 1."""
-
-VERSION: Final = len(MIGRATIONS)
-KEEPS_FOR_SNAPSHOTS: Final = 4
-"""The first version whose hosts do."""
+VERSION: Final = 1
+"""Of `TABLES` and `SEARCH_TABLES`."""
 
 
 class VolumeDatabaseError(OSError):
     """The database can't be opened as one of volumes; its text is one line with the reason and the remedy."""
 
 
-def migrate(connection: Connection[Any]) -> None:
-    """Bring the tables up to date, or make them. The connection commits by itself.
+def make_tables(connection: Connection[Any]) -> None:
+    """Make the tables if there are none. The connection commits by itself.
 
     Raises:
-        VolumeDatabaseError: they are of a newer version.
+        VolumeDatabaseError: they are of another version.
         psycopg.Error: the server refuses.
     """
-    if _version(connection) == len(MIGRATIONS) and _has_feed(connection) and _has_log(connection):
+    if _version(connection) == VERSION:
         return
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(%s::int, 0)", [SCHEMA_LOCK])
         version = _version(connection)
-        if version > len(MIGRATIONS):
-            raise VolumeDatabaseError(
-                errno.EINVAL,
-                f"its tables have version {version}, this fusebackend knows up to {len(MIGRATIONS)}; upgrade it",
-            )
-        if version == 0:
+        if version is None:
             connection.execute("CREATE SCHEMA IF NOT EXISTS fusebackend")
-            connection.execute("CREATE TABLE fusebackend.schema_version (version integer NOT NULL)")
-            connection.execute("INSERT INTO fusebackend.schema_version VALUES (0)")
-        for migration in MIGRATIONS[version:]:
-            connection.execute(migration, prepare=False)
-        if version < len(MIGRATIONS):
-            connection.execute("UPDATE fusebackend.schema_version SET version = %s", [len(MIGRATIONS)])
-        if not _has_feed(connection):
-            connection.execute(FEED_TABLES, prepare=False)
-        if not _has_log(connection):
-            connection.execute(LOG_TABLE, prepare=False)
+            connection.execute(TABLES + SEARCH_TABLES, prepare=False)
+            connection.execute("INSERT INTO fusebackend.schema_version VALUES (%s)", [VERSION])
+        elif version != VERSION:
+            words = f"its tables are of another version ({version}, and this fusebackend knows {VERSION} alone)"
+            raise VolumeDatabaseError(errno.EINVAL, f"{words}; open it with the fusebackend that made them")
 
 
 def keep_changes(volume: int) -> Statement:
@@ -329,28 +287,18 @@ same numbers twice. A role that may not set the sequences leaves them as they ar
 """
 
 
-def _has_feed(connection: Connection[Any]) -> bool:
-    """Whether the last of `FEED_TABLES` is there."""
-    tables = "SELECT 1 FROM pg_tables WHERE schemaname = 'fusebackend' AND tablename = 'change_reader'"
-    return _scalar(connection, tables) is not None
-
-
-def _has_log(connection: Connection[Any]) -> bool:
-    tables = "SELECT 1 FROM pg_tables WHERE schemaname = 'fusebackend' AND tablename = 'logged'"
-    return _scalar(connection, tables) is not None
-
-
-def _version(connection: Connection[Any]) -> int:
+def _version(connection: Connection[Any]) -> int | None:
+    """Return the version of the tables; None if there are none, 0 if they are not all of them."""
     # Not to_regclass: it may answer from a cache that a wait for an advisory lock does not refresh.
-    tables = "SELECT 1 FROM pg_tables WHERE schemaname = 'fusebackend' AND tablename = 'schema_version'"
-    if _scalar(connection, tables) is None:
-        return 0
-    return int(_scalar(connection, "SELECT version FROM fusebackend.schema_version"))
+    names = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'fusebackend'").fetchall()
+    if ("schema_version",) not in names:
+        return None
+    return int(_scalar(connection, "SELECT version FROM fusebackend.schema_version")) if ("logged",) in names else 0
 
 
 def volume_names(connection: Connection[Any]) -> list[str]:
     """The volumes of a database; none where there are no tables."""
-    if _version(connection) == 0:
+    if _version(connection) is None:
         return []
     return [name for (name,) in connection.execute("SELECT name FROM fusebackend.volume ORDER BY name LIMIT 100")]
 

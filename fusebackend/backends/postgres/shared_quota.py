@@ -14,10 +14,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from fusebackend.protocol import Usage
 from fusebackend.volumes.quota import Limits, Quota
+
+if TYPE_CHECKING:
+    from fusebackend.backends.postgres.drafts import Draft
+    from fusebackend.backends.postgres.transaction import Transaction
 
 FRESH_S: Final = 0.05
 SHARE: Final = 20
@@ -27,13 +31,8 @@ RECOUNT_SHARE: Final = 5
 """Before a change is refused, the count may be this many times as old as it took."""
 
 
-class Growing(Protocol):
-    """A transaction or draft, and what it has added and not committed."""
-
-    grown_bytes: int
-    grown_files: int
-    counts: int
-    """How many counts there had been when it began to commit."""
+Growing: TypeAlias = "Transaction | Draft"
+"""It has what it has added and not committed, and how many counts there had been when it began to commit."""
 
 
 class SharedQuota(Quota):

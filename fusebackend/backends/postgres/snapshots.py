@@ -14,7 +14,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from fusebackend.backends.postgres import old_rows, schema
+from fusebackend.backends.postgres import old_rows
 from fusebackend.backends.postgres.statements import StoredInode
 from fusebackend.backends.postgres.stored_tree import cut_out
 from fusebackend.backends.postgres.transaction import Transaction, gone
@@ -179,7 +179,6 @@ SELECT v.taken, v.deleted, pg_postmaster_start_time()::text, k.incarnation::text
 FROM fusebackend.volume v LEFT JOIN fusebackend.change_kept k ON k.volume = v.id WHERE v.id = %s
 """
 _LIST = "SELECT name, number, time_ns FROM fusebackend.snapshot WHERE volume = %s ORDER BY number"
-_OLDER_HOSTS = "SELECT host, pid FROM fusebackend.session WHERE volume = %s AND version < %s LIMIT 1"
 _COUNT = "SELECT nextval('fusebackend.snapshot_changes')", ()
 _TAKE = """
 WITH numbered AS (
@@ -266,16 +265,8 @@ class Snapshots:
 
         Raises:
             FileExistsError: there is one of that name.
-            OSError: EBUSY, a host of an older release, which would keep nothing for it, has the volume open.
         """
         transaction.ask(_COUNT)
-        older = transaction.ask((_OLDER_HOSTS, (self._volume, schema.KEEPS_FOR_SNAPSHOTS)))
-        if older:
-            host, pid = older[0]
-            words = (
-                f"process {pid} on host {host} has the volume open with an older fusebackend that knows no snapshots"
-            )
-            raise OSError(errno.EBUSY, f"{words}; upgrade it there")
         CLOCK.saw_all()  # so that this is later than all changes in it, by their own clock
         at = to_name(name)
         time_ns = now_ns()

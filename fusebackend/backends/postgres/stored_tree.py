@@ -18,7 +18,7 @@ from fusebackend.backends.postgres import feed, statements
 from fusebackend.backends.postgres.commit_log import KeptLog
 from fusebackend.backends.postgres.drafts import Draft, Drafts, Step
 from fusebackend.backends.postgres.guesses import Guesses
-from fusebackend.backends.postgres.host_session import Session, opening
+from fusebackend.backends.postgres.host_session import Session
 from fusebackend.backends.postgres.known_inodes import KnownInodes
 from fusebackend.backends.postgres.lease import Lease
 from fusebackend.backends.postgres.old_rows import Newest
@@ -30,7 +30,7 @@ from fusebackend.backends.postgres.uses import Accesses, Uses
 from fusebackend.base.paths import PathError
 from fusebackend.base.stamps import CLOCK
 from fusebackend.base.waiting import will_wait
-from fusebackend.databases.pipeline import COMMIT, Rows, Statement, send
+from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, send
 from fusebackend.databases.postgres import REPEATABLE, Connections, translate_errors
 from fusebackend.protocol import NOTE, ROOT_NODE, STEP, Change, Changes, Link, LogRow, StepNote, WrongLinks
 from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT, Chunk
@@ -72,7 +72,6 @@ class StoredTree(TreeVolume):
     Args:
         volume_id: the volume's number in the tables.
         last_writer_wins: a rewrite of a file that another host has changed is no error.
-        is_shared: the connections are behind a pooler, each transaction on another one to the server.
     """
 
     def __init__(
@@ -84,7 +83,6 @@ class StoredTree(TreeVolume):
         lease: Lease,
         *,
         last_writer_wins: bool,
-        is_shared: bool,
     ) -> None:
         super().__init__()
         self.lock = contextlib.nullcontext()
@@ -99,12 +97,11 @@ class StoredTree(TreeVolume):
         self._accesses = Accesses()
         self._guesses = Guesses()
         self._last_writer_wins = last_writer_wins
-        self._is_shared = is_shared
         self._shared_quota: SharedQuota | None = None
         self._log: KeptLog | None = None
         self._scope = _Scope()
         self._damage = Damage(f"volume {volume_id} of the database")
-        self._newest = Newest(volume_id, is_shared=is_shared)
+        self._newest = Newest(volume_id)
         # Whether something may have changed since the newest snapshot, by this host or by others; not known at first.
         self._unsnapped_here, self._unsnapped_elsewhere = False, True
 
@@ -249,14 +246,8 @@ class StoredTree(TreeVolume):
         """A transaction on a connection; see `Transaction` for the options."""
         if not options.get("begun"):
             self._session.rejoin(connection)
-        opened = opening(shared=self._is_shared)
-        ask = self._unsynced.ask() if self._is_shared else None
-        transaction = Transaction(
-            connection, self.id, version, opened, ask, snapshots=self._newest, newest=newest, **options
-        )
-        if ask is None:
-            transaction.incarnation = self._unsynced.incarnation(connection)
-        return transaction
+        incarnation = self._unsynced.incarnation(connection)
+        return Transaction(connection, self.id, version, incarnation, snapshots=self._newest, newest=newest, **options)
 
     @contextlib.contextmanager
     def _transaction(self, transaction: Transaction) -> Iterator[Transaction]:
@@ -268,16 +259,17 @@ class StoredTree(TreeVolume):
             yield transaction
             for node, contents, emptied in scope.written:
                 self._uses.wrote(node, transaction.version, contents, emptied)
-            payloads: list[str] = []
+            told: list[Statement] = []
             xid = feed.NO_XID
             moment = self._known.moment
             if self._shared_quota is not None:
                 self._shared_quota.commits(transaction)
             try:
-                rows = transaction.commit(lambda changes: self._notices(changes, payloads, transaction.logged))
+                rows = transaction.commit(lambda changes: self._notices(changes, told, transaction.logged))
                 xid = int(rows[0][0]) if rows else xid
             finally:  # it may have happened without an answer
-                self._session.announce(payloads, xid)
+                if told:
+                    self._session.announce(xid)
             changed, names = transaction.inodes(), transaction.names()
             known = names if transaction.has_all_names else None
             self._known.committed(moment, changed, transaction.before, known)
@@ -309,10 +301,10 @@ class StoredTree(TreeVolume):
         if scope.lost_names and self._shared_quota is not None:
             self._shared_quota.doubt()  # of their extended attributes: they were not read
 
-    def _notices(self, changes: Sequence[Change], payloads: list[str], logged: Sequence[LogRow]) -> list[Statement]:
-        """The row of the change feed for these changes, whose payloads are added to a list, with rows of the log."""
-        payloads += feed.encode(self._session.name, changes)
-        told = feed.row(self.id, self._session.id, payloads)
+    def _notices(self, changes: Sequence[Change], told: list[Statement], logged: Sequence[LogRow]) -> list[Statement]:
+        """The row of the change feed for these changes, which is added to a list, with rows of the log."""
+        payload = feed.encode(changes)
+        told += [feed.row(self.id, self._session.id, payload)] if payload else []
         return told if self._log is None else self._log.added(logged, told)
 
     @contextlib.contextmanager
@@ -420,10 +412,8 @@ class StoredTree(TreeVolume):
 
     def _begin_alone(self, connection: Connection[Any]) -> None:
         self._session.rejoin(connection)
-        if not self._is_shared:
-            self._unsynced.incarnation(connection)
-        opened = opening(shared=self._is_shared)
-        *_, locked = send(connection, [*opened, statements.lock_changes(self.id, exclusive=True)])
+        self._unsynced.incarnation(connection)
+        _, locked = send(connection, [BEGIN, statements.lock_changes(self.id, exclusive=True)])
         self._scope.newest = self._newest.of(connection, locked[0][1])
 
     def _tell_all(self, found: Sequence[Changes], *, reports: bool) -> None:

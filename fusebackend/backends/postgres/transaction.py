@@ -129,13 +129,11 @@ class Transaction:
         renames: it may rename directories; one of several operations may not otherwise.
         snapshots: which one is the newest.
         newest: the number of that one, for a transaction that has begun.
-        opening: the statements that begin it.
-        ask: the statement that returns the server's incarnation, if the connection does not tell it.
+        incarnation: the server's (`unsynced.py`).
 
     Attributes:
         wants_renames: it was refused, since it is about to rename a directory.
         way: the nodes along the path that it walked last, each with the directory and the name that lead to it.
-        incarnation: the server's (`unsynced.py`); empty if it is not known.
     """
 
     def __init__(
@@ -143,8 +141,7 @@ class Transaction:
         connection: Connection[Any],
         volume: int,
         version: int,
-        opening: Sequence[Statement] = (BEGIN,),
-        ask: Statement | None = None,
+        incarnation: str = "",
         *,
         snapshots: Newest,
         durable: bool = False,
@@ -163,9 +160,7 @@ class Transaction:
         self._count: int | None = None  # with which the lock has come
         self._newest = newest
         self.durable = durable
-        self._opening = opening
-        self._ask = ask
-        self.incarnation = ""
+        self.incarnation = incarnation
         self.wants_renames = False
         self.way: Rows = []
         self.grown_bytes = self.grown_files = self.counts = 0  # for the volume's limits
@@ -279,7 +274,7 @@ class Transaction:
         if wanted.xattrs and (known is None or known.xattrs is None):
             batch.append((statements.xattrs(volume, wanted.xattrs), lambda c: self._take_xattrs(wanted.xattrs, c)))
         self._send(batch)
-        if begins and not self._snapshots.is_shared:
+        if begins:
             self._look_for_newest()
         self._note_names(entries, sure=lock)
         if before != [self._names[entry] for entry in guessed]:
@@ -314,16 +309,12 @@ class Transaction:
         volume = self._volume
         if not self._begun:
             self._begun = True
-            batch += [(statement, None) for statement in self._opening]
-            if self._ask is not None:
-                batch.append((self._ask, self._take_incarnation))
+            batch.append((BEGIN, None))
             if self._several and not self._exclusive:
                 batch.append((statements.lock_paths(volume, self._renames), self._take_lock))
             else:
                 lock = statements.lock_changes(volume, self._exclusive, turns)
                 batch.append((lock, self._take_lock))
-            if self._snapshots.is_shared:
-                batch.append((self._snapshots.ask, self._take_newest))
         if walks and not self._exclusive:
             ways = [(walk.names, 2 if walk.removes else 1) for walk in walks]
             batch.append((statements.lock_walks(volume, ROOT_NODE, ways), self._take_walked))
@@ -420,9 +411,6 @@ class Transaction:
         for (_, take), rows in zip(batch, answers, strict=True):
             if take is not None:
                 take(rows)
-
-    def _take_incarnation(self, rows: Rows) -> None:
-        self.incarnation = rows[0][0] if rows else ""
 
     def _take_lock(self, rows: Rows) -> None:
         self._count = rows[0][1]
@@ -544,7 +532,7 @@ class Transaction:
             return False
         count, self._newest = newest
         self._begun = True
-        self._guess = [(statement, None) for statement in self._opening]
+        self._guess = [(BEGIN, None)]
         compares = partial(_replace, self._guessed)
         if guess.dated:
             self._dated = copy.copy(guess.rows[guess.dated])

@@ -8,7 +8,6 @@ in `change_kept`, a table that a recovery empties and a clean restart keeps. Aft
 version has been recovered. Changes of any other may be lost, and its `fsync` is EIO.
 
 Nothing is asked of the server for that: a crash ends every connection, so the incarnation is that of the connection.
-Behind a pooler, each transaction asks.
 No more than `MAX_NODES` are recorded, and for no longer than `MAX_S` while changes follow: the next one waits for the
 disk first. A node that another host has changed in between counts as lost, for its row does not tell.
 """
@@ -60,6 +59,8 @@ class Unsynced:
 
     def __init__(self, volume: int, is_open: Callable[[int], bool]) -> None:
         self._volume = volume
+        self._ask: Statement = "SELECT incarnation::text FROM fusebackend.change_kept WHERE volume = %s::int", (volume,)
+        """Returns the server's incarnation, or no row after a crash."""
         self._is_open = is_open
         self._lock = threading.Lock()
         self._nodes: dict[int, Unconfirmed] = {}
@@ -79,15 +80,11 @@ class Unsynced:
         """Whether the next change calls `sync` first."""
         return len(self._nodes) >= MAX_NODES or (self._since_s > 0 and time.monotonic() - self._since_s > MAX_S)
 
-    def ask(self) -> Statement:
-        """The statement that returns the server's incarnation, or no row after a crash."""
-        return "SELECT incarnation::text FROM fusebackend.change_kept WHERE volume = %s::int", (self._volume,)
-
     def incarnation(self, connection: Connection[Any]) -> str:
         """The server's incarnation. Asked once, for a connection does not outlive a crash; not in a transaction."""
         found = self._incarnations.get(connection)
         if found is None:
-            while not (rows := send(connection, [self.ask()])[0]):
+            while not (rows := send(connection, [self._ask])[0]):
                 self.begin(connection)
             found = self._incarnations[connection] = rows[0][0]
         return found
@@ -102,7 +99,7 @@ class Unsynced:
         """A transaction has given nodes a version.
 
         Args:
-            incarnation: the server's in that transaction; empty if it is not known.
+            incarnation: the server's in that transaction.
             before: the versions that they had in the tables.
             unnamed: those that have no name any more. Their rows are about to go.
             durable: its commit has waited for the disk.
@@ -110,7 +107,7 @@ class Unsynced:
         with self._lock:
             for node, found in before.items():
                 known = self._nodes.get(node)
-                same = incarnation and known is not None and known.incarnation == incarnation
+                same = known is not None and known.incarnation == incarnation
                 if known is not None and not same and known.version != found:
                     self._lose(node)
                 if durable or (node in unnamed and not self._is_open(node)):
@@ -123,7 +120,7 @@ class Unsynced:
         """Wait until the server's disk has all that was committed before. Twice is once."""
         with self._lock:
             seen, self._since_s = dict(self._nodes), 0.0
-        while not (rows := send(connection, [BEGIN, self.ask(), WAIT_FOR_DISK, COMMIT])[1]):
+        while not (rows := send(connection, [BEGIN, self._ask, WAIT_FOR_DISK, COMMIT])[1]):
             self.begin(connection)
         doubtful = [node for node, change in seen.items() if change.incarnation != rows[0][0]]
         found: Mapping[int, int] = dict(_versions(connection, self._volume, doubtful)) if doubtful else {}

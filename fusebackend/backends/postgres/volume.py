@@ -33,7 +33,7 @@ from typing import Any, Literal, TypeVar
 from fusebackend.backends.postgres import old_rows, schema, statements
 from fusebackend.backends.postgres.commit_log import KeptLog
 from fusebackend.backends.postgres.feed import VolumeFeed
-from fusebackend.backends.postgres.host_session import Session, configure, configure_shared
+from fusebackend.backends.postgres.host_session import Session, configure, require_own_process
 from fusebackend.backends.postgres.known_inodes import UNKNOWN
 from fusebackend.backends.postgres.snapshots import Snapshots
 from fusebackend.backends.postgres.statements import StoredInode
@@ -99,12 +99,11 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         conflict: whether a rewrite of a file that another host has changed fails with ESTALE (`"error"`) or wins
             (`"last-writer"`).
         connections: how many operations run at once.
-        feed: libpq's words or a URI for the connection of the session and its feed, where `conninfo` leads to a pooler.
-        pooler: `"transaction"` where it gives each transaction another connection to the server.
         limits: how much this host lets the volume hold (`shared_quota.py`).
 
     Raises:
-        OSError: the server can't be reached, or refuses; `VolumeDatabaseError` when its tables are too new.
+        OSError: the server can't be reached, or refuses, or `conninfo` leads to a transaction pooler;
+            `VolumeDatabaseError` when its tables are of another version.
     """
 
     features = Features(acls=True, stores_at_close=True, blocking=True, shared=True)
@@ -118,8 +117,6 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         *,
         conflict: Literal["error", "last-writer"] = "error",
         connections: int = CONNECTIONS,
-        feed: str = "",
-        pooler: str = "",
         limits: Limits | None = None,
     ) -> None:
         self.name = name
@@ -128,19 +125,16 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         uses = Uses()
         self._bare = BareNodes()
         with contextlib.ExitStack() as undo:
-            shared = pooler == "transaction"
-            options = {"client_encoding": "UTF8"} if shared else {}
-            pool = Connections(conninfo, connections, configure_shared if shared else configure, **options)
+            require_own_process(conninfo)
+            pool = Connections(conninfo, connections, configure)
             undo.callback(pool.close)
-            pool.run(schema.migrate)
+            pool.run(schema.make_tables)
             number = pool.run(lambda connection: schema.volume_id(connection, name))
             self._feed = VolumeFeed(number)
-            session = Session(at_primary(feed) if feed else conninfo, number, uses, self._feed, pool)
+            session = Session(conninfo, number, uses, self._feed, pool)
             undo.callback(session.close)
             last_writer_wins = conflict == "last-writer"
-            super().__init__(
-                pool, number, session, uses, self._feed.lease, last_writer_wins=last_writer_wins, is_shared=shared
-            )
+            super().__init__(pool, number, session, uses, self._feed.lease, last_writer_wins=last_writer_wins)
             session.each_period = self._each_period
             self._snapshots = Snapshots(number, self._connections.query, self._ask_briefly)
             self._require_root()

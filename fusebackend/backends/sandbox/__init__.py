@@ -4,5 +4,5 @@ base.py               `BaseSandbox`: the verbs, made from `execute`, `upload_fil
 scripts.py            its shell scripts; script_answers.py reads their output
 staged.py             `StagedSandbox`, for sandboxes with plain transports
 hosted.py             `E2BBackend` and `ModalBackend`
-docker.py             `DockerBackend`; docker_container.py, docker_shell.py, docker_engine.py are parts of it
+docker.py             `DockerBackend`; docker_container.py, docker_exec.py, docker_engine.py are parts of it
 """

@@ -9,26 +9,26 @@ first call, and removed with its files by `close`, at the end of the process, or
 opens a `docker:` backend on this machine. A container that runs already is never stopped or removed, and any number of
 servers may share it.
 
-Commands and file verbs are run by shells that stay (`docker_shell.py`), some milliseconds each, and several at a time
-where they are asked for at the same time. Large files go by the engine's archive calls. When a container is gone,
-stopped or paused, or the engine is, a verb says so in one line, and the next one tries again.
+Commands and file verbs are each an `exec` of the engine (`docker_exec.py`), some seventy milliseconds, and several run
+at a time where they are asked for at the same time. Large files go by the engine's archive calls. When a container is
+gone, stopped or paused, or the engine is, a verb says so in one line, and the next one tries again.
 
-The image needs `sh` and the usual tools, GNU's or busybox's, see `BaseSandbox`; for commands also `mkfifo`, and
-`setsid`, without which a command that runs out of time takes what earlier ones left in the background with it.
+The image needs `sh` and the usual tools, GNU's or busybox's, see `BaseSandbox`.
 """
 
 from __future__ import annotations
 
 import errno
+import signal
 import time
 import uuid
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
+from fusebackend.backends.sandbox import docker_exec
 from fusebackend.backends.sandbox.docker_container import DockerContainer, get_file, put_files
 from fusebackend.backends.sandbox.docker_engine import connect, engine_errors
-from fusebackend.backends.sandbox.docker_shell import kill_script, send_to
 from fusebackend.backends.sandbox.script_answers import failure, pieces_of, status_of
 from fusebackend.backends.sandbox.scripts import Script, nonce
 from fusebackend.backends.sandbox.staged import StagedSandbox
@@ -37,6 +37,8 @@ from fusebackend.base.errors import oserror
 from fusebackend.linux.command import OnOutput, nothing_to_run, require_positive
 from fusebackend.protocol import ExecuteResponse, OnExists
 from fusebackend.protocol.scheme import Url, UrlError
+
+KILLED: Final = 128 + signal.SIGKILL
 
 IMAGE = "python:3.11-slim"
 """The seeds' default."""
@@ -162,16 +164,20 @@ class DockerBackend(StagedSandbox):
         try:
             if "\0" in command:
                 raise OSError(errno.EINVAL, "embedded null byte")
-            with self.container.shells().borrowed() as shell:
-                return shell.run(
-                    command,
-                    str(self.root),
-                    seconds,
-                    self.max_output_bytes,
-                    self._kill,
-                    on_output=on_output and tell,
-                    stopped=lambda: caller.cancelled or (stopped is not None and stopped()),
-                )
+            response = docker_exec.run(
+                self.container.api,
+                self.container.running(),
+                command,
+                str(self.root),
+                seconds,
+                self.max_output_bytes,
+                self._kill,
+                on_output=on_output and tell,
+                stopped=lambda: caller.cancelled or (stopped is not None and stopped()),
+            )
+            if response.exit_code == KILLED:  # perhaps with its container, as the engine notices a little later
+                self._require_there()
+            return response
         except UnicodeEncodeError as error:
             return ExecuteResponse(output=f"Error executing command: {error}", exit_code=1)
         except OSError as error:
@@ -180,16 +186,22 @@ class DockerBackend(StagedSandbox):
             told = self.container.lost(error)
             return ExecuteResponse(output=f"Error executing command: {told.strerror or told}", exit_code=1)
 
-    def _kill(self, mark: str) -> None:
-        self.ask(kill_script(mark), self.script_timeout_s)
+    def _require_there(self) -> None:
+        """OSError where the container has ended."""
+        ended = OSError(errno.ECONNRESET, "The container's shell has ended")
+        told = self.container.lost(ended)
+        if told is not ended:
+            raise told
+
+    def _kill(self, process: str) -> None:
+        self.ask(docker_exec.kill_script(process), self.script_timeout_s)
 
     # -- transports --------------------------------------------------------------------------------------------
 
     def ask(self, script: Script, timeout_s: float, *, looks: bool = False, cut: bool = False) -> bytes:
         deadline = time.monotonic() + timeout_s
         try:
-            with self.container.shells().borrowed() as shell:
-                answer, whole = shell.ask(script, deadline)
+            answer, whole = docker_exec.ask(self.container.api, self.container.running(), script, deadline)
             if not whole and not cut:
                 raise OSError(errno.ETIMEDOUT, "The container does not answer")
         except OSError as error:
@@ -198,7 +210,7 @@ class DockerBackend(StagedSandbox):
 
     def send(self, files: Sequence[tuple[str, bytes]]) -> None:
         uid, gid = map(int, self.ask(Script().call("fb_owner"), self.script_timeout_s).split()[:2])
-        container = self.container.shells().container
+        container = self.container.running()
         try:
             put_files(self.container.api, container, files, (uid, gid))
         except OSError as error:
@@ -206,11 +218,11 @@ class DockerBackend(StagedSandbox):
         arrived = self.statuses(Script().call("fb_arrived", *(path for path, _ in files)))
         for (path, data), status in zip(files, arrived, strict=True):
             if status != "ok":  # the engine has put it underneath what is mounted there
-                send_to(self.container.api, container, path, data)
+                docker_exec.send_to(self.container.api, container, path, data)
 
     def fetch(self, path: str) -> bytes:
         try:
-            return get_file(self.container.api, self.container.shells().container, path)
+            return get_file(self.container.api, self.container.running(), path)
         except OSError:  # a link, or a file that the engine does not see: the shell does
             return self._fetch_by_shell(path)
 

@@ -25,7 +25,7 @@ from operator import itemgetter
 from typing import Any
 
 from fusebackend.backends.sandbox.docker_engine import connect, engine_errors
-from fusebackend.backends.sandbox.docker_shell import DockerShells
+from fusebackend.backends.sandbox.docker_exec import ask
 from fusebackend.backends.sandbox.scripts import Script
 from fusebackend.linux.runtime_directory import identity, pid_namespace
 
@@ -42,7 +42,7 @@ HOLD_S = 60.0
 """How long a start may be held up by a mount that does not answer yet."""
 
 START_S = 30.0
-"""How long the first shell of a container may take."""
+"""How long the first program in a container may take."""
 
 
 class DockerContainer:
@@ -66,7 +66,8 @@ class DockerContainer:
         self._base_url = base_url
         self._lock = threading.RLock()
         self._client: Any = None
-        self._shells: DockerShells | None = None
+        self.id: str | None = None
+        """The container's, once there is one."""
         self._pid = os.getpid()
         self._closed = False
         self._may_start = threading.Event()
@@ -81,11 +82,6 @@ class DockerContainer:
     def api(self) -> Any:
         """The SDK's low-level client. OSError where there is no engine."""
         return self._connected().api
-
-    @property
-    def id(self) -> str | None:
-        """The container's, once there is one."""
-        return self._shells.container if self._shells is not None else None
 
     def _connected(self) -> Any:
         with self._lock:
@@ -105,24 +101,20 @@ class DockerContainer:
         else:
             self._require_image(client)
 
-    def shells(self) -> DockerShells:
-        """The shells in the container, which is started if there is none. OSError."""
+    def running(self) -> str:
+        """The id of the container, which is started if there is none. OSError."""
         with self._lock:
-            if self._shells is None:
+            if self.id is None:
                 client = self._connected()
-                found = self._require_running(client) if self.name is not None else self._start(client)
-                shells = DockerShells(client.api, found)
+                self.id = self._require_running(client) if self.name is not None else self._start(client)
                 if self.is_ours:
-                    self._shells = shells  # so that `close` knows of it in any case
-                    with shells.borrowed() as shell:
-                        shell.ask(Script().call("mkdir -p", self._root), time.monotonic() + START_S)
-                self._shells = shells
-            return self._shells
+                    ask(client.api, self.id, Script().call("mkdir -p", self._root), time.monotonic() + START_S)
+            return self.id
 
     def hold(self) -> bool:
         """Start no container until `bind` is called; False if it runs already, or is a foreign one."""
         with self._lock:
-            if not self.is_ours or self._shells is not None:
+            if not self.is_ours or self.id is not None:
                 return False
             self._may_start.clear()
             return True
@@ -139,7 +131,7 @@ class DockerContainer:
             self._may_start.set()
             container = self.id
             if bound and container is not None:
-                self._forget()
+                self.id = None
                 self._remove(container)
 
     def lost(self, error: OSError) -> OSError:
@@ -148,20 +140,20 @@ class DockerContainer:
         After that a call begins anew: with another container where it was ours, and else with the same, if it runs.
         """
         with self._lock:
-            if self._shells is None:
+            if self.id is None:
                 return error
-            container = self._shells.container
+            container = self.id
             try:
                 state = self._state(container, settled=error.errno != errno.ECONNRESET)
             except OSError as unreachable:
-                self._forget()
+                self.id = None
                 return unreachable
             shown = self.name or container[:12]
             if state.get("Paused"):
                 return OSError(errno.EBUSY, f"Container '{shown}' is paused")
             if state.get("Running"):
                 return error
-            self._forget()
+            self.id = None
         if not self.is_ours:
             return OSError(errno.ENXIO, f"Container '{shown}' does not run any more")
         self._remove(container)
@@ -181,18 +173,12 @@ class DockerContainer:
                 return state
             time.sleep(NOTICE_S / 10)
 
-    def _forget(self) -> None:
-        shells, self._shells = self._shells, None
-        if shells is not None:
-            shells.close()
-
     def close(self) -> None:
         """Let go of it, and remove it where it is ours. Twice is once; a child of this process does nothing."""
         with self._lock:
             if self._closed:
                 return
-            container = self.id
-            self._forget()
+            container, self.id = self.id, None
             if container is not None and self.is_ours and os.getpid() == self._pid:
                 self._remove(container)
             self._closed = True

@@ -263,15 +263,11 @@ def _check(name: str, how: str) -> list[str]:
 def _require_volume(connection: sqlite3.Connection, name: str) -> None:
     try:
         identity = connection.execute("PRAGMA application_id").fetchone()[0]
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
     except sqlite3.Error as error:
         raise schema.VolumeFileError(errno.EIO, f"'{name}' can't be opened as a volume: {error}") from None
     if identity != schema.APPLICATION_ID:
         raise schema.VolumeFileError(errno.EINVAL, f"'{name}' is not a fusebackend volume")
-    if version != schema.VERSION:
-        remedy = "upgrade it" if version > schema.VERSION else "open or mount the file once, which changes it"
-        message = f"'{name}' has schema version {version}, this fusebackend checks {schema.VERSION}; {remedy}"
-        raise schema.VolumeFileError(errno.EINVAL, message)
+    schema.require_version(connection, name)
 
 
 def describe(connection: sqlite3.Connection) -> list[str]:

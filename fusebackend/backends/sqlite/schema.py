@@ -3,7 +3,7 @@
     sqlite3 FILE "SELECT * FROM tree"        lists every path with type, size and times
     sqlite3 FILE "SELECT * FROM inode"       is the volume as `stat` sees it
 
-Schema, version 3 (`PRAGMA user_version`; `application_id` is 0x66626b64, "fbkd"):
+Schema, version 1 (`PRAGMA user_version`; `application_id` is 0x66626b64, "fbkd"):
 
 | table         | one row for                | columns                                                              |
 |---------------|----------------------------|----------------------------------------------------------------------|
@@ -17,8 +17,8 @@ Schema, version 3 (`PRAGMA user_version`; `application_id` is 0x66626b64, "fbkd"
 | `meta`        | a fact about the volume    | key, value: `next_node`; `indexed`, the entries made in `trigram`;    |
 |               |                            | `snapshot`, the number of the newest one that there ever was;        |
 |               |                            | `log_salt` and `log_number` (`redo.py`)                              |
-| `unindexed`   | a node whose contents have | node, changed_ns (when that was flushed, since the epoch; 0: before  |
-|               | changed since its entry    | there was an index)                                                  |
+| `unindexed`   | a node whose contents have | node, changed_ns (when that was flushed, since the epoch; 0: unknown) |
+|               | changed since its entry    |                                                                      |
 | `trigram`     | the trigrams of a file's   | FTS5 without contents: rowid is the node, words are mapped by         |
 |               | words (`trigram.py`)       | `trigram.shown`. Old entries of a node stay and do no harm           |
 | `common_word` | a word too common for that | word (bytes)                                                         |
@@ -33,9 +33,6 @@ Schema, version 3 (`PRAGMA user_version`; `application_id` is 0x66626b64, "fbkd"
 
 The target of a symbolic link is its place 0. A node with `nlink = 0` was open when the server ended; it is freed at
 the next opening.
-
-Files of earlier versions are changed when they are opened, in one transaction. Version 1 had no index. Version 2 had no
-snapshots, and an index of `chunk` instead of `place`: a million chunks, 60 GB, take some seconds.
 
 The file is in WAL mode and may be read with other tools while it is mounted; they see what was flushed, up to half a
 second ago. What was synced since is in the log beside it (`sync_log.py`). An exclusive `flock` keeps a second
@@ -60,7 +57,7 @@ from fusebackend.databases.sqlite import open_file, transaction, translate_error
 from fusebackend.protocol import MAX_NODE, ROOT_NODE
 
 APPLICATION_ID = 0x66626B64
-VERSION = 3
+VERSION = 1
 PAGE_BYTES = 16384
 """Measured: writing 256 MiB takes half as long as with 4 KiB, and a small commit no longer."""
 
@@ -89,12 +86,7 @@ _FORMAT, _WAL = slice(18, 20), b"\2\2"
 """Where the header says that the file is in WAL mode (https://sqlite.org/fileformat2.html#file_format_version_numbers).
 A file in memory can't be."""
 
-_PLACE_TABLE = """\
-CREATE TABLE place (
-    node INTEGER NOT NULL, idx INTEGER NOT NULL, chunk INTEGER NOT NULL, PRIMARY KEY (node, idx)
-) WITHOUT ROWID"""
-
-_TABLES = f"""
+_TABLES = """
 CREATE TABLE inode (
     node INTEGER PRIMARY KEY, mode INTEGER NOT NULL, nlink INTEGER NOT NULL, uid INTEGER NOT NULL,
     gid INTEGER NOT NULL, rdev INTEGER NOT NULL, size INTEGER NOT NULL, blocks INTEGER NOT NULL,
@@ -105,7 +97,9 @@ CREATE TABLE dentry (
     parent INTEGER NOT NULL, name BLOB NOT NULL, node INTEGER NOT NULL, PRIMARY KEY (parent, name)
 ) WITHOUT ROWID;
 CREATE TABLE chunk (id INTEGER PRIMARY KEY, node INTEGER NOT NULL, idx INTEGER NOT NULL, data BLOB NOT NULL);
-{_PLACE_TABLE};
+CREATE TABLE place (
+    node INTEGER NOT NULL, idx INTEGER NOT NULL, chunk INTEGER NOT NULL, PRIMARY KEY (node, idx)
+) WITHOUT ROWID;
 CREATE TABLE xattr (
     node INTEGER NOT NULL, name BLOB NOT NULL, value BLOB NOT NULL, PRIMARY KEY (node, name)
 ) WITHOUT ROWID;
@@ -230,7 +224,7 @@ def connect(path: str, identity: int = APPLICATION_ID) -> sqlite3.Connection:
         identity: the application id of the file: another one for a file with more than a volume's own tables.
 
     Raises:
-        VolumeFileError: it is not a database, not a volume, of a newer version, or damaged.
+        VolumeFileError: it is not a database, not a volume, of another version, or damaged.
     """
     connection = open_file(path, "mode=rwc", busy_s=BUSY_TIMEOUT_MS / 1000)
     try:
@@ -308,16 +302,14 @@ def set_up(connection: sqlite3.Connection, cache_kib: int = 16384) -> None:
 
 def _prepare(connection: sqlite3.Connection, path: str, wanted: int) -> None:
     identity = connection.execute("PRAGMA application_id").fetchone()[0]
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
     tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     fresh = identity == 0 and tables == 0
-    if not fresh and identity != wanted:
-        raise VolumeFileError(errno.EINVAL, f"'{path}' is an SQLite file of something else, not a fusebackend volume")
-    if not fresh and version > VERSION:
-        raise VolumeFileError(
-            errno.EINVAL, f"'{path}' has schema version {version}, this fusebackend knows up to {VERSION}; upgrade it"
-        )
-    if fresh:
+    if not fresh:
+        if identity != wanted:
+            what = "is an SQLite file of something else, not a fusebackend volume"
+            raise VolumeFileError(errno.EINVAL, f"'{path}' {what}")
+        require_version(connection, path)
+    else:
         connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
     connection.execute("PRAGMA journal_mode = WAL")
     set_up(connection)
@@ -330,13 +322,15 @@ def _prepare(connection: sqlite3.Connection, path: str, wanted: int) -> None:
             os.close(descriptor)
     else:
         _require_root(connection, path)
-        with transaction(connection):
-            if version < 2:
-                _add_index(connection)
-            if version < 3:
-                _add_snapshots(connection)
-            if version != VERSION:  # the first write to a WAL waits for the disk twice
-                connection.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def require_version(connection: sqlite3.Connection, path: str) -> None:
+    """Raise for a volume with other tables than those above."""
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    query = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name IN ('place', 'unindexed', 'pruning')"
+    if version != VERSION or connection.execute(query).fetchone()[0] < 3:
+        words = f"has tables of another version ({version}, and this fusebackend knows {VERSION} alone)"
+        raise VolumeFileError(errno.EINVAL, f"'{path}' {words}; open it with the fusebackend that made it")
 
 
 def _require_root(connection: sqlite3.Connection, path: str) -> None:
@@ -360,19 +354,3 @@ def _create(connection: sqlite3.Connection, identity: int) -> None:
         connection.execute("INSERT INTO meta VALUES ('next_node', ?)", (ROOT_NODE + 1,))
         connection.execute(f"PRAGMA application_id = {identity}")
         connection.execute(f"PRAGMA user_version = {VERSION}")
-
-
-def _add_index(connection: sqlite3.Connection) -> None:
-    """Version 1 becomes 2: all files are yet to be indexed."""
-    for statement in _INDEX_TABLES.split(";\n"):
-        connection.execute(statement)
-    connection.execute("INSERT INTO unindexed SELECT node, 0 FROM inode WHERE size > 0")
-
-
-def _add_snapshots(connection: sqlite3.Connection) -> None:
-    """Version 2 becomes 3: the places are in an index of `chunk`, from which they are read without the bytes."""
-    connection.execute(_PLACE_TABLE)
-    connection.execute("INSERT INTO place SELECT node, idx, id FROM chunk ORDER BY node, idx")
-    connection.execute("DROP INDEX chunk_place")
-    for statement in _SNAPSHOT_TABLES.split(";\n"):
-        connection.execute(statement)

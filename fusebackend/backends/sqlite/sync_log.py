@@ -23,6 +23,8 @@ import zlib
 from collections.abc import Iterator
 from typing import Final
 
+from fusebackend.base.durable import sync_directory
+
 LOG_BYTES: Final = 32 << 20
 """The size of a full log: the next `fsync` flushes, and the log starts anew."""
 
@@ -89,11 +91,7 @@ class SyncLog:
             if not self._grow(0):
                 raise OSError(f"no room for {self.path}")
             os.fsync(fd)
-            descriptor = os.open(os.path.dirname(self.path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            sync_directory(os.path.dirname(self.path))
         except BaseException:
             self.fail()
             raise

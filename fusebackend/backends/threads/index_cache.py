@@ -156,7 +156,6 @@ def _prepared(path: str) -> sqlite3.Connection:
         # What is lost with the machine is read again.
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = OFF")
-        connection.execute("DROP TABLE IF EXISTS lines")  # of former versions
         connection.execute(_TABLE)
     except BaseException:
         connection.close()

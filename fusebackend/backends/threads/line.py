@@ -23,7 +23,6 @@ may be dropped, and come back with other numbers unless the kernel holds one of 
 from __future__ import annotations
 
 import errno
-import re
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
@@ -42,7 +41,7 @@ from fusebackend.backends.threads.computed import (
     RewrittenPage,
 )
 from fusebackend.backends.threads.conversation import files_of
-from fusebackend.backends.threads.database.rows import Damaged, old_names, time_ns_of
+from fusebackend.backends.threads.database.rows import Damaged, time_ns_of
 from fusebackend.backends.threads.index import LineIndex, Step
 from fusebackend.backends.threads.index_ahead import IndexAhead
 from fusebackend.backends.threads.index_cache import IndexCache
@@ -368,14 +367,12 @@ OF_STATE: Final = b".state.json"
 SUFFIXES: Final = (OF_MESSAGES, OF_STATE)
 """Of the documents beside a checkpoint."""
 
-_OLD_NAME: Final = re.compile(rb"(?:[0-9]{8}T[0-9]{6}\.[0-9]{7}Z|undated)-")
-
 
 class History(ComputedDirectory):
     """A directory for each checkpoint, with its state and conversation beside it.
 
     Found and not listed are links: `@latest`, `@first`, `@previous`, the newest checkpoint with other files than the
-    latest; and the former names of checkpoints.
+    latest.
     """
 
     __slots__ = ("_make_document", "line")
@@ -410,10 +407,6 @@ class History(ComputedDirectory):
         if name == PREVIOUS:
             place = self.line.index().previous
             return None if place is None else steps[place]
-        if _OLD_NAME.match(name):
-            for step in steps:
-                if name in old_names(step.id, step.time_ns or None, step.step, step.source):
-                    return step
         return None
 
     def _list(self) -> Names:

@@ -474,20 +474,11 @@ class Client(SandboxBackendProtocol):
     def create_branch(
         self, name: str, ref: str | None = None, directory: str | os.PathLike[str] | None = None
     ) -> BranchInfo:
-        """Make a branch: a tree of all files, in which changes stay until they are merged. No bytes are copied, but
-        into `directory`.
-
-        Args:
-            name: of the branch, as that of a directory.
-            ref: the state that it begins with: another branch as it is now; or, of the routes that keep snapshots, a
-                snapshot or a time such as `10m`. The present when None.
-            directory: a plain directory of the server's machine that gets a copy; see `MountedBackend.create_branch`.
+        """Make a branch: a tree of all files, in which changes stay until they are merged; see
+        `MountedBackend.create_branch`. `directory` may be relative.
 
         Raises:
-            ValueError: the name can't be that of a branch, or nothing is meant by `ref`.
-            OSError: EEXIST, there is a branch or a snapshot of that name; ENOTSUP, the mount has no branches; EROFS, it
-                is read-only; ENOTEMPTY, the directory holds something else; or an error of a volume, or of the branch's
-                file.
+            ValueError, OSError: as there; EROFS, the mount is read-only.
         """
         place = None if directory is None else os.path.abspath(os.fspath(directory))
         return self._done(BranchInfo, "create_branch", {"name": name, "ref": ref, "directory": place})
@@ -517,22 +508,10 @@ class Client(SandboxBackendProtocol):
         merge_lines: bool = False,
         dry_run: bool = False,
     ) -> MergeResult:
-        """Merge a branch into the mount: make its changes there, as far as the mount has none of its own.
-
-        What both have changed is a conflict, and nothing is changed then. A merge that was interrupted is completed by
-        the same call. The branch stays.
-
-        Args:
-            name: of the branch.
-            paths: only what lies at or below one of these; everything when None.
-            keep: decide conflicts for this side, as a whole.
-            merge_lines: merge the lines of text files that both have changed.
-            dry_run: change nothing.
+        """Merge a branch into the mount: make its changes there; see `MountedBackend.merge_branch`.
 
         Raises:
-            ValueError: a path is malformed.
-            OSError: ENOENT, there is no such branch; ESTALE, it can't be used; EROFS, the mount is read-only; or an
-                error of a volume.
+            ValueError, OSError: as there; EROFS, the mount is read-only.
         """
         asked = {"name": name, "paths": paths, "keep": keep, "merge_lines": merge_lines, "dry_run": dry_run}
         return self._done(MergeResult, "merge_branch", asked)
@@ -586,9 +565,9 @@ class Client(SandboxBackendProtocol):
         asked = {"call": call, "after": after, "limit": limit, "branch": branch}
         return self._done(list[ChangeInfo], "changes", asked)
 
-    def verify_log(self, anchors: Sequence[str] = ()) -> VerifyResult:
+    def verify_log(self) -> VerifyResult:
         """Check by its hash chain that the log is as it was written; see `MountedBackend.verify_log`."""
-        return self._done(VerifyResult, "verify_log", {"anchors": list(anchors)})
+        return self._done(VerifyResult, "verify_log", {})
 
     def blame(self, path: str, *, branch: str | None = None) -> BlameResult:
         """Return which call left a file as it is, and each of its lines; see `MountedBackend.blame`."""
@@ -602,16 +581,27 @@ class Client(SandboxBackendProtocol):
         form: DiffForm = "patch",
         columns: int = STAT_COLUMNS,
         on_text: Callable[[bytes], None] | None = None,
+        on_skipped: Callable[[str, str], None] | None = None,
     ) -> str:
-        """Return what a call did; see `MountedBackend.diff`.
+        """Return what a call did, or how two states differ; see `MountedBackend.diff`.
 
         Args:
             on_text: takes the text in pieces of whole lines, as it comes; the answer is empty then.
+            on_skipped: is told each path that was not compared, with the reason, and each route, with
+                the reason `NOT_HELD`.
         """
         found: list[bytes] = []
-        take = found.append if on_text is None else on_text
-        params = {"call": call, "paths": list(paths), "form": form, "columns": columns, "stream": True}
-        self._done(str, "diff", params, lambda given: take(msgspec.convert(given["data"], bytes)))
+        on_text = found.append if on_text is None else on_text
+        params = {"call": call, "paths": list(paths), "form": form, "columns": columns, "stream": True,
+                  "report": on_skipped is not None}  # fmt: skip
+
+        def take(given: Mapping[str, Any]) -> None:
+            if on_skipped is not None and "reason" in given:
+                on_skipped(given["path"], given["reason"])
+            else:
+                on_text(msgspec.convert(given["data"], bytes))
+
+        self._done(str, "diff", params, take)
         return b"".join(found).decode()
 
     def undo(

@@ -5,8 +5,8 @@ times: beside 256 searches a `stat` took seconds. So `PLACES` calls work at once
 turn up for a while when others wait (`rest`). A call that only waits (a route that hangs) is seen by the processor time
 of its thread, and no longer counted; nor are up to `LONG` that can't be interrupted and take long.
 
-Next is the call of the connection that has worked least, and of connections that have not worked at all the newest, so
-a new client is served at once.
+The next turn goes to the connection that has used the least time; among unused ones, to the newest. So a new client is
+served at once.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
     from fusebackend.testing.conformance import BackendConformance
 
     class TestMine(BackendConformance):
-        supports_move = False             # its cases are skipped, with that reason
+        supports_move = False             # what needs it is skipped, with that reason
 
         @pytest.fixture
         def backend(self):
-            return MyBackend()            # a new and empty one for each case
+            return MyBackend()            # a new and empty one for each test
 
 The class declares the differences that a backend may have; `case.Case` lists and explains them. A backend with only
 the names and the habits of the seeds runs with `SeedConformance`.

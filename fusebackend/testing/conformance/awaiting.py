@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
+import itertools
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -13,6 +15,10 @@ import pytest
 
 from fusebackend.protocol import SandboxBackendProtocol
 from fusebackend.testing.conformance.case import Case, Probe, needs
+from fusebackend.testing.each import each
+
+LOOPS = ("asyncio", "trio")
+FILE = "one\nthe needle\n"
 
 # Verbs that only look give the same answer twice, so that sync and async can be compared.
 LOOKING: list[tuple[str, tuple[Any, ...]]] = [
@@ -26,22 +32,23 @@ LOOKING: list[tuple[str, tuple[Any, ...]]] = [
     ("glob_info", ("*.txt",)),
 ]
 
-CHANGING: list[tuple[str, tuple[Any, ...]]] = [
-    ("write", ("/new.txt", "x")),
-    ("edit", ("/dir/file.txt", "needle", "pin")),
-    ("upload_files", ([("/up.txt", b"1"), ("/dir/up.txt", b"2")],)),
-    ("move", ("/dir/file.txt", "/moved.txt")),
-    ("delete", ("/dir",)),
-]
+Contents = dict[str, bytes | None]
 
-CHANGED: dict[str, dict[str, bytes | None]] = {
-    "write": {"/new.txt": b"x"},
-    "edit": {"/dir/file.txt": b"one\nthe pin\n"},
-    "upload_files": {"/up.txt": b"1", "/dir/up.txt": b"2"},
-    "move": {"/moved.txt": b"one\nthe needle\n", "/dir/file.txt": None},
-    "delete": {"/dir/file.txt": None},
-}
-"""Contents of files after each of `CHANGING`; None for a file that must be gone."""
+
+def changing(at: str) -> dict[str, tuple[tuple[Any, ...], Contents]]:
+    """Return the verbs that change the directory `at`: their arguments, and contents of files afterwards.
+
+    None is the content of a file that must be gone. `at` has `dir/file.txt` with `FILE` in it.
+    """
+    file = f"{at}/dir/file.txt"
+    uploads = {f"{at}/up.txt": b"1", f"{at}/dir/up.txt": b"2"}
+    return {
+        "write": ((f"{at}/new.txt", "x"), {f"{at}/new.txt": b"x"}),
+        "edit": ((file, "needle", "pin"), {file: b"one\nthe pin\n"}),
+        "upload_files": ((list(uploads.items()),), {**uploads}),
+        "move": ((file, f"{at}/moved.txt"), {f"{at}/moved.txt": FILE.encode(), file: None}),
+        "delete": ((f"{at}/dir",), {file: None}),
+    }
 
 
 CROWD = 100
@@ -64,65 +71,61 @@ def run(loop: str, function: Callable[[], Awaitable[Any]]) -> Any:
 
 
 class AwaitingCases(Case):
-    @pytest.mark.parametrize("loop", ["asyncio", "trio"])
-    @pytest.mark.parametrize(("verb", "arguments"), LOOKING, ids=[verb for verb, _ in LOOKING])
-    def test_the_twin_of_a_verb_that_looks(self, b: Probe, loop: str, verb: str, arguments: tuple[Any, ...]) -> None:
-        self._know(loop)
-        b.put("/dir/file.txt", "one\nthe needle\n")
-        expected = getattr(b, verb)(*arguments)
-        assert self._await(b, loop, verb, arguments) == expected
+    def test_the_twin_of_a_verb_that_looks(self, b: Probe) -> None:
+        b.put("/dir/file.txt", FILE)
+        for case in each(itertools.product(LOOPS, LOOKING)):
+            with case as (loop, (verb, arguments)):
+                self._know(loop)
+                expected = getattr(b, verb)(*arguments)
+                assert self._await(b, loop, verb, arguments) == expected
 
-    @pytest.mark.parametrize("loop", ["asyncio", "trio"])
-    @pytest.mark.parametrize(("verb", "arguments"), CHANGING, ids=[verb for verb, _ in CHANGING])
-    def test_the_twin_of_a_verb_that_changes(self, b: Probe, loop: str, verb: str, arguments: tuple[Any, ...]) -> None:
-        self._know(loop)
-        if not getattr(self, f"supports_{verb}", True):
-            pytest.skip(f"no {verb}")
-        b.put("/dir/file.txt", "one\nthe needle\n")
-        result = self._await(b, loop, verb, arguments)
-        results = result if isinstance(result, list) else [result]
-        for one in results:
-            self.settle(b.backend, one)
-        assert [one.error for one in results] == [None] * len(results)
-        for path, content in CHANGED[verb].items():
-            assert b.download_files([path])[0].content == content
+    def test_the_twin_of_a_verb_that_changes(self, b: Probe) -> None:
+        for case in each(itertools.product(LOOPS, changing(""))):
+            with case as (loop, verb):
+                self._know(loop, verb)
+                at = f"/{loop}/{verb}"
+                arguments, changed = changing(at)[verb]
+                b.put(f"{at}/dir/file.txt", FILE)
+                result = self._await(b, loop, verb, arguments)
+                results = result if isinstance(result, list) else [result]
+                for one in results:
+                    self.settle(b.backend, one)
+                assert [one.error for one in results] == [None] * len(results)
+                for path, content in changed.items():
+                    assert b.download_files([path])[0].content == content
 
-    @pytest.mark.parametrize("loop", ["asyncio", "trio"])
-    def test_twins_take_keywords_and_give_errors_as_records(self, b: Probe, loop: str) -> None:
-        self._know(loop)
+    def test_twins_take_keywords_and_give_errors_as_records(self, b: Probe) -> None:
         b.put("/dir/file.txt", "needle\nneedle\n")
-        result = run(loop, lambda: b.backend.agrep(pattern="needle", path="/dir", glob=None, max_count=1))
-        assert len(result.matches) == 1 and result.truncated
-        missing = run(loop, lambda: b.backend.aread(file_path="/none.txt", offset=0, limit=1))
-        assert str(missing) == "Error: File '/none.txt' not found"
+        for case in each(LOOPS):
+            with case as loop:
+                self._know(loop)
+                result = run(loop, lambda: b.backend.agrep(pattern="needle", path="/dir", glob=None, max_count=1))
+                assert len(result.matches) == 1 and result.truncated
+                missing = run(loop, lambda: b.backend.aread(file_path="/none.txt", offset=0, limit=1))
+                assert str(missing) == "Error: File '/none.txt' not found"
 
     @needs("ends_when_cancelled")
-    @pytest.mark.parametrize("loop", ["asyncio", "trio"])
-    @pytest.mark.parametrize(("verb", "arguments"), CHANGING, ids=[verb for verb, _ in CHANGING])
-    def test_what_is_cancelled_before_it_begins_changes_nothing(
-        self, b: Probe, loop: str, verb: str, arguments: tuple[Any, ...]
-    ) -> None:
-        self._know(loop)
-        if not getattr(self, f"supports_{verb}", True):
-            pytest.skip(f"no {verb}")
-        b.put("/dir/file.txt", "one\nthe needle\n")
+    def test_what_is_cancelled_before_it_begins_changes_nothing(self, b: Probe) -> None:
+        b.put("/dir/file.txt", FILE)
 
-        async def main() -> bool:
+        async def cancelled(verb: str, arguments: tuple[Any, ...]) -> bool:
             with anyio.CancelScope() as scope:
                 scope.cancel()
                 await getattr(b.backend, f"a{verb}")(*arguments)
             return scope.cancelled_caught
 
-        assert run(loop, main)
-        assert b.bytes_of("/dir/file.txt") == b"one\nthe needle\n"
-        assert b.names() == ["/dir/"]
+        for case in each(itertools.product(LOOPS, changing(""))):
+            with case as (loop, verb):
+                self._know(loop, verb)
+                arguments, _ = changing("")[verb]
+                assert run(loop, functools.partial(cancelled, verb, arguments))
+                assert b.bytes_of("/dir/file.txt") == FILE.encode()
+                assert b.names() == ["/dir/"]
 
     @needs("ends_when_cancelled")
-    @pytest.mark.parametrize("loop", ["asyncio", "trio"])
-    def test_a_cancelled_crowd_ends_at_once(self, b: Probe, loop: str) -> None:
+    def test_a_cancelled_crowd_ends_at_once(self, b: Probe) -> None:
         """More calls than run at once: cancelled ones that still wait never begin, so the backend is free at once."""
-        self._know(loop)
-        b.put("/dir/file.txt", "one\nthe needle\n")
+        b.put("/dir/file.txt", FILE)
 
         async def main() -> float:
             async with anyio.create_task_group() as group:
@@ -135,12 +138,13 @@ class AwaitingCases(Case):
             assert (await b.backend.aread("/dir/file.txt")).error is None
             return took_s
 
-        assert run(loop, main) < CANCELLED_S
+        for case in each(LOOPS):
+            with case as loop:
+                self._know(loop)
+                assert run(loop, main) < CANCELLED_S
 
     @needs("ends_when_cancelled")
-    @pytest.mark.parametrize("loop", ["asyncio", "trio"])
-    def test_a_cancelled_command_ends_at_once(self, b: Probe, loop: str) -> None:
-        self._know(loop)
+    def test_a_cancelled_command_ends_at_once(self, b: Probe) -> None:
         backend = b.backend
         if not isinstance(backend, SandboxBackendProtocol):
             pytest.skip("no commands")
@@ -149,9 +153,12 @@ class AwaitingCases(Case):
             with anyio.move_on_after(0.2):
                 await backend.aexecute("sleep 20")
 
-        began = time.monotonic()
-        run(loop, main)
-        assert time.monotonic() - began < 0.2 + CANCELLED_S
+        for case in each(LOOPS):
+            with case as loop:
+                self._know(loop)
+                began = time.monotonic()
+                run(loop, main)
+                assert time.monotonic() - began < 0.2 + CANCELLED_S
 
     def test_records_are_plain_dataclasses(self, b: Probe) -> None:
         """Records cross sockets and are stored in checkpoints, so `dataclasses.asdict` must take them."""
@@ -159,7 +166,10 @@ class AwaitingCases(Case):
         for result in (b.ls("/"), b.grep("x"), b.glob("*"), *b.download_files(["/file.txt"])):
             assert dataclasses.asdict(result)
 
-    def _know(self, loop: str) -> None:
+    def _know(self, loop: str, verb: str = "") -> None:
+        """Skip a case of a loop, or of a verb, that the backend declares to be without."""
+        if not getattr(self, f"supports_{verb}", True):
+            pytest.skip(f"no {verb}")
         if loop == "trio":
             pytest.importorskip("trio")
             if not self.awaits_under_trio:

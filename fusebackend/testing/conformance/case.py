@@ -1,7 +1,8 @@
 """The base of the conformance cases: a new backend, declared differences, and a probe to call it through.
 
-A case is a method with the argument `b`, a `Probe` around the backend under test. `needs(...)` names the words of
-`Case` without which it is skipped.
+A test is a method with the argument `b`, a `Probe` around the backend under test. `needs(...)` names the words of
+`Case` without which it is skipped. Where a test has many cases it loops over them (`fusebackend.testing.each`): they
+share the backend, so each of them uses names of its own, or changes nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _C = TypeVar("_C", bound=Callable[..., Any])
 
 
 def needs(*words: str) -> Callable[[_C], _C]:
-    """Skip the case unless the class declares each of `words`, attributes of `Case`."""
+    """Skip the test unless the class declares each of `words`, attributes of `Case`."""
 
     def mark(function: _C) -> _C:
         function.needs = words  # type: ignore[attr-defined]
@@ -49,6 +50,8 @@ class Case:
     """Names over 255 bytes and paths over 4,096 are errors, as on Linux. Only with `checks_paths`."""
     normalises_paths: bool = True
     """`//a/./b/../c` is `/a/c`, and so is `a/c`."""
+    resolves_dot_dot: bool = True
+    """`/x/../a` is `/a`, by its text; False where `..` is refused. Only with `normalises_paths`."""
     any_name: bool = True
     """Names may be any bytes that Linux allows, shown with surrogateescape where they are not UTF-8."""
     shell_globs: bool = True
@@ -64,15 +67,17 @@ class Case:
     ends_when_cancelled: bool = True
     """A cancelled a* twin ends at once. If it has not begun, it never does; a change that has begun may finish."""
     big_file_bytes: int = (9 << 20) + 5
-    """The size of the large file in the cases that have one."""
+    """The size of the large file in the tests that have one."""
+    many_entries: int = 2300
+    """The length of a long listing; services that answer in pages have 1,000 entries in one."""
 
     @pytest.fixture
     def backend(self) -> BackendProtocol:
-        raise NotImplementedError("override the fixture `backend`: it gives a new and empty backend for each case")
+        raise NotImplementedError("override the fixture `backend`: it gives a new and empty backend for each test")
 
     @pytest.fixture
     def b(self, backend: BackendProtocol, request: pytest.FixtureRequest) -> Probe:
-        """The probe around the backend of one case."""
+        """The probe around the backend of one test."""
         for word in getattr(request.function, "needs", ()):
             if not getattr(self, word):
                 pytest.skip(f"needs {word}, which {type(backend).__name__} does not declare")

@@ -48,6 +48,7 @@ class ListingCases(Case):
         assert b.ls_info("/none") == []
 
     def test_a_directory_of_many_entries(self, b: Probe) -> None:
-        responses = b.upload_files([(f"/many/{number:04}.txt", b"x") for number in range(2300)])
+        paths = [f"/many/{number:04}.txt" for number in range(self.many_entries)]
+        responses = b.upload_files([(path, b"x") for path in paths])
         assert all(response.error is None for response in responses)
-        assert b.names("/many") == [f"/many/{number:04}.txt" for number in range(2300)]
+        assert b.names("/many") == paths

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from fusebackend.protocol import AGENT_VERBS
 from fusebackend.testing.conformance.case import Case, Probe, needs
+from fusebackend.testing.each import each
 
 BAD_PATHS = {
     "empty": "",
@@ -24,6 +27,11 @@ NAMES = (
     "with space", " ", "new\nline", "tab\t", "quote'\"", "back\\slash", "*?[x]{a,b}", "-rf", "日本語", "naïve",
     "nai\u0308ve", "🎉", "...", ".hidden", "a..b", "%2e", "~tilde", "#", "colon:", "trailing.", "$(x)", "n" * 255,
 )  # fmt: skip
+
+NAMES_OF_BYTES = ("\udcff", "caf\udce9.txt", "日\udce6\udc97.txt")
+
+SPELLINGS = ("//{}//b.txt", "/{}/./b.txt", "/x/../{}/b.txt", "{}/b.txt", "/{}/b.txt/")
+"""Ways to write the path `/{}/b.txt`."""
 
 
 def call(b: Probe, verb: str, path: str) -> str | None:
@@ -45,72 +53,80 @@ def call(b: Probe, verb: str, path: str) -> str | None:
 
 class NamingCases(Case):
     @needs("checks_paths")
-    @pytest.mark.parametrize("verb", AGENT_VERBS)
-    @pytest.mark.parametrize("path", [pytest.param(path, id=name) for name, path in BAD_PATHS.items()])
-    def test_a_bad_path_is_an_error_and_no_exception(self, b: Probe, verb: str, path: str) -> None:
-        self._refused(b, verb, path)
+    def test_a_bad_path_is_an_error_and_no_exception(self, b: Probe) -> None:
+        self._refused(b, BAD_PATHS)
 
     @needs("checks_paths", "limits_names")
-    @pytest.mark.parametrize("verb", AGENT_VERBS)
-    @pytest.mark.parametrize("path", [pytest.param(path, id=name) for name, path in LONG_PATHS.items()])
-    def test_a_path_too_long_is_an_error_and_no_exception(self, b: Probe, verb: str, path: str) -> None:
-        self._refused(b, verb, path)
+    def test_a_path_too_long_is_an_error_and_no_exception(self, b: Probe) -> None:
+        self._refused(b, LONG_PATHS)
 
-    def _refused(self, b: Probe, verb: str, path: str) -> None:
-        if not getattr(self, f"supports_{verb}", True):
-            pytest.skip(f"no {verb}")
+    def _refused(self, b: Probe, paths: dict[str, str]) -> None:
+        """Call each verb with each of the paths."""
         b.put("/file.txt", "old")
-        error = call(b, verb, path)
-        codes = {"invalid_path"}
-        if path == BAD_PATHS["a file as a directory"] and not self.keeps_empty_directories:
-            codes.add("file_not_found")
-        if verb in ("upload_files", "download_files"):
-            assert error in codes
-        elif verb not in ("grep", "glob") or len(codes) == 1:
-            assert error
-        assert b.names() == ["/file.txt"]
-        assert b.bytes_of("/file.txt") == b"old"
+        for case in each(itertools.product(AGENT_VERBS, paths)):
+            with case as (verb, what):
+                if not getattr(self, f"supports_{verb}", True):
+                    pytest.skip(f"no {verb}")
+                error = call(b, verb, paths[what])
+                codes = {"invalid_path"}
+                if what == "a file as a directory" and not self.keeps_empty_directories:
+                    codes.add("file_not_found")
+                if verb in ("upload_files", "download_files"):
+                    assert error in codes
+                elif verb not in ("grep", "glob") or len(codes) == 1:
+                    assert error
+                assert b.names() == ["/file.txt"]
+                assert b.bytes_of("/file.txt") == b"old"
 
     @needs("checks_paths", "supports_move")
-    @pytest.mark.parametrize("path", [pytest.param(path, id=name) for name, path in BAD_PATHS.items()])
-    def test_nothing_moves_to_a_bad_path(self, b: Probe, path: str) -> None:
+    def test_nothing_moves_to_a_bad_path(self, b: Probe) -> None:
         b.put("/file.txt", "old")
         b.put("/moving.txt", "x")
-        assert b.move("/moving.txt", path).error
-        assert b.names() == ["/file.txt", "/moving.txt"]
+        for case in each(BAD_PATHS):
+            with case as path:
+                assert b.move("/moving.txt", path).error
+                assert b.names() == ["/file.txt", "/moving.txt"]
 
     @needs("normalises_paths")
-    @pytest.mark.parametrize("path", ["//a//b.txt", "/a/./b.txt", "/x/../a/b.txt", "a/b.txt", "/a/b.txt/"])
-    def test_ways_to_write_one_path(self, b: Probe, path: str) -> None:
-        b.put(path, "old")
-        assert b.names("/a") == ["/a/b.txt"]
-        assert b.names("/") == ["/a/"]
-        assert "old" in b.read(path)
-        assert b.edit(path, "old", "new").error is None
-        assert b.bytes_of("/a/b.txt") == b.bytes_of(path) == b"new"
+    def test_ways_to_write_one_path(self, b: Probe) -> None:
+        for number, case in enumerate(each(SPELLINGS)):
+            with case as spelling:
+                if ".." in spelling and not self.resolves_dot_dot:
+                    pytest.skip(f"needs resolves_dot_dot, which {type(b.backend).__name__} does not declare")
+                directory, before = f"a{number}", b.names("/")
+                path = spelling.format(directory)
+                b.put(path, "old")
+                assert b.names(f"/{directory}") == [f"/{directory}/b.txt"]
+                assert b.names("/") == [*before, f"/{directory}/"]
+                assert "old" in b.read(path)
+                assert b.edit(path, "old", "new").error is None
+                assert b.bytes_of(f"/{directory}/b.txt") == b.bytes_of(path) == b"new"
 
     @needs("any_name")
-    @pytest.mark.parametrize("name", NAMES)
-    def test_a_name_may_be_anything(self, b: Probe, name: str) -> None:
-        self._round_trip(b, name)
+    def test_a_name_may_be_anything(self, b: Probe) -> None:
+        for number, case in enumerate(each(NAMES)):
+            with case as name:
+                self._round_trip(b, f"dir{number}", name)
 
     @needs("any_name")
-    @pytest.mark.parametrize("name", ["\udcff", "caf\udce9.txt", "日\udce6\udc97.txt"])
-    def test_a_name_may_be_bytes_that_are_no_text(self, b: Probe, name: str) -> None:
+    def test_a_name_may_be_bytes_that_are_no_text(self, b: Probe) -> None:
         volume = getattr(b.backend, "volume", None)
-        self._round_trip(b, name)
-        b.put(f"/dir/{name}")
-        if volume is not None:
-            entries = volume.readdir(volume.lookup(1, b"dir").node, b"", 10)
-            assert [entry for entry, _ in entries] == [name.encode("utf-8", "surrogateescape")]
+        for number, case in enumerate(each(NAMES_OF_BYTES)):
+            with case as name:
+                directory = f"dir{number}"
+                self._round_trip(b, directory, name)
+                b.put(f"/{directory}/{name}")
+                if volume is not None:
+                    entries = volume.readdir(volume.lookup(1, directory.encode()).node, b"", 10)
+                    assert [entry for entry, _ in entries] == [name.encode("utf-8", "surrogateescape")]
 
-    def _round_trip(self, b: Probe, name: str) -> None:
-        path = f"/dir/{name}"
+    def _round_trip(self, b: Probe, directory: str, name: str) -> None:
+        path = f"/{directory}/{name}"
         b.put(path, "the needle\n")
-        assert b.names("/dir") == [path]
+        assert b.names(f"/{directory}") == [path]
         assert "needle" in b.read(path)
         assert b.grepped("needle") == [(path, 1, "the needle")]
-        assert b.globbed("**/.*" if name.startswith(".") else "dir/*") == [path]
+        assert b.globbed(f"**/{directory}/.*" if name.startswith(".") else f"{directory}/*") == [path]
         assert b.edit(path, "needle", "pin").error is None
         assert b.bytes_of(path) == b"the pin\n"
         if self.supports_move:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 
-import pytest
-
 from fusebackend.testing.conformance.case import Case, Probe, needs
+from fusebackend.testing.each import each
 
 TEN = "".join(f"line {number}\n" for number in range(1, 11))
+
+# offset and limit; the first line, the last one and the next offset
+WINDOWS = [(0, 3, 1, 3, 3), (3, 3, 4, 6, 6), (9, 3, 10, 10, None), (7, 3, 8, 10, None), (-5, 2, 1, 2, 2)]
 
 
 class ReadingCases(Case):
@@ -49,18 +51,14 @@ class ReadingCases(Case):
         assert (result.total_lines, result.start_line, result.end_line, result.next_offset) == (10, 1, 10, None)
 
     @needs("reads_records")
-    @pytest.mark.parametrize(
-        ("offset", "limit", "start", "end", "following"),
-        [(0, 3, 1, 3, 3), (3, 3, 4, 6, 6), (9, 3, 10, 10, None), (7, 3, 8, 10, None), (-5, 2, 1, 2, 2)],
-    )
-    def test_a_window_of_lines(
-        self, b: Probe, offset: int, limit: int, start: int, end: int, following: int | None
-    ) -> None:
+    def test_a_window_of_lines(self, b: Probe) -> None:
         b.put("/ten.txt", TEN)
-        result = b.read("/ten.txt", offset=offset, limit=limit)
-        assert (result.start_line, result.end_line, result.next_offset) == (start, end, following)
-        assert result.total_lines == 10
-        assert result.file_data["content"] == "".join(f"line {number}\n" for number in range(start, end + 1))
+        for case in each(WINDOWS):
+            with case as (offset, limit, start, end, following):
+                result = b.read("/ten.txt", offset=offset, limit=limit)
+                assert (result.start_line, result.end_line, result.next_offset) == (start, end, following)
+                assert result.total_lines == 10
+                assert result.file_data["content"] == "".join(f"line {number}\n" for number in range(start, end + 1))
 
     @needs("reads_records")
     def test_windows_put_together_are_the_file(self, b: Probe) -> None:
@@ -80,24 +78,27 @@ class ReadingCases(Case):
         assert b.read("/ten.txt", offset=10).error == "Line offset 10 exceeds file length (10 lines)"
 
     @needs("reads_records")
-    @pytest.mark.parametrize("limit", [0, -1])
-    def test_a_limit_of_nothing_asks_for_no_lines(self, b: Probe, limit: int) -> None:
+    def test_a_limit_of_nothing_asks_for_no_lines(self, b: Probe) -> None:
         b.put("/ten.txt", TEN)
-        result = b.read("/ten.txt", limit=limit)
-        assert result.error is None
-        assert result.no_lines_requested
-        assert result.file_data["content"] == ""
-        assert result.start_line is None
+        for case in each([0, -1]):
+            with case as limit:
+                result = b.read("/ten.txt", limit=limit)
+                assert result.error is None
+                assert result.no_lines_requested
+                assert result.file_data["content"] == ""
+                assert result.start_line is None
 
     @needs("reads_records")
-    @pytest.mark.parametrize("content", ["", "\n", " \t\r\n "])
-    def test_white_space_alone_has_no_window_and_a_reminder(self, b: Probe, content: str) -> None:
-        b.put("/blank.txt", content)
-        result = b.read("/blank.txt")
-        assert result.error is None
-        assert result.file_data["content"] == content
-        assert result.start_line is None and result.total_lines is None
-        assert str(result) == "System reminder: File exists but has empty contents"
+    def test_white_space_alone_has_no_window_and_a_reminder(self, b: Probe) -> None:
+        for case in each(["", "\n", " \t\r\n "]):
+            with case as content:
+                path = f"/{len(content)}.txt"
+                b.put(path, content)
+                result = b.read(path)
+                assert result.error is None
+                assert result.file_data["content"] == content
+                assert result.start_line is None and result.total_lines is None
+                assert str(result) == "System reminder: File exists but has empty contents"
 
     @needs("reads_records")
     def test_crlf_is_lf_in_the_window_and_stays_in_the_file(self, b: Probe) -> None:

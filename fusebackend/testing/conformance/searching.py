@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from fusebackend.testing.conformance.case import Case, Probe, needs
+from fusebackend.testing.each import each
 
 TREE = ("/README.md", "/src/main.py", "/src/lib/util.py", "/src/lib/.hidden.py", "/.ci/build.yml", "/docs/a b.md")
 
@@ -62,18 +61,20 @@ GREPS: list[tuple[str, str | None, str | None, list[tuple[str, int, str]]]] = [
 
 class SearchingCases(Case):
     @needs("shell_globs")
-    @pytest.mark.parametrize(("pattern", "path", "found"), GLOBS)
-    def test_the_rules_of_globs(self, b: Probe, pattern: str, path: str | None, found: list[str]) -> None:
+    def test_the_rules_of_globs(self, b: Probe) -> None:
         for name in TREE:
             b.put(name, "x")
-        assert b.globbed(pattern, path) == found
+        for case in each(GLOBS):
+            with case as (pattern, path, found):
+                assert b.globbed(pattern, path) == found
 
     @needs("shell_globs")
-    @pytest.mark.parametrize("pattern", ["../*", "src/../*", ""])
-    def test_patterns_that_are_refused(self, b: Probe, pattern: str) -> None:
+    def test_patterns_that_are_refused(self, b: Probe) -> None:
         b.put("/src/main.py", "x")
-        result = b.glob(pattern)
-        assert result.error and result.matches is None
+        for case in each(["../*", "src/../*", ""]):
+            with case as pattern:
+                result = b.glob(pattern)
+                assert result.error and result.matches is None
 
     def test_glob_gives_files_with_their_sizes(self, b: Probe) -> None:
         b.put("/dir/file.txt", "four")
@@ -82,13 +83,12 @@ class SearchingCases(Case):
         assert [entry["path"] for entry in b.glob_info("*.txt")] == ["/dir/file.txt"]
 
     @needs("finds_text_only", "shell_globs")
-    @pytest.mark.parametrize(("pattern", "path", "glob", "found"), GREPS)
-    def test_grep_is_literal_and_goes_by_lines(
-        self, b: Probe, pattern: str, path: str | None, glob: str | None, found: list[tuple[str, int, str]]
-    ) -> None:
+    def test_grep_is_literal_and_goes_by_lines(self, b: Probe) -> None:
         for name, content in GREPPED.items():
             b.put(name, content)
-        assert b.grepped(pattern, path, glob) == found
+        for case in each(GREPS):
+            with case as (pattern, path, glob, found):
+                assert b.grepped(pattern, path, glob) == found
 
     def test_grep_finds_lines_in_order(self, b: Probe) -> None:
         b.put("/b.txt", "needle 1\nno\nneedle 2\n")
@@ -105,20 +105,22 @@ class SearchingCases(Case):
             assert len(b.grepped("needle", "/dir")) == 1
             assert b.grepped("needle", "/nowhere") == []
 
-    @pytest.mark.parametrize(("max_count", "lines", "truncated"), [(2, 2, True), (3, 3, False), (9, 3, False)])
-    def test_grep_stops_at_max_count(self, b: Probe, max_count: int, lines: int, truncated: bool) -> None:
+    def test_grep_stops_at_max_count(self, b: Probe) -> None:
         b.put("/one.txt", "needle\nneedle\n")
         b.put("/two.txt", "needle\n")
-        result = b.grep("needle", max_count=max_count)
-        assert len(result.matches) == lines
-        assert result.truncated is truncated
-        assert result.matches[0]["path"] == "/one.txt"
+        for case in each([(2, 2, True), (3, 3, False), (9, 3, False)]):
+            with case as (max_count, lines, truncated):
+                result = b.grep("needle", max_count=max_count)
+                assert len(result.matches) == lines
+                assert result.truncated is truncated
+                assert result.matches[0]["path"] == "/one.txt"
 
     @needs("finds_text_only", "byte_exact")
-    @pytest.mark.parametrize("content", [b"needle\n\0", b"\0needle", b"needle \xff\n", b"needle\n\xe6\x97"])
-    def test_grep_finds_nothing_in_binary_files(self, b: Probe, content: bytes) -> None:
-        b.put_bytes("/data.txt", content)
-        assert b.grepped("needle") == []
+    def test_grep_finds_nothing_in_binary_files(self, b: Probe) -> None:
+        for number, case in enumerate(each([b"needle\n\0", b"\0needle", b"needle \xff\n", b"needle\n\xe6\x97"])):
+            with case as content:
+                b.put_bytes(f"/{number}.txt", content)
+                assert b.grepped("needle") == []
 
     @needs("finds_text_only")
     def test_grep_splits_lines_at_newlines_alone(self, b: Probe) -> None:

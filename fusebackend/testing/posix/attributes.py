@@ -7,19 +7,19 @@ import os
 import stat
 from pathlib import Path
 
-import pytest
-
-from fusebackend.testing.posix.case import Case, fails, needs, opened
+from fusebackend.testing.each import each
+from fusebackend.testing.posix.case import Case, fails, fresh, needs, opened
 
 
 class AttributeCases(Case):
     @needs("persistent_modes")
-    @pytest.mark.parametrize("mode", [0o000, 0o400, 0o644, 0o755, 0o777, 0o1777, 0o2755, 0o4755, 0o7777])
-    def test_chmod_of_a_file(self, d: Path, mode: int) -> None:
-        (d / "file").write_bytes(b"x")
-        os.chmod(d / "file", mode)
-        assert stat.S_IMODE((d / "file").stat().st_mode) == mode
-        assert stat.S_ISREG((d / "file").stat().st_mode)
+    def test_chmod_of_a_file(self, d: Path) -> None:
+        for case in each((0o000, 0o400, 0o644, 0o755, 0o777, 0o1777, 0o2755, 0o4755, 0o7777)):
+            with case as mode, fresh(d) as own:
+                (own / "file").write_bytes(b"x")
+                os.chmod(own / "file", mode)
+                assert stat.S_IMODE((own / "file").stat().st_mode) == mode
+                assert stat.S_ISREG((own / "file").stat().st_mode)
 
     @needs("persistent_modes")
     def test_chmod_of_a_directory(self, d: Path) -> None:

@@ -1,7 +1,8 @@
 """The base of the POSIX cases: a fresh directory, declared limits, and a few calls that Python lacks.
 
 A case is a method with the argument `d`: an empty directory of its own, removed afterwards. `needs(...)` names the
-features and limits without which a case is skipped; `fails(errno, ...)` expects one of those errnos and no other.
+features and limits without which a case is skipped; `fails(errno, ...)` expects one of those errnos and no other. A
+case for many values loops over them with `fusebackend.testing.each`, in `fresh(d)` for each.
 """
 
 from __future__ import annotations
@@ -129,6 +130,17 @@ def opened(path: Path | bytes | str, flags: int, mode: int = 0o644, *, dir_fd: i
         yield fd
     finally:
         os.close(fd)
+
+
+@contextlib.contextmanager
+def fresh(d: Path) -> Iterator[Path]:
+    """Make an empty directory below `d` for the length of a block, in which one case of a loop works."""
+    directory = d / "own"
+    directory.mkdir()
+    try:
+        yield directory
+    finally:
+        remove_tree(directory)
 
 
 def remove_tree(directory: Path) -> None:

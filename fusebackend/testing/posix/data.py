@@ -7,20 +7,20 @@ import os
 import socket
 from pathlib import Path
 
-import pytest
-
-from fusebackend.testing.posix.case import Case, fails, needs, opened
+from fusebackend.testing.each import each
+from fusebackend.testing.posix.case import Case, fails, fresh, needs, opened
 
 RDWR_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
 
 
 class DataCases(Case):
-    @pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 131_071, 131_072, 131_073, 1_048_577, 3_000_000])
-    def test_what_is_written_is_read(self, d: Path, size: int) -> None:
-        data = os.urandom(size)
-        (d / "file").write_bytes(data)
-        assert (d / "file").stat().st_size == size
-        assert (d / "file").read_bytes() == data
+    def test_what_is_written_is_read(self, d: Path) -> None:
+        for case in each((0, 1, 4095, 4096, 4097, 131_071, 131_072, 131_073, 1_048_577, 3_000_000)):
+            with case as size, fresh(d) as own:
+                data = os.urandom(size)
+                (own / "file").write_bytes(data)
+                assert (own / "file").stat().st_size == size
+                assert (own / "file").read_bytes() == data
 
     def test_read_at_the_end_is_empty(self, d: Path) -> None:
         (d / "file").write_bytes(b"abc")
@@ -105,17 +105,17 @@ class DataCases(Case):
         os.truncate(d / "file", 300_000)
         assert (d / "file").read_bytes() == b"abc" + bytes(299_997)
 
-    @pytest.mark.parametrize("cut", [3, 4096, 100_000, 131_072])
-    def test_what_was_cut_does_not_come_back(self, d: Path, cut: int) -> None:
-        with opened(d / "file", RDWR_NEW) as fd:
-            os.write(fd, b"s" * 200_000)
-            os.fsync(fd)
-            os.ftruncate(fd, cut)
-            os.ftruncate(fd, 200_000)
-            assert os.pread(fd, 200_001, 0) == b"s" * cut + bytes(200_000 - cut)
-            os.ftruncate(fd, cut)
-            os.pwrite(fd, b"end", 199_997)
-            assert os.pread(fd, 200_001, 0) == b"s" * cut + bytes(199_997 - cut) + b"end"
+    def test_what_was_cut_does_not_come_back(self, d: Path) -> None:
+        for case in each((3, 4096, 100_000, 131_072)):
+            with case as cut, fresh(d) as own, opened(own / "file", RDWR_NEW) as fd:
+                os.write(fd, b"s" * 200_000)
+                os.fsync(fd)
+                os.ftruncate(fd, cut)
+                os.ftruncate(fd, 200_000)
+                assert os.pread(fd, 200_001, 0) == b"s" * cut + bytes(200_000 - cut)
+                os.ftruncate(fd, cut)
+                os.pwrite(fd, b"end", 199_997)
+                assert os.pread(fd, 200_001, 0) == b"s" * cut + bytes(199_997 - cut) + b"end"
 
     def test_ftruncate_leaves_the_offset(self, d: Path) -> None:
         with opened(d / "file", RDWR_NEW) as fd:

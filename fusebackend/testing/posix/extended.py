@@ -7,12 +7,19 @@ import os
 from functools import partial
 from pathlib import Path
 
-import pytest
-
-from fusebackend.testing.posix.case import Case, fails, needs, opened
+from fusebackend.testing.each import each
+from fusebackend.testing.posix.case import Case, fails, fresh, needs, opened
 
 CAPABILITIES = bytes.fromhex("0100000200040000000000000000000000000000")
 """cap_net_bind_service, effective and permitted, as setcap(8) writes it."""
+
+WAYS_TO_WRITE = (
+    os.O_WRONLY,
+    os.O_RDWR,
+    os.O_WRONLY | os.O_APPEND,
+    os.O_RDWR | os.O_APPEND,
+    os.O_WRONLY | os.O_TRUNC,
+)
 
 
 class ExtendedAttributeCases(Case):
@@ -139,18 +146,17 @@ class ExtendedAttributeCases(Case):
         assert os.getxattr(d / "file", "user.a") == b"1"
 
     @needs("xattrs", "root")
-    @pytest.mark.parametrize(
-        "flags", [os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_APPEND, os.O_RDWR | os.O_APPEND, os.O_WRONLY | os.O_TRUNC]
-    )
-    def test_a_write_takes_the_capabilities_of_a_file(self, d: Path, flags: int) -> None:
-        for _ in range(2):  # the second time, the kernel has the inode cached
-            (d / "file").write_bytes(b"x")
-            os.setxattr(d / "file", "security.capability", CAPABILITIES)
-            assert os.getxattr(d / "file", "security.capability") == CAPABILITIES
-            with opened(d / "file", flags) as fd:
-                os.write(fd, b"changed")
-            with fails(errno.ENODATA):
-                os.getxattr(d / "file", "security.capability")
+    def test_a_write_takes_the_capabilities_of_a_file(self, d: Path) -> None:
+        for case in each(WAYS_TO_WRITE):
+            with case as flags, fresh(d) as own:
+                for _ in range(2):  # the second time, the kernel has the inode cached
+                    (own / "file").write_bytes(b"x")
+                    os.setxattr(own / "file", "security.capability", CAPABILITIES)
+                    assert os.getxattr(own / "file", "security.capability") == CAPABILITIES
+                    with opened(own / "file", flags) as fd:
+                        os.write(fd, b"changed")
+                    with fails(errno.ENODATA):
+                        os.getxattr(own / "file", "security.capability")
 
     @needs("xattrs", "root")
     def test_a_write_takes_capabilities_that_were_set_meanwhile(self, d: Path) -> None:

@@ -6,9 +6,8 @@ import errno
 import os
 from pathlib import Path
 
-import pytest
-
-from fusebackend.testing.posix.case import Case, fails, needs, opened
+from fusebackend.testing.each import each
+from fusebackend.testing.posix.case import Case, fails, fresh, needs, opened
 
 ODD_NAMES = {
     "newline": b"two\nlines",
@@ -34,29 +33,29 @@ ODD_NAMES = {
 
 
 class NameCases(Case):
-    @pytest.mark.parametrize("kind", ODD_NAMES)
-    def test_a_name_is_any_bytes(self, d: Path, kind: str) -> None:
-        name, other = ODD_NAMES[kind], ODD_NAMES[kind] + b"2"
-        home = os.fsencode(d)
-        path = home + b"/" + name
-        if not self.limits.byte_names and not _is_utf8(name):
-            with fails(errno.EILSEQ):
+    def test_a_name_is_any_bytes(self, d: Path) -> None:
+        for case in each(ODD_NAMES):
+            with case as name, fresh(d) as own:
+                home, other = os.fsencode(own), name + b"2"
+                path = home + b"/" + name
+                if not self.limits.byte_names and not _is_utf8(name):
+                    with fails(errno.EILSEQ):
+                        os.mkdir(path)
+                    continue
+                with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
+                    os.write(fd, b"content")
+                assert os.listdir(home) == [name]
+                with opened(path, os.O_RDONLY) as fd:
+                    assert os.read(fd, 100) == b"content"
+                os.rename(path, home + b"/" + other)
+                assert os.listdir(home) == [other]
                 os.mkdir(path)
-            return
-        with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
-            os.write(fd, b"content")
-        assert os.listdir(home) == [name]
-        with opened(path, os.O_RDONLY) as fd:
-            assert os.read(fd, 100) == b"content"
-        os.rename(path, home + b"/" + other)
-        assert os.listdir(home) == [other]
-        os.mkdir(path)
-        os.mkdir(path + b"/" + name)
-        assert os.listdir(path) == [name]
-        os.rmdir(path + b"/" + name)
-        os.rmdir(path)
-        os.unlink(home + b"/" + other)
-        assert os.listdir(home) == []
+                os.mkdir(path + b"/" + name)
+                assert os.listdir(path) == [name]
+                os.rmdir(path + b"/" + name)
+                os.rmdir(path)
+                os.unlink(home + b"/" + other)
+                assert os.listdir(home) == []
 
     @needs("symlinks")
     def test_a_symlink_may_point_at_any_bytes(self, d: Path) -> None:
@@ -64,19 +63,20 @@ class NameCases(Case):
         os.symlink(b"\xff\n/\xfe", link)
         assert os.readlink(link) == b"\xff\n/\xfe"
 
-    @pytest.mark.parametrize("name", [b"n" * 255, "ñ".encode() * 127 + b"x", b"\xff" * 255], ids=["a", "utf8", "ff"])
-    def test_a_name_of_255_bytes(self, d: Path, name: bytes) -> None:
-        assert len(name) == 255
-        path = os.fsencode(d) + b"/" + name
-        if not self.limits.byte_names and not _is_utf8(name):
-            with fails(errno.EILSEQ):
+    def test_a_name_of_255_bytes(self, d: Path) -> None:
+        for case in each({"a": b"n" * 255, "utf8": "ñ".encode() * 127 + b"x", "ff": b"\xff" * 255}):
+            with case as name, fresh(d) as own:
+                assert len(name) == 255
+                path = os.fsencode(own) + b"/" + name
+                if not self.limits.byte_names and not _is_utf8(name):
+                    with fails(errno.EILSEQ):
+                        os.mkdir(path)
+                    continue
                 os.mkdir(path)
-            return
-        os.mkdir(path)
-        with opened(path + b"/" + name, os.O_WRONLY | os.O_CREAT) as fd:
-            os.write(fd, b"x")
-        assert os.listdir(os.fsencode(d)) == os.listdir(path) == [name]
-        assert os.stat(path + b"/" + name).st_size == 1
+                with opened(path + b"/" + name, os.O_WRONLY | os.O_CREAT) as fd:
+                    os.write(fd, b"x")
+                assert os.listdir(os.fsencode(own)) == os.listdir(path) == [name]
+                assert os.stat(path + b"/" + name).st_size == 1
 
     def test_a_name_of_256_bytes_is_enametoolong(self, d: Path) -> None:
         long = d / ("n" * 256)
@@ -106,12 +106,13 @@ class NameCases(Case):
         with fails(errno.ENAMETOOLONG):
             os.mkfifo(long)
 
-    @pytest.mark.parametrize("size", [1000, 1024, 1025, 2000])
-    def test_far_longer_names_are_enametoolong(self, d: Path, size: int) -> None:
-        with fails(errno.ENAMETOOLONG):
-            os.stat(d / ("n" * size))
-        with fails(errno.ENAMETOOLONG):
-            os.mkdir(d / ("n" * size))
+    def test_far_longer_names_are_enametoolong(self, d: Path) -> None:
+        for case in each((1000, 1024, 1025, 2000)):
+            with case as size:
+                with fails(errno.ENAMETOOLONG):
+                    os.stat(d / ("n" * size))
+                with fails(errno.ENAMETOOLONG):
+                    os.mkdir(d / ("n" * size))
 
     def test_a_path_of_4095_bytes_works_and_4096_does_not(self, d: Path) -> None:
         (d / "file").write_bytes(b"x")

@@ -9,9 +9,8 @@ import stat
 from functools import partial
 from pathlib import Path
 
-import pytest
-
-from fusebackend.testing.posix.case import Case, as_user, fails, fork, needs, opened, umask
+from fusebackend.testing.each import each
+from fusebackend.testing.posix.case import Case, as_user, fails, fork, fresh, needs, opened, umask
 
 
 class OpenCases(Case):
@@ -164,31 +163,33 @@ class OpenCases(Case):
             os.write(fd, b"-end")
         assert (d / "file").read_bytes() == b"start-end"
 
-    @pytest.mark.parametrize("access", [os.O_WRONLY, os.O_RDWR])
-    def test_o_append_taken_back_by_fcntl(self, d: Path, access: int) -> None:
-        (d / "file").write_bytes(b"start")
-        with opened(d / "file", access | os.O_APPEND) as fd:
-            os.write(fd, b"-one")
-            fcntl.fcntl(fd, fcntl.F_SETFL, 0)
-            os.pwrite(fd, b"S", 0)
-            assert os.lseek(fd, 0, os.SEEK_CUR) == 9
-            os.lseek(fd, 6, os.SEEK_SET)
-            os.write(fd, b"ONE-and-more")
-            os.pwrite(fd, b"far", 20)
-            fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)
-            os.lseek(fd, 0, os.SEEK_SET)
-            os.write(fd, b"-end")
-        assert (d / "file").read_bytes() == b"Start-ONE-and-more\0\0far-end"
+    def test_o_append_taken_back_by_fcntl(self, d: Path) -> None:
+        for case in each((os.O_WRONLY, os.O_RDWR)):
+            with case as access, fresh(d) as own:
+                (own / "file").write_bytes(b"start")
+                with opened(own / "file", access | os.O_APPEND) as fd:
+                    os.write(fd, b"-one")
+                    fcntl.fcntl(fd, fcntl.F_SETFL, 0)
+                    os.pwrite(fd, b"S", 0)
+                    assert os.lseek(fd, 0, os.SEEK_CUR) == 9
+                    os.lseek(fd, 6, os.SEEK_SET)
+                    os.write(fd, b"ONE-and-more")
+                    os.pwrite(fd, b"far", 20)
+                    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)
+                    os.lseek(fd, 0, os.SEEK_SET)
+                    os.write(fd, b"-end")
+                assert (own / "file").read_bytes() == b"Start-ONE-and-more\0\0far-end"
 
     @needs("persistent_modes", "noatime")
-    @pytest.mark.parametrize("size", [100, 300_000])
-    def test_o_noatime_leaves_the_access_time(self, d: Path, size: int) -> None:
-        (d / "file").write_bytes(b"x" * size)
-        os.utime(d / "file", ns=(10**18, 2 * 10**18))
-        with opened(d / "file", os.O_RDONLY | os.O_NOATIME) as fd:
-            assert os.read(fd, 10) == b"x" * 10
-            assert os.fstat(fd).st_atime_ns == 10**18
-        assert (d / "file").stat().st_atime_ns == 10**18
+    def test_o_noatime_leaves_the_access_time(self, d: Path) -> None:
+        for case in each((100, 300_000)):
+            with case as size, fresh(d) as own:
+                (own / "file").write_bytes(b"x" * size)
+                os.utime(own / "file", ns=(10**18, 2 * 10**18))
+                with opened(own / "file", os.O_RDONLY | os.O_NOATIME) as fd:
+                    assert os.read(fd, 10) == b"x" * 10
+                    assert os.fstat(fd).st_atime_ns == 10**18
+                assert (own / "file").stat().st_atime_ns == 10**18
 
     @needs("root", "persistent_modes", "other_users")
     def test_o_noatime_is_for_the_owner(self, d: Path) -> None:
@@ -313,22 +314,23 @@ class OpenCases(Case):
             os.close(fd)
 
     @needs("random_writes")
-    @pytest.mark.parametrize("size", [1, 511, 512, 4095, 4096, 4097, 100_001])
-    def test_o_direct_of_odd_sizes(self, d: Path, size: int) -> None:
-        data = os.urandom(size)
-        (d / "file").write_bytes(b"")
-        with opened(d / "file", os.O_RDWR | os.O_DIRECT) as fd:
-            try:
-                assert os.pwrite(fd, data, 0) == size
-            except OSError as error:
-                assert error.errno == errno.EINVAL and not self.limits.direct_any_size
-                assert os.fstat(fd).st_size == 0
-                return
-            assert os.fstat(fd).st_size == size
-            if self.limits.direct_any_size:
-                assert os.pread(fd, size + 10, 0) == data
-                assert os.pread(fd, 7, size // 2) == data[size // 2 : size // 2 + 7]
-        assert (d / "file").read_bytes() == data
+    def test_o_direct_of_odd_sizes(self, d: Path) -> None:
+        for case in each((1, 511, 512, 4095, 4096, 4097, 100_001)):
+            with case as size, fresh(d) as own:
+                data = os.urandom(size)
+                (own / "file").write_bytes(b"")
+                with opened(own / "file", os.O_RDWR | os.O_DIRECT) as fd:
+                    try:
+                        assert os.pwrite(fd, data, 0) == size
+                    except OSError as error:
+                        assert error.errno == errno.EINVAL and not self.limits.direct_any_size
+                        assert os.fstat(fd).st_size == 0
+                        continue
+                    assert os.fstat(fd).st_size == size
+                    if self.limits.direct_any_size:
+                        assert os.pread(fd, size + 10, 0) == data
+                        assert os.pread(fd, 7, size // 2) == data[size // 2 : size // 2 + 7]
+                assert (own / "file").read_bytes() == data
 
     @needs("random_writes")
     def test_o_direct_and_the_page_cache_agree(self, d: Path) -> None:

@@ -6,11 +6,22 @@ import errno
 import os
 import stat
 from collections.abc import Callable
+from functools import partial
+from itertools import product
 from pathlib import Path
 
-import pytest
-
-from fusebackend.testing.posix.case import NOBODY, Case, as_user, drop_capabilities, fails, in_child, needs, opened
+from fusebackend.testing.each import each
+from fusebackend.testing.posix.case import (
+    NOBODY,
+    Case,
+    as_user,
+    drop_capabilities,
+    fails,
+    fresh,
+    in_child,
+    needs,
+    opened,
+)
 
 OTHER = 12345
 
@@ -24,6 +35,11 @@ def _write(path: str, flags: int) -> None:
 def _ftruncate(path: str) -> None:
     with opened(path, os.O_RDWR) as fd:
         os.ftruncate(fd, 10)
+
+
+def _without_capabilities(change: Callable[[str], None], path: str) -> None:
+    drop_capabilities()
+    change(path)
 
 
 CHANGES_OF_CONTENTS: dict[str, Callable[[str], None]] = {
@@ -215,28 +231,25 @@ class OwnershipCases(Case):
         assert stat.S_IMODE((d / "file").stat().st_mode) == 0o755
 
     @needs("root", "persistent_modes", "other_users")
-    @pytest.mark.parametrize("how", CHANGES_OF_CONTENTS)
-    @pytest.mark.parametrize(
-        ("mode", "left"), [(0o4755, 0o755), (0o2755, 0o755), (0o6755, 0o755), (0o6745, 0o2745), (0o644, 0o644)]
-    )
-    def test_changing_contents_without_privileges_clears_the_bits(
-        self, d: Path, how: str, mode: int, left: int
-    ) -> None:
+    def test_changing_contents_without_privileges_clears_the_bits(self, d: Path) -> None:
         """POSIX, write() and truncate(). Linux keeps a set-group-ID bit without group execute permission."""
-        (d / "file").write_bytes(b"x" * 100)
-        os.chown(d / "file", NOBODY, NOBODY)
-        os.chmod(d / "file", mode)
-        as_user(d, lambda: CHANGES_OF_CONTENTS[how]("file"))
-        assert oct(stat.S_IMODE((d / "file").stat().st_mode)) == oct(left)
+        bits = ((0o4755, 0o755), (0o2755, 0o755), (0o6755, 0o755), (0o6745, 0o2745), (0o644, 0o644))
+        for case in each(product(CHANGES_OF_CONTENTS, bits)):
+            with case as (how, (mode, left)), fresh(d) as own:
+                (own / "file").write_bytes(b"x" * 100)
+                os.chown(own / "file", NOBODY, NOBODY)
+                os.chmod(own / "file", mode)
+                as_user(own, partial(CHANGES_OF_CONTENTS[how], "file"))
+                assert oct(stat.S_IMODE((own / "file").stat().st_mode)) == oct(left)
 
     @needs("root", "persistent_modes")
-    @pytest.mark.parametrize("how", CHANGES_OF_CONTENTS)
-    @pytest.mark.parametrize("mode", [0o4755, 0o2755, 0o6745])
-    def test_root_may_change_them_and_leave_the_bits(self, d: Path, how: str, mode: int) -> None:
-        (d / "file").write_bytes(b"x" * 100)
-        os.chmod(d / "file", mode)
-        CHANGES_OF_CONTENTS[how](str(d / "file"))
-        assert oct(stat.S_IMODE((d / "file").stat().st_mode)) == oct(mode)
+    def test_root_may_change_them_and_leave_the_bits(self, d: Path) -> None:
+        for case in each(product(CHANGES_OF_CONTENTS, (0o4755, 0o2755, 0o6745))):
+            with case as (how, mode), fresh(d) as own:
+                (own / "file").write_bytes(b"x" * 100)
+                os.chmod(own / "file", mode)
+                CHANGES_OF_CONTENTS[how](str(own / "file"))
+                assert oct(stat.S_IMODE((own / "file").stat().st_mode)) == oct(mode)
 
     @needs("root", "persistent_modes", "other_users")
     def test_a_handle_opened_before_the_bits_were_set_clears_them_too(self, d: Path) -> None:
@@ -254,45 +267,39 @@ class OwnershipCases(Case):
         assert stat.S_IMODE((d / "file").stat().st_mode) == 0o755
 
     @needs("root", "persistent_modes", "other_users")
-    @pytest.mark.parametrize("how", CHANGES_OF_CONTENTS)
-    @pytest.mark.parametrize(
-        ("group", "groups", "left"), [(0, (), 0o666), (OTHER, (), 0o666), (OTHER, (OTHER,), 0o2666)]
-    )
-    def test_a_stranger_to_the_group_clears_its_bit(
-        self, d: Path, how: str, group: int, groups: tuple[int, ...], left: int
-    ) -> None:
+    def test_a_stranger_to_the_group_clears_its_bit(self, d: Path) -> None:
         """A set-group-ID bit without group execute permission stays if the writing user is in the file's group."""
-        (d / "file").write_bytes(b"x" * 100)
-        os.chown(d / "file", OTHER, group)
-        os.chmod(d / "file", 0o2666)
-        as_user(d, lambda: CHANGES_OF_CONTENTS[how]("file"), groups=groups)
-        assert oct(stat.S_IMODE((d / "file").stat().st_mode)) == oct(left)
+        groups_of_both = ((0, (), 0o666), (OTHER, (), 0o666), (OTHER, (OTHER,), 0o2666))
+        for case in each(product(CHANGES_OF_CONTENTS, groups_of_both)):
+            with case as (how, (group, groups, left)), fresh(d) as own:
+                (own / "file").write_bytes(b"x" * 100)
+                os.chown(own / "file", OTHER, group)
+                os.chmod(own / "file", 0o2666)
+                as_user(own, partial(CHANGES_OF_CONTENTS[how], "file"), groups=groups)
+                assert oct(stat.S_IMODE((own / "file").stat().st_mode)) == oct(left)
 
     @needs("root", "persistent_modes")
-    @pytest.mark.parametrize("how", CHANGES_OF_CONTENTS)
-    def test_root_without_its_capabilities_clears_the_bits(self, d: Path, how: str) -> None:
-        (d / "file").write_bytes(b"x" * 100)
-        os.chmod(d / "file", 0o6755)
-
-        def change() -> None:
-            drop_capabilities()
-            CHANGES_OF_CONTENTS[how](str(d / "file"))
-
-        in_child(change)
-        assert oct(stat.S_IMODE((d / "file").stat().st_mode)) == oct(0o755)
+    def test_root_without_its_capabilities_clears_the_bits(self, d: Path) -> None:
+        for case in each(CHANGES_OF_CONTENTS):
+            with case as change, fresh(d) as own:
+                (own / "file").write_bytes(b"x" * 100)
+                os.chmod(own / "file", 0o6755)
+                in_child(partial(_without_capabilities, change, str(own / "file")))
+                assert oct(stat.S_IMODE((own / "file").stat().st_mode)) == oct(0o755)
 
     @needs("root", "persistent_modes", "other_users", "special_files")
-    @pytest.mark.parametrize("kind", [stat.S_IFREG, stat.S_IFIFO])
-    @pytest.mark.parametrize(("mode", "left"), [(0o6755, 0o755), (0o2755, 0o755), (0o4644, 0o644), (0o755, 0o755)])
-    def test_chown_to_nobody_in_particular_clears_the_bits(self, d: Path, kind: int, mode: int, left: int) -> None:
+    def test_chown_to_nobody_in_particular_clears_the_bits(self, d: Path) -> None:
         """`chown` with -1 for both changes no owner, and counts as a change (POSIX, chown())."""
-        for uid in (0, NOBODY):
-            os.mknod(d / "file", kind | 0o644)
-            os.chown(d / "file", NOBODY, NOBODY)
-            os.chmod(d / "file", mode)
-            as_user(d, lambda: os.chown("file", -1, -1), uid=uid)
-            assert oct(stat.S_IMODE((d / "file").stat().st_mode)) == oct(left)
-            os.unlink(d / "file")
+        bits = ((0o6755, 0o755), (0o2755, 0o755), (0o4644, 0o644), (0o755, 0o755))
+        for case in each(product((stat.S_IFREG, stat.S_IFIFO), bits)):
+            with case as (kind, (mode, left)), fresh(d) as own:
+                for uid in (0, NOBODY):
+                    os.mknod(own / "file", kind | 0o644)
+                    os.chown(own / "file", NOBODY, NOBODY)
+                    os.chmod(own / "file", mode)
+                    as_user(own, partial(os.chown, "file", -1, -1), uid=uid)
+                    assert oct(stat.S_IMODE((own / "file").stat().st_mode)) == oct(left)
+                    os.unlink(own / "file")
 
     @needs("root", "persistent_modes")
     def test_chown_leaves_the_bits_of_a_directory(self, d: Path) -> None:

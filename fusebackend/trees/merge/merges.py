@@ -13,6 +13,7 @@ from functools import partial
 from typing import Final
 
 from fusebackend.base.paths import AgentPath, normalise, to_name, to_text
+from fusebackend.base.relative_paths import is_below
 from fusebackend.history.calls import OpenCall
 from fusebackend.history.recorder import Recorder
 from fusebackend.protocol import MergeResult, UndoConflict, UndoneChange, Volume
@@ -22,7 +23,6 @@ from fusebackend.trees.merge.plan import PARKED, Conflict, Plan, Side, Step, pla
 from fusebackend.trees.merge.records import MergeRecords
 from fusebackend.trees.merge.run import Merge, Outcome, keep_sources
 from fusebackend.trees.merge.sides import trees_of
-from fusebackend.trees.tree import is_below
 
 SHOWN_WRITERS: Final = 8
 """Actors of a branch that the title of its merge names."""

@@ -27,10 +27,10 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from fusebackend.base.merge_lines import merge_lines
 from fusebackend.base.paths import AgentPath
+from fusebackend.base.relative_paths import is_below
 from fusebackend.protocol import Attr, Features
 from fusebackend.trees.merge.pairs import Pairs
 from fusebackend.trees.merge.tree import Item, MergeTree, same_bytes
-from fusebackend.trees.tree import is_below
 from fusebackend.volumes.placing import State
 
 Side: TypeAlias = Literal["main", "branch"]

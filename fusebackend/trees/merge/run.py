@@ -28,9 +28,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from fusebackend.base.durable import replace_file, sync_directory
 from fusebackend.base.errors import VANISHED, oserror
 from fusebackend.base.paths import AgentPath, split, to_name, to_text
-from fusebackend.databases.sqlite import sync_directory
+from fusebackend.base.relative_paths import split as split_path
 from fusebackend.protocol import (
     RENAME_EXCHANGE,
     RENAME_NOREPLACE,
@@ -46,7 +47,6 @@ from fusebackend.protocol import (
 from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.merge.plan import PARKED, Conflict, Plan, Step
 from fusebackend.trees.merge.records import MergeRecords
-from fusebackend.trees.tree import split as split_path
 from fusebackend.volumes import placing
 from fusebackend.volumes.native import NativeVolume
 from fusebackend.volumes.placing import BytesSource, KeptSource, Name, Source
@@ -93,29 +93,23 @@ class Journal:
 
     def begin(self, line: dict[str, Any]) -> None:
         """Make the file, with its first line."""
-        beside = self.path + ".new"
-        with open(beside, "wb") as file:
-            self._put(file.fileno(), line)
-        os.rename(beside, self.path)
-        self._sync_directory()
+        replace_file(self.path, _line(line))
 
     def note(self, line: dict[str, Any]) -> None:
         """Add a line."""
         with open(self.path, "ab") as file:
-            self._put(file.fileno(), line)
+            os.write(file.fileno(), _line(line))
+            os.fsync(file.fileno())
 
     def end(self) -> None:
         """Remove the file: all is done."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path)
-            self._sync_directory()
+            sync_directory(os.path.dirname(self.path) or ".")
 
-    def _put(self, fd: int, line: dict[str, Any]) -> None:
-        os.write(fd, json.dumps(line).encode() + b"\n")
-        os.fsync(fd)
 
-    def _sync_directory(self) -> None:
-        sync_directory(os.path.dirname(self.path) or ".")
+def _line(line: dict[str, Any]) -> bytes:
+    return json.dumps(line).encode() + b"\n"
 
 
 @dataclass
@@ -786,11 +780,3 @@ def keep_sources(branch: BranchVolume, plan: Plan) -> None:
             text = f"'/{path}' can't be merged: the branch had only renamed it, and main has deleted its bytes"
             raise OSError(errno.ESTALE, text) from error
     branch.sync()
-
-
-def paths_of(steps: Iterable[Step]) -> Iterator[AgentPath]:
-    """Return the paths of main that steps change."""
-    for step in steps:
-        for path in (step.path, step.to_path if step.word in ("move", "link") else b""):
-            if path and not path.startswith(PARKED):
-                yield AgentPath("/" + to_text(path))

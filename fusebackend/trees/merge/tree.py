@@ -24,7 +24,8 @@ KeyOf: TypeAlias = Callable[[AgentPath, int], Hashable]
 """The key of a node of the volume under a prefix."""
 
 RACY_NS = 2 * 10**9
-"""A file that changed so shortly before a snapshot may have the same ctime as after it (`diff.py`)."""
+"""A file that changed so shortly before a snapshot may have the same ctime as after it (`diff.py`). Above a tick of the
+clock, and above the difference between the clocks of two hosts of a volume."""
 
 
 class _Place:
@@ -45,8 +46,8 @@ class Item:
         parent, name: where it is now; a merge moves items.
     """
 
-    __slots__ = ("_names", "_place", "_state", "ctime_ns", "is_fixed", "key", "mode", "mtime_ns", "name", "nlink",
-                 "node", "parent", "prefix", "rdev", "size", "tree", "version")  # fmt: skip
+    __slots__ = ("_names", "_place", "_state", "ctime_ns", "gid", "is_fixed", "key", "mode", "mtime_ns", "name",
+                 "nlink", "node", "parent", "prefix", "rdev", "size", "tree", "uid", "version")  # fmt: skip
 
     def __init__(
         self, tree: MergeTree, prefix: AgentPath, attr: Attr, parent: Item | None, name: bytes, place: _Place | None
@@ -57,6 +58,8 @@ class Item:
         self.mode = attr.mode
         self.size = attr.size
         self.nlink = attr.nlink
+        self.uid = attr.uid
+        self.gid = attr.gid
         self.rdev = attr.rdev
         self.mtime_ns = attr.mtime_ns
         self.ctime_ns = attr.ctime_ns

@@ -19,10 +19,8 @@ from functools import partial
 
 from fusebackend.protocol import Change, Link
 from fusebackend.vfs.coherence.dentries import Dentries, Name, links_of
-from fusebackend.vfs.coherence.hold_back import HoldBack
-from fusebackend.vfs.coherence.kernel_cache import KernelCache
-from fusebackend.vfs.coherence.negative import NegativeDentries
-from fusebackend.vfs.coherence.overtaken import Overtaken
+from fusebackend.vfs.coherence.entry_cache import NegativeDentries, Overtaken
+from fusebackend.vfs.coherence.page_cache import HoldBack, KernelCache
 from fusebackend.vfs.inodes import InodeTable, inode_number, route_index
 from fusebackend.vfs.junctions import MountTree, Route
 

@@ -25,7 +25,7 @@ from functools import partial
 
 from fusebackend.base.waiting import WouldWait, at_once
 from fusebackend.protocol import Attr
-from fusebackend.vfs.coherence.kernel_cache import KernelCache
+from fusebackend.vfs.coherence.page_cache import KernelCache
 from fusebackend.vfs.handles import FileHandle
 from fusebackend.vfs.inodes import InodeTable
 

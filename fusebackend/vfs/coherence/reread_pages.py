@@ -26,7 +26,7 @@ from collections.abc import Awaitable, Callable, Iterable
 import trio
 
 from fusebackend.vfs.coherence.append_end import PAGE_BYTES
-from fusebackend.vfs.coherence.kernel_cache import KernelCache
+from fusebackend.vfs.coherence.page_cache import KernelCache
 from fusebackend.vfs.handles import FileHandle
 from fusebackend.vfs.inodes import InodeTable
 

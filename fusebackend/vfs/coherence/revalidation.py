@@ -27,7 +27,7 @@ import trio
 from fusebackend.protocol import Attr, Link, WrongLinks
 from fusebackend.vfs.calls import request
 from fusebackend.vfs.coherence.dentries import Dentries, Dentry, Name, links_of
-from fusebackend.vfs.coherence.kernel_cache import KernelCache
+from fusebackend.vfs.coherence.page_cache import KernelCache
 from fusebackend.vfs.junctions import MountTree, Route, call_and_hold
 
 SECOND_WALK_S = 2.0

@@ -35,7 +35,7 @@ from fusebackend.protocol import (
     FileEvent,
     ObservableVolume,
 )
-from fusebackend.vfs.coherence.kernel_cache import KernelCache
+from fusebackend.vfs.coherence.page_cache import KernelCache
 from fusebackend.vfs.junctions import MountTree, Route
 from fusebackend.vfs.watch.node_paths import NodePaths
 from fusebackend.vfs.watch.queue import Gate, Queued, Watch

@@ -8,6 +8,7 @@ import struct
 from pathlib import Path
 
 import pytest
+from for_each import for_each
 
 from fusebackend.backends.memory import InMemoryBackend
 from fusebackend.backends.sqlite.backend import SqliteBackend
@@ -56,7 +57,7 @@ def test_a_view_takes_permissions_from_all() -> None:
     assert acl.masked(packed(FULL), 5) == packed("u:5 user=5:4 g:5 group=8:1 m:5 o:4")
 
 
-@pytest.mark.parametrize("value", [b"", b"\2\0\0\0", packed("u:7 g:5"), packed(FULL)[:-1], b"\3" + packed(FULL)[1:]])
+@for_each("value", [b"", b"\2\0\0\0", packed("u:7 g:5"), packed(FULL)[:-1], b"\3" + packed(FULL)[1:]])
 def test_what_is_no_acl(value: bytes) -> None:
     with pytest.raises(ValueError):
         acl.entries(value)

@@ -15,6 +15,7 @@ from typing import Any
 import anyio
 import pytest
 from agentface import put
+from for_each import for_each
 from seed_backends import DuckBackend
 
 from fusebackend.backends.composite import CompositeBackend
@@ -133,7 +134,7 @@ class Counted:
         return self.left < 0
 
 
-@pytest.mark.parametrize("times", [3, 10, 17, 24, 40])
+@for_each("times", [3, 10, 17, 24, 40])
 def test_a_search_that_is_called_off_keeps_what_it_has(backend: Any, times: int) -> None:
     """Whenever that is: matches of the whole answer in its order, and never half of a file's."""
     whole, files = backend.grep("needle").matches, backend.glob("*.txt").matches

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from for_each import for_each
 
 ROOT = Path(__file__).parents[3]
 
@@ -61,7 +62,7 @@ except ImportError as error:
     assert "\n" not in said
 
 
-@pytest.mark.parametrize(
+@for_each(
     "module",
     ["fusebackend.backends", "fusebackend.composite.backend", "fusebackend.integrations.memory_files",
      "fusebackend.integrations.deepagents", "fusebackend.backends.state.graph", "fusebackend.server.api",

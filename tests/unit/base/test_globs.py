@@ -7,6 +7,7 @@ import re
 import time
 
 import pytest
+from for_each import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from profiles import examples
@@ -79,7 +80,7 @@ def matches_as_a_whole(pattern, path):
 
 
 class TestRules:
-    @pytest.mark.parametrize(
+    @for_each(
         ("pattern", "path", "matches"),
         [
             # No slash: the name, at any depth.
@@ -140,12 +141,12 @@ class TestRules:
     def test_table(self, pattern, path, matches):
         assert compile_glob(pattern).matches(path) is matches
 
-    @pytest.mark.parametrize("pattern", ["..", "../x", "a/../b", "a/..", "/.."])
+    @for_each("pattern", ["..", "../x", "a/../b", "a/..", "/.."])
     def test_a_segment_that_climbs_is_refused(self, pattern):
         with pytest.raises(GlobError, match=r"'\.\.' segment"):
             compile_glob(pattern)
 
-    @pytest.mark.parametrize("pattern", ["a..b", "...", "..a/b", "{1..2}/a"])
+    @for_each("pattern", ["a..b", "...", "..a/b", "{1..2}/a"])
     def test_two_dots_in_a_name_are_a_name(self, pattern):
         compile_glob(pattern)
 
@@ -192,7 +193,7 @@ class TestAgainstTheModel:
             return
         assert matcher.matches("/".join(names)) is matches_as_a_whole(pattern, "/".join(names))
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("pattern", "prefix", "depth"),
         [
             ("*.py", (), None),

@@ -6,7 +6,7 @@ import stat
 import subprocess
 import sys
 
-import pytest
+from for_each import for_each
 
 from fusebackend.backends import SqliteBackend
 from fusebackend.base import heap
@@ -17,9 +17,7 @@ MANY = 4000
 ME = Caller(0, 0)
 
 
-@pytest.mark.parametrize(
-    ("length", "peak", "expected"), [(249, 1001, True), (250, 1001, False), (0, 1000, False), (0, 0, False)]
-)
+@for_each(("length", "peak", "expected"), [(249, 1001, True), (250, 1001, False), (0, 1000, False), (0, 0, False)])
 def test_what_is_worth_shrinking(length: int, peak: int, expected: bool) -> None:
     assert heap.is_mostly_empty(length, peak) is expected
 

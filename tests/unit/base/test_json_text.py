@@ -6,7 +6,7 @@ import datetime
 import json
 import time
 
-import pytest
+from for_each import for_each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,7 +29,7 @@ def test_it_is_the_value_with_sorted_keys(value):
         assert text == json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("value", "text"),
     [
         ({"b": [], "a": {}, "ö": "é"}, '{\n  "a": {},\n  "b": [],\n  "ö": "é"\n}'),
@@ -52,7 +52,7 @@ def test_a_container_inside_of_itself_ends():
     assert json.loads(pretty([same, same])) == [[1], [1]]
 
 
-@pytest.mark.parametrize("levels", [INDENTED_LEVELS, INDENTED_LEVELS + 1, 900, 5_000, 100_000])
+@for_each("levels", [INDENTED_LEVELS, INDENTED_LEVELS + 1, 900, 5_000, 100_000])
 def test_any_depth_is_written_and_the_text_stays_small(levels):
     value: object = ["deepest", "of all"]
     for _ in range(levels):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 
 import pytest
+from for_each import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +20,7 @@ NAMES = st.binary(min_size=1, max_size=6).filter(lambda name: not set(name) & se
 
 
 class TestNormalise:
-    @pytest.mark.parametrize(
+    @for_each(
         ("path", "expected"),
         [
             ("/", "/"),
@@ -45,7 +46,7 @@ class TestNormalise:
     def test_table(self, path, expected):
         assert paths.normalise(path) == expected
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("path", "words"),
         [
             ("", "empty"),
@@ -90,7 +91,7 @@ class TestParts:
         with pytest.raises(UnicodeEncodeError):
             paths.to_name("\ud800")
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("path", "parent", "name"), [("/a/b", "/a", "b"), ("/a", "/", "a"), ("/", "/", ""), ("/a/b/c", "/a/b", "c")]
     )
     def test_parent_and_name(self, path, parent, name):
@@ -98,7 +99,7 @@ class TestParts:
         if name:
             assert paths.join(parent, name) == path
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("path", "directory", "below"),
         [
             ("/memories/x", "/memories", True),
@@ -115,14 +116,14 @@ class TestParts:
 
 
 class TestPrefixes:
-    @pytest.mark.parametrize(
+    @for_each(
         ("prefix", "expected"),
         [("memories", "/memories"), ("/memories", "/memories"), ("/memories/", "/memories"), ("a/b/", "/a/b")],
     )
     def test_ways_to_write_one_prefix(self, prefix, expected):
         assert paths.normalise_prefix(prefix) == expected
 
-    @pytest.mark.parametrize(
+    @for_each(
         "prefix",
         ["", "/", "//", "//a", "/a//b", "/a//", "/a/../b", "/a/.", "..", "~", "/~x", "/a\0b", None],
     )

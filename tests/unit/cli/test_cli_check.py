@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner, Result
+from for_each import for_each
 from test_sqlite_check import FILE, damage, volume_file
 
 from fusebackend.backends.sqlite.backend import SqliteVolume
@@ -87,7 +87,7 @@ def test_the_path_of_a_file_will_do(volume_file: Path) -> None:
     assert (check(str(volume_file)).exit_code, check(str(volume_file)).stdout) == (0, "the volume is sound\n")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("url", "why"),
     [
         ("memory:", "'memory:': only the file of a 'sqlite:' volume can be checked"),

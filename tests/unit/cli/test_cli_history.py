@@ -10,6 +10,7 @@ from typing import Any
 import click
 import pytest
 from commands import MOUNT, Command, split
+from for_each import for_each
 
 from fusebackend.cli import approval, log, space, target
 from fusebackend.cli.show import Output
@@ -309,7 +310,7 @@ def test_names_of_calls_are_completed(command: Command, files: Files) -> None:
     assert [each.value for each in log.complete_call(context, parameter, "c1")] == ["c12"]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("size", "text"),
     [(0, "0 bytes"), (999, "999 bytes"), (1000, "0.977 KiB"), (1 << 20, "1 MiB"), (5 << 40, "5 TiB")],
 )

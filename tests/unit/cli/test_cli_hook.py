@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from for_each import for_each
 
 from fusebackend.cli import hook
 from fusebackend.cli.main import main
@@ -167,7 +168,7 @@ def test_install_or_print(home: Path) -> None:
         assert "say which" in done.output
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("told", "expected"),
     [
         (CLAUDE_PRE, "Bash: rm -rf /repo"),
@@ -182,8 +183,8 @@ def test_a_title_names_the_tool_and_its_object(told: dict[str, Any], expected: s
     assert hook.title(told) == expected
 
 
-@pytest.mark.parametrize("given", ["", "nonsense", "[]", '"text"', json.dumps({"cwd": 3}), json.dumps(CLAUDE_PRE)])
-@pytest.mark.parametrize("when", ["pre", "post"])
+@for_each("given", ["", "nonsense", "[]", '"text"', json.dumps({"cwd": 3}), json.dumps(CLAUDE_PRE)])
+@for_each("when", ["pre", "post"])
 def test_a_hook_never_disturbs_its_agent(given: str, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hook, "_mountpoints", lambda directory: ["/no/mount"])
     done = CliRunner().invoke(main, ["hook", "run", when, "--agent", "codex"], input=given)

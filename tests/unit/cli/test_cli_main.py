@@ -8,6 +8,7 @@ import sys
 import click
 import pytest
 from commands import MOUNT, commands
+from for_each import for_each
 
 from fusebackend.backends import InMemoryBackend
 from fusebackend.cli import main, target
@@ -30,7 +31,7 @@ def test_the_help_names_every_command_once(command):
     assert [line.split()[0] for line in lines if line.startswith("  ") and line.split()[0] in COMMANDS] == COMMANDS
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@for_each("name", COMMANDS)
 def test_every_command_explains_itself(command, name):
     assert command.ok(name, "--help").startswith(f"Usage: fusebackend {name} ")
 
@@ -51,7 +52,7 @@ def test_the_help_loads_nothing_heavy():
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=60)
 
 
-@pytest.mark.parametrize("name", COMMANDS[4:])
+@for_each("name", COMMANDS[4:])
 def test_a_command_loads_nothing_that_only_mounts_need(name):
     script = (
         "import sys\n"
@@ -103,7 +104,7 @@ class TestCompletion:
         assert self.words("ls", "--mount", "/m") == [("plain", MOUNT)]
         assert self.words("ls", "--mount", "/x") == [("dir", "/x")]
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("line", "offered"),
         [
             (["umount", "/m"], [("plain", MOUNT)]),
@@ -140,9 +141,7 @@ class TestCompletion:
         assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(
-    ("text", "status"), [("readonly = true\n", 2), ("default = [\n", 2), ("ttl = 'soon'\n", 2), (None, 1)]
-)
+@for_each(("text", "status"), [("readonly = true\n", 2), ("default = [\n", 2), ("ttl = 'soon'\n", 2), (None, 1)])
 def test_a_mistake_of_the_configuration_has_the_status_of_one_of_the_command_line(command, tmp_path, text, status):
     """A unit of systemd does not try that again. A file that can't be read may be there later."""
     (tmp_path / "mount").mkdir()

@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from for_each import for_each
 
 from fusebackend.cli import mount_helper
 from fusebackend.config import ConfigError
@@ -45,7 +46,7 @@ def run(*arguments: str, monkeypatch: pytest.MonkeyPatch, umount: bool = False) 
 
 
 class TestErrors:
-    @pytest.mark.parametrize(
+    @for_each(
         ("arguments", "status", "why"),
         [
             (["memory:"], 1, "Missing argument 'MOUNTPOINT'."),

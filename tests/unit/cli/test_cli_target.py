@@ -6,6 +6,7 @@ import os
 
 import pytest
 from commands import MOUNT, commands, split
+from for_each import for_each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -109,7 +110,7 @@ class TestHere:
 
 
 class TestShown:
-    @pytest.mark.parametrize(
+    @for_each(
         "path, given, answer, shown",
         [
             ("/notes", "mnt/notes", "/notes/a/b.md", "mnt/notes/a/b.md"),

@@ -14,6 +14,7 @@ import time
 import anyio
 import pytest
 from eventually import eventually
+from for_each import for_each
 
 from fusebackend.backends import (
     CompositeBackend,
@@ -335,7 +336,7 @@ def test_a_stranger_is_awaited_in_the_asyncio_loop_that_it_belongs_to_and_on_its
 # -- signatures ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("verb", ["ls", "read", "write", "edit", "grep", "glob", "upload_files", "execute"])
+@for_each("verb", ["ls", "read", "write", "edit", "grep", "glob", "upload_files", "execute"])
 def test_twins_have_the_signatures_of_their_verbs(tmp_path, verb):
     shell = LocalShellBackend(tmp_path)
     twin, plain = getattr(shell, f"a{verb}"), getattr(shell, verb)

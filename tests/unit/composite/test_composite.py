@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import anyio
 import pytest
+from for_each import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from profiles import examples
@@ -43,6 +44,7 @@ class TestCompositeWithoutRoutes(BackendConformance):
         return CompositeBackend(InMemoryBackend())
 
 
+@pytest.mark.configuration
 class TestCompositeOverItself(BackendConformance):
     @pytest.fixture
     def backend(self):
@@ -84,7 +86,7 @@ def test_all_ways_to_write_a_prefix_mean_the_same(prefix):
     assert content(route, "/a") == b"x"
 
 
-@pytest.mark.parametrize("prefix", ["/", "", "/a//b/", "/../a/", "/a/./b"])
+@for_each("prefix", ["/", "", "/a//b/", "/../a/", "/a/./b"])
 def test_a_bad_prefix_is_refused_when_the_composite_is_made(prefix):
     with pytest.raises(PathError):
         CompositeBackend(InMemoryBackend(), {prefix: InMemoryBackend()})
@@ -175,7 +177,7 @@ def test_a_directory_that_the_default_can_not_list_is_told_if_it_has_it():
     assert listed(without, "/x") == ["/x/y/"]
 
 
-@pytest.mark.parametrize("path", ["/", "/a", "/a/", "/x", "/x/y"])
+@for_each("path", ["/", "/a", "/a/", "/x", "/x/y"])
 def test_what_routes_need_as_directories_can_not_be_files_nor_go(path):
     default, first, second = filled(InMemoryBackend(), "/keep"), InMemoryBackend(), InMemoryBackend()
     composite = CompositeBackend(default, {"/a/": filled(first, "/f"), "/x/y/": filled(second, "/f")})
@@ -208,14 +210,14 @@ def tree():
 VISIBLE = ["/a/b/.hid/i.txt", "/a/b/h.txt", "/a/f.txt", "/a/s/g.py", "/t.txt", "/x/y/j.txt", "/x/z.txt"]
 
 
-@pytest.mark.parametrize("path", ["/", "/a", "/a/b", "/x", "/x/y", None])
+@for_each("path", ["/", "/a", "/a/b", "/x", "/x/y", None])
 def test_grep_and_glob_include_every_route_below_the_path(path):
     below = [visible for visible in VISIBLE if path in (None, "/") or visible.startswith(path + "/")]
     assert found(tree().grep("TODO", path)) == below
     assert found(tree().glob("*", path)) == below
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("pattern", "path", "expected"),
     [
         ("a/**/*.txt", "/", ["/a/b/h.txt", "/a/f.txt"]),
@@ -420,7 +422,7 @@ def a_backend(kind, path):
             yield backend
 
 
-@pytest.mark.parametrize(("kind", "into"), [("memory", "memory"), ("memory", "sqlite"), ("sqlite", "dir"),
+@for_each(("kind", "into"), [("memory", "memory"), ("memory", "sqlite"), ("sqlite", "dir"),
                                             ("dir", "sqlite"), ("dir", "memory")])  # fmt: skip
 def test_move_across_routes_of_volumes_keeps_everything(kind, into, tmp_path):
     (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
@@ -452,8 +454,8 @@ def move_everything(source, target):
     assert content(composite, "/r/new/place/d/run.sh") == b"TODO /tree/d/run.sh\n"
 
 
-@pytest.mark.parametrize("make", [StateBackend, DuckBackend, InMemoryBackend], ids=["state", "duck", "memory"])
-@pytest.mark.parametrize("into", [StateBackend, DuckBackend, InMemoryBackend, SeedInMemoryBackend],
+@for_each("make", [StateBackend, DuckBackend, InMemoryBackend], ids=["state", "duck", "memory"])
+@for_each("into", [StateBackend, DuckBackend, InMemoryBackend, SeedInMemoryBackend],
                          ids=["state", "duck", "memory", "seed"])  # fmt: skip
 def test_move_across_routes_of_any_kind(make, into):
     source, target = make(), into()
@@ -652,7 +654,7 @@ def test_errors_speak_of_the_path_the_agent_knows():
     assert "does not support delete" in composite.delete("/m/x").error
 
 
-@pytest.mark.parametrize(
+@for_each(
     "error", ["/x/y is above", "see /other/x", "x", "at /x.txt", "http://x/x", "/xy", "a-/x"],
 )  # fmt: skip
 def test_only_whole_paths_are_replaced(error):
@@ -663,7 +665,7 @@ def test_only_whole_paths_are_replaced(error):
     assert CompositeBackend(InMemoryBackend(), {"/m/": Saying()}).delete("/m/x").error == error
 
 
-@pytest.mark.parametrize("verb", ["ls", "read", "write", "edit", "grep", "glob", "delete", "move"])
+@for_each("verb", ["ls", "read", "write", "edit", "grep", "glob", "delete", "move"])
 def test_a_backend_without_a_verb_gives_an_error_that_names_the_route(verb):
     composite = CompositeBackend(InMemoryBackend(), {"/bare/": BackendProtocol()})
     arguments = {"ls": ("/bare",), "grep": ("x", "/bare"), "glob": ("*", "/bare"), "write": ("/bare/f", ""),
@@ -675,7 +677,7 @@ def test_a_backend_without_a_verb_gives_an_error_that_names_the_route(verb):
         assert error == f"Route '/bare/' (BackendProtocol) does not support {verb}"
 
 
-@pytest.mark.parametrize("answer", [None, 5, "text", b"", {"entries": 5}, {"matches": "x"}, [None], [{"path": 5}], {}])
+@for_each("answer", [None, 5, "text", b"", {"entries": 5}, {"matches": "x"}, [None], [{"path": 5}], {}])
 def test_nonsense_from_a_backend_never_raises(answer):
     class Nonsense:
         def __getattr__(self, verb):

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from controlled import LIMIT_S, ClientOf, Listener, Raw, serving
+from for_each import for_each
 
 from fusebackend.backends import CompositeBackend, FilesystemBackend, InMemoryBackend
 from fusebackend.backends.sqlite.backend import SqliteBackend
@@ -30,6 +31,7 @@ class TestConformance(BackendConformance):
             yield client
 
 
+@pytest.mark.configuration
 class TestConformanceAsRoute(BackendConformance):
     """A client is a backend, so it can be a route: here of a composite that is asked below its prefix' place."""
 
@@ -278,7 +280,7 @@ class TestLostServer:
             assert "nobody knows" in client.write("/x", "1").error
         assert [line["method"] for line in listener.lines] == ["write"]
 
-    @pytest.mark.parametrize(
+    @for_each(
         "answer",
         [
             {"id": 1, "result": {"file_data": 7}},
@@ -424,8 +426,8 @@ class TestWatch:
         assert client.ls("/").error is None
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "memory", "dir"])
-@pytest.mark.parametrize("search", [{"pattern": "needle"}, {"pattern": "zz"}, {"pattern": "needle", "stream": True}])
+@for_each("kind", ["sqlite", "memory", "dir"])
+@for_each("search", [{"pattern": "needle"}, {"pattern": "zz"}, {"pattern": "needle", "stream": True}])
 def test_a_search_that_is_cancelled_ends_at_once(tmp_path, kind, search):
     (tmp_path / "files").mkdir()
     backends = {

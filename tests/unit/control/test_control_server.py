@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from controlled import LIMIT_S, ClientOf, Raw, serving
 from eventually import eventually
+from for_each import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from profiles import examples
@@ -86,7 +87,7 @@ class TestMessages:
         raw.send(b"\n\r\n  \n")
         assert raw.ask("ping", payload=1)["result"] == 1
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("line", "code", "call"),
         [
             (b"{", wire.PARSE_ERROR, None),
@@ -129,13 +130,13 @@ class TestMessages:
         assert answer["error"]["message"]
         assert raw.ask("ping", payload=1)["result"] == 1, "the connection goes on"
 
-    @pytest.mark.parametrize("payload", [{"result": "\udcff"}, {"params": ["\udcff"]}, 2**100, "\ud800", {"": None}])
+    @for_each("payload", [{"result": "\udcff"}, {"params": ["\udcff"]}, 2**100, "\ud800", {"": None}])
     def test_any_json_comes_back(self, server, payload):
         with ClientOf(server) as client:
             assert client.ping(payload) == payload
 
-    @pytest.mark.parametrize("number", ["1e400", "-1e400", "NaN", "Infinity", "9" * 5000])
-    @pytest.mark.parametrize("beside", ["", "\\udcff"])
+    @for_each("number", ["1e400", "-1e400", "NaN", "Infinity", "9" * 5000])
+    @for_each("beside", ["", "\\udcff"])
     def test_numbers_that_are_none(self, raw, number, beside):
         payload = f'["{beside}",{number}]'
         raw.send(f'{{"jsonrpc":"2.0","id":1,"method":"ping","params":{{"payload":{payload}}}}}\n'.encode())
@@ -574,7 +575,7 @@ class TestWho:
         with pytest.raises(PermissionError, match="0700"):
             rendezvous.directory()
 
-    @pytest.mark.parametrize("runtime", [None, "", "run", "/none", "/dev/null", "/proc/self", "/" + "x" * 90])
+    @for_each("runtime", [None, "", "run", "/none", "/dev/null", "/proc/self", "/" + "x" * 90])
     def test_without_a_runtime_directory_there_is_a_private_one(self, tmp_path: Path, monkeypatch, runtime):
         monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
         if runtime is not None:
@@ -633,7 +634,7 @@ class TestWho:
         with rendezvous.listen(str(tmp_path / "early.sock"), 1), Raw(str(tmp_path / "early.sock")):
             assert [path.name for path in tmp_path.iterdir()] == ["early.sock"]
 
-    @pytest.mark.parametrize("mountpoint", ["/mnt/agent", "/" + "x" * 250, "/" + "y" * 4000, "/ä b/" + "\udcff" * 90])
+    @for_each("mountpoint", ["/mnt/agent", "/" + "x" * 250, "/" + "y" * 4000, "/ä b/" + "\udcff" * 90])
     def test_every_server_has_an_address_of_its_own_that_fits(self, mountpoint):
         one, other = rendezvous.address(mountpoint), rendezvous.address(mountpoint)
         assert len(os.fsencode(one)) <= rendezvous.ADDRESS_MAX_BYTES

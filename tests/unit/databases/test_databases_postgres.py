@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from for_each import for_each
 
 from fusebackend.databases.langgraph import dsn_of
 from fusebackend.databases.langgraph import translate_errors as translate_any
@@ -16,7 +17,7 @@ from fusebackend.databases.urls import conninfo_of, require_modules, url_errors
 from fusebackend.protocol.scheme import Url, UrlError
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("state", "number"),
     [("53100", errno.ENOSPC), ("42501", errno.EACCES), ("40P01", errno.EBUSY), ("42601", errno.EIO)],
 )

@@ -6,6 +6,7 @@ import os
 
 import hypothesis
 import pytest
+from for_each import for_each
 from hypothesis import strategies as st
 from profiles import examples
 from seed_backends import TextBackend
@@ -40,6 +41,7 @@ def upload(face, data, path="/f"):
     return answer.error
 
 
+@pytest.mark.configuration
 class TestNumbered(BackendConformance):
     """The whole suite, by the kernel face of a backend that has no verbs for bytes."""
 
@@ -63,8 +65,8 @@ TEXTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("reads", ["numbered", "records", "plain"])
-@pytest.mark.parametrize("content", TEXTS)
+@for_each("reads", ["numbered", "records", "plain"])
+@for_each("content", TEXTS)
 def test_what_text_and_size_tell_is_read_exactly(content, reads):
     face, files = face_of(reads=reads)
     face.backend.exact_sizes = True
@@ -73,9 +75,9 @@ def test_what_text_and_size_tell_is_read_exactly(content, reads):
     assert download(face) == content.encode()
 
 
-@pytest.mark.parametrize("page", [1, 2, 3, 1000])
-@pytest.mark.parametrize("reads", ["numbered", "records"])
-@pytest.mark.parametrize("ending", ["", "\n"])
+@for_each("page", [1, 2, 3, 1000])
+@for_each("reads", ["numbered", "records"])
+@for_each("ending", ["", "\n"])
 def test_a_backend_that_gives_fewer_lines_than_asked_is_asked_again(page, reads, ending):
     face, files = face_of(reads=reads, page=page)
     files["/f"] = "\n".join(f"line {number}ü" for number in range(7)) + ending
@@ -85,9 +87,7 @@ def test_a_backend_that_gives_fewer_lines_than_asked_is_asked_again(page, reads,
     assert download(face) == files["/f"].encode()
 
 
-@pytest.mark.parametrize(
-    "content", ["one\r\ntwo\n", "one\u2028two\u2028", "one\ntwo\r\nthree\n", "one\r\ntwo\r\nthree"]
-)
+@for_each("content", ["one\r\ntwo\n", "one\u2028two\u2028", "one\ntwo\r\nthree\n", "one\r\ntwo\r\nthree"])
 def test_line_ends_that_nothing_tells_are_an_error(content):
     face, files = face_of()
     files["/f"] = content
@@ -175,7 +175,7 @@ def test_a_file_that_changes_between_listing_and_reading_is_read_again():
 # -- writing ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", VARIANTS, ids=str)
+@for_each("options", VARIANTS, ids=str)
 def test_writing_over_a_file(options):
     face, files = face_of(**options)
     assert upload(face, b"one\n") is None and files == {"/f": "one\n"}

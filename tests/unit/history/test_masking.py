@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from for_each import for_each
 
 from fusebackend.base.paths import ROOT
 from fusebackend.config import ConfigError, MountPlan, log_options, read_file
@@ -50,7 +51,7 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@for_each("command", COMMANDS)
 def test_secrets_of_commands_are_masked(command: str) -> None:
     text = masked(command.format(SECRET))
     assert SECRET not in text
@@ -58,8 +59,8 @@ def test_secrets_of_commands_are_masked(command: str) -> None:
     assert text.split()[0] == command.split()[0] or "=" in command.split()[0]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("length", [150, 200, 260])
+@for_each("command", COMMANDS)
+@for_each("length", [150, 200, 260])
 def test_a_secret_that_the_end_cuts_is_masked(command: str, length: int, tmp_path: Path) -> None:
     """A title has 200 characters at most: it is cut when it is masked."""
     said = command.format(SECRET)
@@ -75,7 +76,7 @@ def test_a_secret_that_the_end_cuts_is_masked(command: str, length: int, tmp_pat
     assert SECRET.encode() not in (tmp_path / "h/history.db").read_bytes()
 
 
-@pytest.mark.parametrize(
+@for_each(
     "command",
     [
         "rm -rf build && make -j4 all",

@@ -11,6 +11,7 @@ from pathlib import Path
 import anyio
 import mounts
 import pytest
+from for_each import for_each
 
 pytest.importorskip("deepagents")
 
@@ -204,8 +205,8 @@ RESULTS = {
 }
 
 
-@pytest.mark.parametrize("verb", RESULTS)
-def test_bad_input_never_raises(any_backend, verb, caplog):
+@for_each("verb", RESULTS)
+def test_bad_input_never_raises(any_backend, verb):
     made = export(any_backend)
     if not hasattr(made, verb):
         pytest.skip("can't")
@@ -400,6 +401,7 @@ def test_ours_are_routes_of_their_composite_and_come_back_as_themselves():
 # -- adopt -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.configuration
 class TestAdoptedFilesystem(BackendConformance):
     """deepagents' own FilesystemBackend, by the rules of ours but where it decides otherwise."""
 
@@ -417,6 +419,7 @@ class TestAdoptedFilesystem(BackendConformance):
         assert b.delete("/none.txt").error == "Error: '/none.txt' not found"
 
 
+@pytest.mark.configuration
 class TestAdoptedState(BackendConformance):
     """And its StateBackend, where a path is a key, and a key may be above another."""
 

@@ -6,6 +6,7 @@ import tempfile
 from types import SimpleNamespace
 
 import pytest
+from for_each import for_each
 from profiles import examples
 
 pytest.importorskip("deepagents")
@@ -246,7 +247,7 @@ def test_what_the_kernel_writes_they_read(pair_of, tree):
     assert downloaded(pair.theirs, tree) == tree
 
 
-@pytest.mark.parametrize("data", [BIG, BIG_TEXT, BIG_TEXT + b"\n"], ids=["bytes", "text", "text and a newline"])
+@for_each("data", [BIG, BIG_TEXT, BIG_TEXT + b"\n"], ids=["bytes", "text", "text and a newline"])
 def test_five_mebibytes_both_ways(pair_of, data):
     pair = pair_of()
     assert pair.theirs.upload_files([("/big", data)])[0].error is None

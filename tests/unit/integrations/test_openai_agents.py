@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from for_each import for_each
 
 pytest.importorskip("agents")
 
@@ -157,7 +158,7 @@ ATTACKS = [
 ]
 
 
-@pytest.mark.parametrize("path", ATTACKS)
+@for_each("path", ATTACKS)
 def test_paths_that_lead_out_are_refused(path: str) -> None:
     backend = InMemoryBackend()
     for made in ("/x", "/etc/passwd", "/workers/x", "/work2/x"):

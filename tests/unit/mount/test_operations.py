@@ -9,6 +9,7 @@ from typing import Any
 
 import pyfuse3
 import pytest
+from for_each import for_each
 from pyfuse3 import FUSEError
 
 from fusebackend.mount.operations import Operations, pack
@@ -65,7 +66,7 @@ def test_every_request_of_pyfuse3_has_a_handler() -> None:
     assert len(HANDLERS) > 25
 
 
-@pytest.mark.parametrize("name", ANSWERED)
+@for_each("name", ANSWERED)
 def test_a_defect_is_eio_and_logged_once(name: str, caplog: pytest.LogCaptureFixture) -> None:
     operations = Operations(Failing(RuntimeError("injected")))  # type: ignore[arg-type]
     with caplog.at_level(logging.ERROR), pytest.raises(FUSEError) as failure:
@@ -76,8 +77,8 @@ def test_a_defect_is_eio_and_logged_once(name: str, caplog: pytest.LogCaptureFix
     assert operations.counters["defects"] == 1
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.ESTALE, errno.ETIMEDOUT, errno.ENOENT])
-@pytest.mark.parametrize("name", ANSWERED)
+@for_each("number", [errno.ENOSPC, errno.ESTALE, errno.ETIMEDOUT, errno.ENOENT])
+@for_each("name", ANSWERED)
 def test_an_oserror_is_its_errno_and_not_logged(name: str, number: int, caplog: pytest.LogCaptureFixture) -> None:
     operations = Operations(Failing(OSError(number, "injected")))  # type: ignore[arg-type]
     with caplog.at_level(logging.ERROR), pytest.raises(FUSEError) as failure:
@@ -86,7 +87,7 @@ def test_an_oserror_is_its_errno_and_not_logged(name: str, number: int, caplog: 
     assert caplog.records == []
 
 
-@pytest.mark.parametrize("name", ANSWERED)
+@for_each("name", ANSWERED)
 def test_an_oserror_without_errno_is_eio(name: str) -> None:
     operations = Operations(Failing(OSError("no number")))  # type: ignore[arg-type]
     with pytest.raises(FUSEError) as failure:
@@ -94,8 +95,8 @@ def test_an_oserror_without_errno_is_eio(name: str) -> None:
     assert failure.value.errno == errno.EIO
 
 
-@pytest.mark.parametrize("number", ["text", -5, 99_999, 2**40])
-@pytest.mark.parametrize("name", ANSWERED)
+@for_each("number", ["text", -5, 99_999, 2**40])
+@for_each("name", ANSWERED)
 def test_an_errno_that_is_none_is_eio(name: str, number: Any) -> None:
     operations = Operations(Failing(OSError(number, "more")))  # type: ignore[arg-type]
     with pytest.raises(FUSEError) as failure:
@@ -116,7 +117,7 @@ class Answering(Failing):
         return answer
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "answer"),
     [
         ("read", None), ("read", "text"), ("write", None), ("write", -1), ("write", 4), ("readlink", "text"),

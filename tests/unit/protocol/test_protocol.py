@@ -12,6 +12,7 @@ import threading
 
 import pytest
 import trio
+from for_each import for_each
 
 from fusebackend.base import errors
 from fusebackend.protocol import (
@@ -90,7 +91,7 @@ class TestAliases:
         assert New().glob_info("*") == [{"path": "/|*"}]
         assert New().glob_info("fail") == []
 
-    @pytest.mark.parametrize("verb", AGENT_VERBS + SEED_VERBS)
+    @for_each("verb", AGENT_VERBS + SEED_VERBS)
     def test_what_is_not_there_says_so_and_does_not_recurse(self, verb):
         class Nothing(BackendProtocol):
             pass
@@ -113,7 +114,7 @@ class Slow(BackendProtocol):
 
 
 class TestTwins:
-    @pytest.mark.parametrize("verb", AGENT_VERBS + SEED_VERBS)
+    @for_each("verb", AGENT_VERBS + SEED_VERBS)
     def test_each_verb_has_one(self, verb):
         twin = getattr(BackendProtocol, f"a{verb}")
         assert inspect.iscoroutinefunction(twin)

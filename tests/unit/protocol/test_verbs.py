@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import inspect
 
-import pytest
+from for_each import for_each
 
 from fusebackend.backends.memory import InMemoryBackend
 from fusebackend.base.errors import oserror
@@ -40,8 +40,8 @@ def test_a_batch_has_codes_and_paths():
     assert told == "the engine is gone", "an errno that says nothing"
 
 
-@pytest.mark.parametrize("kind", [CompositeBackend, MountedBackend, Client, InMemoryBackend])
-@pytest.mark.parametrize("name", AGENT_VERBS)
+@for_each("kind", [CompositeBackend, MountedBackend, Client, InMemoryBackend])
+@for_each("name", AGENT_VERBS)
 def test_every_class_shows_the_parameters_of_its_verbs(kind, name):
     protocol = inspect.signature(getattr(BackendProtocol, name))
     assert inspect.signature(getattr(kind, name)).parameters == protocol.parameters

@@ -67,6 +67,7 @@ class Derived(BackendConformance):
     any_name = False  # names that are no UTF-8 are refused
 
 
+@pytest.mark.configuration
 class TestState(Derived):
     @pytest.fixture
     def backend(self):
@@ -79,6 +80,7 @@ class TestDuck(Derived):
         return VolumeBackend(ForeignVolume(DuckBackend(), exact_sizes=False))
 
 
+@pytest.mark.configuration
 class TestSeed(Derived):
     byte_exact = False  # it holds text
 
@@ -87,6 +89,7 @@ class TestSeed(Derived):
         return VolumeBackend(ForeignVolume(SeedWithDelete()))
 
 
+@pytest.mark.configuration
 class TestComposite(Derived):
     @pytest.fixture
     def backend(self):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from for_each import for_each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +13,7 @@ TEXTS = st.text(st.sampled_from(list("ab./%\0~=25F é\n")) | st.characters(exclu
 LONG = st.integers(240, 600).flatmap(lambda size: st.text(st.sampled_from("aé/%漢"), min_size=size, max_size=size))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "name"),
     [
         ("plain.txt", b"plain.txt"),
@@ -77,7 +78,7 @@ def test_a_surrogate_that_is_no_byte_has_a_name_too() -> None:
     assert name_of("a\ud800") != name_of("a\ud801")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("key", "names"),
     [
         ("/a/b.txt", (b"a", b"b.txt")),

@@ -10,6 +10,7 @@ from typing import Any
 
 import obstore
 import pytest
+from for_each import for_each
 from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -139,7 +140,7 @@ def test_attributes_are_kept_where_the_remote_keeps_them() -> None:
         assert (attr.mode, attr.uid, attr.gid, attr.mtime_ns) == (stat.S_IFREG | (0o600 + number), 7, 8, MTIME_NS)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@for_each("kind", KINDS)
 def test_one_alone(kind: str) -> None:
     volume, put = KINDS[kind](LONGEST_TTL_S)
     file = new(ROOT_NODE, "file", b"bytes")

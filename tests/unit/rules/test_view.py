@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 import pytest
+from for_each import for_each
 
 from fusebackend.rules.rule import Rule, RuleError, within
 from fusebackend.rules.view import View
@@ -111,7 +112,7 @@ def rules_of(chance: random.Random) -> list[tuple[tuple[str, ...], tuple[str, ..
     return made
 
 
-@pytest.mark.parametrize("seed", range(10))
+@for_each("seed", range(10))
 def test_random_decisions_are_those_of_the_reference(seed):
     chance = random.Random(seed)
     for _ in range(25):
@@ -126,7 +127,7 @@ def test_random_decisions_are_those_of_the_reference(seed):
                 assert view.explain(operation, path)[0] == expected
 
 
-@pytest.mark.parametrize("seed", range(4))
+@for_each("seed", range(4))
 def test_a_tree_that_is_the_same_below_two_names_has_the_same_decisions(seed):
     chance = random.Random(seed)
     compared = 0
@@ -205,7 +206,7 @@ class Odd:
     mode: object = "deny"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("rule", "says"),
     [
         ({"operations": ["read"], "paths": ["a"]}, "rule 1: path 'a' does not begin with '/'"),

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import served
 from eventually import eventually
+from for_each import for_each
 
 import fusebackend
 from fusebackend.control import rendezvous
@@ -245,7 +246,7 @@ def test_a_client_outlives_its_server_and_finds_the_next(tmp_path: Path) -> None
 
 
 class TestMessages:
-    @pytest.mark.parametrize(
+    @for_each(
         ("words", "says"),
         [
             ([], "give --config FILE, or --default URL"),

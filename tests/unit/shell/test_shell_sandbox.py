@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from for_each import for_each
 
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.base.paths import AgentPath
@@ -321,7 +322,7 @@ class TestMountCheck:
         assert not check.is_made(made[1:])
         assert not check.is_made([])
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("line", "instead", "said"),
         [
             ("20", "20 9 0:9 / / rw,nosuid,nodev - fuse.fusebackend fusebackend rw", "/ shows / and not /.fuse"),

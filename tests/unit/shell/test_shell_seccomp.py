@@ -9,6 +9,7 @@ import stat
 import struct
 
 import pytest
+from for_each import for_each
 
 from fusebackend.shell import seccomp
 from fusebackend.shell.seccomp import ARCHITECTURES, CLONE_NEWUSER
@@ -93,7 +94,7 @@ def having(**arguments: int) -> list[tuple[str, str, int]]:
     ]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("machine", "name", "before"),
     having(chmod=1, fchmod=1, fchmodat=2, fchmodat2=2),
 )
@@ -105,7 +106,7 @@ def test_setuid_modes(machine: str, name: str, before: int) -> None:
     assert answer(machine, number, *path, 0o3777) == ALLOW, "it may be a directory"
 
 
-@pytest.mark.parametrize(("machine", "name", "before"), having(mknod=1, mknodat=2, creat=1))
+@for_each(("machine", "name", "before"), having(mknod=1, mknodat=2, creat=1))
 def test_setid_modes_of_what_is_no_directory(machine: str, name: str, before: int) -> None:
     number = ARCHITECTURES[machine].calls[name]
     path = [0x7FFF_0C00] * before

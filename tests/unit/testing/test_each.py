@@ -44,14 +44,16 @@ def test_many_failures_are_all_named() -> None:
 
 
 def test_a_skip_of_all_cases_is_one_of_the_test() -> None:
+    before = module.executed
     for case in each([1, 2]):
         with case as number:
             if number == 1:
-                pytest.skip("not here")
-    with pytest.raises(pytest.skip.Exception, match="all 2 cases are skipped"):
+                pytest.skip("needs x, which it does not declare")
+    assert module.executed - before == 1
+    with pytest.raises(pytest.skip.Exception, match="all 2 cases are skipped, the first: needs x"):
         for case in each([1, 2]):
             with case:
-                pytest.skip("not here")
+                pytest.skip("needs x, which it does not declare")
 
 
 def test_a_loop_that_checks_nothing_is_a_mistake() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from for_each import for_each
 from search_corpus import GLOBS, MAX_COUNTS, NAME_GLOBS, ODD, ODD_PATTERNS, PATHS, PATTERNS, PLAIN
 from seed_backends import DuckBackend, SeedInMemoryBackend
 from services.postgres import Postgres
@@ -170,7 +171,7 @@ def test_grep_on_backends_from_elsewhere(elsewhere: tuple[Any, Any]) -> None:
     compare(elsewhere, shared)
 
 
-@pytest.mark.parametrize("path", PATHS)
+@for_each("path", PATHS)
 def test_glob_on_every_backend(ours: tuple[Any, Any], path: str | None) -> None:
     backend, reference = ours
     for pattern in (*filter(None, GLOBS), "*", "**", ".*", "**/.*", "?????.txt", "**/d*/*", "src/lib/**", "*.bin"):

@@ -8,21 +8,24 @@ import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
-from random_trees import Fifo, File, Link, make
+from random_trees import Fifo, File, Link, make, tree_of
 
+from fusebackend.backends.directory.dirfd import CACHED_DESCRIPTORS
 from fusebackend.linux.holes import data_ranges
 from fusebackend.trees import diff_output
-from fusebackend.trees import tree as tree_module
-from fusebackend.trees.diff import FOREIGN, RACY_NS, Differences, differences
+from fusebackend.trees.diff import RACY_NS, Differences, differences, filled, same_pieces
 from fusebackend.trees.diff_output import as_objects, name_status, stat_lines, stat_rows
-from fusebackend.trees.tree import Tree, same_bytes
+from fusebackend.trees.states import ItemTree
+from fusebackend.volumes.contents import PIECE_BYTES
+
+Pieces: TypeAlias = "list[tuple[int, bytes]]"
 
 
 def compare(sides: tuple[Path, Path], *paths: bytes, **options: Any) -> Differences:
-    return differences(Tree(str(sides[0])), Tree(str(sides[1])), paths or (b"",), **options)
+    return differences(tree_of(sides[0]), tree_of(sides[1]), paths or (b"",), **options)
 
 
 def lines(result: Differences) -> list[str]:
@@ -32,13 +35,13 @@ def lines(result: Differences) -> list[str]:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """Record the files that are opened from now on."""
     opened: list[bytes] = []
-    reading = Tree.reading
+    pieces = ItemTree.pieces
 
-    def recorded(tree: Tree, path: bytes) -> Any:
+    def recorded(tree: ItemTree, path: bytes) -> Any:
         opened.append(path)
-        return reading(tree, path)
+        return pieces(tree, path)
 
-    monkeypatch.setattr(Tree, "reading", recorded)
+    monkeypatch.setattr(ItemTree, "pieces", recorded)
     return opened
 
 
@@ -119,13 +122,6 @@ def test_paths_that_are_left_out_and_ways(sides: tuple[Path, Path]) -> None:
     assert lines(compare(sides, left_out=(b"way/route", b".fusebackend"), ways=(b"way",))) == ["A\tway/other"]
 
 
-def test_another_file_system_is_not_entered(sides: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    make(sides[0], {b"f": File(b"1")}, 1_000)
-    monkeypatch.setattr(Tree, "device", property(lambda tree: os.stat(tree.path).st_dev + (tree.path == str(sides[0]))))
-    result = compare(sides)
-    assert (result.found, result.skipped) == ([], [(b"", FOREIGN)])
-
-
 def test_a_link_on_the_way_is_not_followed(sides: tuple[Path, Path], tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     make(sides[0], {b"d": {b"f": File(b"1")}}, 1_000)
@@ -133,32 +129,32 @@ def test_a_link_on_the_way_is_not_followed(sides: tuple[Path, Path], tmp_path: P
     make(outside, {b"f": File(b"secret")}, 1_000)
     (sides[1] / "d").symlink_to(outside)
     assert lines(compare(sides, b"d/f")) == ["D\td/f"]
-    tree = Tree(str(sides[1]))
-    with pytest.raises(NotADirectoryError), tree.reading(b"d/f"):
-        pass
-    with pytest.raises(OSError) as loop, tree.reading(b"d"):
-        pass
-    assert (loop.value.errno, loop.value.filename) == (errno.ELOOP, str(sides[1] / "d"))
+    tree = tree_of(sides[1])
+    with pytest.raises(FileNotFoundError):
+        list(tree.pieces(b"d/f"))
+    with pytest.raises(OSError) as wrong:
+        list(tree.pieces(b"d"))
+    assert wrong.value.errno == errno.EINVAL
 
 
 def test_a_file_that_became_a_fifo_does_not_block(sides: tuple[Path, Path]) -> None:
     make(sides[0], {b"f": Fifo()}, 1_000)
-    with pytest.raises(OSError) as wrong, Tree(str(sides[0])).reading(b"f"):
-        pass
+    with pytest.raises(OSError) as wrong:
+        list(tree_of(sides[0]).pieces(b"f"))
     assert wrong.value.errno == errno.EINVAL
 
 
 def test_what_can_not_be_read_is_skipped(sides: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     make(sides[0], {b"d": {b"f": File(b"1")}, b"g": File(b"2")}, 1_000)
     make(sides[1], {b"d": {b"f": File(b"3")}, b"g": File(b"4")}, 2_000)
-    entries = Tree.entries
+    entries = ItemTree.entries
 
-    def refused(tree: Tree, path: bytes) -> Any:
+    def refused(tree: ItemTree, path: bytes) -> Any:
         if path == b"d":
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         return entries(tree, path)
 
-    monkeypatch.setattr(Tree, "entries", refused)
+    monkeypatch.setattr(ItemTree, "entries", refused)
     result = compare(sides)
     assert (lines(result), result.skipped) == (["M\tg"], [(b"d", "Permission denied")])
     assert b"# d: not compared: Permission denied\n" in b"".join(diff_output.patch(result))
@@ -196,7 +192,26 @@ def test_a_deep_tree_needs_few_descriptors(emptied: tuple[Path, Path]) -> None:
     open_before = len(os.listdir("/proc/self/fd"))
     result = compare(sides)
     assert [each.path for each in result.found] == [b"d/" * deep + b"f"]
-    assert len(os.listdir("/proc/self/fd")) <= open_before + 2 * (tree_module.CACHED_DIRECTORIES + 1)
+    assert len(os.listdir("/proc/self/fd")) <= open_before + 2 * (CACHED_DESCRIPTORS + 1)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ([], [], True),
+        ([(0, b"ab"), (2, b"c")], [(0, b"a"), (1, b"bc")], True),
+        ([(4, b"x")], [(0, b"\0\0\0\0x")], True),
+        ([(4, b"x"), (9, b"")], [(0, b"\0\0"), (3, b"\0x\0\0")], True),
+        ([(0, b"ab"), (2, b"c")], [(0, b"a"), (1, b"bd")], False),
+        ([(4, b"x")], [], False),
+        ([], [(0, b"\0"), (7, b"\0x")], False),
+        ([(1, b"x")], [(2, b"x")], False),
+    ],
+)
+def test_pieces_are_compared_with_their_holes(one: Pieces, other: Pieces, same: bool) -> None:
+    assert same_pieces(iter(one), iter(other)) is same
+    assert same_pieces(iter(other), iter(one)) is same
+    assert same or b"".join(filled(iter(one))).rstrip(b"\0") != b"".join(filled(iter(other))).rstrip(b"\0")
 
 
 def test_stat(sides: tuple[Path, Path]) -> None:
@@ -255,9 +270,12 @@ def test_holes(sides: tuple[Path, Path], request: pytest.FixtureRequest, knows_h
         file.truncate(size)
     if not knows_holes:
         request.getfixturevalue("without_holes")
-    with (sides[0] / "f").open("rb") as one, (sides[1] / "f").open("rb") as same, (sides[1] / "g").open("rb") as other:
-        assert same_bytes(one.fileno(), same.fileno(), size)
-        assert not same_bytes(one.fileno(), other.fileno(), size)
+    with (sides[0] / "f").open("rb") as one, (sides[1] / "g").open("rb") as other:
+        trees = tree_of(sides[0]), tree_of(sides[1])
+        assert same_pieces(trees[0].pieces(b"f"), trees[1].pieces(b"f"))
+        assert not same_pieces(trees[0].pieces(b"f"), trees[1].pieces(b"g"))
+        read = sum(len(piece) for _, piece in trees[0].pieces(b"f"))
+        assert read == (PIECE_BYTES if knows_holes else size)
         ((start, end),) = data_ranges(one.fileno(), size)
         assert (start, end) == ((5 << 20, (5 << 20) + 4096) if knows_holes else (0, size))
         assert list(data_ranges(other.fileno(), size)) == ([] if knows_holes else [(0, size)])

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 import random_trees
+from for_each import for_each
 from hypothesis import given, settings
 from profiles import examples
-from random_trees import Fifo, File, Link, flat, make, trees
+from random_trees import Fifo, File, Link, flat, make, tree_of, trees
 
 from fusebackend.base.git_patch import quoted
 from fusebackend.trees import diff_output
 from fusebackend.trees.diff import differences
 from fusebackend.trees.diff_output import git_refuses, patch
-from fusebackend.trees.tree import Tree
 
 
 def patch_of(before: Path, after: Path) -> bytes:
-    return b"".join(patch(differences(Tree(str(before)), Tree(str(after)))))
+    return b"".join(patch(differences(tree_of(before), tree_of(after))))
 
 
 def notes(made: bytes) -> list[str]:
@@ -202,7 +202,7 @@ def test_a_link_to_itself_that_became_a_directory(sides: tuple[Path, Path]) -> N
     apply(before, made)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "path",
     [b".git", b"sub/.git/config", b".GIT", b"git~1", b".git .", b".git::$INDEX", b"a\\.git"],
 )
@@ -218,6 +218,6 @@ def test_a_name_that_git_refuses_on_other_systems() -> None:
     assert git_refuses(b".gitmodules", is_link=True)
 
 
-@pytest.mark.parametrize("path", [b".gitignore", b"git", b".gitmodules", b"x.git", b".github/workflows", b"git~"])
+@for_each("path", [b".gitignore", b"git", b".gitmodules", b"x.git", b".github/workflows", b"git~"])
 def test_names_that_only_look_like_those(path: bytes) -> None:
     assert not git_refuses(path, is_link=False)

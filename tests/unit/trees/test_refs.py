@@ -6,6 +6,7 @@ from datetime import UTC, datetime, time, timedelta
 from zoneinfo import ZoneInfo
 
 import pytest
+from for_each import for_each
 
 from fusebackend.trees.refs import MAIN_REF, Ref, RefError, Refs, Taken, begin_ns, time_ns
 
@@ -27,7 +28,7 @@ SNAPSHOTS = [
 REFS = Refs(SNAPSHOTS, now=NOW, zone=BERLIN)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "name"),
     [
         ("sunday", "sunday"),
@@ -68,9 +69,7 @@ def test_a_pair() -> None:
     assert REFS.newest() == Ref("noon", SNAPSHOTS[0].time_ns)
 
 
-@pytest.mark.parametrize(
-    "text", ["..", "../x", "nothing", "a..b", "10", "10y", "25:00", "2026-13-01", "2026-11-22x", ""]
-)
+@for_each("text", ["..", "../x", "nothing", "a..b", "10", "10y", "25:00", "2026-13-01", "2026-11-22x", ""])
 def test_other_words_are_no_refs(text: str) -> None:
     assert not REFS.is_ref(text) or text == ""
     with pytest.raises(RefError):

@@ -8,6 +8,7 @@ import threading
 from typing import Any
 
 import pytest
+from for_each import for_each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,7 +48,7 @@ class Failing(InMemoryVolume):
 # -- names -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     "name",
     [
         *(
@@ -74,7 +75,7 @@ def test_good_names(name: str) -> None:
     assert names(snapshots) == [name]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "why"),
     [
         ("", "is no name of a directory"),

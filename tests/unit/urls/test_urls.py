@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from for_each import for_each
 
 from fusebackend.urls import opening as urls
 from fusebackend.urls import parse
@@ -19,7 +20,7 @@ DOCS = Path(__file__).parents[3] / "docs"
 
 
 class TestParse:
-    @pytest.mark.parametrize(
+    @for_each(
         ("text", "scheme", "rest"),
         [
             ("sqlite:/data/notes.db", "sqlite", "/data/notes.db"),
@@ -54,7 +55,7 @@ class TestParse:
         assert parse("dir:~/notes").rest == "/home/someone/notes"
         assert parse("dir:x/~").rest.endswith("/x/~")
 
-    @pytest.mark.parametrize("path", ["/a b", "/a%41", "/100%", "/q?x=1", "/h#1", "/new\nline", "/raw\udcff", "/데"])
+    @for_each("path", ["/a b", "/a%41", "/100%", "/q?x=1", "/h#1", "/new\nline", "/raw\udcff", "/데"])
     def test_the_text_of_any_path_means_that_path(self, path: str) -> None:
         url = urls.for_path("dir", path)
         assert parse(url.text) == url
@@ -74,7 +75,7 @@ class TestParse:
     def test_a_python_url_passes_all_parameters_on(self) -> None:
         assert parse("python:m:f?bucket=a%26b&region=eu+west").parameters == {"bucket": "a&b", "region": "eu+west"}
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("text", "message"),
         [
             ("", "'' has no scheme; write it as one of sqlite:PATH, memory:, dir:PATH, "),
@@ -113,7 +114,7 @@ class TestParse:
 
 
 class TestMask:
-    @pytest.mark.parametrize(
+    @for_each(
         ("text", "shown"),
         [
             ("sqlite:/data/notes.db", "sqlite:/data/notes.db"),
@@ -233,7 +234,7 @@ class TestOpen:
         assert backend.write("/a.txt", "one\n").error is None
         assert backend.download_files(["/a.txt"])[0].content == b"one\n"
 
-    @pytest.mark.parametrize("name", [name for name in SCHEMES if SCHEMES[name].features and name not in ELSEWHERE])
+    @for_each("name", [name for name in SCHEMES if SCHEMES[name].features and name not in ELSEWHERE])
     def test_the_features_in_the_table_are_those_of_the_volume(self, name: str, tmp_path) -> None:
         from fusebackend.remote.volume import volume_of
 
@@ -243,7 +244,7 @@ class TestOpen:
         finally:
             getattr(backend, "close", lambda: None)()
 
-    @pytest.mark.parametrize("name", [name for name in SCHEMES if name not in ELSEWHERE])
+    @for_each("name", [name for name in SCHEMES if name not in ELSEWHERE])
     def test_execute_in_the_table_is_true(self, name: str, tmp_path) -> None:
         from fusebackend.protocol import SandboxBackendProtocol
 

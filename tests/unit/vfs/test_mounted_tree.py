@@ -17,7 +17,7 @@ from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.composite.backend import CompositeBackend
 from fusebackend.protocol import Attr, AttrChanges, Caller, Change, Features, Volume
 from fusebackend.vfs.calls.executor import RouteExecutor
-from fusebackend.vfs.coherence.timeouts import COHERENT_TIMEOUT_S, CachePolicy
+from fusebackend.vfs.coherence.entry_cache import COHERENT_TIMEOUT_S, CachePolicy
 from fusebackend.vfs.inodes import ROOT_INODE, Entry, InodeTable, inode_number, node_of, route_index
 from fusebackend.vfs.mounted_tree import FileSystem
 

@@ -12,6 +12,7 @@ import pyfuse3
 import pytest
 from eventually import eventually
 from fakekernel import FakeKernel
+from for_each import for_each
 from onloop import run
 
 from fusebackend.backends.memory import InMemoryVolume
@@ -20,8 +21,8 @@ from fusebackend.mount import notifier as notifiers
 from fusebackend.mount.notifier import Notifier
 from fusebackend.protocol import ROOT_NODE, Attr, Caller, Change
 from fusebackend.vfs import switches
-from fusebackend.vfs.coherence.direct_writes import DirectWrites
-from fusebackend.vfs.coherence.timeouts import COHERENT_TIMEOUT_S
+from fusebackend.vfs.coherence.entry_cache import COHERENT_TIMEOUT_S
+from fusebackend.vfs.coherence.page_cache import DirectWrites
 from fusebackend.vfs.inodes import ROOT_INODE, Entry, InodeTable, node_of
 from fusebackend.vfs.mounted_tree import FileSystem
 
@@ -211,7 +212,7 @@ def test_a_node_that_was_looked_up_again_while_its_forgetting_waited_is_kept(
     assert forgotten == [node_of(inode)]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("flags", "mode", "passes"),
     [
         (os.O_WRONLY | os.O_CREAT, 0o644, True),

@@ -17,10 +17,10 @@ from fusebackend.base.paths import ROOT
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, Change, Features
 from fusebackend.vfs import switches
 from fusebackend.vfs.calls import request
-from fusebackend.vfs.coherence import dentries, hold_back
+from fusebackend.vfs.coherence import dentries, page_cache
 from fusebackend.vfs.coherence.dentries import Dentries
-from fusebackend.vfs.coherence.hold_back import HoldBack
-from fusebackend.vfs.coherence.timeouts import COHERENT_TIMEOUT_S, SHARED_DIRECTORY_TIMEOUT_S
+from fusebackend.vfs.coherence.entry_cache import COHERENT_TIMEOUT_S, SHARED_DIRECTORY_TIMEOUT_S
+from fusebackend.vfs.coherence.page_cache import HoldBack
 from fusebackend.vfs.inodes import ROOT_INODE
 from fusebackend.vfs.mounted_tree import FileSystem
 from fusebackend.volumes.storage import Inode
@@ -358,8 +358,8 @@ def test_an_open_waits_for_a_notice_that_is_on_its_way() -> None:
 
 
 def test_what_is_settled_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hold_back, "QUIET_S", -1.0)
-    monkeypatch.setattr(hold_back, "MAX_OPENED", 10)
+    monkeypatch.setattr(page_cache, "QUIET_S", -1.0)
+    monkeypatch.setattr(page_cache, "MAX_OPENED", 10)
 
     async def main() -> None:
         waiting = HoldBack(switches.DEFAULT.hold_back)

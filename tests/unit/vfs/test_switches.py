@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from fakekernel import FakeKernel
+from for_each import for_each
 from onloop import run
 from smallkernel import SmallKernel
 
@@ -35,7 +36,7 @@ TESTS = Path(__file__).parents[2]
 # -- the place -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each("name", NAMES)
 def test_the_file_of_a_feature_says_how_to_turn_it_off(name: str) -> None:
     package = Path(fusebackend.vfs.__file__).parents[1]
     files = [*package.glob("vfs/**/*.py"), *package.glob("mount/**/*.py")]
@@ -44,7 +45,7 @@ def test_the_file_of_a_feature_says_how_to_turn_it_off(name: str) -> None:
     assert sum(bool(says.search(opening)) for opening in openings) == 1
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in OPTIMISATIONS])
+@for_each("name", [name for name in NAMES if name not in OPTIMISATIONS])
 def test_each_rule_has_a_test_that_fails_without_it(name: str) -> None:
     mark = f'fails_without("{name}")'
     assert any(mark in file.read_text() for file in TESTS.rglob("test_*.py"))
@@ -104,7 +105,7 @@ SHOWN: dict[str, Callable[[FakeKernel, FileSystem], bool]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [name for name in OPTIMISATIONS if name not in PATCHES])
+@for_each("name", [name for name in OPTIMISATIONS if name not in PATCHES])
 def test_an_optimisation_is_there_until_it_is_turned_off(name: str) -> None:
     for on in (True, False):
         filesystem = FileSystem({ROOT: InMemoryVolume()}, switches=Switches(**{name: on}))

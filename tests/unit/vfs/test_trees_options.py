@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from for_each import for_each
 
 from fusebackend.vfs.trees_options import TreesOptions
 
@@ -12,12 +13,12 @@ def test_defaults() -> None:
     assert TreesOptions.of("off", None) == TreesOptions("off") and TreesOptions.of(None, "x") == TreesOptions(name="x")
 
 
-@pytest.mark.parametrize("name", [".mount", "a b", "ä" * 127, "\udcff", "a~", "..."])
+@for_each("name", [".mount", "a b", "ä" * 127, "\udcff", "a~", "..."])
 def test_names(name: str) -> None:
     assert TreesOptions(name=name).name == name
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "message"),
     [
         ({"shown": "no"}, "trees='no': give one of hidden, visible, off"),

@@ -8,6 +8,7 @@ import stat
 
 import pytest
 from agentface import attr_at, get, heard, node_at, put
+from for_each import for_each
 
 from fusebackend.backends.memory import InMemoryBackend, InMemoryVolume
 from fusebackend.base.errors import oserror
@@ -94,7 +95,7 @@ class TestInPlace:
         with pytest.raises(OSError):
             tree.getattr(node)
 
-    @pytest.mark.parametrize("size", [0, 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, (9 << 20) + 7])
+    @for_each("size", [0, 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, (9 << 20) + 7])
     def test_every_size_is_written_and_read_whole(self, backend, size):
         data = os.urandom(size)
         put(backend, "/file.bin", data)
@@ -257,7 +258,7 @@ class TestOtherVolumes:
 
 
 class TestTexts:
-    @pytest.mark.parametrize(
+    @for_each(
         ("verb", "arguments", "error"),
         [
             ("ls", ("/none",), "Path '/none': path_not_found"),

@@ -7,6 +7,7 @@ import stat
 
 import pytest
 from agentface import attr_at, get, link, put, special
+from for_each import for_each
 
 from fusebackend.backends.memory import InMemoryBackend
 from fusebackend.volumes import walk
@@ -39,7 +40,7 @@ class TestLinks:
         link(backend, "/sneaky", b"real/../../real/file.txt")
         link(backend, "/loop", b"loop")
 
-    @pytest.mark.parametrize(
+    @for_each(
         "path",
         ["/to-file", "/to-dir/file.txt", "/real/up", "/chain", "/real/sub/parent/file.txt", "/to-dir/sub/parent/up"],
     )
@@ -58,7 +59,7 @@ class TestLinks:
         # In the path of an agent it goes by name, before any link is looked at.
         assert get(backend, "/elsewhere/in/../file.txt") == b"elsewhere"
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("path", "number"),
         [
             ("/absolute", errno.EXDEV),

@@ -66,27 +66,6 @@ CREATE TABLE fusebackend.entry (
 );
 CREATE FUNCTION fusebackend.contents_changed() RETURNS trigger LANGUAGE plpgsql AS $body$
 DECLARE
-    changed fusebackend.chunk%ROWTYPE;
-BEGIN
-    IF TG_OP = 'DELETE' THEN changed := OLD; ELSE changed := NEW; END IF;
-    INSERT INTO fusebackend.unindexed (volume, node, changed_at, change)
-        VALUES (changed.volume, changed.node, clock_timestamp(), pg_current_xact_id())
-        ON CONFLICT (volume, node) DO UPDATE
-            SET changed_at = excluded.changed_at, change = excluded.change, large = false
-            WHERE unindexed.change <> excluded.change;
-    RETURN NULL;
-END
-$body$;
-CREATE TRIGGER contents_changed AFTER INSERT OR UPDATE OR DELETE ON fusebackend.chunk
-    FOR EACH ROW EXECUTE FUNCTION fusebackend.contents_changed();
-INSERT INTO fusebackend.unindexed (volume, node, changed_at, change)
-    SELECT DISTINCT volume, node, clock_timestamp(), pg_current_xact_id() FROM fusebackend.chunk;
-"""
-"""The migration; `postgres/schema.py` runs it."""
-
-OLD_CHUNKS_ARE_NOT_SEARCHED: Final = """
-CREATE OR REPLACE FUNCTION fusebackend.contents_changed() RETURNS trigger LANGUAGE plpgsql AS $body$
-DECLARE
     of_volume integer;
     of_node bigint;
 BEGIN
@@ -108,8 +87,10 @@ BEGIN
     RETURN NULL;
 END
 $body$;
+CREATE TRIGGER contents_changed AFTER INSERT OR UPDATE OR DELETE ON fusebackend.chunk
+    FOR EACH ROW EXECUTE FUNCTION fusebackend.contents_changed();
 """
-"""The same for version 4: a chunk that only snapshots have gets a negative node (`old_rows.py`)."""
+"""A chunk that only snapshots have has a negative node (`old_rows.py`), and is not searched."""
 
 _STATE = """
 SELECT to_regclass(%(index)s) IS NOT NULL, current_setting('server_encoding'),

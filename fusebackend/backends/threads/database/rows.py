@@ -6,8 +6,6 @@ A checkpoint's name is `<time>-<step>-<node>`, such as `20260922T091431.123Z-001
 do. The time is in UTC, in milliseconds, from the checkpoint's id, a UUID of version 6; where the id is something else,
 it is the checkpoint's own time, or `undated`, and the id ends the name. It also ends a name that an older checkpoint
 has. The last part is the node that led to the checkpoint, or else the checkpoint's source.
-
-The former names were `<time>-<step>-<source>`, in steps of 100 ns and without padding. `old_names` makes these.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ import re
 import uuid
 from collections.abc import Callable, Container, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from fusebackend.remote.keys import cut_name, name_of
 
@@ -221,7 +219,7 @@ def checkpoint_name(
 ) -> bytes:
     """The name of a checkpoint, other than those that are taken."""
     number = "none" if step is None else f"{step:04}"
-    stem = f"{_stamp(time_ns, 'milliseconds')}-{number}-{_NOT_PLAIN.sub('_', node)[:MAX_NODE_CHARS] or 'unknown'}"
+    stem = f"{_stamp(time_ns)}-{number}-{_NOT_PLAIN.sub('_', node)[:MAX_NODE_CHARS] or 'unknown'}"
     short = stem.encode()
     if _ticks_of(checkpoint) is not None and short not in taken:
         return short
@@ -229,13 +227,7 @@ def checkpoint_name(
     return whole if len(whole) <= MAX_NAME_BYTES else cut_name(whole, checkpoint, MAX_NAME_BYTES)
 
 
-def old_names(checkpoint: str, time_ns: int | None, step: int | None, source: str | None) -> tuple[bytes, bytes]:
-    """The former names of a checkpoint, the short one and that with its id."""
-    stem = f"{_stamp(time_ns, 'ticks')}-{'none' if step is None else step}-{source or 'unknown'}"
-    return name_of(stem), name_of(f"{stem}-{checkpoint}")
-
-
-def _stamp(time_ns: int | None, unit: Literal["milliseconds", "ticks"]) -> str:
+def _stamp(time_ns: int | None) -> str:
     if time_ns is None:
         return "undated"
     seconds, rest = divmod(time_ns, 10**9)
@@ -243,8 +235,7 @@ def _stamp(time_ns: int | None, unit: Literal["milliseconds", "ticks"]) -> str:
         when = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
     except (OverflowError, ValueError, OSError):
         return "undated"
-    fraction = f"{rest // 10**6:03d}" if unit == "milliseconds" else f"{rest // 100:07d}"
-    return f"{when.isoformat()[:19].replace('-', '').replace(':', '')}.{fraction}Z"
+    return f"{when.isoformat()[:19].replace('-', '').replace(':', '')}.{rest // 10**6:03d}Z"
 
 
 def _ticks_of(checkpoint: str) -> int | None:

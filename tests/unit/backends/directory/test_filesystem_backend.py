@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import gc
 import os
-import shutil
 import tempfile
 import threading
 from pathlib import Path
@@ -16,27 +15,25 @@ from agentface import get, heard, node_at, put
 from fusebackend.backends.directory import agent_face as directoryface
 from fusebackend.backends.directory.backend import FilesystemBackend
 from fusebackend.protocol import ROOT_NODE, Change
-from fusebackend.testing.conformance import BackendConformance, Probe
+from fusebackend.testing.conformance import BackendConformance
 from fusebackend.testing.posix.case import fails
 from fusebackend.volumes.agent_face import VolumeBackend
 
 
 class DirectoryCases(BackendConformance):
-    """Only that `..` is refused, where other backends resolve it by name."""
-
-    @pytest.mark.parametrize("path", ["//a//b.txt", "/a/./b.txt", "a/b.txt", "/a/b.txt/"])
-    def test_ways_to_write_one_path(self, b: Probe, path: str) -> None:
-        super().test_ways_to_write_one_path(b, path)
+    resolves_dot_dot = False
 
 
-@pytest.mark.skipif(shutil.which("rg") is None, reason="ripgrep is not installed")
-class TestWithRipgrep(DirectoryCases):
+class TestDirectory(DirectoryCases):
+    """Searched by ripgrep, where that is installed."""
+
     @pytest.fixture
     def backend(self, tmp_path):
         with FilesystemBackend(tmp_path) as backend:
             yield backend
 
 
+@pytest.mark.configuration
 class TestWithoutRipgrep(DirectoryCases):
     @pytest.fixture
     def backend(self, tmp_path, monkeypatch):
@@ -45,6 +42,7 @@ class TestWithoutRipgrep(DirectoryCases):
             yield backend
 
 
+@pytest.mark.configuration
 class TestThatReplaces(DirectoryCases):
     replaces_existing = True
 

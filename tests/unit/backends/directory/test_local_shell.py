@@ -11,6 +11,7 @@ from functools import partial
 
 import pytest
 from command_cases import CommandCases
+from for_each import for_each
 
 from fusebackend.backends.directory.backend import LocalShellBackend
 from fusebackend.protocol import Change
@@ -71,7 +72,7 @@ def test_a_command_may_have_changed_anything(shell):
     assert changes == [Change()]
 
 
-@pytest.mark.parametrize("command", ["", "  \n", None, 5])
+@for_each("command", ["", "  \n", None, 5])
 def test_no_command(shell, command):
     response = shell.execute(command)
     assert response.output.startswith("Error: ")

@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from for_each import for_each
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from profiles import examples
@@ -182,14 +183,14 @@ def test_names_may_be_any_bytes(tmp_path):
     assert candidates(tmp_path, "needle") == Candidates(frozenset(map(os.fsdecode, names)))
 
 
-@pytest.mark.parametrize("pattern", ["--help", "-v", "-e", "--pre=touch pwned", "-fsecret", "", "$(touch pwned)"])
+@for_each("pattern", ["--help", "-v", "-e", "--pre=touch pwned", "-fsecret", "", "$(touch pwned)"])
 def test_a_pattern_is_never_an_option(tmp_path, pattern):
     (tmp_path / "file").write_text(f"has {pattern} in it")
     assert candidates(tmp_path, pattern) == Candidates(frozenset({"file"}))
     assert os.listdir(tmp_path) == ["file"]
 
 
-@pytest.mark.parametrize("pattern", ["\n", "a\nb", "\0", "\ud800"])
+@for_each("pattern", ["\n", "a\nb", "\0", "\ud800"])
 def test_a_pattern_that_is_in_no_line_starts_nothing(tmp_path, monkeypatch, pattern):
     (tmp_path / "file").write_text("a\nb")
     monkeypatch.setattr(subprocess, "Popen", None)
@@ -225,7 +226,7 @@ def test_a_time_out_keeps_what_was_found_and_says_so(tmp_path, monkeypatch):
     assert ([match["path"] for match in answer.matches], answer.truncated) == (["/found"], True)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("script", "expected"),
     [
         ("exit 1", Candidates(frozenset())),

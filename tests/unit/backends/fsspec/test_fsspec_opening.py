@@ -6,13 +6,14 @@ import re
 from pathlib import Path
 
 import pytest
+from for_each import for_each
 
 pytest.importorskip("fsspec")
 
 from fusebackend.urls.opening import UrlError, open_backend
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("place", "message"),
     [
         ("x", "names no file system; write fsspec:PROTOCOL://PLACE"),

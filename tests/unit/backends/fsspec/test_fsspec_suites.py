@@ -45,8 +45,7 @@ class Files(BackendConformance):
 
 
 class Served(Files):
-    def test_a_directory_of_many_entries(self):
-        pytest.skip("thousands of requests: file systems without a server have it")
+    many_entries = 50  # each is several requests; file systems without a server have more
 
 
 class TestFile(Files):
@@ -56,6 +55,7 @@ class TestFile(Files):
             yield backend
 
 
+@pytest.mark.configuration
 class TestMemory(Files):
     @pytest.fixture
     def backend(self):
@@ -63,6 +63,7 @@ class TestMemory(Files):
             yield backend
 
 
+@pytest.mark.configuration
 class TestDirectoryOfAnother(Files):
     @pytest.fixture
     def backend(self, tmp_path):
@@ -73,33 +74,45 @@ class TestDirectoryOfAnother(Files):
 LOGIN = {"host": "127.0.0.1", "username": fsspec_servers.USER, "password": fsspec_servers.PASSWORD}
 
 
+@pytest.fixture(scope="module")
+def ftp(tmp_path_factory):
+    with fsspec_servers.running("ftp", tmp_path_factory.mktemp("ftp")) as port:
+        fs = opened("ftp", port=port, **LOGIN)
+        yield fs
+        fs.ftp.close()
+
+
+@pytest.fixture(scope="module")
+def sftp(tmp_path_factory):
+    with fsspec_servers.running("sftp", tmp_path_factory.mktemp("sftp")) as port:
+        fs = opened("sftp", port=port, **LOGIN)
+        yield fs
+        fs.client.close()
+
+
+@pytest.mark.configuration
 @pytest.mark.services
 class TestFtp(Served):
-    @pytest.fixture(scope="class")
-    @classmethod
-    def fs(cls, tmp_path_factory):
-        with fsspec_servers.running("ftp", tmp_path_factory.mktemp("ftp")) as port:
-            fs = opened("ftp", port=port, **LOGIN)
-            yield fs
-            fs.ftp.close()
-
     @pytest.fixture
-    def backend(self, fs):
-        with self.place(fs, "") as backend:
+    def backend(self, ftp):
+        with self.place(ftp, "") as backend:
             yield backend
 
+
+@pytest.mark.services
+class TestTransfersByFtp:
     @pytest.fixture
-    def stored(self, fs):
+    def stored(self, ftp):
         """A file on the server, a remote with it, and the commands that begin or end a transfer."""
         content = os.urandom(3 * RANGE_BYTES + 5)
-        fs.pipe_file("/stored", content)
-        sent, send = [], fs.ftp.putcmd
-        fs.ftp.putcmd = lambda line: (sent.append(line.partition(" ")[0]), send(line))
-        remote = FsspecRemote(fs, "/")
+        ftp.pipe_file("/stored", content)
+        sent, send = [], ftp.ftp.putcmd
+        ftp.ftp.putcmd = lambda line: (sent.append(line.partition(" ")[0]), send(line))
+        remote = FsspecRemote(ftp, "/")
         yield content, remote, sent
-        del fs.ftp.putcmd
+        del ftp.ftp.putcmd
         remote.close()
-        fs.rm_file("/stored")
+        ftp.rm_file("/stored")
 
     def test_a_sequential_read_is_one_transfer(self, stored):
         content, remote, sent = stored
@@ -123,7 +136,7 @@ class TestFtp(Served):
                     assert other.read(half + at, 100) == content[half + at : half + at + 100]
         assert remote.head("stored").size == len(content)
 
-    def test_a_file_of_another_length_by_now(self, fs, stored):
+    def test_a_file_of_another_length_by_now(self, stored):
         content, remote, _ = stored
         with closing(remote.reader("stored", None, 2 * RANGE_BYTES)) as reader:
             whole = b"".join(reader.read(at, UNIT_BYTES) for at in range(0, 3 * RANGE_BYTES, UNIT_BYTES))
@@ -137,29 +150,25 @@ class TestFtp(Served):
         assert remote.head("stored").size == len(content)
 
 
+@pytest.mark.configuration
 @pytest.mark.services
 class TestSftp(Served):
-    @pytest.fixture(scope="class")
-    @classmethod
-    def fs(cls, tmp_path_factory):
-        with fsspec_servers.running("sftp", tmp_path_factory.mktemp("sftp")) as port:
-            fs = opened("sftp", port=port, **LOGIN)
-            yield fs
-            fs.client.close()
-
     @pytest.fixture
-    def backend(self, fs):
-        with self.place(fs, "") as backend:
+    def backend(self, sftp):
+        with self.place(sftp, "") as backend:
             yield backend
 
-    def test_the_root_of_a_server(self, fs):
-        with FsspecBackend(fs, "/") as backend:
-            assert backend.write("/of-the-root", "x").error is None
-        with FsspecBackend(fs, "/") as backend:
-            assert "/of-the-root" in [entry["path"] for entry in backend.ls("/").entries]
-            assert backend.delete("/of-the-root").error is None
+
+@pytest.mark.services
+def test_the_root_of_a_server(sftp):
+    with FsspecBackend(sftp, "/") as backend:
+        assert backend.write("/of-the-root", "x").error is None
+    with FsspecBackend(sftp, "/") as backend:
+        assert "/of-the-root" in [entry["path"] for entry in backend.ls("/").entries]
+        assert backend.delete("/of-the-root").error is None
 
 
+@pytest.mark.configuration
 @pytest.mark.services
 class TestSmb(Served):
     @pytest.fixture(scope="class")
@@ -174,6 +183,7 @@ class TestSmb(Served):
             yield backend
 
 
+@pytest.mark.configuration
 @pytest.mark.services
 class TestWebdav(Served):
     @pytest.fixture(scope="class")

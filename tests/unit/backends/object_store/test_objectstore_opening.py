@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from for_each import for_each
 
 from fusebackend.backends import S3Backend
 from fusebackend.backends.object_store import opening
@@ -65,7 +66,7 @@ def test_a_missing_extra_is_said_in_one_line(monkeypatch):
             open_backend(url)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("url", "words"),
     [
         ("s3:bucket", "write s3://BUCKET/PREFIX"),

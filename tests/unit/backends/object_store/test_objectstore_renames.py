@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from for_each import for_each
 from obstore.store import MemoryStore
 
 from fusebackend.backends.object_store import rename
@@ -68,9 +69,10 @@ def abandon(backend):
     backend.volume.remote._cache.close()
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("at", range(12))
-def test_a_directory_is_whole_in_one_place_after_a_crash(store, monkeypatch, at, after):
+@for_each("after", [False, True], ids=["before", "after"])
+@for_each("at", range(12))
+def test_a_directory_is_whole_in_one_place_after_a_crash(monkeypatch, at, after):
+    store = MemoryStore()
     backend = ObjectStoreBackend(store)
     backend.upload_files(list(FILES.items()))
     with monkeypatch.context() as patch:
@@ -104,10 +106,11 @@ def killed_too(fate):
     return end
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("replaces", [False, True], ids=["new", "replacing"])
-@pytest.mark.parametrize("at", range(4))
-def test_a_file_is_in_one_place_after_a_crash(store, monkeypatch, at, after, replaces):
+@for_each("after", [False, True], ids=["before", "after"])
+@for_each("replaces", [False, True], ids=["new", "replacing"])
+@for_each("at", range(4))
+def test_a_file_is_in_one_place_after_a_crash(monkeypatch, at, after, replaces):
+    store = MemoryStore()
     backend = ObjectStoreBackend(store)
     backend.upload_files([("/d/old", b"content")])
     if replaces:

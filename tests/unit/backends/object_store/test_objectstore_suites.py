@@ -15,6 +15,7 @@ class Objects(BackendConformance):
     any_name = False  # a key is UTF-8, without control characters
 
 
+@pytest.mark.configuration
 class TestMemory(Objects):
     @pytest.fixture
     def backend(self):
@@ -24,6 +25,8 @@ class TestMemory(Objects):
 
 @pytest.mark.services
 class TestSeaweedFS(Objects):
+    many_entries = 50  # each is several requests; `test_objectstore_volume.py` has a flat bucket with pages of them
+
     @pytest.fixture(scope="class")
     @classmethod
     def places(cls, seaweedfs):
@@ -34,6 +37,3 @@ class TestSeaweedFS(Objects):
     def backend(self, places):
         with next(places) as backend:
             yield backend
-
-    def test_a_directory_of_many_entries(self):
-        pytest.skip("thousands of requests: `test_objectstore_volume.py` has a flat bucket of that size")

@@ -16,6 +16,7 @@ from typing import Any
 
 import obstore
 import pytest
+from for_each import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from obstore.store import LocalStore, MemoryStore, S3Store
@@ -285,7 +286,7 @@ def test_the_same_bytes_of_somebody_else_are_not_ours(server: Server) -> None:
 # -- errors -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("status", "code", "number"),
     [
         (403, "AccessDenied", errno.EACCES),

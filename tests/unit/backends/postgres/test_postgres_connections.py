@@ -19,7 +19,6 @@ from services.postgres import Server, require
 from fusebackend.backends import PostgresBackend
 from fusebackend.databases import postgres as databases
 from fusebackend.protocol import ROOT_NODE
-from fusebackend.urls.opening import open_backend
 
 pytestmark = pytest.mark.services
 
@@ -183,16 +182,6 @@ def test_a_full_server_is_waited_for_by_a_host_without_a_connection(
         assert error is not None
         assert "too many clients" in error
         assert time.monotonic() - begun < LIMIT_S
-
-
-def test_the_feed_has_an_address_of_its_own(small: Server) -> None:
-    url = f"postgres:{small.dsn()}?volume=addressed&feed="
-    feed = f"{small.dsn()} options='-c tcp_keepalives_idle=77'".replace(" ", "%20").replace("=", "%3D")
-    with open_backend(url + feed), psycopg.connect(small.dsn(), autocommit=True) as connection:
-        query = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'fusebackend-feed%'"
-        assert connection.execute(query).fetchone() == (1,)
-    with pytest.raises(ValueError, match="parameter 'feed' of 'postgres:' must be a DSN"):
-        open_backend(url + "nonsense")
 
 
 def test_busy_hosts_take_turns_at_a_full_server(small: Server) -> None:

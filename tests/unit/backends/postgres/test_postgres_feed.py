@@ -110,21 +110,26 @@ def test_a_server_that_says_nothing_is_as_good_as_lost(
             ear.wait(Change(node, ROOT_NODE, b"b"))
 
 
-def test_what_makes_no_sense_means_anything(here: PostgresVolume, postgres_dsn: str) -> None:
-    ear = Ear(here)
-    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
-        connection.execute("SELECT pg_notify(%s, 'nonsense of somebody')", [feed.channel(here.id)])
-    ear.wait(Change())
-
-
-@pytest.mark.parametrize("words", ["wake", "wake 1 x", "wake 1 1:2", "wake 1 1:2:x", "hello", "wake 1 \N{SNOWMAN}"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "wake",
+        "wake 1 x",
+        "wake 1 1:2",
+        "wake 1 1:2:x",
+        "hello",
+        "wake 1 \N{SNOWMAN}",
+        "busy 1 x",
+        "nonsense of somebody",
+    ],
+)
 def test_a_wake_up_that_makes_no_sense_is_one(
     here: PostgresVolume, there: PostgresVolume, postgres_dsn: str, words: str
 ) -> None:
     """Whoever may connect to the database may send one."""
     ear = Ear(here)
     with psycopg.connect(postgres_dsn, autocommit=True) as connection:
-        connection.execute("SELECT pg_notify(%s, %s)", [feed.wake_channel(here.id), words])
+        connection.execute("SELECT pg_notify(%s, %s)", [feed.channel(here.id), words])
     node = there.mknod(ROOT_NODE, b"f", 0o100644, 0, ME).node
     ear.wait(Change(node, ROOT_NODE, b"f"))
     assert here._session.run(lambda connection: connection.closed) is False

@@ -16,6 +16,7 @@ from typing import Any
 import psycopg
 import pytest
 from eventually import eventually
+from for_each import for_each
 from postgres_check import check
 from services.postgres import Postgres, running
 from together import together
@@ -63,7 +64,11 @@ def hosts(pair: Hosts, server: Postgres) -> Iterator[Hosts]:
 @pytest.fixture
 def top(pair: Hosts, request: pytest.FixtureRequest) -> int:
     """The directory of a test."""
-    node = pair[0].mkdir(ROOT_NODE, request.node.name.encode(), 0o755, ME).node
+    return top_of(pair, request.node.name)
+
+
+def top_of(pair: Hosts, name: str) -> int:
+    node = pair[0].mkdir(ROOT_NODE, name.encode(), 0o755, ME).node
     make(pair[1], node, b"x")  # a connection reads the number of the newest snapshot first
     return node
 
@@ -144,8 +149,9 @@ def looked_up(volume: PostgresVolume, here: int, there: int) -> None:
         volume.lookup(here, name)
 
 
-@pytest.mark.parametrize("what", CHANGES)
-def test_a_change_of_what_was_looked_up_is_one_round_trip(hosts: Hosts, top: int, what: str, trips: Trips) -> None:
+@for_each("what", CHANGES)
+def test_a_change_of_what_was_looked_up_is_one_round_trip(hosts: Hosts, what: str, trips: Trips) -> None:
+    top = top_of(hosts, f"one round trip: {what}")
     one, two = hosts
     here, there = tree(one, top)
     looked_up(two, here, there)
@@ -174,10 +180,11 @@ OVERTAKES: dict[str, tuple[Change, dict[str, int]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("how", OVERTAKES)
-@pytest.mark.parametrize("what", [what for what in CHANGES if what not in ("link", "setattr")])
-def test_a_wrong_guess_ends_as_a_question_would(hosts: Hosts, top: int, what: str, how: str) -> None:
+@for_each("how", OVERTAKES)
+@for_each("what", [what for what in CHANGES if what not in ("link", "setattr")])
+def test_a_wrong_guess_ends_as_a_question_would(hosts: Hosts, what: str, how: str) -> None:
     """Beside the volume itself, `hosts` looks at the server's log: a wrong guess is no line there."""
+    top = top_of(hosts, f"a wrong guess: {what}, {how}")
     one, two = hosts
     here, there = tree(one, top)
     looked_up(two, here, there)

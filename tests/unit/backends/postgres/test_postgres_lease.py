@@ -340,7 +340,7 @@ def test_a_view_says_nothing_of_what_came_later(one: PostgresVolume) -> None:
 def test_it_ends_when_another_session_is_counted_before_it_says_hello(one: PostgresVolume, database: str) -> None:
     has_lease(one)
     with psycopg.connect(database, autocommit=True) as connection:
-        add = "INSERT INTO fusebackend.session (volume, host, pid, version) VALUES (%s, 'h', 1, 1)"
+        add = "INSERT INTO fusebackend.session (volume, host, pid) VALUES (%s, 'h', 1)"
         connection.execute(add, [one.id])
         wait = "SELECT pg_advisory_lock_shared(%s::int, %s::int)"
         connection.execute("SET lock_timeout = '5s'")

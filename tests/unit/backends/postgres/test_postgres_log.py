@@ -206,14 +206,6 @@ def test_a_volume_keeps_one_log(volume: PostgresVolume, history: History) -> Non
     assert volume.keep_log(History().log) == []
 
 
-def test_tables_of_code_that_keeps_no_log_get_theirs(postgres_dsn: str, database: Any) -> None:
-    with PostgresBackend(postgres_dsn, "v") as old:
-        database.execute("DROP TABLE fusebackend.logged")
-        old.write("/a", "it goes on")
-        with PostgresBackend(postgres_dsn, "v") as new:
-            assert new.volume.keep_log(History().log) == []
-
-
 def test_an_idle_host_looks_for_no_rows(
     volume: PostgresVolume, history: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 from eventually import eventually
+from for_each import for_each
 
 from fusebackend.backends import PostgresBackend
 from fusebackend.backends.postgres import old_rows, statements
@@ -138,7 +139,7 @@ def _keep(connection: psycopg.Connection[Any]) -> None:
     connection.execute(f"DELETE FROM fusebackend.dentry WHERE node > {KEPT - 2500} AND node <= {KEPT}")
 
 
-@pytest.mark.parametrize("name", STATEMENTS)
+@for_each("name", STATEMENTS)
 def test_a_statement_reads_no_more_than_its_rows(connection: psycopg.Connection[Any], name: str) -> None:
     (_, parameters), rows = STATEMENTS[name]
     plan = _explain(connection, list(STATEMENTS).index(name), parameters)

@@ -71,13 +71,14 @@ def here(postgres_dsn: str) -> Iterator[Host]:
 @pytest.fixture
 def there(here: Host, postgres_dsn: str) -> Iterator[Host]:
     """Another host, which `here` knows of."""
-    yield from joined(here, postgres_dsn)
+    yield from joined(here, postgres_dsn, 1)
 
 
-def joined(known: Host, dsn: str) -> Iterator[Host]:
-    """One more host, once the other one knows of it."""
+def joined(known: Host, dsn: str, others: int) -> Iterator[Host]:
+    """One more host, once the other one has counted it."""
+    began = time.monotonic()
     host = Host(dsn)
-    eventually(lambda: known._feed._joined == int(host.session), LIMIT_S)
+    eventually(lambda: known._feed._others == others and known._feed._surveyed_at > began, LIMIT_S)
     yield host
     host.close()
 
@@ -88,7 +89,7 @@ class Writer:
     def __init__(self, dsn: str, volume: PostgresVolume, node: int, session: int = 999_999) -> None:
         self.connection = psycopg.connect(dsn)
         self.node = node
-        ((query, parameters),) = feed.row(volume.id, session, [f"+{session} {node}//"])
+        query, parameters = feed.row(volume.id, session, f"{node}//")
         self.connection.execute(query, parameters)  # type: ignore[call-overload]
 
     def end(self, *, commits: bool = True) -> None:
@@ -208,7 +209,7 @@ def test_rows_are_deleted_in_steps_and_none_that_a_reader_may_need(
     rows = feed.SWEPT_AT_ONCE + 500
     with psycopg.connect(postgres_dsn, autocommit=True) as connection:
         connection.execute(
-            "INSERT INTO fusebackend.change (volume, session, payload) SELECT %s, 999999, '+999999 7//'"
+            "INSERT INTO fusebackend.change (volume, session, payload) SELECT %s, 999999, '7//'"
             " FROM generate_series(1, %s)",
             [here.id, rows],
         )
@@ -232,7 +233,7 @@ def test_rows_are_deleted_in_steps_and_none_that_a_reader_may_need(
 def test_rows_of_another_server_are_passed_over(here: Host, there: Host, postgres_dsn: str) -> None:
     """A dump that was restored has rows and a floor with numbers that this server has not reached."""
     with psycopg.connect(postgres_dsn, autocommit=True) as connection:
-        ahead = "INSERT INTO fusebackend.change VALUES (%s, '99999999', 999999, '+999999 1004//')"
+        ahead = "INSERT INTO fusebackend.change VALUES (%s, '99999999', 999999, '1004//')"
         connection.execute(ahead, [here.id])
         connection.execute("UPDATE fusebackend.change_kept SET floor = '99999999:99999999:', done = floor")
     assert set(here.rest()) <= {Change()}
@@ -257,7 +258,7 @@ def test_a_single_host_sends_no_wake_up_and_a_second_one_is_sent_all(here: Host,
 
 @pytest.fixture
 def third(there: Host, postgres_dsn: str) -> Iterator[Host]:
-    yield from joined(there, postgres_dsn)
+    yield from joined(there, postgres_dsn, 2)
 
 
 def test_of_three_hosts_one_wakes_the_others_for_all(
@@ -324,17 +325,16 @@ def test_a_wake_up_speaks_for_what_its_sender_has_seen() -> None:
     """A transaction that was not over for the sender, and one of which the number is not known, have their own."""
     volume_feed = feed.VolumeFeed(1)
     volume_feed.session = 1
-    for payload, xid in (("+1 1//", 12), ("+1 2//", 12), ("+1 3//", 15), ("+1 4//", 25), ("+1 5//", feed.NO_XID)):
-        volume_feed.announce([payload], xid)
-    volume_feed.announce(["+1 2//"], 30)  # the same again
+    for xid in (12, 15, 25, 30, feed.NO_XID):
+        volume_feed.announce(xid)
     volume_feed.heard("wake 2")
-    assert set(volume_feed._pending) == {"+1 1//", "+1 2//", "+1 3//", "+1 4//", "+1 5//"}
+    assert volume_feed._pending == {12, 15, 25, 30, feed.NO_XID}
     volume_feed.heard("wake 2 10:26:15,25")
-    assert set(volume_feed._pending) == {"+1 2//", "+1 3//", "+1 4//", "+1 5//"}
+    assert volume_feed._pending == {15, 25, 30, feed.NO_XID}
     volume_feed.heard("wake 2 30:30:")
-    assert set(volume_feed._pending) == {"+1 2//", "+1 5//"}
+    assert volume_feed._pending == {30, feed.NO_XID}
     volume_feed.heard("wake 1 40:40:")
-    assert set(volume_feed._pending) == {"+1 2//", "+1 5//"}, "its own"
+    assert volume_feed._pending == {30, feed.NO_XID}, "its own"
 
 
 def test_nothing_is_told_while_all_hosts_read_by_themselves() -> None:
@@ -343,22 +343,17 @@ def test_nothing_is_told_while_all_hosts_read_by_themselves() -> None:
     volume_feed._others = 15
     woken: list[None] = []
     volume_feed.wake = lambda: woken.append(None)
-    volume_feed.announce(["+1 1//"], 40)
+    volume_feed.announce(40)
     assert volume_feed._is_due
     volume_feed.heard("busy 2 1000000 30:30:")
     assert not volume_feed._is_due, "it was committed before, and so is read"
-    volume_feed.announce(["+1 2//"], 41)
+    volume_feed.announce(41)
     assert not volume_feed._is_due
     assert len(woken) == 1
     volume_feed._told_until = time.monotonic()
-    volume_feed.announce(["+1 3//"], 42)
+    volume_feed.announce(42)
     assert volume_feed._is_due
     assert len(woken) == 2
-    volume_feed.heard("busy 2 1000000 50:50:")
-    volume_feed.announce(["+1 4//"], 60)
-    volume_feed.heard("hello 3")
-    assert volume_feed._is_due, "the newcomer may not read them"
-    assert set(volume_feed._pending) == {"+1 4//"}
 
 
 def test_hosts_that_are_busy_read_without_being_woken(
@@ -399,19 +394,11 @@ def test_a_newcomer_reads_what_nobody_tells(
         fourth.wait(Change(node, ROOT_NODE, b"news"))
 
 
-def test_beside_older_code_each_host_speaks_for_itself(here: Host, there: Host, third: Host, postgres_dsn: str) -> None:
-    """Older code takes payloads, which only the host that made the change has."""
+def test_a_wake_up_among_three_carries_a_snapshot(here: Host, there: Host, third: Host, postgres_dsn: str) -> None:
     with psycopg.connect(postgres_dsn, autocommit=True) as connection:
-        connection.execute(f"LISTEN {feed.wake_channel(here.id)}")
-
-        def wake_up(name: bytes) -> list[str]:
-            here.make(name)
-            return next(connection.notifies(timeout=LIMIT_S)).payload.split(" ")
-
-        assert wake_up(b"a")[-1].count(":") == 2, "it carries a snapshot"
-        eventually(lambda: time.monotonic() > here._feed._told_until, LIMIT_S)  # else nobody would be woken
-        connection.execute("DELETE FROM fusebackend.change_reader WHERE session = %s", [third.session])
-        assert wake_up(b"b") == ["wake", here.session]
+        connection.execute(f"LISTEN {feed.channel(here.id)}")
+        here.make(b"a")
+        assert next(connection.notifies(timeout=LIMIT_S)).payload.split(" ")[-1].count(":") == 2
 
 
 def test_more_changes_than_can_be_read_are_everything(
@@ -419,16 +406,20 @@ def test_more_changes_than_can_be_read_are_everything(
 ) -> None:
     with psycopg.connect(postgres_dsn, autocommit=True) as connection:
         connection.execute(
-            "INSERT INTO fusebackend.change (volume, session, payload) SELECT %s, 999999, '+999999 7//'"
+            "INSERT INTO fusebackend.change (volume, session, payload) SELECT %s, 999999, '7//'"
             " FROM generate_series(1, %s)",
             [here.id, feed.MAX_ROWS + 1],
         )
     assert here.rest() == [Change()]
 
 
-def test_waiting_payloads_are_bounded(here: Host) -> None:
-    here._feed.announce([f"{here._feed.name} {number}//" for number in range(2, 2000)])
-    assert len(here._feed._pending) <= 1
+def test_transactions_that_wait_for_a_wake_up_are_bounded() -> None:
+    volume_feed = feed.VolumeFeed(1)
+    for xid in range(2000):
+        volume_feed.announce(xid)
+    assert len(volume_feed._pending) <= feed.MAX_PENDING
+    volume_feed.heard("wake 2 3000:3000:")
+    assert volume_feed._pending, "nobody speaks for those of which the numbers are lost"
 
 
 def test_many_threads_use_the_connection_of_the_feed(here: Host, there: Host) -> None:
@@ -468,9 +459,6 @@ def test_after_a_restart_everything_is_looked_up_again(server: Server, end: str)
         here.wait(Change())
         node = there.make(b"after")
         here.wait(Change(node, ROOT_NODE, b"after"))
-        with psycopg.connect(dsn) as connection:
-            readers = "SELECT session FROM fusebackend.change_reader ORDER BY session"
-            assert [str(number) for (number,) in connection.execute(readers)] == [here.session, there.session]
         for host in (here, there):
             with contextlib.suppress(OSError) if end == "crash" else contextlib.nullcontext():
                 host.close()  # which fails if the crash has taken something

@@ -16,6 +16,7 @@ import hypothesis
 import pytest
 from agentface import node_at, put
 from eventually import eventually
+from for_each import for_each
 from hypothesis.stateful import rule
 from profiles import examples
 from search_machine import SearchMachine, scan
@@ -193,7 +194,7 @@ def test_only_what_may_match_is_read(backend: PostgresBackend, read_nodes: list[
     assert found(backend, "nowhere") == [] and read_nodes == [nodes[17]] and questions[2:] == ["indexed"]
 
 
-@pytest.mark.parametrize("pattern", ["so", "(x", "x) ", ") (", "a b"])
+@for_each("pattern", ["so", "(x", "x) ", ") (", "a b"])
 def test_what_the_index_does_not_know_is_looked_for_everywhere(
     backend: PostgresBackend, pattern: str, read_nodes: list[int], questions: Questions
 ) -> None:
@@ -207,7 +208,7 @@ def test_what_the_index_does_not_know_is_looked_for_everywhere(
         assert read_nodes == [node] and questions == [first, "contents"], "the server looks first"
 
 
-@pytest.mark.parametrize(
+@for_each(
     "pattern", ["foo_bar", "oo_b", "100%", r"back\slash", "Foo_Bar", "FOO_BAR", "fooXbar", "_bar", "日本語の", "ïve"]
 )
 def test_what_means_something_to_like_is_itself(backend: PostgresBackend, pattern: str) -> None:

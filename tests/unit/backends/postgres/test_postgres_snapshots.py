@@ -440,19 +440,6 @@ def test_old_chunks_are_not_indexed(volume: PostgresVolume) -> None:
     assert rows(volume, "SELECT node FROM fusebackend.unindexed WHERE volume = %s") == []
 
 
-# -- hosts of an older release -------------------------------------------------------------------------------------
-
-
-def test_no_snapshot_beside_a_host_that_would_keep_nothing(volume: PostgresVolume) -> None:
-    add = "INSERT INTO fusebackend.session (volume, host, pid) VALUES (%s, 'elsewhere', 4711) RETURNING id"
-    ((session,),) = rows(volume, add)
-    with pytest.raises(OSError, match="process 4711 on host elsewhere has the volume open with an older") as refused:
-        volume.take_snapshot("s")
-    assert refused.value.errno == errno.EBUSY and list(volume.snapshots()) == []
-    rows(volume, "DELETE FROM fusebackend.session WHERE volume = %s AND id = %s RETURNING 1", session)
-    volume.take_snapshot("s")
-
-
 # -- any steps -----------------------------------------------------------------------------------------------------
 
 

@@ -31,14 +31,17 @@ class SandboxConformance(BackendConformance):
         return sandboxes.LocalSandbox(root, toolbox(self.kind))
 
 
+@pytest.mark.configuration
 class TestGnu(SandboxConformance):
     kind = "gnu"
 
 
+@pytest.mark.configuration
 class TestBusybox(SandboxConformance):
     kind = "busybox"
 
 
+@pytest.mark.configuration
 class TestReplacing(EditingCases):
     replaces_existing = True
 

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 import sandboxes
+from for_each import for_each
 from search_corpus import GLOBS, ODD, ODD_PATTERNS, PATHS, PATTERNS, PLAIN
 from test_search_matrix import compare, filled, questions, truth
 
@@ -45,7 +46,7 @@ def test_grep_of_odd_files(pair):
             assert answer.matches == expected.matches, (pattern, glob)
 
 
-@pytest.mark.parametrize("path", PATHS[::2])
+@for_each("path", PATHS[::2])
 def test_glob(pair, path):
     backend, reference = pair
     for pattern in (*filter(None, GLOBS), "*", "**", ".*", "?????.txt", "**/d*/*", "src/lib/**"):

@@ -14,8 +14,8 @@ import hypothesis
 import pytest
 from agentface import node_at, put
 from eventually import eventually
+from for_each import for_each
 from hypothesis.stateful import rule
-from older_files import as_version_1
 from profiles import examples
 from search_machine import SearchMachine, scan
 
@@ -166,7 +166,7 @@ def test_only_what_may_match_is_read(backend: SqliteBackend, read_nodes: list[in
     assert backend.grep("nowhere").matches == [] and read_nodes == [nodes[17]]
 
 
-@pytest.mark.parametrize("pattern", ["so", "(x", "x) ", ") (", "a b"])
+@for_each("pattern", ["so", "(x", "x) ", ") (", "a b"])
 def test_what_the_index_does_not_know_is_looked_for_everywhere(
     backend: SqliteBackend, pattern: str, read_nodes: list[int]
 ) -> None:
@@ -427,45 +427,6 @@ def test_the_budget_ends_a_search_in_the_database(backend: SqliteBackend, monkey
         answer = backend.grep("ne")
     assert (answer.matches, answer.truncated) == ([], True)
     assert len(asked) < 20
-
-
-# -- older files ---------------------------------------------------------------------------------------------------
-
-
-def test_a_file_of_version_1_gets_an_index(path: Path) -> None:
-    with SqliteBackend(path) as backend:
-        for number in range(50):
-            put(backend, f"/dir/{number}.txt", b"number%d\n" % number)
-        backend.volume.symlink(ROOT_NODE, b"link", b"dir", ME)
-    as_version_1(path)
-    with SqliteBackend(path) as backend:
-        assert len(backend.grep("number1").matches or []) == 11, "found before anything is indexed"
-        assert check(path) == []
-        index_all(backend)
-        assert unindexed(backend) == set() and check(path) == []
-        assert backend.grep("number1") == scan(backend, "number1")
-    with SqliteBackend(path) as backend:
-        assert len(backend.grep("number1").matches or []) == 11
-
-
-def test_a_file_that_can_not_be_brought_up_to_date_is_refused_as_it_was(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with SqliteBackend(path) as backend:
-        put(backend, "/file.txt", b"needle\n")
-    as_version_1(path)
-    before = path.read_bytes()
-    with monkeypatch.context() as patch:
-        patch.setattr(schema, "_INDEX_TABLES", schema._INDEX_TABLES + ";\nINSERT INTO lost VALUES (1)")
-        with pytest.raises(schema.VolumeFileError, match="no such table: lost"):
-            SqliteBackend(path)
-    db = sqlite3.connect(path)
-    assert db.execute("PRAGMA user_version").fetchone()[0] == 1
-    assert db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'unindexed'").fetchone()[0] == 0
-    db.close()
-    assert path.read_bytes() == before
-    with SqliteBackend(path) as backend:
-        assert len(backend.grep("needle").matches or []) == 1
 
 
 def test_a_search_is_a_walk_like_any_other(backend: SqliteBackend) -> None:

@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from for_each import for_each
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from profiles import examples
@@ -61,8 +62,11 @@ BAD_ENTRIES = [
 ]
 
 
-@pytest.mark.parametrize("script", BAD_ENTRIES)
-def test_a_bad_row_is_one_bad_entry(volume_file: Path, script: str, caplog: pytest.LogCaptureFixture) -> None:
+@for_each("script", BAD_ENTRIES)
+def test_a_bad_row_is_one_bad_entry(
+    volume_file: Path, tmp_path: Path, script: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    volume_file = shutil.copy(volume_file, tmp_path / "copy.db")
     damage(volume_file, script.format(node=EMPTY))
     assert check(volume_file), "a check finds it as well"
     with SqliteBackend(volume_file) as backend:
@@ -78,8 +82,9 @@ def test_a_bad_row_is_one_bad_entry(volume_file: Path, script: str, caplog: pyte
     assert len(caplog.records) <= 3, "told once, not each time"
 
 
-@pytest.mark.parametrize("name", ["''", "'text'", "x''", "x'2e'", "x'2e2e'", "x'612f62'", "x'6100'", "zeroblob(300)"])
-def test_a_bad_name_is_left_out(volume_file: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+@for_each("name", ["''", "'text'", "x''", "x'2e'", "x'2e2e'", "x'612f62'", "x'6100'", "zeroblob(300)"])
+def test_a_bad_name_is_left_out(volume_file: Path, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    volume_file = shutil.copy(volume_file, tmp_path / "copy.db")
     damage(volume_file, f"UPDATE dentry SET name = {name} WHERE node = {EMPTY}")
     with SqliteBackend(volume_file) as backend:
         assert names(backend) == ["/d/", "/fifo", "/hard", "/link"]
@@ -109,9 +114,10 @@ CYCLES = [
 ]
 
 
-@pytest.mark.parametrize("script", CYCLES)
-def test_a_directory_below_itself_is_gone_into_once(volume_file: Path, script: str) -> None:
+@for_each("script", CYCLES)
+def test_a_directory_below_itself_is_gone_into_once(volume_file: Path, tmp_path: Path, script: str) -> None:
     """`glob` and `delete` grew to the limit of memory, and a search by the index went round for ever."""
+    volume_file = shutil.copy(volume_file, tmp_path / "copy.db")
     damage(volume_file, script)
     assert check(volume_file), "a check finds it as well"
     with SqliteBackend(volume_file) as backend:
@@ -137,9 +143,10 @@ def test_two_names_of_a_directory_in_each_of_many_are_no_tree_of_2_to_the_n(tmp_
     assert repair(path).left == []
 
 
-@pytest.mark.parametrize("value", ["9223372036854775807", "-9223372036854775808", "'odd'", "x'00'", "NULL", "1.5"])
-@pytest.mark.parametrize("what", ["UPDATE meta SET value = {}", "UPDATE chunk SET id = {} WHERE node = 5"])
-def test_numbers_at_the_limits_leave_a_volume_usable(volume_file: Path, what: str, value: str) -> None:
+@for_each("value", ["9223372036854775807", "-9223372036854775808", "'odd'", "x'00'", "NULL", "1.5"])
+@for_each("what", ["UPDATE meta SET value = {}", "UPDATE chunk SET id = {} WHERE node = 5"])
+def test_numbers_at_the_limits_leave_a_volume_usable(volume_file: Path, tmp_path: Path, what: str, value: str) -> None:
+    volume_file = shutil.copy(volume_file, tmp_path / "copy.db")
     with contextlib.suppress(sqlite3.IntegrityError):  # what SQLite does not keep there can't be damage
         damage(volume_file, what.format(value))
     for turn in range(2):
@@ -162,7 +169,7 @@ def test_an_inode_with_the_last_number_leaves_numbers_for_others(volume_file: Pa
         assert len(names(backend)) == 15
 
 
-@pytest.mark.parametrize(
+@for_each(
     "script",
     [
         "UPDATE inode SET mode = 33188 WHERE node = 1",
@@ -172,7 +179,8 @@ def test_an_inode_with_the_last_number_leaves_numbers_for_others(volume_file: Pa
         "DELETE FROM inode WHERE node = 1",
     ],
 )
-def test_a_volume_without_a_root_says_so_at_once(volume_file: Path, script: str) -> None:
+def test_a_volume_without_a_root_says_so_at_once(volume_file: Path, tmp_path: Path, script: str) -> None:
+    volume_file = shutil.copy(volume_file, tmp_path / "copy.db")
     damage(volume_file, script)
     with pytest.raises(VolumeFileError, match=r"is damaged: it.*check --repair .* mends it$"):
         SqliteBackend(volume_file)

@@ -1,4 +1,4 @@
-"""Snapshots of an SQLite file: what is kept of it, how it is freed, and files of earlier versions."""
+"""Snapshots of an SQLite file: what is kept of it, and how it is freed."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ import hypothesis
 import pytest
 from eventually import eventually
 from hypothesis.stateful import rule
-from older_files import as_version_2
 from profiles import examples
 from sqlite_machine import SqliteMachine
 
 from fusebackend.backends.sqlite import backend as sqlite
 from fusebackend.backends.sqlite import old_rows
-from fusebackend.backends.sqlite.backend import SqliteBackend, SqliteVolume
+from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.backends.sqlite.check import check
 from fusebackend.base.stamps import coarse_ns, now_ns
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, Volume
-from fusebackend.testing.snapshots import SnapshotCases, SnapshotMachine, copy_of
+from fusebackend.testing.snapshots import SnapshotCases, SnapshotMachine
 from fusebackend.volumes.chunks import CHUNK_BYTES
 
 ME = Caller(os.geteuid(), os.getegid())
@@ -236,32 +235,6 @@ def test_bytes_that_only_snapshots_have(volume: SqliteVolume, path: Path) -> Non
     assert volume.snapshot_bytes() == 100_000
     volume.delete_snapshot("s")
     eventually(lambda: volume.snapshot_bytes() == 0, 30)
-
-
-def test_a_file_of_version_2_gets_snapshots(path: Path) -> None:
-    with SqliteBackend(path) as backend:
-        node = put(backend.volume, b"file", b"x" * 100_000)
-        backend.volume.symlink(ROOT_NODE, b"link", b"file", ME)
-        before = copy_of(backend.volume)
-    as_version_2(path)
-    assert any("open or mount the file once" in str(error) for error in [_checking(path)])
-    with SqliteBackend(path) as backend:
-        assert copy_of(backend.volume) == before
-        backend.volume.take_snapshot("s")
-        backend.volume.open(node, os.O_RDWR)
-        backend.volume.write(node, 70_000, b"y")
-        backend.volume.release(node, os.O_RDWR)
-        backend.volume.write_back()
-        assert copy_of(backend.volume.snapshot("s")) == before
-    assert check(path) == []
-
-
-def _checking(path: Path) -> OSError | None:
-    try:
-        check(path)
-    except OSError as error:
-        return error
-    return None
 
 
 # -- any steps -----------------------------------------------------------------------------------------------------

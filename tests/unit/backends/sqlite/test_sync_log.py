@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from for_each import for_each
 
 from fusebackend.backends.sqlite import backend as sqlite
 from fusebackend.backends.sqlite import flusher, redo, sync_log
@@ -280,7 +281,7 @@ def test_only_records_of_one_lap_that_follow_the_tables_count(tmp_path: Path) ->
     assert list(pending(str(path), 7, 4)) == []
 
 
-@pytest.mark.parametrize("at", range(0, 60, 3))
+@for_each("at", range(0, 60, 3))
 def test_a_torn_record_ends_the_log(tmp_path: Path, at: int) -> None:
     path = tmp_path / "v"
     made = log(path, 7, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from for_each import for_each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,7 +45,7 @@ def test_slices_cut_no_trigram(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(len(entry) <= 9 for entry in trigram.entries({word}))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("needle", "parts"),
     [
         (b"", []),

@@ -105,6 +105,7 @@ class Inside:
         return lambda *args, **options: self._node(found, *args, **options)
 
 
+@pytest.mark.configuration
 class TestConformanceInAGraph(
     ReadingCases, EditingCases, MovingCases, ListingCases, SearchingCases, BatchCases, NamingCases
 ):

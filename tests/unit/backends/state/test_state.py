@@ -4,6 +4,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from for_each import for_each
 
 from fusebackend.backends import StateBackend
 from fusebackend.base.paths import AgentPath
@@ -19,6 +20,7 @@ class TestConformance(BackendConformance):
         return StateBackend(SimpleNamespace(state={}))
 
 
+@pytest.mark.configuration
 class TestConformanceOfV1(BackendConformance):
     keeps_empty_directories = False
 
@@ -27,6 +29,7 @@ class TestConformanceOfV1(BackendConformance):
         return StateBackend(file_format="v1")
 
 
+@pytest.mark.configuration
 class TestConformanceOfAView(BackendConformance):
     keeps_empty_directories = False
 
@@ -93,8 +96,8 @@ def test_both_formats_are_read_and_a_write_migrates():
     assert record["modified_at"] > record["created_at"]
 
 
-@pytest.mark.parametrize("data", [b"", b"\x00\xff\xfe", b"a\r\nb\r", "ünïcode\u2028\n".encode(), bytes(range(256)) * 9])
-@pytest.mark.parametrize("file_format", ["v1", "v2"])
+@for_each("data", [b"", b"\x00\xff\xfe", b"a\r\nb\r", "ünïcode\u2028\n".encode(), bytes(range(256)) * 9])
+@for_each("file_format", ["v1", "v2"])
 def test_bytes_are_exact_over_upload_and_download(data, file_format):
     backend = StateBackend(file_format=file_format)
     (response,) = backend.upload_files([("/dir/f.bin", data)])
@@ -181,7 +184,7 @@ def test_keys_that_are_not_normalised_are_found_under_the_path_they_mean():
     assert backend.delete("/d").files_update == {"/c/../d": None}
 
 
-@pytest.mark.parametrize(
+@for_each(
     "record", [None, "text", {}, {"content": 5}, {"content": ["a", 5]}, {"content": "?", "encoding": "base64"},
                {"content": "x", "encoding": "latin-1"}],
 )  # fmt: skip

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import stores
+from for_each import for_each
 from langgraph.store.memory import InMemoryStore
 from langgraph.store.sqlite import SqliteStore
 
@@ -93,7 +94,7 @@ def test_the_namespace_is_asked_at_every_verb():
     assert backend.items is backend.items
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("namespace", "message"),
     [
         ((), "The namespace is empty; give at least one label"),
@@ -473,8 +474,8 @@ def test_what_is_no_json_in_the_table_is_shown_as_it_is(tmp_path):
             assert backend.upload_files([("/odd.json", b"")])[0].error == "permission_denied"
 
 
-@pytest.mark.parametrize("key", ["x'ff00'", "x''", "x'2f61'", "7", "CAST(x'2fff' AS TEXT)", "NULL"])
-@pytest.mark.parametrize("value", ['\'{"content": "x"}\'', "NULL", "7", "x'ff'"])
+@for_each("key", ["x'ff00'", "x''", "x'2f61'", "7", "CAST(x'2fff' AS TEXT)", "NULL"])
+@for_each("value", ['\'{"content": "x"}\'', "NULL", "7", "x'ff'"])
 def test_an_odd_row_harms_no_other_key(tmp_path, key, value):
     with SqliteStore.from_conn_string(str(tmp_path / "x.db")) as store:
         store.setup()
@@ -827,7 +828,7 @@ def test_a_url_opens_postgres(postgres, tmp_path):
             open_backend(f"store+postgres:{dsn}")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("url", "message"),
     [
         ("store+sqlite:?ns=a", "is incomplete; write store+sqlite:PATH?ns=NAMESPACE"),

@@ -59,17 +59,20 @@ class TestSqliteStore(SqlConformance):
     kind = "sqlite"
 
 
+@pytest.mark.configuration
 @pytest.mark.services
 class TestPostgresStore(SqlConformance):
     kind = "postgres"
 
 
+@pytest.mark.configuration
 class TestTheSeedsFormat(StoreConformance):
     @pytest.fixture
     def backend(self):
         return StoreBackend(InMemoryStore(), file_format="v1")
 
 
+@pytest.mark.configuration
 class TestReplacing(StoreConformance):
     replaces_existing = True
 

@@ -8,6 +8,7 @@ import time
 
 import pytest
 import stores
+from for_each import for_each
 from langgraph.store.base import PutOp
 from langgraph.store.memory import InMemoryStore
 
@@ -136,7 +137,7 @@ def test_the_lookups_of_a_mount_list_a_directory_once(store, monkeypatch):
         assert sorted(listed) == ["/", "/dir00000", "/dir00001", "/dir00002"]
 
 
-@pytest.mark.parametrize("verb", ["ls", "glob", "grep", "read", "write", "delete", "move", "upload_files"])
+@for_each("verb", ["ls", "glob", "grep", "read", "write", "delete", "move", "upload_files"])
 def test_another_store_is_searched_once_for_a_verb(verb):
     searched = []
 

@@ -7,6 +7,7 @@ import json
 
 import pytest
 import stores
+from for_each import for_each
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from langgraph.store.memory import InMemoryStore
@@ -115,7 +116,7 @@ def test_the_rule_is_the_same_in_sql(backend_of, kind, keys):
         assert everything(backend) == everything(StoreBackend(same, namespace=namespace))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("keys", "paths"),
     [
         (["//x"], ["/%/x"]),
@@ -137,7 +138,7 @@ def test_where_a_file_is(keys, paths):
     assert sorted(everything(StoreBackend(store, namespace=("n",)))) == sorted(paths)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("files", "values", "paths"),
     [
         ([], ["prefs"], ["/prefs.json"]),
@@ -159,7 +160,7 @@ def test_where_a_value_is_that_is_no_file(files, values, paths):
         assert path == expected or (expected.endswith("%~") and path.startswith(expected) and path.endswith(".json"))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("files", "texts", "paths"),
     [
         ([], ["notes"], ["/notes.json", "/notes.md"]),

@@ -41,12 +41,14 @@ class Derived(BackendConformance):
     any_name = False  # names that are no UTF-8 are refused
 
 
+@pytest.mark.configuration
 class TestInMemoryStore(Derived):
     @pytest.fixture
     def backend(self):
         return VolumeBackend(ForeignVolume(StoreBackend(InMemoryStore())))
 
 
+@pytest.mark.configuration
 class TestSqliteStore(Derived):
     @pytest.fixture
     def backend(self, tmp_path):

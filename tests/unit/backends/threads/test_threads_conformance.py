@@ -12,7 +12,6 @@ from deepagents.middleware.filesystem import _file_data_delta_reducer
 from langgraph.channels import DeltaChannel
 from langgraph.graph import START, StateGraph
 from rooted import Rooted
-from test_threads_state import KINDS
 
 from fusebackend.backends import ThreadsBackend
 from fusebackend.testing.conformance import BackendConformance, Probe
@@ -37,6 +36,10 @@ class Place:
         name = uuid.uuid4().hex
         self.graph.invoke({"files": {}}, graphs.thread(name))
         return f"/{name}/head"
+
+
+# By day the suite runs in full over SQLite alone.
+KINDS = ["sqlite", pytest.param("postgres", marks=[pytest.mark.services, pytest.mark.configuration])]
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -66,6 +69,7 @@ class TestWritable(HeadConformance):
             yield Rooted(place.thread(), backend, backend)
 
 
+@pytest.mark.configuration
 class TestReplacing(HeadConformance):
     replaces_existing = True
 
@@ -75,6 +79,7 @@ class TestReplacing(HeadConformance):
             yield Rooted(place.thread(), backend, backend)
 
 
+@pytest.mark.configuration
 class TestReadOnly(HeadConformance):
     """What one backend writes, another one reads that can do nothing else."""
 

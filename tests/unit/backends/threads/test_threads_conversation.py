@@ -7,7 +7,7 @@ import json
 import re
 from typing import Any
 
-import pytest
+from for_each import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
@@ -63,8 +63,8 @@ HOSTILE = [
 
 
 class TestHostile:
-    @pytest.mark.parametrize("text", HOSTILE)
-    @pytest.mark.parametrize("make", [human, tool])
+    @for_each("text", HOSTILE)
+    @for_each("make", [human, tool])
     def test_no_text_makes_a_heading_or_swallows_what_follows(self, text: str, make: Any) -> None:
         shown = section(1, make(text), NOON_NS) + section(2, human("end"), NOON_NS)
         assert [found for found in headings(shown) if found[0] == "h2"] == headings(
@@ -149,7 +149,7 @@ class TestFiles:
         assert shown.startswith("## 2 · ai · 12:34:31\n\n> look first\n\nI look.\n\n**calls grep**\n\n```json\n")
         assert "**calls rm**: no JSON" in shown
 
-    @pytest.mark.parametrize(
+    @for_each(
         "block",
         [
             {"type": "image", "base64": ENCODED, "mime_type": "image/png"},
@@ -165,7 +165,7 @@ class TestFiles:
         both = files_of(7, human([{"type": "text", "text": "look"}, block, block]))
         assert [file.name for file in both] == ["0007-human.md", "0007-human.png", "0007-human-2.png"]
 
-    @pytest.mark.parametrize(
+    @for_each(
         "block",
         [
             {"type": "image", "base64": "no base64!", "mime_type": "image/png"},

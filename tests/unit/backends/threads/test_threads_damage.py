@@ -20,6 +20,7 @@ import ormsgpack
 import pytest
 import threadcases
 from eventually import eventually
+from for_each import for_each
 from graphs import say, thread, use, user, write
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 
@@ -72,7 +73,7 @@ NEWEST = "checkpoint_id = (SELECT max(checkpoint_id) FROM checkpoints)"
 # -- a checkpoint --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("change", "says"),
     [
         ("checkpoint = x'c1'", "not valid MessagePack"),
@@ -86,7 +87,10 @@ NEWEST = "checkpoint_id = (SELECT max(checkpoint_id) FROM checkpoints)"
         ("type = 'json'", "not valid JSON"),
     ],
 )
-def test_a_checkpoint_that_cannot_be_read_says_so_in_its_place(path: str, change: str, says: str) -> None:
+def test_a_checkpoint_that_cannot_be_read_says_so_in_its_place(
+    path: str, tmp_path: Path, change: str, says: str
+) -> None:
+    path = shutil.copy(path, str(tmp_path / "copy.db"))
     with changed(path, f"UPDATE checkpoints SET {change} WHERE {NEWEST}") as backend:
         *others, newest = history(backend, "/plain")
         for directory in (f"/plain/history/{newest}", "/plain/head"):
@@ -187,7 +191,7 @@ SAME = {"thread": "'odd'", "ns": "''", "id": "'1'", "parent": "NULL"}
 SAME |= {name: name for name in ("type", "checkpoint", "metadata")}
 
 
-@pytest.mark.parametrize(
+@for_each(
     "odd",
     [
         {"thread": "x'c1'"},
@@ -207,7 +211,8 @@ SAME |= {name: name for name in ("type", "checkpoint", "metadata")}
         {"metadata": "x'ff'"},
     ],
 )
-def test_an_odd_row_harms_no_other_thread(path: str, odd: dict[str, str]) -> None:
+def test_an_odd_row_harms_no_other_thread(path: str, tmp_path: Path, odd: dict[str, str]) -> None:
+    path = shutil.copy(path, str(tmp_path / "copy.db"))
     with changed(path, COPY.format(**SAME | odd)) as backend:
         before = names(backend, "/plain/head")
         assert before == ["a.txt", "c.txt", "second.txt"]
@@ -230,8 +235,9 @@ def test_a_blob_as_an_id_is_told_and_left_out(path: str, column: str, caplog: py
     assert f"has a {column} that is no text" in caplog.text
 
 
-@pytest.mark.parametrize("change", ["task_id = x'c1'", "idx = 'odd'", "channel = x'c1'", "checkpoint_id = x'c1'"])
-def test_a_write_with_an_odd_id_is_left_out(path: str, change: str) -> None:
+@for_each("change", ["task_id = x'c1'", "idx = 'odd'", "channel = x'c1'", "checkpoint_id = x'c1'"])
+def test_a_write_with_an_odd_id_is_left_out(path: str, tmp_path: Path, change: str) -> None:
+    path = shutil.copy(path, str(tmp_path / "copy.db"))
     with changed(
         path, f"UPDATE OR IGNORE writes SET {change} WHERE rowid = (SELECT max(rowid) FROM writes)"
     ) as backend:
@@ -240,8 +246,8 @@ def test_a_write_with_an_odd_id_is_left_out(path: str, change: str) -> None:
         assert read(backend, "/plain/state.json")
 
 
-@pytest.mark.parametrize("segments", [300, 600, 1000, 100_000])
-@pytest.mark.parametrize("slash", ["", "/"])
+@for_each("segments", [300, 600, 1000, 100_000])
+@for_each("slash", ["", "/"])
 def test_a_path_of_many_segments_is_one_file_among_others(
     tmp_path: Path, segments: int, slash: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -266,7 +272,7 @@ def test_a_path_of_many_segments_is_one_file_among_others(
 # -- one file --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("record", "says"),
     [
         (7, "must be a mapping, not int"),
@@ -325,7 +331,7 @@ def make_half(path: Path) -> None:
         connection.execute("CREATE TABLE checkpoints (thread_id, checkpoint_ns, checkpoint_id)")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("make", "says"),
     [
         (lambda path: None, "there is no file"),

@@ -15,6 +15,7 @@ import conversations
 import pytest
 import threadview
 from conversations import STORIES
+from for_each import for_each
 from langgraph.checkpoint.memory import InMemorySaver
 from threadview import View, steps
 
@@ -60,7 +61,7 @@ def b(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) 
         yield bench
 
 
-each_story = pytest.mark.parametrize("story", STORIES)
+each_story = for_each("story", STORIES)
 
 
 @each_story
@@ -157,24 +158,6 @@ def test_sizes_are_exact_before_anything_is_read(b: Bench, story: str) -> None:
         assert sizes == {path: len(b.view(f"/{story}").tree()[path]) for path in reversed(paths)}
 
 
-@each_story
-def test_old_names_are_still_found(b: Bench, story: str) -> None:
-    """`TIME-STEP-SOURCE`, with seven digits of a second."""
-    view, found = b.view(f"/{story}"), steps(b.agents[story], story)
-    names = view.names()
-    for step in found:
-        seconds, rest = divmod(time_ns_of(step.id) or 0, 10**9)
-        when = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
-        old = f"{when:%Y%m%dT%H%M%S}.{rest // 100:07d}Z-{step.metadata['step']}-{step.metadata['source']}"
-        listing = b.backend.ls(f"/{story}/history/{old}")
-        assert listing.error is None, listing.error
-        now = b.backend.ls(f"/{story}/history/{names[step.id]}")
-        assert len(listing.entries or []) == len(now.entries or [])
-    assert len({entry["path"] for entry in b.backend.ls(f"/{story}/history").entries or [] if entry["is_dir"]}) == len(
-        found
-    )
-
-
 # -- links -----------------------------------------------------------------------------------------------------------
 
 
@@ -184,7 +167,7 @@ def target(view: View, path: str) -> str:
     return view.backend.volume.readlink(attr.node).decode()
 
 
-@pytest.mark.parametrize("story", ["coder", "forks", "pipeline", "old_files"])
+@for_each("story", ["coder", "forks", "pipeline", "old_files"])
 def test_links_of_a_history(b: Bench, story: str) -> None:
     view, found = b.view(f"/{story}"), steps(b.agents[story], story)
     names = view.names()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
@@ -15,6 +16,7 @@ import conversations
 import graphs
 import pytest
 import threadview
+from for_each import for_each
 from graphs import thread
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, ToolMessage
 from langgraph.graph import START, StateGraph
@@ -52,22 +54,29 @@ def graph(saver: Any, node: str = "work") -> Any:
     return builder.compile(checkpointer=saver)
 
 
-@pytest.fixture
-def tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tell]:
-    """A function that runs a graph with messages and other state, and returns the view of its thread."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with conversations.opened("sqlite", str(tmp_path / "threads.db")) as saver:
+@contextlib.contextmanager
+def telling(directory: Path) -> Iterator[Tell]:
+    """Give a function that runs a graph with messages and other state, and returns the view of its thread."""
+    where = str(directory / "threads.db")
+    with pytest.MonkeyPatch.context() as patch, conversations.opened("sqlite", where) as saver:
+        patch.setenv("XDG_CACHE_HOME", str(directory / "cache"))
         backends = []
 
         def run(*messages: Any, name: str = "t", node: str = "work", **state: Any) -> Told:
             agent = graph(saver, node)
             agent.invoke({"messages": list(messages), **state}, thread(name))
-            backends.append(ThreadsBackend.from_sqlite(str(tmp_path / "threads.db")))
+            backends.append(ThreadsBackend.from_sqlite(where))
             return Told(backends[-1], "/" + name_of(name).decode(), steps(agent, name))
 
         yield run
         for backend in backends:
             backend.close()
+
+
+@pytest.fixture
+def tell(tmp_path: Path) -> Iterator[Tell]:
+    with telling(tmp_path) as tell:
+        yield tell
 
 
 def is_clean(data: bytes | str) -> bool:
@@ -94,22 +103,23 @@ TITLES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("title", TITLES, ids=range(len(TITLES)))
-def test_a_title_is_one_line_and_a_safe_name(tell: Tell, title: str) -> None:
-    view = tell(HumanMessage(title))
-    readme = view.tree()["README.md"].decode()
-    assert readme.startswith("# ")
-    assert is_clean(readme)
-    assert len(readme.split("\n")[0]) < 200
-    tokens = threadview.MarkdownIt().parse(readme)
-    assert sum(token.type == "heading_open" and token.tag == "h1" for token in tokens) == 1
-    assert any(token.type == "bullet_list_open" for token in tokens), "the title has swallowed the list"
-    root = View(view.backend, "")
-    links = view.backend.volume.readdir(root.attr("@by-time", follow=False).node, b"", 10)
-    ((name, attr),) = links
-    assert re.fullmatch(rb"\d{4}-\d\d-\d\dT\d{4}-[a-z0-9-]+", name)
-    assert len(name) < 100
-    assert view.backend.volume.readlink(attr.node) == b"../t"
+@for_each("title", TITLES)
+def test_a_title_is_one_line_and_a_safe_name(tmp_path: Path, title: str) -> None:
+    with telling(tmp_path) as tell:
+        view = tell(HumanMessage(title))
+        readme = view.tree()["README.md"].decode()
+        assert readme.startswith("# ")
+        assert is_clean(readme)
+        assert len(readme.split("\n")[0]) < 200
+        tokens = threadview.MarkdownIt().parse(readme)
+        assert sum(token.type == "heading_open" and token.tag == "h1" for token in tokens) == 1
+        assert any(token.type == "bullet_list_open" for token in tokens), "the title has swallowed the list"
+        root = View(view.backend, "")
+        links = view.backend.volume.readdir(root.attr("@by-time", follow=False).node, b"", 10)
+        ((name, attr),) = links
+        assert re.fullmatch(rb"\d{4}-\d\d-\d\dT\d{4}-[a-z0-9-]+", name)
+        assert len(name) < 100
+        assert view.backend.volume.readlink(attr.node) == b"../t"
 
 
 THREADS = [
@@ -118,33 +128,35 @@ THREADS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", THREADS, ids=range(len(THREADS)))
-def test_any_thread_id_is_a_directory(tell: Tell, name: str) -> None:
-    tell(HumanMessage("the other"), name="other")
-    view = tell(HumanMessage("hello"), name=name)
-    listed = [entry["path"] for entry in view.backend.ls("/").entries or []]
-    assert len(listed) == 2
-    (own,) = [path for path in listed if path != "/other/"]
-    view = View(view.backend, own.rstrip("/"))
-    assert b"hello" in view.tree()["transcript.md"]
-    assert all(is_clean(data) for data in for_terminals(view).values())
-    root = View(view.backend, "")
-    if name != "@by-time":
-        links = view.backend.volume.readdir(root.attr("@by-time", follow=False).node, b"", 10)
-        targets = {b"../" + path.strip("/").encode("utf-8", "surrogateescape") for path in listed}
-        assert {view.backend.volume.readlink(attr.node) for _, attr in links} == targets
+@for_each("name", THREADS)
+def test_any_thread_id_is_a_directory(tmp_path: Path, name: str) -> None:
+    with telling(tmp_path) as tell:
+        tell(HumanMessage("the other"), name="other")
+        view = tell(HumanMessage("hello"), name=name)
+        listed = [entry["path"] for entry in view.backend.ls("/").entries or []]
+        assert len(listed) == 2
+        (own,) = [path for path in listed if path != "/other/"]
+        view = View(view.backend, own.rstrip("/"))
+        assert b"hello" in view.tree()["transcript.md"]
+        assert all(is_clean(data) for data in for_terminals(view).values())
+        root = View(view.backend, "")
+        if name != "@by-time":
+            links = view.backend.volume.readdir(root.attr("@by-time", follow=False).node, b"", 10)
+            targets = {b"../" + path.strip("/").encode("utf-8", "surrogateescape") for path in listed}
+            assert {view.backend.volume.readlink(attr.node) for _, attr in links} == targets
 
 
-@pytest.mark.parametrize("name", ["../../x", "a/b", ESCAPES, "", "x" * 300, "new\nline", "..", "日本語", "a.calls"])
-def test_names_of_tools_are_parts_of_safe_names(tell: Tell, name: str) -> None:
-    asked = AIMessage("", tool_calls=[{"name": name or "none", "args": {"a": ESCAPES}, "id": "c1"}])
-    view = tell(HumanMessage("go"), asked, ToolMessage("result", name=name, tool_call_id="c1"))
-    assert sorted(view.messages()) == [1, 2, 3, 4]
-    (result,) = view.messages()[3].items()
-    assert result[1] == b"result"
-    assert len(result[0]) < 100
-    assert len(threadview.sections(view.tree()["transcript.md"].decode())) == 4
-    assert all(is_clean(data) for data in for_terminals(view).values())
+@for_each("name", ["../../x", "a/b", ESCAPES, "", "x" * 300, "new\nline", "..", "日本語", "a.calls"])
+def test_names_of_tools_are_parts_of_safe_names(tmp_path: Path, name: str) -> None:
+    with telling(tmp_path) as tell:
+        asked = AIMessage("", tool_calls=[{"name": name or "none", "args": {"a": ESCAPES}, "id": "c1"}])
+        view = tell(HumanMessage("go"), asked, ToolMessage("result", name=name, tool_call_id="c1"))
+        assert sorted(view.messages()) == [1, 2, 3, 4]
+        (result,) = view.messages()[3].items()
+        assert result[1] == b"result"
+        assert len(result[0]) < 100
+        assert len(threadview.sections(view.tree()["transcript.md"].decode())) == 4
+        assert all(is_clean(data) for data in for_terminals(view).values())
 
 
 class Strange(HumanMessage):
@@ -158,18 +170,19 @@ def test_types_of_messages_are_parts_of_safe_names(tell: Tell) -> None:
     assert is_clean(view.tree()["transcript.md"])
 
 
-@pytest.mark.parametrize("node", ["a\tb", "a\nb\nc", ESCAPES, "../../x", "a/b", "x" * 300])
-def test_names_of_nodes_break_no_row_and_no_name(tell: Tell, node: str) -> None:
-    view = tell(HumanMessage("go"), files={"/a.txt": conversations.record("a")}, node=node)
-    rows = view.rows()
-    assert [row["id"] for row in rows] == [step.id for step in view.expected]
-    for row in rows:
-        assert re.fullmatch(r"[\w.:+@-]+", row["name"])
-        assert len(row["name"]) < 200
-    assert all(is_clean(data) for data in for_terminals(view).values())
-    for path, data in view.below("changes").items():
-        assert "/" not in path
-        assert len(re.findall(rb"^commit ", data, re.MULTILINE)) == 1
+@for_each("node", ["a\tb", "a\nb\nc", ESCAPES, "../../x", "a/b", "x" * 300])
+def test_names_of_nodes_break_no_row_and_no_name(tmp_path: Path, node: str) -> None:
+    with telling(tmp_path) as tell:
+        view = tell(HumanMessage("go"), files={"/a.txt": conversations.record("a")}, node=node)
+        rows = view.rows()
+        assert [row["id"] for row in rows] == [step.id for step in view.expected]
+        for row in rows:
+            assert re.fullmatch(r"[\w.:+@-]+", row["name"])
+            assert len(row["name"]) < 200
+        assert all(is_clean(data) for data in for_terminals(view).values())
+        for path, data in view.below("changes").items():
+            assert "/" not in path
+            assert len(re.findall(rb"^commit ", data, re.MULTILINE)) == 1
 
 
 # -- texts -----------------------------------------------------------------------------------------------------------
@@ -182,19 +195,20 @@ TEXTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
-@pytest.mark.parametrize("kind", ["human", "reasoning", "tool", "call"])
-def test_no_text_is_another_message(tell: Tell, kind: str, text: str) -> None:
-    messages: dict[str, list[BaseMessage]] = {
-        "human": [HumanMessage(text)],
-        "reasoning": [AIMessage([{"type": "reasoning", "reasoning": text}, {"type": "text", "text": text}])],
-        "tool": [ToolMessage(text, tool_call_id="c", name="t")],
-        "call": [AIMessage("", tool_calls=[{"name": "t", "args": {"a": text, text: 1}, "id": "c"}])],
-    }
-    view = tell(*messages[kind], HumanMessage("the next one"))
-    threadview.check_conversation(view, threadview.all_messages(view.expected))
-    assert is_clean(view.tree()["transcript.md"])
-    assert is_clean(view.tree()["README.md"])
+@for_each("text", TEXTS)
+@for_each("kind", ["human", "reasoning", "tool", "call"])
+def test_no_text_is_another_message(tmp_path: Path, kind: str, text: str) -> None:
+    with telling(tmp_path) as tell:
+        messages: dict[str, list[BaseMessage]] = {
+            "human": [HumanMessage(text)],
+            "reasoning": [AIMessage([{"type": "reasoning", "reasoning": text}, {"type": "text", "text": text}])],
+            "tool": [ToolMessage(text, tool_call_id="c", name="t")],
+            "call": [AIMessage("", tool_calls=[{"name": "t", "args": {"a": text, text: 1}, "id": "c"}])],
+        }
+        view = tell(*messages[kind], HumanMessage("the next one"))
+        threadview.check_conversation(view, threadview.all_messages(view.expected))
+        assert is_clean(view.tree()["transcript.md"])
+        assert is_clean(view.tree()["README.md"])
 
 
 def test_surrogates_and_odd_values_are_shown(tell: Tell) -> None:
@@ -282,34 +296,37 @@ KEYS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("key", KEYS, ids=range(len(KEYS)))
-def test_names_of_files_stay_below_their_checkpoint(tell: Tell, tmp_path: Path, key: str) -> None:
-    view = tell(
-        HumanMessage("go"), files={key: conversations.record("hostile\n"), "/ok.txt": conversations.record("x")}
-    )
-    name = view.names()[view.expected[-1].id]
-    assert sorted(view.below(f"history/{name}").values()) == [b"hostile\n", b"x"]
-    (patch,) = view.below("changes").values()
-    assert is_clean(patch)
-    work = tmp_path / "a" / "b" / "c"
-    work.mkdir(parents=True)
-    before = {str(path) for path in tmp_path.rglob("*")}
-    subprocess.run(["git", "apply", "-"], cwd=work, input=patch, capture_output=True, check=False)
-    made = {str(path) for path in tmp_path.rglob("*")} - before
-    assert all(path.startswith(f"{work}/") for path in made)
-    stat = subprocess.run(["git", "apply", "--numstat", "-"], cwd=work, input=patch, capture_output=True, check=False)
-    assert b"1\t0\tok.txt" in stat.stdout, stat.stderr
+@for_each("key", KEYS)
+def test_names_of_files_stay_below_their_checkpoint(tmp_path: Path, key: str) -> None:
+    with telling(tmp_path) as tell:
+        view = tell(
+            HumanMessage("go"), files={key: conversations.record("hostile\n"), "/ok.txt": conversations.record("x")}
+        )
+        name = view.names()[view.expected[-1].id]
+        assert sorted(view.below(f"history/{name}").values()) == [b"hostile\n", b"x"]
+        (patch,) = view.below("changes").values()
+        assert is_clean(patch)
+        work = tmp_path / "a" / "b" / "c"
+        work.mkdir(parents=True)
+        before = {str(path) for path in tmp_path.rglob("*")}
+        subprocess.run(["git", "apply", "-"], cwd=work, input=patch, capture_output=True, check=False)
+        made = {str(path) for path in tmp_path.rglob("*")} - before
+        assert all(path.startswith(f"{work}/") for path in made)
+        stat = subprocess.run(
+            ["git", "apply", "--numstat", "-"], cwd=work, input=patch, capture_output=True, check=False
+        )
+        assert b"1\t0\tok.txt" in stat.stdout, stat.stderr
 
 
 FORGED = "x\n-- \ndiff --git a/etc b/etc\nnew file mode 100644\n--- /dev/null\n+++ b/etc\n@@ -0,0 +1 @@\n+forged\n"
 
 
-@pytest.mark.parametrize(
-    "text", [FORGED, "no end", "\r\n\r", "\x00binary", "", ESCAPES, "\ufeffbom\n", "GIT binary patch\n"]
-)
-def test_contents_of_files_forge_no_patch(tell: Tell, tmp_path: Path, text: str) -> None:
-    view = tell(HumanMessage(FORGED), files={"/a.txt": conversations.record(text)})
-    view = tell(
-        HumanMessage("more"), files={"/a.txt": conversations.record(text + "more"), "/b": conversations.record(text)}
-    )
-    threadview.check_patches(view, view.expected, tmp_path / "work")
+@for_each("text", [FORGED, "no end", "\r\n\r", "\x00binary", "", ESCAPES, "\ufeffbom\n", "GIT binary patch\n"])
+def test_contents_of_files_forge_no_patch(tmp_path: Path, text: str) -> None:
+    with telling(tmp_path) as tell:
+        view = tell(HumanMessage(FORGED), files={"/a.txt": conversations.record(text)})
+        view = tell(
+            HumanMessage("more"),
+            files={"/a.txt": conversations.record(text + "more"), "/b": conversations.record(text)},
+        )
+        threadview.check_patches(view, view.expected, tmp_path / "work")

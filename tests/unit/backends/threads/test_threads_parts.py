@@ -13,6 +13,7 @@ from typing import Any, TypedDict
 
 import graphs
 import pytest
+from for_each import for_each
 from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage, SystemMessage, ToolMessage
@@ -33,7 +34,6 @@ from fusebackend.backends.threads.database.rows import (
     Saved,
     Write,
     checkpoint_name,
-    old_names,
     time_ns_of,
 )
 from fusebackend.backends.threads.database.values import (
@@ -87,7 +87,7 @@ def test_plain_data_is_read_as_it_was_and_written_as_langgraph_writes_it(value: 
         assert SERIALISER.loads_typed(pack(value)) == value
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("value", "shown"),
     [
         (uuid.UUID(int=5), "00000000000000000000000000000005"),
@@ -128,7 +128,7 @@ def test_unknown_extension_types_are_shown_as_bytes() -> None:
     assert readable(Ext(99, b"x")) == {"__extension__": 99, "__bytes__": "eA=="}
 
 
-@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x92\x01", b"\xd4\x00\x01"])
+@for_each("data", [b"", b"\xc1", b"\x92\x01", b"\xd4\x00\x01"])
 def test_an_object_that_is_none_is_damaged(data: bytes) -> None:
     assert list(readable(Ext(5, data))) == ["error"]
 
@@ -156,7 +156,7 @@ def test_deep_nesting_is_shown_up_to_a_bound() -> None:
 # -- channels ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("piece", [b"\x90", b"\xc0", b"\x01", b"\x81\xa1a\x90"])
+@for_each("piece", [b"\x90", b"\xc0", b"\x01", b"\x81\xa1a\x90"])
 def test_more_values_than_any_checkpoint_has_are_refused_before_they_are_made(piece: bytes) -> None:
     count = (8 << 20) // len(piece)
     tracemalloc.start()
@@ -205,7 +205,7 @@ def test_an_overwrite_begins_anew_in_a_replay_and_is_alone_in_a_step() -> None:
     assert update(files, {"/z": 0}, []) == {"/z": 0}
 
 
-@pytest.mark.parametrize(
+@for_each(
     "value",
     [
         HumanMessage("hi", id="1"),
@@ -219,7 +219,7 @@ def test_messages_keep_their_type_and_content(value: Any) -> None:
     assert (found["type"], found["content"], found["id"]) == (value.type, value.content, value.id)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("value", "shown"),
     [
         ("hi", {"type": "human", "content": "hi"}),
@@ -243,7 +243,7 @@ def test_messages_in_other_forms(value: Any, shown: Any) -> None:
     assert plain_message(value) == shown
 
 
-@pytest.mark.parametrize("value", [7, None, ["a", "b", "c"], Ext(6, b"")])
+@for_each("value", [7, None, ["a", "b", "c"], Ext(6, b"")])
 def test_what_is_no_message_is_damaged(value: Any) -> None:
     with pytest.raises(Damaged):
         plain_message(value)
@@ -277,7 +277,7 @@ def test_the_time_in_an_id_is_the_time_it_was_made() -> None:
     assert before - 1000 <= made <= time.time_ns() + 1000
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("checkpoint", "ts", "time_ns"),
     [
         ("1ef4f797-8335-6428-8001-8a1503f9b875", None, 1722456859804164000),
@@ -315,11 +315,6 @@ def test_names_are_unique_and_in_order() -> None:
         b"undated-none-update-undated",
     ]
     assert taken == sorted(taken)
-    assert old_names(one, time_ns_of(one), 1, "a/b") == (
-        b"20240731T201419.8041640Z-1-a%2Fb",
-        f"20240731T201419.8041640Z-1-a%2Fb-{one}".encode(),
-    )
-    assert old_names("x", None, None, None) == (b"undated-none-unknown", b"undated-none-unknown-x")
 
 
 @given(st.lists(st.integers(0, 2**60 - 1), min_size=2, max_size=9, unique=True))
@@ -348,7 +343,7 @@ def wrote(task: str, channel: str, order: int = 1) -> Write:
     return Write(task, channel, Raw("null", b""), order, order)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("made", "nodes"),
     [
         (saved({}), ()),
@@ -377,7 +372,7 @@ ONE = {"branch:to:a": None}
 TWO = {"branch:to:a": None, "branch:to:b": None}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("values", "writes", "running"),
     [
         ({}, [], False),
@@ -511,7 +506,7 @@ def test_a_write_after_an_overwrite_leaves_the_overwriting_value_alone() -> None
     assert channel.whole(stored_messages("a", "b")) is whole
 
 
-@pytest.mark.parametrize(
+@for_each(
     "fields",
     [
         {"type": "human", "content": "a\nü\ud800\x7f", "id": 'é"\\', "name": None},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sqlite3
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import graphs
 import pytest
 import threadcases
+from for_each import for_each
 from graphs import say, thread, use, user, write
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.memory import InMemorySaver
@@ -56,27 +58,38 @@ class OfSomebody(BaseCheckpointSaver[str]):
         return super().__getattribute__(name)
 
 
-@pytest.fixture(params=["memory", "sqlite in memory", "encrypted", "somebody's"])
-def saver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
-    if request.param == "memory":
+SAVERS = ["memory", "sqlite in memory", "encrypted", "somebody's"]
+
+
+@contextlib.contextmanager
+def saver_of(kind: str, directory: Path) -> Iterator[Any]:
+    if kind == "memory":
         yield InMemorySaver()
-    elif request.param == "somebody's":
+    elif kind == "somebody's":
         yield OfSomebody()
     else:
-        path = ":memory:" if request.param == "sqlite in memory" else tmp_path / "threads.db"
+        path = ":memory:" if kind == "sqlite in memory" else directory / "threads.db"
         connection = sqlite3.connect(path, check_same_thread=False)
-        serde = EncryptedSerializer(Reversed()) if request.param == "encrypted" else None
+        serde = EncryptedSerializer(Reversed()) if kind == "encrypted" else None
         yield SqliteSaver(connection, serde=serde)
         connection.close()
 
 
-@pytest.mark.parametrize("story", STORIES, ids=[story.__name__ for story in STORIES])
-def test_every_checkpoint_is_as_langgraph_finds_it(saver: Any, story: Any) -> None:
-    agent = story(saver)
-    with ThreadsBackend.from_saver(saver) as backend:
-        check(Bench(saver, backend), agent, story.__name__)
-        names = [entry["path"] for entry in backend.ls("/").entries or []]
-        assert names == [f"/{story.__name__}/"]
+@pytest.fixture(params=SAVERS)
+def saver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
+    with saver_of(request.param, tmp_path) as saver:
+        yield saver
+
+
+@for_each("story", STORIES, ids=[story.__name__ for story in STORIES])
+@for_each("kind", SAVERS)
+def test_every_checkpoint_is_as_langgraph_finds_it(kind: str, story: Any, tmp_path: Path) -> None:
+    with saver_of(kind, tmp_path) as saver:
+        agent = story(saver)
+        with ThreadsBackend.from_saver(saver) as backend:
+            check(Bench(saver, backend), agent, story.__name__)
+            names = [entry["path"] for entry in backend.ls("/").entries or []]
+            assert names == [f"/{story.__name__}/"]
 
 
 def test_state_and_namespaces_are_shown(saver: Any) -> None:

@@ -10,6 +10,7 @@ import bigthreads
 import graphs
 import pytest
 import threadcases
+from for_each import for_each
 from graphs import delete, edit, say, thread, use, user, write
 from threadcases import record
 
@@ -65,9 +66,7 @@ def test_a_path_that_names_the_history_is_searched(threads: ThreadsBackend, path
     assert found(threads.glob("a.md", checkpoint.removesuffix("/a.md"))) == {checkpoint}
 
 
-@pytest.mark.parametrize(
-    "pattern", ["one/history/*/b.md", "*/history/*/b.md", "**/history/**/b.md", "one/{head,history}/**/b.md"]
-)
+@for_each("pattern", ["one/history/*/b.md", "*/history/*/b.md", "**/history/**/b.md", "one/{head,history}/**/b.md"])
 def test_a_pattern_that_names_the_history_finds_what_is_in_it(threads: ThreadsBackend, pattern: str) -> None:
     result = threads.glob(pattern)
     assert any(path.startswith("/one/history/") for path in found(result))

@@ -15,6 +15,7 @@ from typing import Any
 import graphs
 import pytest
 import threadcases
+from for_each import for_each
 from graphs import say, thread, use, user, write
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -211,7 +212,7 @@ def test_other_channels_are_in_the_state(b: Bench) -> None:
     assert state["next"] == []
 
 
-@pytest.mark.parametrize("story", threadcases.STORIES, ids=[story.__name__ for story in threadcases.STORIES])
+@for_each("story", threadcases.STORIES, ids=[story.__name__ for story in threadcases.STORIES])
 def test_what_is_next_is_what_langgraph_says(tmp_path: Path, story: Any) -> None:
     with bench("sqlite", str(tmp_path / "threads.db")) as b:
         agent = story(b.saver)

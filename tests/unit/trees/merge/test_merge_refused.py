@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from for_each import for_each
 from merging import Branched, at, mkdir, remove, rename, shown, write
 
 from fusebackend.backends.directory.volume import DirectoryVolume
@@ -56,8 +57,8 @@ def test_files_that_have_changed_places_are_not_mixed_up(tmp_path: Path) -> None
     volume.close()
 
 
-@pytest.mark.parametrize("place", ["", "d", "e"])
-@pytest.mark.parametrize("after", range(14))
+@for_each("place", ["", "d", "e"])
+@for_each("after", range(14))
 def test_a_merge_that_is_refused_in_the_middle(
     tmp_path: Path, place: str, after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

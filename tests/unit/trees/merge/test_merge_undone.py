@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from for_each import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from merging import Branched, mkdir, rename, symlink, write
@@ -125,8 +126,8 @@ def test_a_merge_is_taken_back(
         made.check()
 
 
-@pytest.mark.parametrize("completed", [False, True])
-@pytest.mark.parametrize("after", range(7))
+@for_each("completed", [False, True])
+@for_each("after", range(7))
 def test_a_merge_that_was_refused_in_the_middle(
     tmp_path: Path, after: int, completed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

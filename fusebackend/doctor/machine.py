@@ -1,0 +1,370 @@
+"""What this machine lets a process have: FUSE, namespaces, programs, places, packages."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import importlib
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Iterable
+from importlib.util import find_spec
+
+from fusebackend.base import xdg
+from fusebackend.base.extras import EXTRA_OF
+from fusebackend.doctor.finding import (
+    Finding,
+    confined_by,
+    error,
+    in_child,
+    is_no_new_privileges,
+    ok,
+    status_of_self,
+    warning,
+)
+from fusebackend.linux import mount_table as table
+from fusebackend.linux import runtime_directory
+from fusebackend.linux.distribution import install, install_everything
+from fusebackend.linux.mount_point import FUSE_DEVICE, user_allow_other
+from fusebackend.shell import bubblewrap, seccomp
+from fusebackend.shell.cgroups import ControlGroups
+
+# -- fuse -------------------------------------------------------------------------------------------------------
+#
+# Whether this process can mount a FUSE file system.
+
+
+DEVICE = "/dev/fuse"
+
+INSTEAD = "or do without a mount: 'fusebackend serve'"
+
+_CLONE_NEWNS, _MS_REC, _MS_PRIVATE = 0x00020000, 16384, 1 << 18
+_MS_NOSUID, _MS_NODEV = 2, 4
+_MNT_DETACH = 2
+
+
+def device() -> Iterable[Finding]:
+    """/dev/fuse is there, is the device, and can be opened."""
+    try:
+        status = os.stat(DEVICE)
+    except FileNotFoundError:
+        mend = f"modprobe fuse; for a container: --device {DEVICE} --cap-add SYS_ADMIN; {INSTEAD}"
+        return [error(DEVICE, "it is not there", mend)]
+    if not stat.S_ISCHR(status.st_mode) or status.st_rdev != FUSE_DEVICE:
+        return [error(DEVICE, "it is not the FUSE device", f"rm {DEVICE} && mknod -m 666 {DEVICE} c 10 229, as root")]
+    try:
+        os.close(os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC))
+    except PermissionError as failure:
+        if failure.errno == errno.EACCES and not os.access(DEVICE, os.R_OK | os.W_OK):
+            return [error(DEVICE, "it is not open to this user", f"chmod a+rw {DEVICE}, as root")]
+        why = "it can't be opened: the container's device rules, or a mount with nodev, forbid it"
+        return [error(DEVICE, why, f"--device {DEVICE} for the container; {INSTEAD}")]
+    except OSError as failure:
+        return [error(DEVICE, f"it can't be opened: {failure.strerror}", f"modprobe fuse; {INSTEAD}")]
+    return [ok(DEVICE, "can be opened")]
+
+
+def library() -> Iterable[Finding]:
+    """pyfuse3 can be imported, and with it libfuse3."""
+    try:
+        importlib.import_module("pyfuse3")
+    except ImportError as failure:
+        is_compiled = "libfuse" in str(failure)
+        mend = install("libfuse3") if is_compiled else f"{install_everything()}; then pip install pyfuse3"
+        return [error("libfuse3", f"pyfuse3 can't be imported: {failure}", f"{mend}; {INSTEAD}")]
+    return [ok("libfuse3", "pyfuse3 can be imported")]
+
+
+def fusermount() -> Iterable[Finding]:
+    """fusermount3 is there for users other than root, and has their rights."""
+    what, program = "fusermount3", shutil.which("fusermount3")
+    is_root = os.geteuid() == 0
+    if program is None:
+        why = "it is not installed" + (": root mounts without it" if is_root else ", and only root mounts without it")
+        return [(warning if is_root else error)(what, why, install("fusermount3"))]
+    status = os.stat(program)
+    if not is_root and not (status.st_mode & stat.S_ISUID and status.st_uid == 0):
+        return [error(what, f"{program} is not setuid root", f"chown root {program} && chmod 4755 {program}, as root")]
+    if not is_root and is_no_new_privileges():
+        why = "this process and its children gain no privileges (no_new_privs), so its setuid bit has no effect"
+        return [error(what, why, "start without --security-opt no-new-privileges, or NoNewPrivileges=yes")]
+    return [ok(what, program)]
+
+
+def allow_other() -> Iterable[Finding]:
+    """Other users can be let in."""
+    what = "allow_other"
+    if os.geteuid() == 0 or user_allow_other():
+        return [ok(what, "other users can be let in")]
+    mend = "echo user_allow_other >> /etc/fuse.conf, as root, if others are to be let in"
+    return [warning(what, "/etc/fuse.conf has no line 'user_allow_other': only this user sees a mount", mend)]
+
+
+def mounting() -> Iterable[Finding]:
+    """The kernel lets root mount: tried in a mount namespace that ends at once."""
+    what = "mount(2)"
+    if os.geteuid() != 0:
+        return [ok(what, "left to fusermount3")]
+    if not os.path.exists(DEVICE):
+        return []
+    with tempfile.TemporaryDirectory(prefix="fusebackend-doctor-") as directory:
+        number = in_child(lambda: _try_mount(directory))
+    if number == 0:
+        return [ok(what, "a FUSE file system can be mounted")]
+    profile = confined_by()
+    because = f" (AppArmor profile '{profile}')" if profile else ""
+    mend = "--cap-add SYS_ADMIN" + (" --security-opt apparmor=unconfined" if profile else "")
+    why = f"the kernel refuses: {os.strerror(number)}{because}"
+    return [error(what, why, f"for a container: {mend}; {INSTEAD}")]
+
+
+def _try_mount(directory: str) -> int:
+    """Mount in a namespace of this process's own; returns an error number, or 0."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
+    if libc.unshare(_CLONE_NEWNS) != 0:
+        return ctypes.get_errno()
+    is_private = libc.mount(b"none", b"/", None, ctypes.c_ulong(_MS_REC | _MS_PRIVATE), None) == 0
+    if not is_private and ctypes.get_errno() != errno.EINVAL:  # EINVAL: '/' is no mount point, in a plain chroot
+        return ctypes.get_errno()
+    options = f"fd={fd},rootmode=40000,user_id={os.geteuid()},group_id={os.getegid()}".encode()
+    flags = ctypes.c_ulong(_MS_NOSUID | _MS_NODEV)
+    if libc.mount(b"fusebackend-doctor", os.fsencode(directory), b"fuse", flags, options) != 0:
+        return ctypes.get_errno()
+    if not is_private:  # other namespaces may see the mount, and its end
+        libc.umount2(os.fsencode(directory), _MNT_DETACH)
+    return 0
+
+
+# -- namespaces -------------------------------------------------------------------------------------------------
+#
+# What the kernel and a container let this process have.
+
+
+_CLONE_NEWUSER = 0x10000000
+
+_SETTINGS = (
+    ("user/max_user_namespaces", 10000),
+    ("kernel/unprivileged_userns_clone", 1),
+    ("kernel/apparmor_restrict_unprivileged_userns", 0),
+)
+"""Below /proc/sys: a setting, and a value that does not forbid user namespaces. It is forbidden by 0 in the first two,
+by 1 in the last."""
+
+
+def user_namespaces() -> Iterable[Finding]:
+    """A process may make a user namespace: what confines commands of users other than root needs one."""
+    what = "user namespaces"
+    number = in_child(_try_namespace)
+    forbids = [_sysctl(name, value) for name, value in _SETTINGS if _setting(name) == (not value)]
+    if number == 0 and (os.geteuid() == 0 or not forbids):
+        return [ok(what, "can be made")]
+    why = f"none can be made: {os.strerror(number)}" if number else "one has no rights here"
+    mend = "; ".join(forbids) + ", as root" if forbids else "start the container with another seccomp profile"
+    return [warning(what, f"{why}: no sandbox for commands, and no 'shell --branch', but as root", mend)]
+
+
+def _try_namespace() -> int:
+    libc = ctypes.CDLL(None, use_errno=True)
+    return ctypes.get_errno() if libc.unshare(_CLONE_NEWUSER) != 0 else 0
+
+
+def _setting(name: str) -> bool | None:
+    """Return whether a setting is on; None without it."""
+    with contextlib.suppress(OSError, ValueError), open(f"/proc/sys/{name}", encoding="ascii") as file:
+        return int(file.read()) != 0
+    return None
+
+
+def _sysctl(name: str, value: int) -> str:
+    return f"sysctl -w {name.replace('/', '.')}={value}"
+
+
+def confinement() -> Iterable[Finding]:
+    """AppArmor and seccomp, which most containers have."""
+    profile, seccomp = confined_by(), status_of_self().get("Seccomp")
+    if profile is None:
+        yield ok("AppArmor", "no profile confines this process")
+    else:
+        yield warning(
+            "AppArmor",
+            f"profile '{profile}' confines this process, and those of containers refuse mounts",
+            "--security-opt apparmor=unconfined for the container, if mounting is refused",
+        )
+    if seccomp in (None, "0"):
+        yield ok("seccomp", "no filter confines this process")
+    else:
+        yield warning(
+            "seccomp",
+            "a filter confines this process, and that of a container refuses mounts without CAP_SYS_ADMIN",
+            "--cap-add SYS_ADMIN for the container, if mounting is refused",
+        )
+
+
+def propagation(mountpoint: str | None) -> Iterable[Finding]:
+    """Whether a mount made here is seen in other mount namespaces: on the host of a container, and the reverse."""
+    path = table.resolve(mountpoint or "/")
+    holding = [each for each in table.mounts() if _holds(each.mountpoint, path)]
+    if not holding:  # in a plain chroot, whose root directory is no mount
+        why = f"no mount that this process sees holds '{path}': its root directory is not a mount"
+        return [warning("propagation", why, "bind the root directory onto itself before chroot, or use a container")]
+    inner = max(holding, key=lambda each: len(each.mountpoint))
+    if inner.is_shared:
+        return [ok("propagation", f"'{inner.mountpoint}' is shared: mounts below it are seen in other namespaces")]
+    bound = "DIR" if inner.mountpoint == "/" else inner.mountpoint
+    mend = f"mount --make-rshared {inner.mountpoint}; for a container: -v HOST_DIR:{bound}:rshared"
+    why = f"'{inner.mountpoint}' is not shared: mounts below it are seen in this mount namespace alone"
+    return [warning("propagation", why, f"{mend}, if others are to see them")]
+
+
+def _holds(mountpoint: str, path: str) -> bool:
+    return path == mountpoint or path.startswith(mountpoint.rstrip("/") + "/")
+
+
+# -- commands ---------------------------------------------------------------------------------------------------
+#
+# What commands of a mount need, and the programs that make searches and merges better.
+
+
+_UNCONFINED = 'or sandbox = "none" in [execute], which confines nothing'
+
+
+def sandbox(is_wanted: bool) -> Iterable[Finding]:
+    """bubblewrap is there, and works.
+
+    Args:
+        is_wanted: False where the configuration has no sandbox.
+    """
+    what = "bubblewrap"
+    if not is_wanted:
+        return [ok(what, 'not needed: sandbox = "none"')]
+    program = bubblewrap.where()
+    if program is None:
+        why = "it is not installed: commands (exec) are refused"
+        return [warning(what, why, f"{install('bubblewrap')}; {_UNCONFINED}")]
+    try:
+        words = bubblewrap.user_namespace(program)
+    except bubblewrap.SandboxError as failure:
+        why = f"it can make no sandbox here, so commands (exec) are refused: {failure}"
+        mend = "allow user namespaces, or run as root"
+        if status_of_self().get("Seccomp") not in (None, "0"):
+            mend = "for a container: --cap-add SYS_ADMIN --security-opt seccomp=unconfined"
+        return [warning(what, why, f"{mend}; {_UNCONFINED}")]
+    refusal = bubblewrap.trial([program, *words, "--unshare-net"])
+    if refusal is None:
+        found = [ok(what, program)]
+    else:
+        why = f"it can make no sandbox without a network, so commands (exec) are refused: {refusal}"
+        found = [warning(what, why, "for a container: --cap-add NET_ADMIN; or network = true in [execute]")]
+    if seccomp.program() is None:
+        found.append(warning("seccomp filter", "none is known for this machine's architecture", "no mend: report it"))
+    return found
+
+
+def limits() -> Iterable[Finding]:
+    """Control groups limit the memory and the processes of commands."""
+    groups = ControlGroups.of_this_process()
+    lacking = [name for name in ("memory", "pids") if groups.version_for(name) is None]
+    if not lacking:
+        return [ok("control groups", "limit memory and processes of commands")]
+    why = f"none for {' and '.join(lacking)}: each process of a command has limits of its own, all together have none"
+    mend = "a systemd unit: Delegate=yes; a container: mount /sys/fs/cgroup writable, or run as root"
+    return [warning("control groups", why, mend)]
+
+
+def programs() -> Iterable[Finding]:
+    """ripgrep and git are there."""
+    for name, program, why in (
+        ("ripgrep", "rg", "grep of dir: routes reads each file in Python"),
+        ("git", "git", "lines can't be merged: undo --merge-lines, branch merge --merge-lines"),
+    ):
+        where = shutil.which(program)
+        if where is None:
+            yield warning(name, f"it is not installed: {why}", install(name))
+        else:
+            yield ok(name, where)
+
+
+# -- places -----------------------------------------------------------------------------------------------------
+#
+# The directories that a server keeps things in, and the locale.
+
+
+LITTLE_BYTES = 512 << 20
+"""Less free space than this is worth a warning."""
+
+NONE_BYTES = 16 << 20
+"""With less, a server can keep nothing."""
+
+_KEPT = (
+    ("data directory", "XDG_DATA_HOME", ".local/share", "the embedded default, and branches"),
+    ("state directory", "XDG_STATE_HOME", ".local/state", "logs and histories"),
+)
+
+
+def directories() -> Iterable[Finding]:
+    """Data and state can be written, and have room; the runtime directory is the user's own."""
+    for what, variable, otherwise, holds in _KEPT:
+        yield writable(what, xdg.path(variable, otherwise), f"{holds}; set {variable} to another place")
+    try:
+        yield ok("runtime directory", runtime_directory.directory())
+    except OSError as failure:
+        mend = "set XDG_RUNTIME_DIR to a directory of this user's with mode 0700"
+        yield error("runtime directory", f"no place for sockets: {failure.strerror or failure}", mend)
+
+
+def writable(what: str, path: str, mend: str) -> Finding:
+    """Check that files can be made in a directory, or in the nearest one above that is there, and that there is room.
+
+    Args:
+        mend: what is kept there, and what else can be done.
+    """
+    place = path
+    while not os.path.lexists(place) and place != os.path.dirname(place):
+        place = os.path.dirname(place)
+    if not os.path.isdir(place):
+        return error(what, f"'{place}' is no directory", mend)
+    about = os.statvfs(place)
+    if about.f_flag & os.ST_RDONLY:
+        return error(what, f"'{path}' is on a file system that is mounted read-only", mend)
+    if not os.access(place, os.W_OK | os.X_OK):
+        return error(what, f"'{place}' can't be written by this user", mend)
+    free = about.f_bavail * about.f_frsize
+    room = f"{free >> 20:,} MiB are free on '{place}'"
+    if free < NONE_BYTES or (about.f_files and not about.f_favail):
+        return error(what, room if about.f_favail or not about.f_files else f"no inodes are free on '{place}'", mend)
+    return warning(what, room, mend) if free < LITTLE_BYTES else ok(what, f"{path}; {room}")
+
+
+def locale() -> Iterable[Finding]:
+    """Names and texts are UTF-8."""
+    encoding = sys.getfilesystemencoding().lower().replace("_", "-")
+    if encoding == "utf-8":
+        return [ok("locale", "UTF-8")]
+    return [warning("locale", f"names of files are read as {encoding}, not as UTF-8", "export LC_ALL=C.UTF-8")]
+
+
+# -- packages ---------------------------------------------------------------------------------------------------
+#
+# Python packages of the extras.
+
+
+def extras() -> Iterable[Finding]:
+    """Say which extras are installed. A route that needs one that is missing says so itself."""
+    missing = sorted({extra for module, extra in EXTRA_OF.items() if not _is_there(module)})
+    have = sorted(set(EXTRA_OF.values()) - set(missing))
+    lines = [f"installed: {', '.join(have) or 'none'}"]
+    if missing:
+        lines.append(f"not installed: {', '.join(missing)} (pip install 'fusebackend[NAME]')")
+    return [ok("extras", "; ".join(lines))]
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except (ModuleNotFoundError, ValueError):  # a package above it; one that was put into sys.modules as None
+        return False
