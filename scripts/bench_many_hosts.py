@@ -219,6 +219,8 @@ def together(scenario: Scenario, dsn: str, server: Server, count: int, seconds: 
                 start.wait(seconds + WORK_LIMIT_S)
             cell.server_cores = (server.processor_s() - before) / (time.monotonic() - began)
         cell.connections = counted[0]
+        with suppress(threading.BrokenBarrierError):
+            start.wait(1.0)  # the server's processes of their connections, whose time counts, may end
         done = results(WORK_LIMIT_S)
     if len(done) < count:
         raise SystemExit(f"{count - len(done)} of {count} processes have not done their work")
@@ -268,7 +270,8 @@ def _work(scenario: Scenario, dsn: str, seconds: float, number: int, start: Barr
                     failures.append(str(error))
                 turn += 1
             done = Done(began, time.monotonic(), took, time.process_time() - processor, failures)
-            start.wait()
+            start.wait()  # all have done their work
+            start.wait()  # and are measured
             return done
     except OSError as error:
         start.abort()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import sqlite3
-from collections.abc import Callable
+from typing import Any
 
 from fusebackend.backends.sqlite.backend import SqliteBackend
 from fusebackend.backends.sqlite.stored_tree import DirtyBuffer
@@ -14,9 +13,9 @@ def backend() -> SqliteBackend:
     """Make a backend that marks no file as changed, so none is indexed, without the SQL indexes that searches need."""
     write = DirtyBuffer.write
 
-    def write_no_marks(overlay: DirtyBuffer, db: sqlite3.Connection, new_row: Callable[[], int]) -> None:
+    def write_no_marks(overlay: DirtyBuffer, *arguments: Any) -> None:
         overlay.contents.clear()
-        write(overlay, db, new_row)
+        write(overlay, *arguments)
 
     DirtyBuffer.write = write_no_marks  # type: ignore[method-assign]
     made = SqliteBackend(os.environ["UNINDEXED_FILE"])

@@ -15,6 +15,5 @@ view.py approval.py                             views: their rules; changes that
 snapshot.py diff.py restore.py                  earlier states of a mount
 log.py blame.py undo.py hook.py space.py        calls; what coding agents tell of them; `space.py` has `df` and `prune`
 forget.py                                       contents that leave everything kept
-target.py show.py attributes.py                 shared: mount and path of an argument, output, attributes,
-progress.py outcome.py                          progress, the paths that an undo or a merge has changed
+target.py show.py progress.py                   shared: mount and path of an argument, output, progress
 """

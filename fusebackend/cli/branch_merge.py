@@ -8,9 +8,9 @@ import click
 
 from fusebackend.cli import target
 from fusebackend.cli.branch import branch, complete_name
-from fusebackend.cli.outcome import CHANGED, refuse, show_changes, show_json, show_left
 from fusebackend.cli.show import Output, in_a_line, json_option, note
 from fusebackend.cli.target import Target, complete_path, mount_option
+from fusebackend.cli.undo import CHANGED, refuse, show_changes, show_json, show_left
 from fusebackend.protocol import MergeResult
 
 __all__ = ["branch"]

@@ -11,8 +11,16 @@ import click
 
 from fusebackend.base import errors
 from fusebackend.cli import target
-from fusebackend.cli.attributes import group_name, mode_string, to_the_minute, user_name
-from fusebackend.cli.show import Complaints, Failed, Output, json_option
+from fusebackend.cli.show import (
+    Complaints,
+    Failed,
+    Output,
+    group_name,
+    json_option,
+    mode_string,
+    to_the_minute,
+    user_name,
+)
 from fusebackend.cli.target import Target, base_name, complete_path, mount_option
 
 if TYPE_CHECKING:

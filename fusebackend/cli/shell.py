@@ -32,7 +32,7 @@ def shell(command: Sequence[str], branch: str | None, view: str | None, mount: s
     """
     if branch is not None and view is not None:
         raise click.UsageError("give --branch or --view, not both")
-    from fusebackend.linux.private_bind import run_with_bind
+    from fusebackend.linux.bind_mount import run_with_bind
 
     place = target.here(mount)
     mountpoint = place.files.mountpoint

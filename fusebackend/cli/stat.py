@@ -9,8 +9,7 @@ from typing import Any
 import click
 
 from fusebackend.cli import target
-from fusebackend.cli.attributes import group_name, mode_string, to_the_nanosecond, user_name
-from fusebackend.cli.show import Complaints, Output, json_option
+from fusebackend.cli.show import Complaints, Output, group_name, json_option, mode_string, to_the_nanosecond, user_name
 from fusebackend.cli.target import complete_path, mount_option
 
 

@@ -30,7 +30,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import IO, Any, TypeVar
 
-from fusebackend.backends.state.graph import GraphRuntime, graph_config
 from fusebackend.base import budget, caller, errors, paths
 from fusebackend.base.deadline import together
 from fusebackend.base.globs import GlobError
@@ -38,6 +37,7 @@ from fusebackend.base.paths import ROOT, AgentPath, PathError
 from fusebackend.composite.route_table import RouteTable
 from fusebackend.composite.router import ReportingFace, Routed, Routing
 from fusebackend.composite.search import MAX_AWAITED, TreeSearch
+from fusebackend.databases.graph_state import GraphRuntime, graph_config
 from fusebackend.dialects.agent_face import AgentFace, Guard, accepted, has_agent_face, is_factory, is_named_factory
 from fusebackend.protocol import (
     AGENT_VERBS,

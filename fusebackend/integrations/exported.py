@@ -17,10 +17,10 @@ from typing import Any, TypeVar, cast
 from deepagents.backends import StateBackend as DeepagentsStateBackend
 from deepagents.backends import protocol as theirs
 
-from fusebackend.backends.state.graph import GraphRuntime
 from fusebackend.base import errors, paths
 from fusebackend.base.paths import PathError
 from fusebackend.composite.backend import CompositeBackend, keeps_in_graph, supports_execution
+from fusebackend.databases.graph_state import GraphRuntime
 from fusebackend.dialects.agent_face import AgentFace, is_factory
 from fusebackend.protocol import READ_LIMIT_LINES, FileDownloadResponse, ReadResult
 

@@ -6,9 +6,7 @@ distribution.py       how this distribution installs what pip can't
 open_files.py         files that processes have open for writing
 holes.py              the holes of a file
 unmount.py            ending a mount from outside
-unmount_watch.py      a mount that is taken away from outside
 bind_mount.py         a directory at a second path
-private_bind.py       a program for which a directory is seen at another's path
 runtime_directory.py  the directory of this user's sockets, and names of a server's own files
 service_manager.py    what a server tells systemd of itself
 command.py            a command while it runs

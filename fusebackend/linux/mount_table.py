@@ -13,9 +13,12 @@ import errno
 import json
 import os
 import re
+import select
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -214,3 +217,47 @@ def probe_all(entries: list[MountEntry], timeout_s: float = PROBE_TIMEOUT_S) -> 
     probes = [Probe(entry.mountpoint) for entry in entries]
     deadline = time.monotonic() + timeout_s
     return [each.state(max(deadline - time.monotonic(), 0.01)) for each in probes]
+
+
+# -- the end of a mount -----------------------------------------------------------------------------------------
+#
+# Tells when a mount is taken away from outside.
+#
+# A second mount of the same file system (a bind mount, a container) keeps it alive: after `fusermount3 -u` its server
+# would serve on, and the unmount would wait for the server. So that second mount must end with the first one.
+
+
+class UnmountWatch:
+    """Calls back once, in a thread of its own, when no mount of ours is on a mount point any more.
+
+    Args:
+        mountpoint: as the table of mounts spells it.
+        then: is called.
+        name: of the thread.
+    """
+
+    def __init__(self, mountpoint: str, then: Callable[[], None], name: str) -> None:
+        self._mountpoint = mountpoint
+        self._then = then
+        stop, self._stopper = os.pipe()  # closing it ends the thread
+        self._thread = threading.Thread(target=self._watch, args=(stop,), name=name, daemon=True)
+        self._thread.start()
+
+    def _watch(self, stop: int) -> None:
+        with open("/proc/self/mountinfo", "rb") as mounts:
+            poll = select.poll()
+            poll.register(mounts, select.POLLPRI)
+            poll.register(stop, select.POLLIN | select.POLLHUP)
+            while True:
+                entry = mount_at(self._mountpoint)
+                if entry is None or not entry.is_ours:
+                    self._then()
+                    break
+                if any(descriptor == stop for descriptor, _ in poll.poll()):
+                    break
+        os.close(stop)
+
+    def close(self) -> None:
+        """End it, before the mount is taken away by its own server."""
+        os.close(self._stopper)
+        self._thread.join()

@@ -6,7 +6,6 @@ records.py       its records
 actors.py        who makes a change, and who acts in a block of code
 verbs.py         its verbs as a table: the record, errors and kind of each
 volume.py        the kernel face, `Volume`: nodes and names in, values out, `OSError` with an errno
-observable.py    volumes that report changes of their agent face
 snapshots.py     volumes that keep earlier states of themselves
 commit_log.py    what a change adds to the log, in its transaction
 remote.py        files behind an API, `Remote`: list, head, read, put, delete, copy
@@ -23,7 +22,6 @@ from fusebackend.protocol.actors import *  # noqa: F403
 from fusebackend.protocol.agent import *  # noqa: F403
 from fusebackend.protocol.commit_log import *  # noqa: F403
 from fusebackend.protocol.events import *  # noqa: F403
-from fusebackend.protocol.observable import *  # noqa: F403
 from fusebackend.protocol.records import *  # noqa: F403
 from fusebackend.protocol.snapshots import *  # noqa: F403
 from fusebackend.protocol.verbs import *  # noqa: F403

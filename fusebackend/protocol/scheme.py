@@ -42,7 +42,8 @@ class Scheme:
     `takes` is the kind of the text after the colon: a `path` (made absolute), `nothing`, a `name` or nothing, or `text`
     that `open` understands. `parameters` maps the names that may follow `?` to functions that read their values, and
     raise ValueError with a text such as `must be a number`; those in `passed_on` are passed on as text, as all are
-    where `parameters` is None. `features` are those of its volume where they don't depend on the URL.
+    where `parameters` is None. `features` are those of its volume where they don't depend on the URL. `snapshots` says
+    that the volume keeps them.
     """
 
     form: str
@@ -53,6 +54,7 @@ class Scheme:
     passed_on: tuple[str, ...] = ()
     features: Features | None = None
     execute: bool = False
+    snapshots: bool = False
 
 
 _AUTHORITY = re.compile(r"(//[^/:@\s?]*):[^\s]*@")

@@ -10,11 +10,11 @@ import stat as stat_module
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import AgentPath
-from fusebackend.protocol.events import Change
+from fusebackend.protocol.events import Change, Changes
 
 T = TypeVar("T")
 
@@ -30,11 +30,15 @@ __all__ = [
     "RENAME_EXCHANGE",
     "RENAME_NOREPLACE",
     "ROOT_NODE",
+    "WHOLE_FILES",
     "Attr",
     "AttrChanges",
     "Caller",
     "Features",
+    "Guard",
     "Link",
+    "ObservableVolume",
+    "Observer",
     "Routed",
     "StatFs",
     "Usage",
@@ -211,6 +215,19 @@ class Features:
     """What was written may not be stored yet when a handle is closed: `flush` stores it, and returns its errors."""
     shared: bool = False
     """Other hosts have it mounted at the same time: `Attr.version` counts their changes, and each open asks for it."""
+
+
+WHOLE_FILES = Features(
+    random_writes=False,
+    rename=False,
+    links=False,
+    symlinks=False,
+    special_files=False,
+    xattrs=False,
+    persistent_modes=False,
+    change_feed=False,
+)
+"""The features of a volume of files that are stored as a whole under their names, and of nothing else."""
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -540,3 +557,45 @@ class Routed(Protocol):
 def unsupported(what: str) -> OSError:
     """The error of an operation that a volume can't do, ever: ENOTSUP, as POSIX says."""
     return OSError(errno.ENOTSUP, f"{os.strerror(errno.ENOTSUP)}: {what}")
+
+
+# -- volumes that report changes --------------------------------------------------------------------------------
+#
+# A volume that reports changes by its agent face and by others to caches and watchers.
+
+
+Observer: TypeAlias = Callable[[Sequence[Change]], Callable[[], None]]
+"""See `Volume.observe`."""
+
+Guard: TypeAlias = Callable[[int], Callable[[], None]]
+"""See `ObservableVolume.guard`."""
+
+
+class ObservableVolume(Volume):
+    """A volume that reports each change of its agent face, before and after it is made."""
+
+    watched: bool = False
+    """True while a `Watch` is open. Only then a backend without a change feed stats paths before it changes them."""
+
+    @abc.abstractmethod
+    def guard(self, callback: Guard) -> Callable[[], None]:
+        """Have `callback` called before an agent changes the contents of a node; returns the function that ends that.
+
+        `callback` is called with no lock held, and may wait a moment for open handles. The function that it returns is
+        called after subscribers and observers have been called.
+        """
+
+    @abc.abstractmethod
+    def rewriting(self, node: int) -> AbstractContextManager[None]:
+        """Enclose an agent's whole change of the contents of a node in the guards. Call it with no lock held."""
+
+    @abc.abstractmethod
+    def changing(self) -> AbstractContextManager[Changes]:
+        """Hold the lock for a change by the agent face. Changes put into the list are reported, also after an error."""
+
+    @abc.abstractmethod
+    def publish(self, *changes: Change) -> None:
+        """Report changes that were made behind this volume. Call it with no lock held.
+
+        If none has a path, observers get `unknown` for the whole volume.
+        """

@@ -27,6 +27,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 from fusebackend.base import paths
@@ -34,7 +35,7 @@ from fusebackend.base.errors import oserror
 from fusebackend.base.paths import AgentPath
 from fusebackend.base.stamps import now_ns
 from fusebackend.base.waiting import Lock, will_wait
-from fusebackend.protocol import DEFAULT_TTL_S, Attr, AttrChanges, Caller, Change, Features, StatFs, Volume
+from fusebackend.protocol import DEFAULT_TTL_S, WHOLE_FILES, Attr, AttrChanges, Caller, Change, StatFs, Volume
 from fusebackend.protocol.remote import Remote
 from fusebackend.remote.agent_remote import MAX_FILE_BYTES, AgentRemote
 from fusebackend.remote.buffer import Buffer
@@ -76,13 +77,9 @@ class RemoteVolume(NativeVolume):
         super().__init__()
         self.remote = remote
         abilities = self._abilities = remote.abilities
-        self.features = Features(
-            random_writes=False,
-            rename=False,
-            links=False,
+        self.features = replace(
+            WHOLE_FILES,
             symlinks=abilities.keeps_attributes,
-            special_files=False,
-            xattrs=False,
             persistent_modes=abilities.keeps_attributes,
             change_feed=abilities.change_feed,
             durable=abilities.durable,

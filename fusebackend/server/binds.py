@@ -26,7 +26,7 @@ from fusebackend.backends.sandbox.scripts import Script
 from fusebackend.base import paths
 from fusebackend.base.paths import AgentPath
 from fusebackend.linux import mount_table as table
-from fusebackend.linux.unmount_watch import UnmountWatch
+from fusebackend.linux.mount_table import UnmountWatch
 
 log = logging.getLogger(__name__)
 

@@ -81,6 +81,7 @@ from fusebackend.trees.refs import Refs, Taken
 from fusebackend.trees.restore import Restores
 from fusebackend.trees.snapshots import Snapshots
 from fusebackend.trees.states import States
+from fusebackend.urls.registry import SCHEMES
 from fusebackend.vfs.watch.async_watch import AsyncWatch, ThreadedWatch
 from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.native import NativeVolume
@@ -760,7 +761,8 @@ class MountedBackend(ServedMount):
         if self.filesystem.tree.trees_path is None:
             why = "this mount has no directory for snapshots: mount without '-o trees=off'"
         else:
-            why = "no route of this mount keeps snapshots: 'sqlite:' and 'memory:' do"
+            keeping = ", ".join(f"'{name}:'" for name, scheme in SCHEMES.items() if scheme.snapshots)
+            why = f"no route of this mount keeps snapshots: {keeping} do"
         raise OSError(errno.ENOTSUP, why)
 
     def branches(self) -> list[BranchInfo]:

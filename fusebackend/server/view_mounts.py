@@ -17,8 +17,7 @@ from collections.abc import Mapping
 
 from fusebackend.linux import mount_point
 from fusebackend.linux.bind_mount import bind, unbind
-from fusebackend.linux.mount_table import MountError
-from fusebackend.linux.unmount_watch import UnmountWatch
+from fusebackend.linux.mount_table import MountError, UnmountWatch
 
 log = logging.getLogger(__name__)
 

@@ -38,7 +38,7 @@ class OneCase(Generic[T]):
         self.name, self.value = name, value
         self.failure: BaseException | None = None
         self.skipped_for: str | None = None
-        self._ran = False
+        self.is_interrupted, self._ran = False, False
 
     def __enter__(self) -> T:
         self._ran = True
@@ -53,6 +53,7 @@ class OneCase(Generic[T]):
         executed += 1
         if isinstance(error, Exception | pytest.fail.Exception):
             self.failure = error
+        self.is_interrupted = error is not None and self.failure is None
         return self.failure is not None
 
     @property
@@ -81,7 +82,12 @@ def each(cases: Iterable[Any] | Mapping[str, Any]) -> Iterator[OneCase[Any]]:
     for name, value in named:
         case = OneCase(name, value)
         all_of_them.append(case)
-        yield case
+        try:
+            yield case
+        except GeneratorExit:
+            if case.is_interrupted:
+                raise
+            raise RuntimeError(f"the loop was left at case {name} by return or break: use continue") from None
         if not case.ran:
             raise RuntimeError(f"the loop did not enter case {name}: `with case as value: ...`")
     if not all_of_them:

@@ -13,7 +13,7 @@ from typing import Any
 
 from fusebackend.base.sizes import EXAMPLES, size_bytes
 from fusebackend.databases.urls import LIBPQ_WORDS
-from fusebackend.protocol import Features
+from fusebackend.protocol import WHOLE_FILES, Features
 from fusebackend.protocol.scheme import Scheme, Url, UrlError
 
 NOT_YET = ("overlay",)
@@ -200,26 +200,7 @@ MEANINGS = {
 }
 """The meaning of URLs' parameters, for `fusebackend backends`; a name means the same wherever it is known."""
 
-_WHOLE_FILES = Features(
-    random_writes=False,
-    rename=False,
-    links=False,
-    symlinks=False,
-    special_files=False,
-    xattrs=False,
-    persistent_modes=False,
-    change_feed=False,
-)
-
-_OBJECTS = Features(
-    random_writes=False,
-    rename=False,
-    links=False,
-    special_files=False,
-    xattrs=False,
-    change_feed=False,
-    blocking=True,
-)
+_OBJECTS = replace(WHOLE_FILES, symlinks=True, persistent_modes=True, blocking=True)
 
 ON_EXISTS = _one_of("error", "replace")
 
@@ -244,6 +225,7 @@ SCHEMES: dict[str, Scheme] = {
         takes="path",
         parameters={**LIMITS, "on_exists": ON_EXISTS},
         features=Features(acls=True),
+        snapshots=True,
     ),
     "memory": Scheme(
         "memory:",
@@ -252,6 +234,7 @@ SCHEMES: dict[str, Scheme] = {
         takes="nothing",
         parameters={**LIMITS, "on_exists": ON_EXISTS},
         features=Features(acls=True, durable=False),
+        snapshots=True,
     ),
     "dir": Scheme(
         "dir:PATH",
@@ -281,7 +264,7 @@ SCHEMES: dict[str, Scheme] = {
         _open_state,
         takes="name",
         parameters={"on_exists": ON_EXISTS},
-        features=replace(_WHOLE_FILES, durable=False),
+        features=replace(WHOLE_FILES, durable=False),
     ),
     "store+sqlite": Scheme(
         "store+sqlite:PATH?ns=NAMESPACE",
@@ -289,7 +272,7 @@ SCHEMES: dict[str, Scheme] = {
         _opener("fusebackend.backends.store.backend:open_sqlite"),
         takes="path",
         parameters={"ns": _namespace, "on_exists": ON_EXISTS, "tree": _yes, "ttl": _seconds},
-        features=replace(_WHOLE_FILES, blocking=True),
+        features=replace(WHOLE_FILES, blocking=True),
     ),
     "store+postgres": Scheme(
         "store+postgres:DSN?ns=NAMESPACE",
@@ -336,6 +319,7 @@ SCHEMES: dict[str, Scheme] = {
         },
         passed_on=LIBPQ_WORDS,
         features=Features(acls=True, stores_at_close=True, blocking=True, shared=True),
+        snapshots=True,
     ),
     "s3": Scheme(
         "s3://BUCKET/PREFIX?endpoint=URL&region=REGION",

@@ -36,7 +36,7 @@ import trio
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath, is_below, join, parent_and_name, split, to_name, to_text
 from fusebackend.composite.route_table import RouteTable
-from fusebackend.protocol import DEFAULT_TTL_S, MAX_NODE, ROOT_NODE, Attr, Caller, Features, Volume, Writable
+from fusebackend.protocol import DEFAULT_TTL_S, MAX_NODE, ROOT_NODE, Attr, Caller, Features, StatFs, Volume, Writable
 from fusebackend.rules.rule import Operation
 from fusebackend.rules.ruled_volume import NODES, RuledVolume
 from fusebackend.rules.view import View
@@ -47,7 +47,6 @@ from fusebackend.vfs.coherence.entry_cache import ENDLESS_TIMEOUT_S, CachePolicy
 from fusebackend.vfs.inodes import NODE_BITS, SYNTHETIC_INDEX, inode_number, node_of, route_index
 from fusebackend.vfs.pseudo_files import PseudoFiles
 from fusebackend.vfs.trees_options import TreesOptions
-from fusebackend.volumes.gone import GoneVolume
 from fusebackend.volumes.native import NativeVolume
 
 PRIVATE_NAME = b"private"
@@ -582,3 +581,36 @@ class MountTree:
             if way.underlying == (route, node):
                 return way.inode
         return inode_number(route.index, node)
+
+
+# -- a route that has gone ---------------------------------------------------------------------------------------
+
+
+class GoneVolume(NativeVolume):
+    """Takes the place of a volume that was detached from a running mount. Every call is ESTALE.
+
+    The kernel may go on asking for inodes that it has."""
+
+    def lookup(self, parent: int, name: bytes) -> Attr:
+        raise oserror(errno.ESTALE)
+
+    def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
+        raise oserror(errno.ESTALE)
+
+    def getattr(self, node: int) -> Attr:
+        raise oserror(errno.ESTALE)
+
+    def read(self, node: int, offset: int, size: int) -> bytes:
+        raise oserror(errno.ESTALE)
+
+    def open(self, node: int, flags: int) -> Attr | None:
+        raise oserror(errno.ESTALE)
+
+    def statfs(self) -> StatFs:
+        raise oserror(errno.ESTALE)
+
+    def _refusal(self, what: str) -> OSError:
+        return oserror(errno.ESTALE)
+
+    def forget(self, nodes: Iterable[int]) -> None:
+        """Nothing is kept."""

@@ -22,11 +22,12 @@ import os
 import stat
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import to_name
-from fusebackend.protocol import BLOCK_BYTES, ROOT_NODE, Attr, Features, StatFs
+from fusebackend.protocol import BLOCK_BYTES, ROOT_NODE, WHOLE_FILES, Attr, StatFs
 from fusebackend.volumes.native import NativeVolume
 
 FILE_MODE = 0o444
@@ -63,17 +64,7 @@ class PseudoFile:
 class PseudoFiles(NativeVolume):
     """See the module's docstring. `add` gives it a file; files stay."""
 
-    features = Features(
-        rename=False,
-        links=False,
-        symlinks=False,
-        special_files=False,
-        xattrs=False,
-        persistent_modes=False,
-        change_feed=False,
-        durable=False,
-        read_only=True,
-    )
+    features = replace(WHOLE_FILES, random_writes=True, durable=False, read_only=True)
     ttl_s = 0.0
 
     def __init__(self) -> None:

@@ -3,7 +3,6 @@
 native.py        `NativeVolume`: a lock and a change feed
 posix.py         `TreeVolume`: the POSIX rules
 frozen.py        `FrozenTree`: a state that never changes again
-gone.py          `GoneVolume`: in place of a volume that was detached
 storage.py       `TreeStorage`: inodes, names, and the bytes of files in chunks
 quota.py         limits, and what counts towards them
 chunks.py        a chunk, and a cache of them

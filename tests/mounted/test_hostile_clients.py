@@ -105,7 +105,7 @@ class Beside(threading.Thread):
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_the_mount_and_newcomers_are_served_beside(mounted, attack, record_property):
+def test_the_mount_and_newcomers_are_served_beside(mounted, attack):
     address = os.getxattr(mounted.path, rendezvous.SOCKET_XATTR).decode()
     count, sent = ATTACKS[attack]
     rest_kib = mounted.memory_kib()
@@ -152,8 +152,6 @@ def test_the_mount_and_newcomers_are_served_beside(mounted, attack, record_prope
             stream.close()
     longest_s, newcomer_s, _ = (one.stop() for one in beside)
     growth_mib = (most_kib - rest_kib) / 1024
-    for name, value in [("stat_s", longest_s), ("newcomer_s", newcomer_s), ("growth_mib", growth_mib)]:
-        record_property(name, round(value, 3))
     print(f"{attack}: stat {longest_s:.3f} s, newcomer {newcomer_s:.3f} s, {growth_mib:+.0f} MiB")  # pytest -s
     assert longest_s < STAT_LIMIT_S
     assert newcomer_s < NEWCOMER_LIMIT_S

@@ -1,4 +1,4 @@
-"""One truth on both faces, over the control socket: no stale answer in 10,000 steps, and no half-made change."""
+"""One truth on both faces, over the control socket: no stale answer in thousands of steps, and no half-made change."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def truth(served: Path) -> Iterator[OneTruth]:
     ("url", "steps"),
     [
         ("memory:", amount("FUSEBACKEND_TRUTH_STEPS", day=1000, night=10_000)),
-        ("sqlite:{tmp}/volume.db", amount("FUSEBACKEND_TRUTH_STEPS", day=10_000, night=50_000)),
+        ("sqlite:{tmp}/volume.db", amount("FUSEBACKEND_TRUTH_STEPS", day=3_000, night=50_000)),
     ],
     ids=["memory", "sqlite"],
 )

@@ -8,6 +8,7 @@ import itertools
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -41,9 +42,11 @@ import peers
 import plot
 import recorded_sql
 import serving
+import unindexed
 import work
 
-from fusebackend.backends import PostgresBackend
+from fusebackend.backends import PostgresBackend, SqliteBackend
+from fusebackend.backends.sqlite.stored_tree import DirtyBuffer
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "scripts"
@@ -402,6 +405,18 @@ class TestPostgresWork:
         assert url == "postgres://u@/d?host=/tmp/x&port=5&sslmode=disable"
 
 
+def test_without_an_index_files_are_stored_and_none_is_marked(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("UNINDEXED_FILE", str(tmp_path / "off.db"))
+    with monkeypatch.context() as patch:
+        patch.setattr(DirtyBuffer, "write", DirtyBuffer.write)
+        with unindexed.backend() as backend:
+            backend.write("/file", "text")
+    with contextlib.closing(sqlite3.connect(tmp_path / "off.db")) as db:
+        assert db.execute("SELECT count(*) FROM unindexed").fetchone() == (0,)
+    with SqliteBackend(tmp_path / "off.db") as backend:
+        assert backend.download_files(["/file"])[0].content == b"text"
+
+
 def test_requests_are_told_by_their_kind() -> None:
     assert bench_s3.shown(Counter(["HEAD", "LIST", "HEAD"])) == "3: 1 LIST, 2 HEAD"
     assert bench_s3.shown(Counter()) == "0"
@@ -562,6 +577,9 @@ WORDS = {
 }  # fmt: skip
 """The smallest form of a benchmark; `CONSTANTS` make it smaller."""
 
+SLOW = ("snapshots", "threads", "readers")
+"""They make five mounts and more, or mounts that import LangGraph."""
+
 CONSTANTS = {
     "bench_mount.make_source_tree": lambda archive, files: None,
     "bench_comparisons.LOOPS": 20, "bench_comparisons.ASKED_TIMES": 1,
@@ -575,7 +593,7 @@ CONSTANTS = {
     "bench_hosts.ROWS": {row: (route, each, 1) for row, (route, each, _) in bench_hosts.ROWS.items()},
     "bench_hosts.WARM_UP": 1, "bench_hosts.READERS": 2, "bench_hosts.LATENCY_S": 0.001, "bench_hosts.FILE_BYTES": 999,
     "bench_many_hosts.MOUNTS": 1, "bench_many_hosts.IDLE_S": 0.2, "bench_many_hosts.BURST": 10,
-    "bench_s3.SIZES": (2, 3), "bench_s3.READERS": 2,
+    "bench_s3.SIZES": (2, 3), "bench_s3.READERS": 2, "bench_s3.FILE_BYTES": 999,
     "bench_s3.Scale": lambda quick: SimpleNamespace(tree_files=10, small_files=10, big_mib=8, reads=2),
     "bench_s3.rclone_command": lambda bucket, prefix, mountpoint, cache: [
         sys.executable, "-m", "fusebackend", "mount", "--foreground", "--default", bucket.url(prefix), str(mountpoint),
@@ -588,7 +606,9 @@ CONSTANTS = {
 
 @pytest.mark.mounted
 @pytest.mark.services
-@pytest.mark.parametrize("name", driver.REGISTERED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.night if name in SLOW else ()) for name in driver.REGISTERED]
+)
 def test_each_runs_once(name: str, tmp_path, monkeypatch, capsys, no_caches, postgres, seaweedfs) -> None:
     """With the least work that its table needs, and with the servers of the tests' run."""
     mounts.require()

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+import warm
 
 from fusebackend.linux import mount_table as table
 
@@ -54,7 +55,9 @@ def require() -> None:
 class Mounted:
     """A running server and its mount point."""
 
-    def __init__(self, mountpoint: Path, process: subprocess.Popen[bytes], log: Path, limit_s: float) -> None:
+    def __init__(
+        self, mountpoint: Path, process: subprocess.Popen[bytes] | warm.Forked, log: Path, limit_s: float
+    ) -> None:
         self.path = mountpoint
         self.process = process
         self.log = log
@@ -140,9 +143,7 @@ def start(
     it is missing, with the TOML file `config` if there is one."""
     require()
     mountpoint.mkdir(parents=True, exist_ok=True)
-    # When the tests themselves are killed, their servers get SIGTERM and unmount.
-    command = ["setpriv", "--pdeathsig", "TERM", "--", sys.executable, "-m", "fusebackend.cli.main"]
-    command += ["mount", str(mountpoint), "--foreground"]
+    command = ["mount", str(mountpoint), "--foreground"]
     if default:
         command += ["--default", default]
     if config is not None:
@@ -152,14 +153,7 @@ def start(
     for option in options:
         command += ["-o", option]
     log = mountpoint.with_name(mountpoint.name + ".log")
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            command,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(_module_path())},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-        )
+    process = _started(command, log)
     mounted = Mounted(mountpoint, process, log, limit_s)
     deadline = time.monotonic() + START_LIMIT_S
     while not (os.path.ismount(mountpoint) and _answers(mountpoint)):
@@ -169,6 +163,17 @@ def start(
             pytest.fail(f"no mount within {START_LIMIT_S:.0f} s; the server said:\n{said}", pytrace=False)
         time.sleep(0.005)
     return mounted
+
+
+def _started(command: list[str], log: Path) -> subprocess.Popen[bytes] | warm.Forked:
+    """Start a server. When the tests themselves are killed, it gets SIGTERM and unmounts."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(_module_path())}
+    with log.open("ab") as output, Path(os.devnull).open("rb") as nothing:
+        parent = warm.parent(environment)
+        if parent is not None:
+            return parent.start(command, environment, (nothing.fileno(), output.fileno(), output.fileno()))
+        words = ["setpriv", "--pdeathsig", "TERM", "--", sys.executable, "-m", "fusebackend.cli.main", *command]
+        return subprocess.Popen(words, env=environment, stdin=nothing, stdout=output, stderr=output)
 
 
 @contextlib.contextmanager

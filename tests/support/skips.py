@@ -2,7 +2,8 @@
 
 A machine without a program, a service or a package skips its tests, and CI would be green without them: with `CI` set,
 such a skip is a failure. CI allows skips for features that a volume or backend does not declare, for numbers of another
-processor, and for tests that need root where the user is not root.
+processor, for what the machine's kernel or file system does not have, and for tests that need root where the user is
+not root.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import pytest
 
 ALLOWED = re.compile(
     r"does not declare|is not declared here|which this volume does not have|a verb is missing|: no \w+$|: can't$"
-    r"|: the numbers are those of|\broot\b"
+    r"|: the numbers are those of|\bthis (?:kernel|file system) (?:has|gives) no\b|\broot\b"
 )
 
 HINT = "Is it in scripts/bootstrap, or among the extras of `dev`?"

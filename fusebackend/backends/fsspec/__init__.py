@@ -7,5 +7,4 @@ installed.py  which protocols work here
 opening.py    from a URL to a file system
 reading.py    readers of open files, in ranges
 remote.py     `FsspecRemote`: the file system as a `Remote`
-told.py       what file systems raise, as `OSError`
 """

@@ -21,8 +21,7 @@ from fsspec.implementations.local import LocalFileOpener
 from fsspec.implementations.memory import MemoryFile
 from fsspec.spec import AbstractBufferedFile
 
-from fusebackend.backends.fsspec.asking import Asking, Fetch
-from fusebackend.backends.fsspec.told import told
+from fusebackend.backends.fsspec.asking import Asking, Fetch, told
 from fusebackend.base.errors import oserror
 from fusebackend.base.waiting import will_wait
 from fusebackend.protocol.remote import Reader

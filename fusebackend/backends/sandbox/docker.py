@@ -19,12 +19,11 @@ The image needs `sh` and the usual tools, GNU's or busybox's, see `BaseSandbox`.
 from __future__ import annotations
 
 import errno
-import signal
 import time
 import uuid
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal, Self
+from typing import Any, Literal, Self
 
 from fusebackend.backends.sandbox import docker_exec
 from fusebackend.backends.sandbox.docker_container import DockerContainer, get_file, put_files
@@ -37,8 +36,6 @@ from fusebackend.base.errors import oserror
 from fusebackend.linux.command import OnOutput, nothing_to_run, require_positive
 from fusebackend.protocol import ExecuteResponse, OnExists
 from fusebackend.protocol.scheme import Url, UrlError
-
-KILLED: Final = 128 + signal.SIGKILL
 
 IMAGE = "python:3.11-slim"
 """The seeds' default."""
@@ -164,7 +161,7 @@ class DockerBackend(StagedSandbox):
         try:
             if "\0" in command:
                 raise OSError(errno.EINVAL, "embedded null byte")
-            response = docker_exec.run(
+            return docker_exec.run(
                 self.container.api,
                 self.container.running(),
                 command,
@@ -175,9 +172,6 @@ class DockerBackend(StagedSandbox):
                 on_output=on_output and tell,
                 stopped=lambda: caller.cancelled or (stopped is not None and stopped()),
             )
-            if response.exit_code == KILLED:  # perhaps with its container, as the engine notices a little later
-                self._require_there()
-            return response
         except UnicodeEncodeError as error:
             return ExecuteResponse(output=f"Error executing command: {error}", exit_code=1)
         except OSError as error:
@@ -185,13 +179,6 @@ class DockerBackend(StagedSandbox):
                 raise raised[0] from None
             told = self.container.lost(error)
             return ExecuteResponse(output=f"Error executing command: {told.strerror or told}", exit_code=1)
-
-    def _require_there(self) -> None:
-        """OSError where the container has ended."""
-        ended = OSError(errno.ECONNRESET, "The container's shell has ended")
-        told = self.container.lost(ended)
-        if told is not ended:
-            raise told
 
     def _kill(self, process: str) -> None:
         self.ask(docker_exec.kill_script(process), self.script_timeout_s)

@@ -4,8 +4,8 @@ The output comes over one socket, in frames that tell stdout from stderr. An age
 the number of its process: the runtime gives each `exec` a session of its own (`setsid` in runc's nsexec.c), so that
 number finds everything that the command has started, when it is to be killed.
 
-The stream ends when nobody has the pipes any more. A command that leaves a process behind which has them is over when
-the engine says so (`exec_inspect`); what that process prints later is dropped.
+A command may leave processes that go on printing, so the end of the stream says nothing. Both streams have a
+random mark after its last byte, on stdout with its exit code; what comes later is dropped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import socket
 import struct
 import time
 from collections.abc import Callable
-from typing import Any, Final, Literal
+from functools import partial
+from typing import Any, Final
 
 from fusebackend.backends.sandbox.docker_engine import engine_errors
 from fusebackend.backends.sandbox.script_answers import failure
@@ -38,16 +39,22 @@ KILL_AGAIN_S = 0.5
 LOOK_S = 0.05
 """How often a command that may be stopped from outside is looked at."""
 
-ASK_S: Final = 0.25
-"""How often the engine is asked whether a command that prints nothing is over."""
-
 SEND_S = 60.0
 """How long nothing may move while a file is sent."""
 
 ANSWER_BYTES = 2 << 30
 """The longest answer to a script."""
 
-RUN: Final = 'echo $$; cd "$1" && exec sh -c "$2"'
+RUN: Final = r"""
+fb_run() {
+  echo $$
+  (cd "$2" && exec sh -c "$3") </dev/null
+  fb_status=$?
+  printf '\001%s %s\n' "$1" $fb_status
+  printf '\001%s\n' "$1" >&2
+}
+"""
+"""Runs a command, the third argument, in a directory, the second, and ends its output with a mark, the first."""
 
 KILL: Final = r"""
 # Everything in the session of a process, until there is nothing left.
@@ -75,14 +82,12 @@ class DockerExec:
         api: the SDK's low-level client.
         container: id of a container that runs.
         words: the program and its arguments.
-        has_input: whether `send` is used. Else it has none.
     """
 
-    def __init__(self, api: Any, container: str, words: list[str], *, has_input: bool = False) -> None:
-        self._api = api
+    def __init__(self, api: Any, container: str, words: list[str]) -> None:
         with engine_errors():
-            self._id = api.exec_create(container, words, stdin=has_input)["Id"]
-            self._stream = api.exec_start(self._id, socket=True)
+            made = api.exec_create(container, words, stdin=True)
+            self._stream = api.exec_start(made["Id"], socket=True)
         self._socket: socket.socket = getattr(self._stream, "_sock", self._stream)
         self._read = bytearray()  # bytes that have come, and are not used yet
         self._left = 0  # bytes of the frame that has begun
@@ -92,9 +97,15 @@ class DockerExec:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for part in (self._socket, self._stream):
+        self.close()
+
+    def close(self) -> None:
+        """Let go of it. It goes on until it is done."""
+        # The HTTP response first: from Python 3.13 on its finalizer flushes, an error once its socket is closed.
+        for part in (getattr(self._stream, "_response", None), self._socket, self._stream):
             with contextlib.suppress(OSError):
-                part.close()
+                if part is not None:
+                    part.close()
 
     def send(self, data: bytes, timeout_s: float) -> None:
         """Give it all its input."""
@@ -131,11 +142,21 @@ class DockerExec:
         self._read += piece
         return bool(piece)
 
-    def exit_code(self) -> int | None:
-        """Its exit code; None while it runs. OSError where the container is gone."""
-        with engine_errors():
-            found = self._api.exec_inspect(self._id)
-        return None if found["Running"] or found["ExitCode"] is None else int(found["ExitCode"])
+
+def _fed(api: Any, container: str, text: str) -> DockerExec:
+    """A shell that runs this text."""
+    data = text.encode("utf-8", "surrogateescape")
+    shell = DockerExec(api, container, ["sh"])
+    try:
+        shell.send(data, KILL_S)
+    except BaseException:
+        shell.close()
+        raise
+    return shell
+
+
+def _gone() -> OSError:
+    return OSError(errno.ECONNRESET, "The container's shell has ended")
 
 
 def ask(api: Any, container: str, script: Script, deadline: float) -> tuple[bytes, bool]:
@@ -147,15 +168,14 @@ def ask(api: Any, container: str, script: Script, deadline: float) -> tuple[byte
     end = f"\n{nonce()}\n".encode()
     text = f"{LIBRARY}{KILL}( {SETTINGS}{script.text}\n) 2>/dev/null </dev/null; printf '\\n%s\\n' {end.decode()[1:]}"
     answer = bytearray()
-    with DockerExec(api, container, ["sh"], has_input=True) as shell:
-        shell.send(text.encode("utf-8", "surrogateescape"), KILL_S)
+    with _fed(api, container, text) as shell:
         while not answer.endswith(end):
             try:
                 kind, piece = shell.receive(deadline)
             except TimeoutError:
                 return bytes(answer), False
             if not piece:
-                raise OSError(errno.ECONNRESET, "The container's shell has ended")
+                raise _gone()
             if kind == STDOUT:
                 answer += piece
             if len(answer) > ANSWER_BYTES:
@@ -180,74 +200,104 @@ def run(
     `kill` is called when the time is over, `stopped` returns True, or `on_output` raises, with the argument of
     `kill_script`.
     """
-    kept: dict[int, Kept] = {STDOUT: Kept(max_bytes), STDERR: Kept(max_bytes)}
-    names: dict[int, Literal["stdout", "stderr"]] = {STDOUT: "stdout", STDERR: "stderr"}
-    process: str | None = None  # its number, once its first line is here
-    begun = b""
-    end, code = End.EXIT, None
+    mark = nonce()
+    streams = {
+        STDOUT: _Marked(mark, max_bytes, on_output and partial(on_output, "stdout")),
+        STDERR: _Marked(mark, max_bytes, on_output and partial(on_output, "stderr")),
+    }
+    process, begun = "", b""  # its number, once its first line is here
+    end = End.EXIT
     deadline = time.monotonic() + timeout_s
-    asked_at = time.monotonic()
-    with DockerExec(api, container, ["sh", "-c", RUN, "sh", directory, command]) as made:
-        while True:
-            now = time.monotonic()
-            if end is End.EXIT and (now >= deadline or (stopped is not None and stopped())):
-                end = End.TIME_OUT if now >= deadline else End.STOP
-                deadline = now + KILL_S
+    with _fed(api, container, RUN + Script().call("fb_run", mark, directory, command).text + "\n") as made:
+        while not all(stream.ended for stream in streams.values()):
+            if end is End.EXIT and (time.monotonic() >= deadline or (stopped is not None and stopped())):
+                end = End.TIME_OUT if time.monotonic() >= deadline else End.STOP
+                deadline = time.monotonic() + KILL_S
                 _kill(process, kill)
             try:
                 step_s = LOOK_S if end is End.EXIT else KILL_AGAIN_S
-                kind, piece = made.receive(min(deadline, now + step_s))
+                kind, piece = made.receive(min(deadline, time.monotonic() + step_s))
             except TimeoutError:
                 if end is not End.EXIT:
                     if time.monotonic() >= deadline:
                         break
                     _kill(process, kill)
-                elif now - asked_at >= ASK_S:
-                    asked_at = now
-                    code = made.exit_code()
-                    if code is not None:
-                        break
                 continue
-            except OSError:
-                if end is End.EXIT:
-                    raise
-                break
             if not piece:
+                if end is End.EXIT:
+                    raise _gone()
                 break
-            if process is None and kind == STDOUT:
+            if not process and kind == STDOUT:
                 begun += piece
-                first, found, rest = begun.partition(b"\n")
+                first, found, piece = begun.partition(b"\n")
                 if not found:
                     continue
-                # Without its number it is no command, but the engine's word why there is no shell.
-                process, piece = (first.decode(), rest) if first.isdigit() else ("", begun)
+                process = first.decode()
                 if end is not End.EXIT:
                     _kill(process, kill)
-            told = kept[kind].add(piece)
-            if told and on_output is not None:
-                try:
-                    on_output(names[kind], told)
-                except BaseException:
-                    _kill(process, kill)
-                    raise
-        if end is End.EXIT and code is None:
-            code = _ended(made)
-    return response(kept[STDOUT], kept[STDERR], end, code or 0, timeout_s, max_bytes)
+            try:
+                streams[kind].take(piece)
+            except BaseException:
+                _kill(process, kill)
+                raise
+    for stream in streams.values():
+        stream.give_up()
+    return response(streams[STDOUT], streams[STDERR], end, streams[STDOUT].status, timeout_s, max_bytes)
 
 
-def _kill(process: str | None, kill: Callable[[str], None]) -> None:
-    if process:
+def _kill(process: str, kill: Callable[[str], None]) -> None:
+    if process:  # else it has not begun yet
         kill(process)
 
 
-def _ended(made: DockerExec) -> int:
-    """The exit code of a program whose output has ended."""
-    deadline = time.monotonic() + KILL_S
-    while (code := made.exit_code()) is None:
-        if time.monotonic() >= deadline:
-            raise OSError(errno.ECONNRESET, "The container's shell has ended")
-        time.sleep(LOOK_S / 10)
-    return code
+class _Marked(Kept):
+    """A stream up to its mark, which may come in pieces. Output after it is dropped."""
+
+    def __init__(self, mark: str, keep_bytes: int, told: Callable[[bytes], None] | None = None) -> None:
+        super().__init__(keep_bytes)
+        self._told = told
+        self._mark = f"\x01{mark}".encode()  # begins as no line does, so that no end of a line is held back
+        self._held = b""  # bytes that may be the beginning of the mark
+        self._after: bytes | None = None
+
+    def add(self, piece: bytes) -> bytes:
+        kept = super().add(piece)
+        if kept and self._told is not None:
+            self._told(kept)
+        return kept
+
+    @property
+    def ended(self) -> bool:
+        return self._after is not None and b"\n" in self._after
+
+    @property
+    def status(self) -> int:
+        """Return the text of the mark, None without one."""
+        return int(self._after.split()[0]) if self._after is not None else 0
+
+    def take(self, piece: bytes) -> None:
+        if self._after is not None:
+            self._after += piece[:16] if not self.ended else b""
+            return
+        piece = self._held + piece
+        before, found, after = piece.partition(self._mark)
+        if found:
+            self.add(before)
+            self._held, self._after = b"", after
+            return
+        self._hold(piece)
+
+    def give_up(self) -> None:
+        """There will be no mark."""
+        held, self._held = self._held, b""
+        self.add(held)
+
+    def _hold(self, piece: bytes) -> None:
+        keep = min(len(self._mark) - 1, len(piece))
+        while not self._mark.startswith(piece[len(piece) - keep :]):
+            keep -= 1
+        self.add(piece[: len(piece) - keep])
+        self._held = piece[len(piece) - keep :]
 
 
 def kill_script(process: str) -> Script:
@@ -255,18 +305,17 @@ def kill_script(process: str) -> Script:
     return Script().call("fb_kill", process)
 
 
-TAKE = 'cat >"$1" || { code=$?; cat >/dev/null; exit $code; }'
+TAKE: Final = 'cat >"$1" && echo ok || cat >/dev/null'
 """Write what is read to a file; and read on where that fails, for its sender waits until it is read."""
 
 
 def send_to(api: Any, container: str, path: str, data: bytes) -> None:
     """Write a file through a command: where the engine's archives do not reach. OSError."""
-    with DockerExec(api, container, ["sh", "-c", TAKE, "sh", path], has_input=True) as made:
+    with DockerExec(api, container, ["sh", "-c", TAKE, "sh", path]) as made:
         made.send(data, SEND_S)
         said = b""
         while piece := made.receive(time.monotonic() + SEND_S)[1]:
             said += piece
-        code = _ended(made)
-    if code != 0:
+    if said != b"ok\n":
         words = said.decode("utf-8", "replace").strip().partition("\n")[0]
-        raise failure(f"! {words or f'cat ended with {code}'}")
+        raise failure(f"! {words or 'the file was not taken'}")

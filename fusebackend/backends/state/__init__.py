@@ -2,5 +2,4 @@
 
 backend.py       `StateBackend`, the agent's verbs
 files.py         the dict as a tree of paths
-graph.py         the state of the LangGraph graph that is running here
 """

@@ -27,10 +27,10 @@ from typing import Any, Literal
 
 from fusebackend import text
 from fusebackend.backends.state.files import StateFiles, StateView
-from fusebackend.backends.state.graph import GRAPH_STATE, LateRuntime
 from fusebackend.base import budget, errors, paths
 from fusebackend.base.globs import Matcher
 from fusebackend.base.paths import ROOT, AgentPath
+from fusebackend.databases.graph_state import GRAPH_STATE, LateRuntime
 from fusebackend.protocol import FileDownloadResponse, FileInfo, FileUploadResponse, OnExists
 from fusebackend.protocol.registered import registered_with
 from fusebackend.remote.agent_verbs import FilesUpdate, FileVerbs, Loaded

@@ -1,7 +1,7 @@
 """`Capabilities`: a write past the page cache removes the file's capabilities (capabilities(7)).
 
 Race: none; a duty that the kernel leaves to us. It removes `security.capability` before a cached write
-(`file_remove_privs`, fs/inode.c) and not before one with FOPEN_DIRECT_IO (`direct_writes.py`). A program that any user
+(`file_remove_privs`, fs/inode.c) and not before one with FOPEN_DIRECT_IO (`page_cache.py`). A program that any user
 may append to would run other bytes with the same privileges.
 
 Cost: one `listxattr` of the volume for the first append to a file that existed before. Switch: `capabilities`.

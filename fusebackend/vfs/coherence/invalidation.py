@@ -1,7 +1,7 @@
 """`Invalidation`: notices to the kernel of changes by the other face and other hosts.
 
-Race: the kernel caches names, attributes and pages for an hour (`timeouts.py`), and does not ask in between. A change
-that it has not made itself needs a notice (FUSE_NOTIFY_INVAL_INODE, FUSE_NOTIFY_INVAL_ENTRY).
+Race: the kernel caches names, attributes and pages for an hour (`entry_cache.py`), and does not ask in between. A
+change that it has not made itself needs a notice (FUSE_NOTIFY_INVAL_INODE, FUSE_NOTIFY_INVAL_ENTRY).
 
 A volume publishes each change in the thread that made it, with no lock held. The notice is sent in that thread too, so
 that the mount is up to date when an agent's call returns.

@@ -65,7 +65,7 @@ except ImportError as error:
 @for_each(
     "module",
     ["fusebackend.backends", "fusebackend.composite.backend", "fusebackend.integrations.memory_files",
-     "fusebackend.integrations.deepagents", "fusebackend.backends.state.graph", "fusebackend.server.api",
+     "fusebackend.integrations.deepagents", "fusebackend.databases.graph_state", "fusebackend.server.api",
      "fusebackend.cli.main"],
 )  # fmt: skip
 def test_importing_loads_none_of_them(module):

@@ -12,7 +12,7 @@ from clocks import MULTIGRAIN
 from fusebackend.base import stamps
 from fusebackend.base.stamps import Clock
 
-needs_multigrain = pytest.mark.skipif(not MULTIGRAIN, reason="the kernel has no multigrain timestamps (Linux 6.13)")
+needs_multigrain = pytest.mark.skipif(not MULTIGRAIN, reason="this kernel has no multigrain timestamps (Linux 6.13)")
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from for_each import for_each
 from recorded import Agent, Files, Recorded
 
 from fusebackend.backends import FilesystemBackend, InMemoryBackend, SqliteBackend
@@ -22,21 +24,27 @@ from fusebackend.protocol import RENAME_EXCHANGE, AttrChanges, UndoneChange
 MTIME_NS = 1_500_000_000_123_456_789
 
 
-@pytest.fixture(params=["memory", "sqlite", "dir"])
+KINDS = ["memory", "sqlite", "dir"]
+
+
+@contextlib.contextmanager
+def recorded_of(kind: str, directory: Path) -> Iterator[Recorded]:
+    with contextlib.ExitStack() as stack:
+        backend: Any
+        if kind == "memory":
+            backend = InMemoryBackend()
+        elif kind == "sqlite":
+            backend = stack.enter_context(SqliteBackend(directory / "files.db"))
+        else:
+            (directory / "files").mkdir()
+            backend = FilesystemBackend(directory / "files", virtual_mode=True)
+        yield stack.enter_context(contextlib.closing(Recorded(directory, {"/": backend.volume})))
+
+
+@pytest.fixture(params=KINDS)
 def recorded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Recorded]:
-    backend: Any
-    if request.param == "memory":
-        backend = InMemoryBackend()
-    elif request.param == "sqlite":
-        backend = SqliteBackend(tmp_path / "files.db")
-    else:
-        (tmp_path / "files").mkdir()
-        backend = FilesystemBackend(tmp_path / "files", virtual_mode=True)
-    found = Recorded(tmp_path, {"/": backend.volume})
-    yield found
-    found.close()
-    if request.param == "sqlite":
-        backend.close()
+    with recorded_of(request.param, tmp_path) as recorded:
+        yield recorded
 
 
 @pytest.fixture
@@ -386,19 +394,19 @@ def work(recorded: Recorded) -> None:
         files.write("/repo/directory/file", b"file")
 
 
-@pytest.mark.parametrize("after", range(1, 10))
-def test_an_error_takes_everything_back(
-    recorded: Recorded, files: Files, monkeypatch: pytest.MonkeyPatch, after: int
-) -> None:
-    plant(recorded)
-    work(recorded)
-    before, call = files.dump(), recorded.last()
-    with monkeypatch.context() as patch:
-        interrupt(patch, after, OSError(errno.ENOSPC, "No space left on device"))
-        with pytest.raises(OSError, match="No space left"):
-            recorded.undoing.undo()
-    assert files.dump() == before
-    assert recorded.undoing.undo().calls == [f"c{call}"], "it can be tried again"
+@for_each("kind", KINDS)
+@for_each("after", range(1, 10))
+def test_an_error_takes_everything_back(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    with recorded_of(kind, tmp_path) as recorded:
+        plant(recorded)
+        work(recorded)
+        before, call = recorded.files.dump(), recorded.last()
+        with monkeypatch.context() as patch:
+            interrupt(patch, after, OSError(errno.ENOSPC, "No space left on device"))
+            with pytest.raises(OSError, match="No space left"):
+                recorded.undoing.undo()
+        assert recorded.files.dump() == before
+        assert recorded.undoing.undo().calls == [f"c{call}"], "it can be tried again"
 
 
 def restart(recorded: Recorded) -> None:
@@ -453,24 +461,26 @@ class Killed(BaseException):
     """The end of the server."""
 
 
-@pytest.mark.parametrize("after", range(1, 10))
+@for_each("kind", KINDS)
+@for_each("after", range(1, 10))
 def test_a_killed_undo_is_finished_by_the_same_command(
-    recorded: Recorded, files: Files, monkeypatch: pytest.MonkeyPatch, after: int
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
-    plant(recorded)
-    before = files.dump()
-    work(recorded)
-    call = recorded.last()
-    with monkeypatch.context() as patch:
-        interrupt(patch, after, Killed())
-        patch.setattr(recorded.undoing, "_take_back", lambda number, error: None)
-        with pytest.raises(Killed):
-            recorded.undoing.undo()
-    restart(recorded)
-    again = recorded.undoing.undo()
-    assert again.conflicts == [] and again.calls == [f"c{call}"]
-    assert recorded.files.dump() == before
-    assert recorded.history.call(call).undone_by is not None
+    with recorded_of(kind, tmp_path) as recorded:
+        plant(recorded)
+        before = recorded.files.dump()
+        work(recorded)
+        call = recorded.last()
+        with monkeypatch.context() as patch:
+            interrupt(patch, after, Killed())
+            patch.setattr(recorded.undoing, "_take_back", lambda number, error: None)
+            with pytest.raises(Killed):
+                recorded.undoing.undo()
+        restart(recorded)
+        again = recorded.undoing.undo()
+        assert again.conflicts == [] and again.calls == [f"c{call}"]
+        assert recorded.files.dump() == before
+        assert recorded.history.call(call).undone_by is not None
 
 
 def test_a_cancelled_undo_takes_everything_back(

@@ -38,7 +38,7 @@ def can_unshare() -> bool:
     return subprocess.run([*served.WITHOUT_FUSE, "true"], capture_output=True).returncode == 0
 
 
-pytestmark = pytest.mark.skipif(not can_unshare(), reason="no mount namespace for this user")
+pytestmark = pytest.mark.skipif(not can_unshare(), reason="only root has a mount namespace of its own here")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from fusebackend.testing import each as module
@@ -63,6 +65,24 @@ def test_a_loop_that_checks_nothing_is_a_mistake() -> None:
                 pass
     with pytest.raises(RuntimeError, match="did not enter case 1"):
         list(each([1, 2]))
+
+
+def test_a_loop_that_is_left_early_is_a_mistake() -> None:
+    def leave() -> None:
+        for case in each([1, 2]):
+            with case:
+                return
+
+    cases = each([1, 2])
+    with next(cases):
+        pass
+    with pytest.raises(RuntimeError, match="left at case 1 by return or break"):
+        cases.close()  # type: ignore[attr-defined]  # a generator, as Python closes it after the loop
+    complaints = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "unraisablehook", complaints.append)
+        leave()
+    assert "left at case 1" in str(complaints[0].exc_value)
 
 
 def test_an_interrupt_ends_the_loop() -> None:

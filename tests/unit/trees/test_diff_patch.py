@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,14 @@ from fusebackend.base.git_patch import quoted
 from fusebackend.trees import diff_output
 from fusebackend.trees.diff import differences
 from fusebackend.trees.diff_output import git_refuses, patch
+
+
+@pytest.fixture(scope="module", autouse=True)
+def usual_umask() -> Iterator[None]:
+    """Modes that differ from the usual ones are comments in a patch."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
 
 
 def patch_of(before: Path, after: Path) -> bytes:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from for_each import for_each
 
+from fusebackend.protocol import SnapshotVolume
 from fusebackend.urls import opening as urls
 from fusebackend.urls import parse
 from fusebackend.urls.opening import NOT_YET, SCHEMES, Scheme, Url, UrlError, mask, open_backend
@@ -243,6 +244,21 @@ class TestOpen:
             assert asdict(volume_of(backend).features) == asdict(SCHEMES[name].features)
         finally:
             getattr(backend, "close", lambda: None)()
+
+    @for_each("name", [name for name in SCHEMES if SCHEMES[name].features and name not in ELSEWHERE])
+    def test_snapshots_in_the_table_are_those_of_the_volume(self, name: str, tmp_path) -> None:
+        from fusebackend.remote.volume import volume_of
+
+        backend = open_backend(url_for(name, tmp_path))
+        try:
+            assert isinstance(volume_of(backend), SnapshotVolume) == SCHEMES[name].snapshots
+        finally:
+            getattr(backend, "close", lambda: None)()
+
+    def test_postgres_keeps_snapshots(self) -> None:
+        from fusebackend.backends.postgres.volume import PostgresVolume
+
+        assert issubclass(PostgresVolume, SnapshotVolume) and SCHEMES["postgres"].snapshots
 
     @for_each("name", [name for name in SCHEMES if name not in ELSEWHERE])
     def test_execute_in_the_table_is_true(self, name: str, tmp_path) -> None:

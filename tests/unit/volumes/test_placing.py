@@ -262,7 +262,7 @@ def test_a_file_on_disk_takes_nothing_from_its_directory(on_disk: Held, tmp_path
     try:
         os.setxattr(tmp_path / "files", "system.posix_acl_default", acl)
     except OSError as error:
-        pytest.skip(f"the file system of the tests has no ACLs: {error}")
+        pytest.skip(f"this file system has no ACLs: {error}")
     os.chmod(tmp_path / "files", 0o2755)
     make(on_disk, STATE, b"hello")
     assert state_of(on_disk.volume, attr_at(on_disk, "/file")) == STATE

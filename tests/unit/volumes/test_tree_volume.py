@@ -247,7 +247,7 @@ def test_what_changes_which_time(volume: TreeVolume, monkeypatch: pytest.MonkeyP
     assert times(volume.getattr(file))[1:] == (moment[0],) * 2
 
 
-@pytest.mark.skipif(not MULTIGRAIN, reason="the kernel has no multigrain timestamps (Linux 6.13)")
+@pytest.mark.skipif(not MULTIGRAIN, reason="this kernel has no multigrain timestamps (Linux 6.13)")
 def test_a_change_after_a_look_has_another_time(volume: TreeVolume) -> None:
     """`make` looks at a file, which is changed within the same tick of the clock: with the same time it is missed."""
     file, other = make(volume, b"f"), make(volume, b"g")

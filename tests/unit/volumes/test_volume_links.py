@@ -40,7 +40,7 @@ class TestLinks:
         link(backend, "/sneaky", b"real/../../real/file.txt")
         link(backend, "/loop", b"loop")
 
-    @for_each(
+    @pytest.mark.parametrize(
         "path",
         ["/to-file", "/to-dir/file.txt", "/real/up", "/chain", "/real/sub/parent/file.txt", "/to-dir/sub/parent/up"],
     )

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import psycopg
 import pytest
@@ -100,8 +99,3 @@ def test_a_volume_is_as_good_behind_a_pooler_in_session_mode(postgres: Postgres,
         assert one.write("/file", "content").error is None
         assert heard.wait(60)
         assert other.download("/file").content == b"content"
-
-
-def ok(*results: Any) -> None:
-    for result in results:
-        assert result.error is None, result.error

@@ -270,9 +270,7 @@ def test_the_seeds_format_is_written_on_request(store):
         assert get(backend, "/a") == b"\xff"
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"\x00\xff", b"nul \0 in text", b"\r\n", "\ufeffbom".encode(), b"no newline", b"\n"]
-)
+@for_each("data", [b"", b"\x00\xff", b"nul \0 in text", b"\r\n", "\ufeffbom".encode(), b"no newline", b"\n"])
 def test_bytes_are_exact(store, backend, data):
     backend.upload_files([("/f", data)])
     assert get(backend, "/f") == data
@@ -297,7 +295,7 @@ FOREIGN = {
 }
 
 
-@pytest.mark.parametrize("name", FOREIGN)
+@for_each("name", FOREIGN)
 def test_a_value_that_is_no_file_is_json_and_can_be_read_only(store, backend, name):
     value = FOREIGN[name]
     store.put(NS, f"/{name}", value)
@@ -319,6 +317,8 @@ def test_a_value_that_is_no_file_is_json_and_can_be_read_only(store, backend, na
     backend.write("/dir/file", "x")
     assert backend.move("/dir/file", f"/{name}").error
     assert store.get(NS, f"/{name}").value == value
+    store.delete(NS, f"/{name}")
+    assert backend.delete("/dir").error is None
 
 
 def test_values_are_searched_as_they_are_shown(store, backend):
@@ -351,7 +351,7 @@ NO_TEXTS = {
 }
 
 
-@pytest.mark.parametrize("name", TEXTS)
+@for_each("name", TEXTS)
 def test_a_long_text_has_a_file_of_its_own(store, backend, name):
     store.put(NS, f"/{name}", TEXTS[name])
     content = next(text for text in _texts(TEXTS[name]) if len(text) > 200 or "\n" in text)
@@ -381,6 +381,8 @@ def test_a_long_text_has_a_file_of_its_own(store, backend, name):
     assert [info["path"] for info in backend.ls("/").entries] == [f"/{name}.json"]
     assert backend.read(path).error == f"File '{path}' not found"
     assert backend.write(path, "now a file").error is None
+    for key in (f"/{name}", path):
+        store.delete(NS, key)
 
 
 def _texts(value):
@@ -391,11 +393,12 @@ def _texts(value):
             yield from _texts(child)
 
 
-@pytest.mark.parametrize("name", NO_TEXTS)
+@for_each("name", NO_TEXTS)
 def test_a_value_that_is_not_one_long_text_is_json_alone(store, backend, name):
     store.put(NS, f"/{name}", NO_TEXTS[name])
     assert [info["path"] for info in backend.ls("/").entries] == [f"/{name}.json"]
     assert backend.read(f"/{name}.md").error == f"File '/{name}.md' not found"
+    store.delete(NS, f"/{name}")
 
 
 def test_json_has_sorted_keys(store, backend):

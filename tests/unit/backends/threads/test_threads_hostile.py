@@ -58,19 +58,17 @@ def graph(saver: Any, node: str = "work") -> Any:
 def telling(directory: Path) -> Iterator[Tell]:
     """Give a function that runs a graph with messages and other state, and returns the view of its thread."""
     where = str(directory / "threads.db")
-    with pytest.MonkeyPatch.context() as patch, conversations.opened("sqlite", where) as saver:
-        patch.setenv("XDG_CACHE_HOME", str(directory / "cache"))
-        backends = []
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(pytest.MonkeyPatch.context()).setenv("XDG_CACHE_HOME", str(directory / "cache"))
+        saver = stack.enter_context(conversations.opened("sqlite", where))
 
         def run(*messages: Any, name: str = "t", node: str = "work", **state: Any) -> Told:
             agent = graph(saver, node)
             agent.invoke({"messages": list(messages), **state}, thread(name))
-            backends.append(ThreadsBackend.from_sqlite(where))
-            return Told(backends[-1], "/" + name_of(name).decode(), steps(agent, name))
+            backend = stack.enter_context(ThreadsBackend.from_sqlite(where))
+            return Told(backend, "/" + name_of(name).decode(), steps(agent, name))
 
         yield run
-        for backend in backends:
-            backend.close()
 
 
 @pytest.fixture

@@ -69,10 +69,9 @@ def saver_of(kind: str, directory: Path) -> Iterator[Any]:
         yield OfSomebody()
     else:
         path = ":memory:" if kind == "sqlite in memory" else directory / "threads.db"
-        connection = sqlite3.connect(path, check_same_thread=False)
         serde = EncryptedSerializer(Reversed()) if kind == "encrypted" else None
-        yield SqliteSaver(connection, serde=serde)
-        connection.close()
+        with contextlib.closing(sqlite3.connect(path, check_same_thread=False)) as connection:
+            yield SqliteSaver(connection, serde=serde)
 
 
 @pytest.fixture(params=SAVERS)
