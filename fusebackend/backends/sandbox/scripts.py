@@ -125,14 +125,21 @@ fb_parents() {
   return 1
 }
 
-# Those who replace files of one directory do it one after the other. Who was killed in the middle is not waited for.
+# Scripts that replace files of one directory do it one after the other. A lock that one script has held for ten seconds
+# was left by a kill, and is removed. A lock that can't be made and is not there has just been released. If that is so
+# twenty times in a row there can be none (a full or read-only file system), and the change itself will fail.
 fb_lock() {
-  fb_l=$1/.fusebackend-lock~ fb_n=0
+  fb_l=$1/.fusebackend-lock~ fb_n=0 fb_absent=0 fb_held=
   until mkdir "$fb_l" 2>/dev/null; do
-    [ -d "$fb_l" ] || return 0
-    fb_n=$((fb_n + 1))
-    if [ $fb_n -gt 100 ]; then rmdir "$fb_l"; fb_n=0; fi
-    sleep 0.1 || sleep 1
+    if fb_now=$(stat -c '%i %z' "$fb_l" 2>/dev/null); then
+      [ "$fb_now" = "$fb_held" ] || fb_n=0 fb_absent=0 fb_held=$fb_now
+      fb_n=$((fb_n + 1))
+      if [ $fb_n -gt 100 ]; then rmdir "$fb_l"; fb_n=0; fi
+      sleep 0.1 || sleep 1
+    else
+      fb_absent=$((fb_absent + 1))
+      if [ $fb_absent -gt 20 ]; then fb_l=; return; fi
+    fi
   done
 }
 
@@ -196,7 +203,7 @@ fb_put() {
   fi
   if [ "$fb_h" = new ]; then fb_link
   elif [ "$fb_h" = over ] && [ ! -e "$fb_p" ]; then fb_replace
-  else fb_lock "${fb_p%/*}"; fb_replace; rmdir "$fb_l"; fi
+  else fb_lock "${fb_p%/*}"; fb_replace; [ -z "$fb_l" ] || rmdir "$fb_l"; fi
   fb_drop
 }
 

@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import stat
+import subprocess
 import threading
 
 import pytest
@@ -13,7 +14,7 @@ import sandboxes
 from for_each import for_each
 
 from fusebackend.backends import DockerBackend
-from fusebackend.backends.sandbox.scripts import Script
+from fusebackend.backends.sandbox.scripts import LIBRARY, Script
 from fusebackend.backends.sandbox.staged import INLINE_FILES, StagedSandbox
 from fusebackend.protocol import ExecuteResponse
 from fusebackend.remote.buffer import digest_of
@@ -239,6 +240,40 @@ def test_of_edits_at_the_same_time_none_is_lost(sandbox):
     for number, result in enumerate(results):
         assert (f"done {number}\n" in content) == (number in done)
         assert result.error is None or "Somebody else has changed the file meanwhile" in result.error
+
+
+@for_each("shell", [["sh"], ["bash"], ["busybox", "sh"]], ids=" ".join)
+def test_a_lock_that_is_released_while_it_is_waited_for_is_taken(tmp_path, shell):
+    """Where the directory of the lock could not be made, and was gone a moment later, two scripts had no lock."""
+    at_first = 'mkdir() { n=$((n + 1)); [ $n -gt 1 ] && command mkdir "$@"; }\nn=0\n'
+    assert locked(tmp_path, shell, at_first) == "held\n"
+    (tmp_path / ".fusebackend-lock~").rmdir()
+    assert locked(tmp_path, shell, "mkdir() { return 1; }\n") == "none\n", "where there can be none it goes on"
+
+
+@for_each("shell", [["sh"], ["bash"], ["busybox", "sh"]], ids=" ".join)
+def test_a_lock_that_others_take_in_turn_is_not_broken(tmp_path, shell):
+    """It was, when ten seconds had gone by, whoever had it then: on a busy machine an edit was lost."""
+    in_turn = (
+        'lock=$1/.fusebackend-lock~ n=0\nrmdir() { echo "broken by $n"; command rmdir "$@"; }\n'
+        'command mkdir "$lock"\n'
+        "sleep() {\n"
+        '  n=$((n + 1)); command rmdir "$lock"\n'
+        '  [ $n -gt 8 ] || { command mkdir "$lock"; touch -d "@$n" "$lock"; }\n'
+        "}\n"
+    )
+    assert locked(tmp_path, shell, in_turn, tries=5) == "held\n"
+    assert locked(tmp_path, shell, "sleep() { :; }\nrmdir() { echo broken; command rmdir $1; }\n", tries=5) == (
+        "broken\nheld\n"
+    ), "one that nobody gives up is"
+
+
+def locked(directory, shell, before, tries=100):
+    """Take the lock of a directory in a shell; return what it printed."""
+    library = LIBRARY.replace("-gt 100", f"-gt {tries}")
+    after = 'fb_lock "$1"; [ -n "$fb_l" ] && [ -d "$fb_l" ] && echo held || echo none\n'
+    words = [*shell, "-c", f"{library}\n{before}\n{after}", "sh", str(directory)]
+    return subprocess.run(words, stdout=subprocess.PIPE, text=True, timeout=60, check=True).stdout
 
 
 def test_a_lock_that_was_left_is_not_in_the_way(sandbox, root, monkeypatch):
