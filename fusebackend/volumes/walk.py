@@ -35,6 +35,9 @@ PAGE_ENTRIES = 1000
 LISTED_BYTES = 400
 """Memory for an entry of a directory while a walk is in it."""
 
+NOWHERE = VANISHED | {errno.ELOOP, errno.EXDEV}
+"""Errors of a path that leads to no file of its volume."""
+
 UNREADABLE = frozenset({errno.EACCES, errno.EPERM})
 """Errors that a walk passes over, but reports."""
 
@@ -164,6 +167,40 @@ def entries(volume: Volume, directory: int) -> Iterator[tuple[bytes, Attr]]:
     while page := volume.readdir(directory, after, PAGE_ENTRIES):
         yield from page
         after = page[-1][0]
+
+
+def find(volume: Volume, path: str) -> Attr | None:
+    """Return what is at a path, None if nothing is. A link at its end is not followed."""
+    try:
+        return resolve(volume, path, follow=False).attr
+    except OSError as error:
+        if error.errno not in NOWHERE:
+            raise
+        return None
+
+
+def below(
+    volume: Volume, directory: int, at: bytes = b"", passing: tuple[type[OSError], ...] = ()
+) -> Iterator[tuple[bytes, Attr]]:
+    """Yield what is below a directory, at any depth: a directory before what is in it.
+
+    Each directory is listed whole before the first of its entries is given, so the caller may change it.
+
+    Args:
+        at: the path of the directory; those of the result begin with it.
+        passing: errors of a directory's listing that are passed over.
+    """
+    left = [(at, directory)]
+    while left:
+        above, node = left.pop()
+        listed: list[tuple[bytes, Attr]] = []
+        with contextlib.suppress(*passing):
+            listed += entries(volume, node)
+        for name, attr in listed:
+            path = above + b"/" + name
+            yield path, attr
+            if attr.is_dir:
+                left.append((path, attr.node))
 
 
 @contextlib.contextmanager
