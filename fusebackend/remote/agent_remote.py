@@ -12,9 +12,11 @@ import errno
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from operator import itemgetter
 from typing import Any
 
 from fusebackend.base import budget, errors, paths
+from fusebackend.base.batches import by_size
 from fusebackend.base.errors import CONFLICT, FILE_NOT_FOUND, oserror
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.dialects.agent_face import AgentFace
@@ -163,15 +165,9 @@ class AgentRemote:
 
     def heads(self, wanted: Iterable[tuple[str, int]]) -> Sequence[Head | OSError | None]:
         found: list[Head | OSError | None] = []
-        batch: list[AgentPath] = []
-        claimed = 0
-        for key, size in wanted:
-            if batch and (len(batch) >= PROBE_FILES or claimed + size > PROBE_BYTES):
-                found += self._probe(batch)
-                batch, claimed = [], 0
-            batch.append(_path(key))
-            claimed += size
-        return [*found, *(self._probe(batch) if batch else ())]
+        for batch in by_size(wanted, itemgetter(1), PROBE_FILES, PROBE_BYTES):
+            found += self._probe([_path(key) for key, _ in batch])
+        return found
 
     def _probe(self, batch: list[AgentPath]) -> list[Head | OSError | None]:
         now = self._clock()
