@@ -13,7 +13,7 @@ import errno
 import logging
 import stat
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from fusebackend.base import budget, paths
@@ -201,6 +201,31 @@ def below(
             yield path, attr
             if attr.is_dir:
                 left.append((path, attr.node))
+
+
+def prefix_of(
+    directory: int, place_of: Callable[[int], tuple[int, bytes] | None], prefixes: dict[int, str | None]
+) -> str | None:
+    """Return the path down to a directory, with a slash at its end; None if it is elsewhere.
+
+    Args:
+        place_of: returns the directory that a directory is in, and its name there.
+        prefixes: the known paths by their nodes. Gets more.
+    """
+    trail: list[tuple[int, str]] = []
+    node = directory
+    while node not in prefixes:
+        prefixes[node] = None  # for now: on damaged volumes directories may be in a circle
+        place = place_of(node)
+        if place is None:
+            break
+        trail.append((node, paths.to_text(place[1])))
+        node = place[0]
+    for inner, name in reversed(trail):
+        above = prefixes[node]
+        prefixes[inner] = None if above is None else f"{above}{name}/"
+        node = inner
+    return prefixes[directory]
 
 
 @contextlib.contextmanager
