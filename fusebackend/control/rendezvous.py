@@ -32,6 +32,7 @@ from fusebackend import config
 from fusebackend.base.deadline import GivenUp, within
 from fusebackend.config import ConfigError, escape_mountpoint
 from fusebackend.linux import mount_table as table
+from fusebackend.linux import proc
 from fusebackend.linux.mount_table import MountError
 from fusebackend.linux.runtime_directory import ADDRESS_MAX_BYTES, directory
 
@@ -413,8 +414,7 @@ def _mount_of(path: str) -> table.MountEntry | None:
                 raise
             path = os.path.dirname(path)
     try:
-        with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as file:
-            found = re.search(r"^mnt_id:\s*(\d+)$", file.read(), re.MULTILINE)
+        found = re.search(rb"^mnt_id:\s*(\d+)$", proc.read(f"self/fdinfo/{fd}"), re.MULTILINE)
     finally:
         os.close(fd)
     number = int(found[1]) if found else -1
