@@ -14,6 +14,7 @@ import logging
 import stat
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 from fusebackend.base import budget, paths
@@ -322,7 +323,7 @@ class FileWalk:
                     listing.append((paths.to_text(name) + "/", attr))
         except OSError as error:
             self._pass_over(error)
-        listing.sort(key=_text_of)
+        listing.sort(key=itemgetter(0))
         return listing
 
     def _pass_over(self, error: OSError | UnicodeEncodeError) -> None:
@@ -335,7 +336,3 @@ class FileWalk:
 
 def _size_of(entry: tuple[bytes, Attr]) -> int:
     return LISTED_BYTES
-
-
-def _text_of(entry: tuple[str, Attr]) -> str:
-    return entry[0]

@@ -25,6 +25,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from fusebackend.base import budget, paths
@@ -234,12 +235,8 @@ class TreeWalk(FileWalk):
             attr = Attr(node, mode, size=size, mtime_ns=mtime_ns)
             listings[directory].append((paths.to_text(name) + ("/" if attr.is_dir else ""), attr))
         for listing in listings.values():
-            listing.sort(key=_text_of)
+            listing.sort(key=itemgetter(0))
         return listings
-
-
-def _text_of(entry: tuple[str, Attr]) -> str:
-    return entry[0]
 
 
 MAX_CANDIDATES: Final = 20_000
@@ -358,7 +355,7 @@ class EntryWalk:
                 prefix = prefix_of(parent, places.get, prefixes)
                 if prefix is not None:
                     found.append((prefix + paths.to_text(name), Attr(node, mode, size=size, mtime_ns=mtime_ns)))
-        found.sort(key=_path_of)
+        found.sort(key=itemgetter(0))
         return found
 
 
@@ -370,7 +367,3 @@ def telling(needle: bytes) -> list[str]:
 def like(part: str) -> str:
     """The LIKE pattern of a text that holds `part`, in which only `_` is special."""
     return "%" + part.replace("_", r"\_") + "%"
-
-
-def _path_of(found: tuple[str, Attr]) -> str:
-    return found[0]

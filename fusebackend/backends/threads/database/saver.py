@@ -138,7 +138,7 @@ class SaverDatabase(Database):
         self._may_wait()
         before = self._found
         self._sweep()
-        changed = [place for place in before.keys() | self._found.keys() if _differ(before, self._found, place)]
+        changed = [place for place in before.keys() | self._found.keys() if before.get(place) != self._found.get(place)]
         if not changed:
             return None
         for key in [key for key in self._tuples if key[0] in changed]:
@@ -294,10 +294,6 @@ class SaverDatabase(Database):
 
     def _refuse(self) -> NoReturn:
         raise OSError(errno.EROFS, "a saver can't be kept from being written to by others, so nothing is written here")
-
-
-def _differ(before: Mapping[Place, object], after: Mapping[Place, object], place: Place) -> bool:
-    return before.get(place) != after.get(place)
 
 
 def _place_of(config: Mapping[str, Any]) -> tuple[Place, str]:
