@@ -20,7 +20,7 @@ import peers
 from bench_hosts import FILE_BYTES, LATENCY_S, READERS, files_of, speed_of_many, speed_of_one
 from driver import Medians, Run, benchmark, in_rounds, markdown, only, order
 from obstore.store import S3Store
-from services import moto, seaweedfs
+from services import seaweedfs
 from services.failing_proxy import FailingProxy, failing_bucket
 from services.s3 import Bucket, Service
 from services.stall import Stall
@@ -349,11 +349,11 @@ def shown(requests: Counter[str]) -> str:
     return f"{requests.total()}: {', '.join(kinds)}" if kinds else "0"
 
 
-@benchmark("requests", "the requests that each operation costs on a bucket", missing=moto.missing)
+@benchmark("requests", "the requests that each operation costs on a bucket", missing=seaweedfs.missing)
 def requests(run: Run) -> list[str]:
-    """Count the requests at the service: moto's S3 with a counting proxy in front of it. Each operation runs with
+    """Count the requests at SeaweedFS, with a counting proxy in front of it. Each operation runs with
     nothing cached, again at once, and again after an hour without a call, of a clock that is moved by hand. One that
     changes something has another file each time."""
-    with moto.running() as server, failing_bucket(server.service) as (proxy, bucket):
+    with seaweedfs.running() as server, failing_bucket(server.service) as (proxy, bucket):
         rows = list(count(proxy, bucket, Bucket(server.service, bucket.name)))
     return markdown(["operation", "nothing cached", "again at once", "after an idle hour"], rows)

@@ -105,20 +105,6 @@ def bucket(seaweedfs: Service) -> Iterator[Bucket]:
 
 
 @pytest.fixture(scope="session")
-def moto(run_directory: Path) -> Iterator[Service]:
-    """moto's S3 for the run, with flat keys as in AWS."""
-    with shared.moto(run_directory) as server:
-        yield server
-
-
-@pytest.fixture
-def flat_bucket(moto: Service) -> Iterator[Bucket]:
-    """An empty bucket of moto's, which is dropped after the test."""
-    with moto.bucket() as bucket:
-        yield bucket
-
-
-@pytest.fixture(scope="session")
 def docker_engine() -> Iterator[docker_service.DockerEngine]:
     """A real Docker engine for the session, with an image that has busybox in it.
 

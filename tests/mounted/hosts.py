@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from name_model import File, Names
+
 import fusebackend
 
 NAMES = ("a", "b", "c", "d", "d/a", "d/b", "e", "e/a")
@@ -25,18 +27,6 @@ POLL_S = 0.0005
 
 CONTENTS = (b"", b"x", b"one two\n", b"three\n" * 700, b"0123456789abcdef" * 8200)
 OFFSETS = (0, 1, 4095, 4096, 65_530)
-
-
-class File:
-    """The contents of a file, shared by all its names."""
-
-    def __init__(self, content: bytes = b"") -> None:
-        self.content = bytearray(content)
-
-    def write(self, offset: int, data: bytes) -> None:
-        if data:
-            self.content.extend(bytes(max(0, offset + len(data) - len(self.content))))
-            self.content[offset : offset + len(data)] = data
 
 
 class Host(NamedTuple):
@@ -98,7 +88,7 @@ class RandomChanges:
     ) -> None:
         self.hosts = hosts
         self.random = random.Random(seed)
-        self.tree: dict[str, File | None] = {}  # None is a directory
+        self.tree = Names()
         self.target = ""  # of the symbolic link, if it is there
         self.log: list[str] = []
         self._catch_up = catch_up
@@ -126,20 +116,8 @@ class RandomChanges:
 
     # -- the model ---------------------------------------------------------------------------------------------
 
-    def holder_is_there(self, name: str) -> bool:
-        above = name.rpartition("/")[0]
-        return above == "" or (above in self.tree and self.tree[above] is None)
-
     def is_dir(self, name: str) -> bool:
-        return name in self.tree and self.tree[name] is None
-
-    def below(self, name: str) -> list[str]:
-        return [path for path in self.tree if path == name or path.startswith(name + "/")]
-
-    def carry(self, old: str, new: str) -> None:
-        moved = {path: self.tree.pop(path) for path in self.below(old)}
-        for path, file in moved.items():
-            self.tree[new + path[len(old) :]] = file
+        return name in self.tree and self.tree.is_dir(name)
 
     def other(self, name: str) -> str:
         """Choose another name; for a directory one of `DIRECTORIES`, so that its files keep names of `NAMES`."""
@@ -169,14 +147,7 @@ class RandomChanges:
             finally:
                 os.close(fd)
 
-        wanted = self.holder_is_there(name) and not self.is_dir(name)
-        self.system(wanted, write)
-        if wanted:
-            file = self.tree.setdefault(name, File())
-            assert file is not None
-            if flags & os.O_TRUNC:
-                file.content.clear()
-            file.write(len(file.content) if flags & os.O_APPEND else offset, data)
+        self.system(self.tree.write(name, flags, offset, data), write)
 
     def put(self, host: Host, name: str) -> list[str]:
         self._write(host, name, os.O_TRUNC, 0, self.content())
@@ -191,45 +162,28 @@ class RandomChanges:
         return []
 
     def truncate(self, host: Host, name: str) -> list[str]:
-        file, size = self.tree.get(name), self.random.choice(OFFSETS)
-        self.system(file is not None, os.truncate, host.place(name), size)
-        if file is not None:
-            del file.content[size:]
-            file.content.extend(bytes(size - len(file.content)))
+        size = self.random.choice(OFFSETS)
+        self.system(self.tree.truncate(name, size), os.truncate, host.place(name), size)
         return []
 
     def make_directory(self, host: Host, name: str) -> list[str]:
         name = self.random.choice(DIRECTORIES)
-        wanted = name not in self.tree
-        self.system(wanted, os.mkdir, host.place(name))
-        if wanted:
-            self.tree[name] = None
+        self.system(self.tree.mkdir(name), os.mkdir, host.place(name))
         return [name]
 
     def remove(self, host: Host, name: str) -> list[str]:
         call = os.rmdir if self.is_dir(name) else os.unlink
-        wanted = name in self.tree and self.below(name) == [name]
-        self.system(wanted, call, host.place(name))
-        if wanted:
-            del self.tree[name]
+        self.system(self.tree.remove(name), call, host.place(name))
         return []
 
     def rename(self, host: Host, name: str) -> list[str]:
         new = self.other(name)
-        wanted = name in self.tree and self.holder_is_there(new)
-        if wanted and self.is_dir(name):
-            wanted = new not in self.tree or (self.is_dir(new) and self.below(new) == [new])
-        elif wanted:
-            wanted = not self.is_dir(new)
-        self.system(wanted, os.rename, host.place(name), host.place(new))
-        if wanted and (self.is_dir(name) or self.tree[name] is not self.tree.get(new)):  # else: two names of one file
-            self.tree.pop(new, None)
-            self.carry(name, new)
+        self.system(self.tree.rename(name, new), os.rename, host.place(name), host.place(new))
         return [new]
 
     def replace(self, host: Host, name: str) -> list[str]:
         """Replace a file as an editor does: a new file, renamed over the old one."""
-        if self.holder_is_there(name) and not self.is_dir(name):
+        if self.tree.can_hold(name) and not self.is_dir(name):
             data = self.content()
             Path(host.place("new")).write_bytes(data)
             os.rename(host.place("new"), host.place(name))
@@ -238,10 +192,7 @@ class RandomChanges:
 
     def link(self, host: Host, name: str) -> list[str]:
         new = self.other(name)
-        wanted = self.tree.get(name) is not None and new not in self.tree and self.holder_is_there(new)
-        self.system(wanted, os.link, host.place(name), host.place(new))
-        if wanted:
-            self.tree[new] = self.tree[name]
+        self.system(self.tree.link(name, new), os.link, host.place(name), host.place(new))
         return [new]
 
     def point(self, host: Host, name: str) -> list[str]:
@@ -255,15 +206,8 @@ class RandomChanges:
 
     def upload(self, host: Host, name: str) -> list[str]:
         data = self.content()
-        wanted = not self.is_dir(name) and (self.holder_is_there(name) or name.rpartition("/")[0] not in self.tree)
         (answer,) = host.agent.upload_files([(f"{host.base}/{name}", data)])
-        assert (answer.error is None) == wanted, answer
-        if wanted:
-            if "/" in name:
-                self.tree.setdefault(name.rpartition("/")[0], None)
-            file = self.tree.setdefault(name, File())
-            assert file is not None
-            file.content[:] = data
+        assert (answer.error is None) == self.tree.upload(name, data), answer
         return []
 
     def edit(self, host: Host, name: str) -> list[str]:
@@ -278,19 +222,15 @@ class RandomChanges:
 
     def delete(self, host: Host, name: str) -> list[str]:
         answer = host.agent.delete(f"{host.base}/{name}")
-        assert (answer.error is None) == (name in self.tree), answer
-        for path in self.below(name):
-            del self.tree[path]
+        assert (answer.error is None) == self.tree.delete(name), answer
         return []
 
     def move(self, host: Host, name: str) -> list[str]:
         new = self.other(name)
-        wanted = name in self.tree and new not in self.tree and self.holder_is_there(new)
-        if not wanted:
+        if not self.tree.can_hold(new) or not self.tree.move(name, new):
             return []  # `two_actors.py` tests that agents make missing parents
         answer = host.agent.move(f"{host.base}/{name}", f"{host.base}/{new}")
         assert answer.error is None, answer
-        self.carry(name, new)
         return [new]
 
     # -- comparison at all hosts -------------------------------------------------------------------------------
@@ -313,7 +253,7 @@ class RandomChanges:
         where = f"{name} at {host.path.name}"
         try:
             if self.is_dir(name):
-                inside = {path.rpartition("/")[2] for path in self.below(name) if path != name}
+                inside = {path.rpartition("/")[2] for path in self.tree.inside(name)}
                 assert set(os.listdir(host.place(name))) == inside, f"the names in {where}"
             else:
                 self._same(read(host.place(name)), wanted, where)

@@ -10,7 +10,7 @@ from pathlib import Path
 import mounts
 import pytest
 from mounts import Serve
-from programs import command, sh
+from programs import as_call, command, sh
 
 import fusebackend
 from fusebackend.control.client.client import Client
@@ -23,12 +23,6 @@ URLS = ["sqlite:{tmp}/volume.db", "dir:{tmp}/files"]
 
 def branch_of(path: Path, name: str) -> Path:
     return path / ".fusebackend/branches" / name
-
-
-def worked(files: Client, where: Path, script: str, agent: str) -> None:
-    name = files.begin_call(f"run {script}", id=agent, agent=agent)
-    sh(script, where)
-    files.end_call(name)
 
 
 def changed(files: Client, branch: str) -> list[tuple[str, set[tuple[str, str, str | None]]]]:
@@ -52,9 +46,11 @@ def test_who_changed_what_in_a_branch(tmp_path: Path, kind: str) -> None:
             files.create_branch("idea")
             before = [each.call for each in files.log()]
             branch = branch_of(path, "idea")
-            worked(files, branch, "cat docs/here; ls -R > /dev/null", "reader")
-            worked(files, branch, "echo a >> src/deep/text; echo b >> src/deep/text; chmod 600 docs/here", "coder")
-            worked(files, branch, "mv src lib; rm docs/gone; mkdir new; echo n > new/file", "mover")
+            name = files.begin_call("read", id="reader", agent="reader")
+            sh("cat docs/here; ls -R > /dev/null", branch)
+            assert files.end_call(name) is None
+            as_call(files, branch, "echo a >> src/deep/text; echo b >> src/deep/text; chmod 600 docs/here", "coder")
+            as_call(files, branch, "mv src lib; rm docs/gone; mkdir new; echo n > new/file", "mover")
             with fusebackend.acting(fusebackend.Actor(agent="planner")):
                 files.write("/.fusebackend/branches/idea/plan", "by a verb\n")
                 assert files.edit("/.fusebackend/branches/idea/lib/deep/text", "one", "ONE").error is None
@@ -90,7 +86,7 @@ def test_who_changed_what_in_a_branch(tmp_path: Path, kind: str) -> None:
         fusebackend.connect(str(again.path)) as files,
     ):
         assert changed(files, "idea") == wanted
-        worked(files, branch_of(again.path, "idea"), "rm -r new", "cleaner")
+        as_call(files, branch_of(again.path, "idea"), "rm -r new", "cleaner")
         assert changed(files, "idea")[-1] == ("cleaner", {("remove", "/new", None), ("remove", "/new/file", None)})
         assert not files.merge_branch("idea").conflicts
         assert [agent for agent, _ in changed(files, "idea")] == ["coder", "mover", "planner", "planner", "cleaner"]
@@ -101,7 +97,7 @@ def test_the_command(serve: Serve) -> None:
     with fusebackend.connect(str(path)) as files:
         files.write("/plan", "one\n")
         files.create_branch("idea")
-        worked(files, branch_of(path, "idea"), "echo two >> plan; TOKEN=hunter2 true; echo > other", "coder")
+        as_call(files, branch_of(path, "idea"), "echo two >> plan; TOKEN=hunter2 true; echo > other", "coder")
     shown = command("log", "--branch", "idea", "--changes", cwd=path)
     assert shown.returncode == 0, shown.stderr
     head, *lines = shown.stdout.splitlines()

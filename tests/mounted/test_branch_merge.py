@@ -7,14 +7,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from mounts import Mounted, Serve
 from programs import sh
 
 import fusebackend
-from fusebackend.backends import CompositeBackend, FilesystemBackend, InMemoryBackend
 
 pytestmark = pytest.mark.mounted
 
@@ -130,52 +128,6 @@ def test_a_merge_names_the_writers_of_the_branch(serve: Serve) -> None:
         assert [each.calls for each in files.blame("/planner").lines] == [[merged.call]] * 2
 
 
-def test_a_part_is_merged(mounted: Mounted) -> None:
-    branch = branch_of(mounted)
-    for top in (branch, branch / "src"):
-        change(top)
-    command(mounted, "branch", "merge", "work", "--", "new", "src/run.sh")
-    assert (mounted.path / "new/file").exists()
-    assert (mounted.path / "src/run.sh").stat().st_mode & 0o777 == 0o755
-    assert (mounted.path / "old.txt").exists()
-    assert not (mounted.path / "src/new").exists()
-
-
-def test_attributes_of_a_file_with_several_names_are_merged(mounted: Mounted) -> None:
-    """Each name was a step, and the second was taken for changed in main by the first."""
-    tops = mounted.path, mounted.path / "src"
-    for top in tops:
-        (top / "other").hardlink_to(top / "run.sh")
-        (top / "notes/third").hardlink_to(top / "run.sh")
-    branch = branch_of(mounted)
-    for top in (branch, branch / "src"):
-        (top / "run.sh").chmod(0o750)
-    command(mounted, "branch", "merge", "work")
-    for top in tops:
-        shown = [(top / name).stat() for name in ("run.sh", "other", "notes/third")]
-        assert {(each.st_mode & 0o777, each.st_nlink, each.st_ino) for each in shown} == {(0o750, 3, shown[0].st_ino)}
-    command(mounted, "undo")
-    assert (mounted.path / "other").stat().st_mode & 0o777 == 0o644
-
-
-def test_a_file_that_is_open_for_writing_is_refused(mounted: Mounted) -> None:
-    branch = branch_of(mounted)
-    (branch / "old.txt").write_text("branch\n")
-    with (mounted.path / "old.txt").open("a"):
-        assert "old.txt': is open for writing" in command(mounted, "branch", "merge", "work", code=1)
-    command(mounted, "branch", "merge", "work")
-    assert (mounted.path / "old.txt").read_text() == "branch\n"
-
-
-def test_a_reader_keeps_the_file_that_it_has_open(mounted: Mounted) -> None:
-    branch = branch_of(mounted)
-    (branch / "old.txt").write_text("branch\n")
-    with (mounted.path / "old.txt").open() as file:
-        command(mounted, "branch", "merge", "work")
-        assert file.read() == "old\n"
-    assert (mounted.path / "old.txt").read_text() == "branch\n"
-
-
 def test_git_takes_the_patch_of_a_branch(mounted: Mounted, tmp_path: Path) -> None:
     branch = branch_of(mounted)
     for top in (branch, branch / "src"):
@@ -189,27 +141,6 @@ def test_git_takes_the_patch_of_a_branch(mounted: Mounted, tmp_path: Path) -> No
     assert checked.returncode == 0, checked.stderr
     command(mounted, "branch", "merge", "work")
     assert command(mounted, "diff", "main..work") == ""
-
-
-def test_a_merge_by_the_api(tmp_path: Path) -> None:
-    (tmp_path / "mnt").mkdir()
-    (tmp_path / "src").mkdir()
-    routes: dict[str, Any] = {"/src": FilesystemBackend(tmp_path / "src", virtual_mode=True)}
-    backend = CompositeBackend(InMemoryBackend(), routes)
-    with fusebackend.mount(backend, tmp_path / "mnt") as mount:
-        mount.write("/a.txt", "a")
-        mount.create_branch("work")
-        mount.upload_files(
-            [("/.fusebackend/branches/work/a.txt", b"changed"), ("/.fusebackend/branches/work/src/b", b"b")]
-        )
-        result = mount.merge_branch("work")
-        assert [(each.change, each.path) for each in result.changes] == [("create", "/src/b"), ("replace", "/a.txt")]
-        assert result.call is None
-        assert mount.read("/a.txt").file_data["content"] == "changed"  # type: ignore[index]
-        with fusebackend.connect(tmp_path / "mnt") as client:
-            assert client.merge_branch("work").changes == []
-            with pytest.raises(FileNotFoundError, match="no branch 'none'"):
-                client.merge_branch("none")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
@@ -249,30 +180,3 @@ def test_the_next_mount_removes_what_a_killed_restore_has_left(
     again = serve(f"dir:{tmp_path}/live", at="mnt")
     assert os.listdir(again.path) == []
     assert not list(directory.glob("*.merge"))
-
-
-def test_files_that_have_changed_places_are_taken_back(mounted: Mounted) -> None:
-    """A file and a directory, and a file that is in a directory at its old place."""
-    branch = branch_of(mounted)
-    for top in (branch, branch / "src"):
-        (top / "old.txt").rename(top / "t")
-        (top / "notes").rename(top / "old.txt")
-        (top / "t").rename(top / "notes")
-        (top / "run.sh").rename(top / "t")
-        (top / "run.sh").mkdir()
-        (top / "t").rename(top / "run.sh" / "default")
-    before = sorted(os.listdir(mounted.path)), sorted(os.listdir(mounted.path / "src"))
-    command(mounted, "branch", "merge", "work")
-    for top in (mounted.path, mounted.path / "src"):
-        assert (top / "notes").read_text() == "old\n"
-        assert (top / "old.txt/plan.md").read_text() == LINES
-        assert (top / "run.sh/default").read_text() == "#!/bin/sh\n"
-    command(mounted, "diff")
-    command(mounted, "undo")
-    for top in (mounted.path, mounted.path / "src"):
-        assert (top / "old.txt").read_text() == "old\n"
-        assert (top / "notes/plan.md").read_text() == LINES
-        assert (top / "run.sh").read_text() == "#!/bin/sh\n"
-    assert (sorted(os.listdir(mounted.path)), sorted(os.listdir(mounted.path / "src"))) == before
-    command(mounted, "undo", command(mounted, "log", "-n", "1").split()[0])
-    assert (mounted.path / "src/notes").read_text() == "old\n"

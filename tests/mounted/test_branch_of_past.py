@@ -5,16 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import time
+from functools import partial
 from pathlib import Path
 
 import mounts
 import pytest
 from mounts import Serve
-from programs import command, sh
-from trees import snapshot as attributes_of
+from programs import as_call, command
+from trees import snapshot
 
 import fusebackend
-from fusebackend.control.client.client import Client
 
 pytestmark = pytest.mark.mounted
 
@@ -33,22 +33,12 @@ STEPS = [
 ]  # fmt: skip
 
 
-def shown(path: Path) -> dict[bytes, object]:
-    """All but the times of directories, which no record has, and of special files, which a branch reads as they are."""
-    found = attributes_of(path)
-    return {name: each._replace(mtime_ns=0) if each.kind == "d" else each for name, each in found.items()}
+shown = partial(snapshot, directory_times=False)
+"""All but the times of directories, which no record has."""
 
 
 def branch_of(path: Path, name: str) -> Path:
     return path / ".fusebackend/branches" / name
-
-
-def worked(files: Client, path: Path, script: str, number: int) -> str:
-    name = files.begin_call("work", id=f"t{number}")
-    sh(script, path)
-    call = files.end_call(name)
-    assert call is not None
-    return call
 
 
 @pytest.mark.parametrize("kind", ["sqlite:{tmp}/volume.db", "dir:{tmp}/default"])
@@ -62,9 +52,9 @@ def test_a_branch_begins_with_the_state_before_a_call(tmp_path: Path, kind: str)
         path = mounted.path
         with fusebackend.connect(str(path)) as files:
             states = {}
-            for number, step in enumerate(STEPS):
+            for step in STEPS:
                 was = shown(path)
-                states[worked(files, path, step, number)] = was
+                states[as_call(files, path, step)] = was
             now = shown(path)
             for call, was in states.items():
                 made = files.create_branch(f"before-{call}", call)
@@ -149,7 +139,7 @@ def test_what_is_not_known_is_refused(serve: Serve, tmp_path: Path) -> None:
     (tmp_path / "files/large").write_bytes(b"x")
     os.truncate(tmp_path / "files/large", 65 << 20)
     with fusebackend.connect(str(path)) as files:
-        call = worked(files, path, "rm live/large", 1)
+        call = as_call(files, path, "rm live/large")
     for ref, error in (
         (call, f"the bytes of '/live/large' before {call} are not known: larger than 64 MiB"),
         ("c999", "there is no call 'c999'"),

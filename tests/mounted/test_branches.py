@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import random
@@ -129,33 +128,6 @@ class TestRealWork:
         assert database.execute("SELECT count(*) FROM t").fetchone() == (1,)
         database.close()
 
-    def test_a_frozen_route_stays_as_it_was(self, serve: Serve) -> None:
-        mounted = serve("memory:", options=MANUAL)
-        sh(SCENE, mounted.path)
-        with fusebackend.connect(mounted.path) as files:
-            files.create_branch("work")
-            before = trees.snapshot(tree(mounted, "work"))
-            sh("rm -rf src; echo changed > docs/plain; chmod 700 empty", mounted.path)
-            assert trees.snapshot(tree(mounted, "work")) == before
-
-    def test_a_live_route_shows_through_until_it_is_changed(self, serve: Serve, tmp_path: Path) -> None:
-        (tmp_path / "files").mkdir()
-        mounted = serve(f"dir:{tmp_path}/files", options=[*MANUAL, "ttl=0"])
-        for name in ("ours", "theirs", "both"):
-            (mounted.path / name).write_text("before")
-        with fusebackend.connect(mounted.path) as files:
-            assert files.create_branch("work").routes == {"/": "live"}
-        branch = tree(mounted, "work")
-        (branch / "ours").write_text("by the branch")
-        for name in ("theirs", "both"):
-            (mounted.path / "new").write_text("by the mount")
-            os.replace(mounted.path / "new", mounted.path / name)
-        assert (branch / "theirs").read_text() == "by the mount"
-        (branch / "both").write_text("by the branch")
-        os.unlink(mounted.path / "both")
-        assert (branch / "both").read_text() == "by the branch"
-        assert (mounted.path / "ours").read_text() == "before"
-
 
 def _but_git(found: dict[bytes, trees.Entry]) -> dict[bytes, trees.Entry]:
     """Leave out what git makes, in which there are times."""
@@ -223,34 +195,6 @@ class TestLife:
             files.delete_branches("work")
             assert files.branches() == []
 
-    def test_deleting_one(self, mounted: Mounted, files: Client) -> None:
-        (mounted.path / "file").write_text("file")
-        files.create_branch("work")
-        branch = tree(mounted, "work")
-        with (branch / "file").open() as opened:
-            files.delete_branches("work")
-            assert not branch.exists()
-            with pytest.raises(OSError) as gone:
-                os.pread(opened.fileno(), 10, 0)
-            assert gone.value.errno == errno.ESTALE
-        assert os.listdir(branch.parent) == []
-        assert files.snapshots() == []
-        files.create_branch("work")
-        assert (branch / "file").read_text() == "file"
-
-    def test_the_snapshot_below_it_stays(self, serve: Serve) -> None:
-        mounted = serve("memory:", options=MANUAL)
-        with fusebackend.connect(mounted.path) as files:
-            files.write("/file", "before\n")
-            files.create_snapshot("first")
-            files.delete("/file")
-            files.create_branch("work", "first")
-            assert files.read("/.fusebackend/branches/work/file").error is None
-            with pytest.raises(OSError, match="is below branch 'work'"):
-                files.delete_snapshots("first")
-            files.delete_branches("work")
-            files.delete_snapshots("first")
-
     def test_a_branch_of_a_branch(self, url: str, tmp_path: Path) -> None:
         """It has the other's changes and none of its later ones; it stays when the other is deleted, and after a
         restart; and it is merged."""
@@ -310,22 +254,6 @@ def _numbers(top: Path) -> dict[str, int]:
 
 
 class TestAgents:
-    def test_the_verbs(self, mounted: Mounted, files: Client) -> None:
-        files.write("/file", "before\n")
-        files.write("/notes/note", "note")
-        files.create_branch("work")
-        top = "/.fusebackend/branches/work"
-        assert files.edit(f"{top}/file", "before\n", "after").error is None
-        assert files.write(f"{top}/notes/new", "new").error is None
-        assert files.delete(f"{top}/notes/note").error is None
-        assert (tree(mounted, "work") / "file").read_text() == "after"
-        found = files.grep("after", top).matches
-        assert found is not None and [match["path"] for match in found] == [f"{top}/file"]
-        assert "before" in str(files.read("/file"))
-        assert [entry["path"] for entry in files.ls("/notes").entries or ()] == ["/notes/note"]
-        (info,) = files.branches()
-        assert info.changes == 3
-
     def test_commands_have_it_as_their_root(self, mounted: Mounted, files: Client) -> None:
         files.write("/file", "before\n")
         files.create_branch("work")

@@ -4,8 +4,6 @@ at once do not delay others. Under asyncio and trio."""
 from __future__ import annotations
 
 import itertools
-import os
-import sqlite3
 import subprocess
 import sys
 import time
@@ -111,32 +109,6 @@ def test_one_cancelled_command_leaves_the_others(files, mountpoint, library):
     eventually(lambda: not any(sleep.runs for sleep in sleeps), LIMIT_S)
 
 
-@pytest.mark.alone
-@both
-def test_two_hundred_commands_do_not_delay_a_read(files, mountpoint, library):
-    files.write(f"/read-{library}", "here")
-
-    async def main():
-        async with anyio.create_task_group() as group:
-            for _ in range(200):
-                group.start_soon(files.aexecute, "sleep 86400")
-            with anyio.fail_after(120):
-                while files.status()["execute"]["running"] < 200:
-                    await anyio.sleep(0.1)
-            began = time.monotonic()
-            assert "here" in await files.aread(f"/read-{library}")
-            took_s = time.monotonic() - began
-            assert files.status()["control"]["connections"] < 20
-            began = time.monotonic()
-            group.cancel_scope.cancel()
-        return took_s, time.monotonic() - began
-
-    took_s, cancelled_s = anyio.run(main, backend=library)
-    assert took_s < LIMIT_S, "the commands sleep for a day"
-    assert cancelled_s < 30, "two hundred at once take a second or two"
-    eventually(lambda: files.status()["execute"]["running"] == 0, 60)
-
-
 SCRIPT = """
 import anyio, sys, threading
 import fusebackend
@@ -157,38 +129,6 @@ def test_a_process_can_exit_after_cancelling(mountpoint, library):
     began = time.monotonic()
     subprocess.run([sys.executable, "-c", SCRIPT, mountpoint, library], check=True, timeout=30)
     assert time.monotonic() - began < 20
-
-
-@both
-def test_a_cancelled_search_ends_at_the_server(files, mountpoint, library):
-    async def main():
-        with anyio.move_on_after(0.01) as scope:
-            while True:
-                await files.agrep("needle")
-                await anyio.sleep(0)
-        return scope.cancelled_caught
-
-    assert anyio.run(main, backend=library)
-    eventually(lambda: files.status()["control"]["connections"] <= 2, LIMIT_S)
-
-
-@both
-def test_a_cancelled_move_takes_its_copy_back(serve, tmp_path, library):
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "disk" / "large").write_bytes(b"no holes, which are not copied\n" * (200 << 15))
-    server = serve(f"sqlite:{tmp_path}/files.db", routes={"/disk": f"dir:{tmp_path}/disk"})
-
-    async def main(client):
-        with anyio.move_on_after(0.1) as scope:
-            await client.amove("/disk/large", "/moved")
-        assert scope.cancelled_caught
-
-    with fusebackend.connect(server.path) as client:
-        anyio.run(main, client, backend=library)
-        eventually(lambda: os.listdir(server.path) == ["disk"], 20)
-    assert (tmp_path / "disk" / "large").stat().st_size == 31 * (200 << 15)
-    with sqlite3.connect(tmp_path / "files.db") as database:
-        eventually(lambda: database.execute("SELECT count(*) FROM chunk").fetchone() == (0,), 20)
 
 
 @both
@@ -233,16 +173,6 @@ def test_closing_a_watch_ends_its_step(files, library):
                 return [change async for change in changes]
 
     assert anyio.run(main, backend=library) == []
-
-
-@both
-def test_a_bad_path_to_watch(files, library):
-    async def main():
-        with pytest.raises(ValueError, match="climbs"):
-            async with files.awatch("/../.."):
-                pass
-
-    anyio.run(main, backend=library)
 
 
 OWN = """

@@ -555,10 +555,6 @@ class TestUmount:
             assert shell.status(point)["state"] == "alive"
         shell.ok("umount", point)
 
-    def test_its_own_directory_keeps_no_mount_busy(self, shell: Shell, point: Path) -> None:
-        shell.ok("mount", point, "--default", "memory:")
-        assert shell.ok("umount", ".", cwd=point) == f"unmounted {point}\n"
-
     def test_lazy_leaves_open_files_usable(self, shell: Shell, point: Path) -> None:
         shell.ok("mount", point, "--default", "sqlite:x.db")
         pid = shell.status(point)["pid"]

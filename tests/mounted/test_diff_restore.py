@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
-import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
-import random_trees
-from hypothesis import HealthCheck, given, settings
 from mounts import Mounted, Serve
-from profiles import examples
-from programs import sh
-from random_trees import make
+from programs import command, ok, sh
 from trees import snapshot as attributes_of
 
 import fusebackend
@@ -36,22 +31,8 @@ def mounted(serve: Serve, request: pytest.FixtureRequest, tmp_path: Path) -> Mou
     return serve(str(request.param).format(tmp=tmp_path), routes=routes, options=["snapshots=manual"])
 
 
-def run(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "fusebackend", *map(str, words)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S, cwd=cwd, check=False,
-    )  # fmt: skip
-
-
-def ok(*words: object, cwd: Path) -> str:
-    done = run(*words, cwd=cwd)
-    assert done.returncode == 0, done
-    return done.stdout
-
-
 def refused(*words: object, cwd: Path, status: int = 1) -> str:
-    done = run(*words, cwd=cwd)
+    done = command(*words, cwd=cwd)
     assert (done.returncode, done.stdout) == (status, ""), done
     return done.stderr
 
@@ -100,7 +81,7 @@ def test_what_bash_did_is_shown_and_taken_back(mounted: Mounted, tmp_path: Path)
         "M\tsrc/sparse",
         "M\tsrc/text",
     ]
-    patch = run("diff", "before", cwd=path)
+    patch = command("diff", "before", cwd=path)
     assert "route '/way/live/' was not compared" in patch.stderr
     subprocess.run(["git", "apply", "--whitespace=nowarn"], cwd=copy, input=patch.stdout, text=True, check=True)
     for name in ("src/text", "docs/there", "src/deep/other", "notes/one", "new/n", "src/sparse"):
@@ -111,7 +92,7 @@ def test_what_bash_did_is_shown_and_taken_back(mounted: Mounted, tmp_path: Path)
     planned = ok("restore", path, "--from", "before", "-n", cwd=Path("/"))
     assert "replace    /docs/pipe\n" in planned
     assert (path / "new/n").exists()
-    done = run("restore", path, "--from", "before", cwd=Path("/"))
+    done = command("restore", path, "--from", "before", cwd=Path("/"))
     assert done.returncode == 0, done
     assert "route '/way/live/' is left as it is" in done.stderr
     now = {name: each for name, each in attributes_of(path).items() if not name.startswith(b"way")}
@@ -119,7 +100,7 @@ def test_what_bash_did_is_shown_and_taken_back(mounted: Mounted, tmp_path: Path)
     assert (path / "src/sparse").stat().st_blocks * 512 < 1 << 20
     assert (path / "way/live/file").read_text() == "2"
     assert ok("diff", "before", cwd=path) == ""
-    assert "everything was as it is to be" in run("restore", ".", "--from", "before", cwd=path).stderr
+    assert "everything was as it is to be" in command("restore", ".", "--from", "before", cwd=path).stderr
 
 
 def test_one_file_that_is_gone_with_its_directory(mounted: Mounted) -> None:
@@ -135,31 +116,6 @@ def test_one_file_that_is_gone_with_its_directory(mounted: Mounted) -> None:
     assert (path / "copy").read_text() == "1\n2\n3\n"
     ok("restore", "src/text", "docs/here", "--from", "before", "--to", "notes/", cwd=path)
     assert sorted(os.listdir(path / "notes")) == ["here", "one", "text"]
-
-
-def test_a_restore_is_a_call_that_undo_takes_back(serve: Serve, tmp_path: Path) -> None:
-    (tmp_path / "live").mkdir()
-    mounted = serve(f"sqlite:{tmp_path}/volume.db", routes={"/live": f"dir:{tmp_path}/live"}, options=["history=on"])
-    path = mounted.path
-    sh("mkdir d; echo 1 > d/f; echo 1 > same; touch -d 2001-01-01 d .; echo 1 > live/f; ln live/f live/g", path)
-    take(mounted, "before")
-    with fusebackend.connect(str(path)) as files:
-        files.create_branch("work")
-        sh("echo 2 > d/f; echo 2 > d/new; rm live/g; echo 2 > live/f; mkdir live/other", path)
-        changed = attributes_of(path)
-        done = ok("restore", "d", "--from", "before", cwd=path)
-        assert done.startswith("restored 2 paths, removed 1; 'fusebackend undo c")  # the directory's time, too
-        assert attributes_of(path / "d") == attributes_of(path / ".fusebackend/snapshots/before/d")
-        assert path.stat().st_mtime == 978307200
-        ok("undo", cwd=path)
-        assert attributes_of(path / "d")[b"f"].content == changed[b"d/f"].content
-        found = files.restore(["/"], "before", dry_run=True)
-        assert [(each.change, each.path) for each in found.changes] == [
-            ("attributes", "/d"), ("replace", "/d/f"), ("remove", "/d/new"),
-        ]  # fmt: skip
-        assert files.restore(["/d/f"], "before", to=["/live/copy"]).changes[0].path == "/live/copy"
-        assert (path / "live/copy").read_text() == "1\n"
-        assert [each.kind for each in files.log()[:2]] == ["restore", "undo"]
 
 
 def test_files_that_are_open_for_writing(mounted: Mounted) -> None:
@@ -190,7 +146,7 @@ def test_other_file_systems_are_left_alone(mounted: Mounted) -> None:
     for name in ("d/there", "extra/there"):
         sh(f"mount -t tmpfs none {name}; echo mine > {name}/mine", path)
     try:
-        done = run("restore", ".", "--from", "before", cwd=path)
+        done = command("restore", ".", "--from", "before", cwd=path)
         assert (done.returncode, (path / "d/f").read_text()) == (1, "old\n")
         assert "'/d/there' was left as it is: another file system is mounted there" in done.stderr
         assert "'/extra' was left as it is: another file system is mounted at '/extra/there'" in done.stderr
@@ -228,24 +184,9 @@ def test_errors_are_one_line(serve: Serve, tmp_path: Path, words: list[str], err
     sh("mkdir d; touch f f2 d/f", mounted.path)
     take(mounted, "before")
     sh("rm -r d", mounted.path) if error == "" else None
-    done = run(*words, cwd=mounted.path)
+    done = command(*words, cwd=mounted.path)
     assert (done.returncode, len(done.stderr.splitlines())) == (int(error != ""), int(error != "")), done
     assert error in done.stderr
-
-
-def test_states_in_time_and_json(mounted: Mounted) -> None:
-    path = mounted.path
-    (path / "f").write_text("1")
-    take(mounted, "one")
-    (path / "f").write_text("12")
-    take(mounted, "two")
-    (path / "f").write_text("123")
-    (found,) = (json.loads(line) for line in ok("diff", "one..two", "--json", cwd=path).splitlines())
-    assert (found["change"], found["path"], found["fields"]) == ("modified", "f", ["bytes"])
-    assert (found["before"]["size"], found["after"]["size"]) == (1, 2)
-    assert ok("diff", "0s..one", "--stat", cwd=path) == " f | 2 +-\n 1 file changed, 1 insertion(+), 1 deletion(-)\n"
-    assert ok("diff", "two..", "--name-status", "f", cwd=path) == "M\tf\n"
-    assert ok("diff", "two", "--name-status", "--mount", path, cwd=Path("/")) == "M\tf\n"
 
 
 def test_names_do_not_steer_a_terminal(mounted: Mounted) -> None:
@@ -272,27 +213,6 @@ def test_names_do_not_steer_a_terminal(mounted: Mounted) -> None:
     assert b'"b/odd\\033[2J\\nname"' in text
 
 
-@settings(max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(before=random_trees.trees(special=True), after=random_trees.trees(special=True))
-def test_any_tree_comes_back(mounted: Mounted, before: random_trees.Tree, after: random_trees.Tree) -> None:
-    inner = mounted.path / "tree"
-    inner.mkdir()
-    make(inner, before, 1_000)
-    wanted = attributes_of(inner)
-    with fusebackend.connect(str(mounted.path)) as files:
-        files.create_snapshot("before")
-        try:
-            shutil.rmtree(inner)
-            inner.mkdir()
-            make(inner, after, 2_000)
-            ok("restore", "tree", "--from", "before", cwd=mounted.path)
-            assert attributes_of(inner) == wanted
-            assert ok("diff", "before", "--", "tree", cwd=mounted.path) == ""
-        finally:
-            files.delete_snapshots("before")
-            shutil.rmtree(inner)
-
-
 STEPS = [
     "echo two > src/text; rm -rf src/deep; mv docs/here docs/there; chmod 700 docs",
     "setfattr -x user.tag src/sparse; printf more >> src/sparse; mkdir -p src/deep new; echo o > src/deep/other",
@@ -309,11 +229,7 @@ def test_the_state_before_a_call_is_exact(serve: Serve, tmp_path: Path, kind: st
     path = mounted.path
     (path / "notes").mkdir()
 
-    def shown() -> dict[bytes, object]:
-        """All but the times of directories, which no record has."""
-        found = attributes_of(path)
-        return {name: each._replace(mtime_ns=0) if each.kind == "d" else each for name, each in found.items()}
-
+    shown = partial(attributes_of, path, directory_times=False)  # no record has those
     with fusebackend.connect(str(path)) as files:
         states = {}
         for number, work in enumerate([SCENE, *STEPS]):
@@ -341,26 +257,3 @@ def test_the_state_before_a_call_is_exact(serve: Serve, tmp_path: Path, kind: st
             assert "'fusebackend undo c" in done
             assert shown() == states[call], call
         assert ok("diff", f"{second}..", cwd=path) == ""
-
-
-def test_bytes_before_a_call_that_are_not_kept(serve: Serve, tmp_path: Path) -> None:
-    (tmp_path / "default").mkdir()
-    path = serve(f"dir:{tmp_path}/default", options=["history=on"]).path
-    with fusebackend.connect(str(path)) as files:
-        files.write("/small", "before\n")
-        (tmp_path / "default/large").write_bytes(b"x")
-        os.truncate(tmp_path / "default/large", 65 << 20)
-        name = files.begin_call("work", id="t")
-        sh("echo after > small; rm large", path)
-        call = files.end_call(name)
-        error = refused("restore", ".", "--from", str(call), cwd=path)
-        assert error == f"Error: the bytes of '/large' before {call} are not known: larger than 64 MiB\n"
-        assert (path / "small").read_text() == "after\n"
-        shown = ok("diff", f"{call}..", "--stat", cwd=path)
-        assert "small" in shown
-        ok("restore", "small", "--from", str(call), cwd=path)
-        assert (path / "small").read_text() == "before\n"
-        assert refused("restore", "small", "--from", "c999", cwd=path).startswith("Error: there is no call 'c999'")
-        assert refused("diff", f"{call}..", "--", "gone", cwd=path) == (
-            f"Error: '/gone' is neither in '{call}' nor in 'main'\n"
-        )

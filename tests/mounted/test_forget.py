@@ -5,21 +5,19 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from mounts import Mounted, Serve
+from programs import command, ok
 
 import fusebackend
 from fusebackend.backends.sqlite.check import check
 
 pytestmark = pytest.mark.mounted
 
-ROOT = Path(__file__).parents[2]
-LIMIT_S = 60
 SECRET = b"hunter2-correct-horse"
 
 
@@ -30,19 +28,6 @@ def mounted(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     (tmp_path / "plain").mkdir()
     routes = {"/plain": f"dir:{tmp_path}/plain", "/memory": "memory:"}
     yield serve(f"sqlite:{tmp_path}/volume.db", routes=routes, options=["snapshots=auto", "history=on"])
-
-
-def run(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "fusebackend", *map(str, words)], env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S, cwd=cwd, check=False,
-    )  # fmt: skip
-
-
-def ok(*words: object, cwd: Path) -> str:
-    done = run(*words, cwd=cwd)
-    assert done.returncode == 0, done
-    return done.stdout
 
 
 def put(path: Path, data: bytes) -> None:
@@ -85,12 +70,12 @@ def test_no_byte_of_it_is_left(mounted: Mounted, tmp_path: Path) -> None:
 
         paths = [root / name for name in ("secret", "plain/secret", "memory/secret")]
         (branch / "own").unlink()  # no path leads to its bytes any more
-        assert "add --yes" in run("forget", *paths, cwd=root).stderr
+        assert "add --yes" in command("forget", *paths, cwd=root).stderr
         would = json.loads(ok("forget", "-n", "--json", *paths, cwd=root))
         assert would["branches"] == ["work"]
         assert {"named", "later"} <= set(would["snapshots"])
         assert would["images"] > 0
-        done = run("forget", "--yes", *paths, cwd=root)
+        done = command("forget", "--yes", *paths, cwd=root)
         assert done.returncode == 0, done
         assert "not reached: free blocks" in done.stderr
         assert "/secret' is there, and stays as it is" in done.stderr
@@ -101,23 +86,23 @@ def test_no_byte_of_it_is_left(mounted: Mounted, tmp_path: Path) -> None:
             assert not (root / ".fusebackend" / place).exists()
         assert (branch / "kept").read_bytes() == b"changed in the branch"
         assert [each.call for each in files.log()] == calls
-        assert "were forgotten" in run("undo", files.log(paths=["/secret"])[0].call, "-n", cwd=root).stderr
-        assert "is not in 'named'" in run("restore", "secret", "--from", "named", cwd=root).stderr
+        assert "were forgotten" in command("undo", files.log(paths=["/secret"])[0].call, "-n", cwd=root).stderr
+        assert "is not in 'named'" in command("restore", "secret", "--from", "named", cwd=root).stderr
         assert check(tmp_path / "volume.db") == []
         put(root / "secret", b"goes on")
         assert files.grep("goes on", "/").matches
 
 
 def test_errors_are_one_line(mounted: Mounted) -> None:
-    done = run("forget", "/tmp", cwd=mounted.path)
+    done = command("forget", "/tmp", cwd=mounted.path)
     assert done.returncode != 0
     assert "Error: '/tmp' lies in no mount" in done.stderr
     assert "Traceback" not in done.stderr
-    done = run("forget", "--yes", "gone", cwd=mounted.path)
+    done = command("forget", "--yes", "gone", cwd=mounted.path)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (
         1, "Error: no file, snapshot, branch or call has 'gone': is that how it was written?",
     )  # fmt: skip
     (mounted.path / "directory").mkdir()
     (mounted.path / "directory/file").write_text("x")
-    within = run("forget", "--yes", "directory", "directory/file", cwd=mounted.path)
+    within = command("forget", "--yes", "directory", "directory/file", cwd=mounted.path)
     assert within.returncode == 0, within.stderr

@@ -39,23 +39,6 @@ def test_a_directory_by_fsspec(tmp_path: Path, serve: Serve) -> None:
     assert mount.memory_kib() - before < 64 << 10
 
 
-def test_a_change_elsewhere_between_open_and_write_is_a_conflict(tmp_path: Path, serve: Serve) -> None:
-    top = tmp_path / "files"
-    top.mkdir()
-    (top / "a").write_text("one\n")
-    mount = serve("memory:", routes={"/f": f"fsspec:file://{top}"})
-    mount.expected_log = "was changed by others"
-    with (mount.path / "f/a").open("r+b", buffering=0) as opened:
-        assert opened.read() == b"one\n"
-        (top / "a").write_text("another\n")
-        opened.seek(0)
-        opened.write(b"two\n")
-        with pytest.raises(OSError) as caught:
-            os.fsync(opened.fileno())
-        assert caught.value.errno in (errno.ESTALE, errno.EIO)
-    assert (top / "a").read_text() == "another\n"
-
-
 def test_what_is_on_an_ftp_server_and_in_an_archive(tmp_path: Path, serve: Serve) -> None:
     top = tmp_path / "ftp"
     top.mkdir()

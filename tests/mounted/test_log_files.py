@@ -81,21 +81,6 @@ def test_tail_follows_a_file_and_sees_each_call_once(mounted: Mounted) -> None:
         tail.communicate()
 
 
-def test_deleted_calls_are_in_no_file(mounted: Mounted) -> None:
-    today = mounted.path / ".fusebackend/log/today.jsonl"
-    with fusebackend.connect(mounted.path) as files:
-        files.write("/one", "x")
-        with today.open() as opened:
-            assert "write /one" in opened.read()
-            files.prune()
-            assert today.stat().st_size == 0
-            assert today.read_text() == ""
-            assert opened.read() == ""
-        files.write("/two", "x")
-        (line,) = today.read_text().splitlines()
-        assert json.loads(line)["title"] == "write /two"
-
-
 @pytest.mark.parametrize("option", ["trees=off", "history=off"])
 def test_without_trees_or_history_there_is_no_log(option: str, serve: Serve) -> None:
     mounted = serve("memory:", options=[option])

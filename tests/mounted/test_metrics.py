@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from eventually import eventually
 from mounts import Mounted, Serve
+from programs import command
 from prometheus_client.parser import text_string_to_metric_families
 
 import fusebackend
@@ -27,15 +28,8 @@ MEASURED = "[metrics]\nlisten = '127.0.0.1:0'\n"
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-def run(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "fusebackend", *map(str, words)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=LIMIT_S, check=False,
-    )  # fmt: skip
-
-
 def printed(mounted: Mounted) -> str:
-    done = run("metrics", mounted.path)
+    done = command("metrics", mounted.path)
     assert done.returncode == 0, done
     assert done.stderr == ""
     return done.stdout
@@ -206,7 +200,7 @@ def test_an_address_in_use_is_one_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         config.write_text(f"[metrics]\nlisten = '127.0.0.1:{port}'\n")
-        done = run("mount", tmp_path / "mnt", "--default", "memory:", "--config", config)
+        done = command("mount", tmp_path / "mnt", "--default", "memory:", "--config", config)
     assert done.returncode == 1
     assert done.stderr == f"Error: the metrics can't listen on 127.0.0.1:{port}: Address already in use\n"
     assert not os.path.ismount(tmp_path / "mnt")
@@ -218,7 +212,7 @@ def test_without_the_package_it_is_one_line(serve: Serve, monkeypatch: pytest.Mo
     (tmp_path / "without/prometheus_client/__init__.py").write_text(missing)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "without"))
     mounted = serve("memory:")
-    done = run("metrics", mounted.path)
+    done = command("metrics", mounted.path)
     assert done.returncode == 1
     assert done.stderr == (
         "Error: metrics needs prometheus_client, which is not installed: pip install 'fusebackend[metrics]'\n"

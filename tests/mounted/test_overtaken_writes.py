@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import mmap
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from eventually import eventually
 from mounts import Serve
 from stalling import Control
 
@@ -31,13 +31,6 @@ def stall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Control]:
     control = Control(tmp_path, monkeypatch)
     yield control
     control.resume()
-
-
-def until(what: Callable[[], bool]) -> None:
-    limit = time.monotonic() + 60
-    while not what():
-        assert time.monotonic() < limit
-        time.sleep(0.001)
 
 
 def opened(path: Path) -> int:
@@ -63,11 +56,11 @@ def test_a_write_is_seen_though_its_pages_were_read_again_before_it_arrived(stal
             os.pread(reader, PAGE, page * PAGE)
         stall.hang("read", LAST * PAGE)
         reading = threads.submit(os.pread, reader, PAGE, LAST * PAGE)
-        until(lambda: client.status()["routes"][0]["health"].get("running", 0) == 1)
+        eventually(lambda: client.status()["routes"][0]["health"].get("running", 0) == 1)
         writing = threads.submit(os.pwrite, writer, data, FIRST_BYTE)
-        until(lambda: mapped[(LAST - 1) * PAGE] == ord("x"))  # it has copied its bytes up to the page that is read
+        eventually(lambda: mapped[(LAST - 1) * PAGE] == ord("x"))  # it has copied its bytes up to the page that is read
         dropping = threads.submit(client.invalidate, "/")
-        until(lambda: mapped[FIRST_BYTE] == mapped[3 * PAGE] == 0)  # read again, as the volume still has them
+        eventually(lambda: mapped[FIRST_BYTE] == mapped[3 * PAGE] == 0)  # read again, as the volume still has them
         mapped[0] = ord("m")  # the page is written back as a whole
         assert not (reading.done() or writing.done() or dropping.done())
         stall.resume()

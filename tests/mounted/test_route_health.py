@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import mounts
 import pytest
+from eventually import eventually
 from mounts import Mounted, Serve
 from stalling import Control
 
@@ -71,13 +72,6 @@ def status(server: Mounted, *options: str) -> str:
 def health(server: Mounted, prefix: str = "/hung/") -> dict[str, Any]:
     (told,) = json.loads(status(server, "--json"))
     return next(route["health"] for route in told["routes"] if route["prefix"] == prefix)
-
-
-def until(what: Callable[[], bool], seconds: float = 60.0) -> None:
-    limit = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < limit
-        time.sleep(0.05)
 
 
 def number_of(call: Callable[[], object]) -> tuple[int | None, float]:
@@ -142,14 +136,14 @@ def test_who_works_in_a_hung_route_is_not_kept_waiting_again_and_again(server: M
     stall.hang()
     names = [server.path / "hung" / f"name{number}" for number in range(100)]
     took = [number_of(names[0].stat)]
-    until(lambda: number_of(names[1].stat)[1] < DEADLINE_S / 2)  # it is down
+    eventually(lambda: number_of(names[1].stat)[1] < DEADLINE_S / 2)  # it is down
     start = time.monotonic()
     took += [number_of(name.stat) for name in names]
     assert {number for number, _ in took} == {errno.ETIMEDOUT}
     # Calls in the first second of a probe wait for it; there are few probes.
     assert time.monotonic() - start < len(names) * DEADLINE_S / 2
     stall.resume()
-    until(lambda: health(server)["state"] == "healthy")
+    eventually(lambda: health(server)["state"] == "healthy")
     assert (server.path / "hung" / "file").read_text() == "here\n"
 
 
@@ -163,7 +157,7 @@ def test_a_hung_route_hangs_alone(patient: Mounted, stall: Control) -> None:
     with ThreadPoolExecutor(len(hung)) as threads:
         waiting = [threads.submit(number_of, path.stat) for path in hung]
         try:
-            until(lambda: health(patient)["running"] >= 1)
+            eventually(lambda: health(patient)["running"] >= 1)
             for number in range(150):
                 path = patient.path / f"work{number}"
                 path.write_bytes(b"some words")
@@ -189,7 +183,7 @@ def test_readers_of_a_hung_file_do_not_use_up_what_the_kernel_reads_at_once(stal
     stall.hang()
     with ThreadPoolExecutor(len(files)) as threads:
         waiting = [threads.submit(os.pread, file, 4096, 0) for file in files]
-        until(lambda: health(server)["running"] >= len(files))
+        eventually(lambda: health(server)["running"] >= len(files))
         mounts.drop_caches(1)
         start = time.monotonic()
         assert (server.path / "file").read_bytes() == bytes(1 << 20)
@@ -215,7 +209,7 @@ def test_status_names_a_route_that_is_down_since_when_and_why(server: Mounted, s
     assert "/hung/ is down since 20" in status(server) and "calls fail at once until it answers" in status(server)
     assert health(server, "/") == {"state": "healthy"}
     stall.resume()
-    until(lambda: health(server)["state"] == "healthy")
+    eventually(lambda: health(server)["state"] == "healthy")
     assert "/hung/ is" not in status(server)
 
 
@@ -254,7 +248,7 @@ def test_an_agent_is_not_kept_waiting(server: Mounted, stall: Control) -> None:
         assert ([info["path"] for info in names.matches or ()], names.truncated) == (["/file"], True)
         assert "Route '/hung/'" in str(names.missing)
         stall.resume()
-        until(lambda: files.read("/hung/file").error is None)
+        eventually(lambda: files.read("/hung/file").error is None)
         assert [match["path"] for match in files.grep("here").matches or ()] == ["/file", "/hung/file"]
 
 
@@ -273,7 +267,7 @@ os.pread(file, 4096, 0)
 def test_whoever_is_killed_is_let_go(patient: Mounted, stall: Control, number: signal.Signals) -> None:
     stall.hang()
     cat = subprocess.Popen(["cat", patient.path / "hung" / f"unseen{number}"], stderr=subprocess.DEVNULL)
-    until(lambda: health(patient)["running"] >= 1)
+    eventually(lambda: health(patient)["running"] >= 1)
     cat.send_signal(number)
     assert cat.wait(SLACK_S) == -number
     assert health(patient)["abandoned"] == 1
@@ -289,7 +283,7 @@ def test_who_is_killed_while_it_reads_is_let_go(patient: Mounted, stall: Control
     stall.hang()
     reader.stdin.write(b"\n")
     reader.stdin.flush()
-    until(lambda: health(patient)["running"] >= 1)
+    eventually(lambda: health(patient)["running"] >= 1)
     reader.kill()
     reader.communicate(timeout=SLACK_S)
     assert reader.returncode == -signal.SIGKILL
@@ -317,7 +311,7 @@ def test_64_readers_of_a_hung_route_are_in_it_at_once(stall: Control, serve: Ser
         def all_at_once(call: Callable[[Any], T], arguments: Sequence[Any], at_once: int) -> list[T]:
             stall.hang()
             waiting = [threads.submit(call, argument) for argument in arguments]
-            until(lambda: running(client) >= at_once)
+            eventually(lambda: running(client) >= at_once)
             stall.resume()
             return [call.result() for call in waiting]
 

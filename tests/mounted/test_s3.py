@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -11,7 +10,6 @@ from pathlib import Path
 import mounts
 import pytest
 import trees
-from eventually import eventually
 from mounts import Serve
 from services.s3 import Bucket, Service
 
@@ -20,8 +18,6 @@ from fusebackend.testing.posix import Limits, PosixCases
 from fusebackend.urls.registry import SCHEMES
 
 pytestmark = [pytest.mark.mounted, pytest.mark.services]
-
-LIMIT_S = 30.0
 
 OPTIONS = ("allow_other",) if os.geteuid() == 0 else ()
 
@@ -155,25 +151,3 @@ def test_a_killed_server_loses_nothing_that_was_closed_or_synced(bucket: Bucket,
     with pytest.raises(OSError):
         os.close(fd)
     assert (bucket.get("d/closed"), bucket.get("d/synced")) == (b"closed", b"synced")
-
-
-def test_two_mounts_see_what_was_closed_and_conflicts_are_errors(bucket: Bucket, serve: Serve) -> None:
-    one = serve("memory:", routes={"/s3": bucket.url(ttl="0.1")})
-    two = serve("memory:", routes={"/s3": bucket.url(ttl="0.1")})
-    one.expected_log = two.expected_log = "was changed by others|closed unsaved"
-    mine, theirs = one.path / "s3/file", two.path / "s3/file"
-    mine.write_text("first\n")
-    eventually(lambda: theirs.read_text() == "first\n", LIMIT_S)
-    for number in range(5):  # two versions of equal length, at about the same time
-        theirs.write_text(f"from {number}\n")
-        eventually(lambda number=number: mine.read_text() == f"from {number}\n", LIMIT_S)  # type: ignore[misc]
-    fd = os.open(mine, os.O_RDWR)
-    os.pwrite(fd, b"ours", 0)
-    theirs.write_text("theirs\n")
-    with pytest.raises(OSError) as refusal:
-        os.fsync(fd)
-    assert refusal.value.errno == errno.ESTALE
-    os.close(fd)
-    assert theirs.read_text() == "theirs\n"
-    (beside,) = [key for key in bucket.all_keys() if key.startswith("file.conflict-")]
-    assert bucket.get(beside) == b"ours 4\n"

@@ -580,7 +580,7 @@ def test_a_lost_update_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_backend_of_text_gives_exact_bytes_or_an_error(serve: Serve) -> None:
-    routes = {"/least": "python:text_backends:make", "/edits": "python:text_backends:make_editing"}
+    routes = {"/least": "python:seed_backends:make_text", "/edits": "python:seed_backends:make_editing"}
     server = serve("memory:", routes=routes)
     least, edits = server.path / "least", server.path / "edits"
     for directory in (least, edits):

@@ -13,11 +13,12 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from eventually import eventually
 from mounts import Mounted, Serve
 from services import postgres as postgres_service
 from services import seaweedfs as seaweedfs_service
@@ -41,13 +42,6 @@ had changed the file."""
 
 EXPECTED = "fusebackend|Traceback|OSError|TimeoutError|Error:|postgres|psycopg|PostgreSQL"
 """Lines that the server may log here; these tests check its behaviour."""
-
-
-def until(what: Callable[[], bool]) -> None:
-    limit = time.monotonic() + LIMIT_S
-    while not what():
-        assert time.monotonic() < limit
-        time.sleep(0.05)
 
 
 class Load:
@@ -99,7 +93,7 @@ class Load:
 
     def wait_for_more(self, files: int) -> None:
         enough = len(self.synced) + files
-        until(lambda: len(self.synced) >= enough)
+        eventually(lambda: len(self.synced) >= enough, LIMIT_S)
 
 
 def check_synced(directory: Path, synced: dict[str, bytes]) -> None:
@@ -192,7 +186,7 @@ def test_postgres_is_killed_under_load_and_comes_back(database: Server, serve: S
         restart(database)
         load.wait_for_more(20)
         kill(database)
-        until(lambda: health(server, "/pg/")["state"] == "down")
+        eventually(lambda: health(server, "/pg/")["state"] == "down", LIMIT_S)
         assert "PostgreSQL can't be reached" in health(server, "/pg/")["why"]
         restart(database)
         load.wait_for_more(20)
@@ -216,7 +210,7 @@ def test_the_network_to_postgres_stalls(database: Server, serve: Serve) -> None:
             with Elsewhere(server.path), Load(server.path / "pg") as load:
                 load.wait_for_more(10)
                 network.stall()
-                until(lambda: health(server, "/pg/")["state"] == "down")
+                eventually(lambda: health(server, "/pg/")["state"] == "down", LIMIT_S)
                 assert health(server, "/pg/")["why"]
                 network.resume()
                 load.wait_for_more(10)
@@ -249,7 +243,7 @@ def test_an_object_store_stalls_is_killed_and_comes_back(objects: SeaweedFS, ser
         with Elsewhere(server.path), Load(server.path / "s3", threads=2) as load:
             load.wait_for_more(5)
             network.stall()
-            until(lambda: health(server, "/s3/")["state"] == "down")
+            eventually(lambda: health(server, "/s3/")["state"] == "down", LIMIT_S)
             network.resume()
             load.wait_for_more(5)
             objects.crash()
@@ -284,7 +278,7 @@ def check_killed_while_it_renames(serve: Serve, url: str) -> None:
 
     thread = threading.Thread(target=rename_on_and_on)
     thread.start()
-    until(lambda: renamed >= 3)
+    eventually(lambda: renamed >= 3, LIMIT_S)
     server.kill()
     thread.join(LIMIT_S)
     again = serve("memory:", routes={"/there": url})

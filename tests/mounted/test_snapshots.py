@@ -8,14 +8,11 @@ import os
 import pty
 import random
 import shutil
-import stat
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import mounts
 import pytest
@@ -23,9 +20,10 @@ from eventually import eventually
 from mounts import Mounted, Serve
 from profiles import amount
 from programs import command, sh
+from trees import snapshot as attributes
 
 import fusebackend
-from fusebackend.backends import CompositeBackend, InMemoryBackend
+from fusebackend.backends import InMemoryBackend
 from fusebackend.linux import mount_table as table
 
 pytestmark = pytest.mark.mounted
@@ -77,27 +75,6 @@ def same(snapshot: Path, copy: Path) -> None:
     if shutil.which("rsync"):
         assert sh(f"rsync -aHXn --checksum --delete -i '{snapshot}/' '{copy}/'", snapshot) == ""
     assert attributes(snapshot) == attributes(copy)
-
-
-def attributes(top: Path) -> dict[bytes, tuple[Any, ...]]:
-    """Return the attributes of every name below a directory, with the first name of each file for its inode."""
-    found: dict[bytes, tuple[Any, ...]] = {}
-    first: dict[int, bytes] = {}
-    for directory, names, files in os.walk(os.fsencode(top)):
-        names.sort()
-        for name in sorted([*names, *files]):
-            path = os.path.join(directory, name)
-            status = os.lstat(path)
-            xattrs = {key: os.getxattr(path, key, follow_symlinks=False) for key in sorted(os.listxattr(path))} if (
-                stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
-            ) else {}  # fmt: skip
-            inner = os.path.relpath(path, os.fsencode(top))
-            links = status.st_nlink if not stat.S_ISDIR(status.st_mode) else 0
-            found[inner] = (
-                status.st_mode, status.st_uid, status.st_gid, links, status.st_mtime_ns, xattrs,
-                first.setdefault(status.st_ino, inner),
-            )  # fmt: skip
-    return found
 
 
 def changed(source: random.Random, at: Path) -> None:
@@ -233,22 +210,6 @@ def test_names_come_and_go_at_once(mounted: Mounted) -> None:
                 kept(mounted, "one/file").read_text()
 
 
-def test_below_a_deleted_one_all_is_stale(mounted: Mounted) -> None:
-    (mounted.path / "d").mkdir()
-    (mounted.path / "d/file").write_text("x" * 10_000)
-    with fusebackend.connect(mounted.path) as client:
-        client.create_snapshot("one")
-        directory = os.open(kept(mounted, "one/d"), os.O_RDONLY)
-        client.delete_snapshots("one")
-        for ask in (lambda: os.open("file", os.O_RDONLY, dir_fd=directory), lambda: os.listdir(directory)):
-            with pytest.raises(OSError) as stale:
-                ask()
-            assert stale.value.errno in (errno.ESTALE, errno.ENOENT)
-        os.close(directory)
-        client.create_snapshot("one")
-        assert kept(mounted, "one/d/file").read_text() == "x" * 10_000
-
-
 def test_nothing_in_it_can_be_changed(mounted: Mounted) -> None:
     sh(SCENE, mounted.path)
     with fusebackend.connect(mounted.path) as client:
@@ -329,33 +290,6 @@ def test_options_of_the_trees_directory_hold_for_it(kind: str, serve: Serve, sho
 # -- Python, the socket and the command ------------------------------------------------------------------------------
 
 
-def test_of_python_and_the_socket(tmp_path: Path) -> None:
-    mounts.require()
-    backend = CompositeBackend(InMemoryBackend(), {"/notes": InMemoryBackend()})
-    (tmp_path / "mnt").mkdir()
-    with fusebackend.mount(backend, tmp_path / "mnt") as files:
-        files.write("/file", "one")
-        taken = files.create_snapshot("one")
-        assert (taken.name, taken.routes) == ("one", ["/", "/notes/"])
-        assert abs(taken.time_ns - time.time_ns()) < 60 * 10**9
-        with fusebackend.connect(tmp_path / "mnt/.fusebackend/snapshots/one") as client:
-            assert client.snapshots() == files.snapshots() == [taken]
-            given = client.create_snapshot()
-            assert given.name.endswith("Z") and [each.name for each in files.snapshots()] == ["one", given.name]
-            for each in (files, client):
-                for name, why in (("a/b", "holds a slash"), ("10m", "means a time"), ("", "is no name")):
-                    with pytest.raises(ValueError, match=why):
-                        each.create_snapshot(name)
-                with pytest.raises(OSError, match="there is a snapshot 'one' already") as refused:
-                    each.create_snapshot("one")
-                assert refused.value.errno == errno.EEXIST
-                with pytest.raises(OSError, match="there is no snapshot 'two', and nothing was deleted") as refused:
-                    each.delete_snapshots("one", "two")
-                assert refused.value.errno == errno.ENOENT
-            client.delete_snapshots("one", given.name)
-            assert client.snapshots() == files.snapshots() == []
-
-
 def test_a_read_only_mount_takes_and_deletes_none(kind: str, serve: Serve) -> None:
     mounted = serve(kind, options=["ro"])
     with fusebackend.connect(mounted.path) as client:
@@ -378,17 +312,6 @@ def test_a_mount_without_such_routes_says_so(serve: Serve, tmp_path: Path) -> No
         "copies"
     ]
     assert not kept(mounted).exists()
-
-
-def test_routes_that_are_not_in_it_are_named(serve: Serve, tmp_path: Path) -> None:
-    (tmp_path / "files").mkdir()
-    mounted = serve("memory:", routes={"/project": f"dir:{tmp_path}/files"}, options=MANUAL)
-    assert command("snapshot", "list", cwd=mounted.path).stderr == "fusebackend: no snapshots\n"
-    said = command("snapshot", "create", "one", cwd=mounted.path).stderr
-    assert said == "fusebackend: not in it, for they keep no snapshots: /project/\n"
-    said = command("rm", "-r", "project", cwd=mounted.path).stderr  # which no verb can: it is a route
-    busy = "deleting 'project': Device or resource busy"
-    assert said == f"Error: {busy}; routes stay, so delete what is in them: /project/\n"
 
 
 def test_the_command(mounted: Mounted) -> None:
@@ -543,15 +466,6 @@ def test_a_mount_takes_one_while_programs_change_files(kind: str, serve: Serve) 
     eventually(lambda: automatic(mounted), LIMIT_S)
     (mounted.path / "precious").unlink()
     assert (automatic(mounted)[-1] / "precious").read_text() == "all of it\n"
-
-
-@pytest.mark.parametrize("option", ["snapshots=manual", "ro"])
-def test_none_is_taken_where_none_is_wanted(kind: str, serve: Serve, option: str) -> None:
-    mounted = serve(kind, options=[option])
-    with fusebackend.connect(mounted.path) as client:
-        client.write("/file", "1")
-        client.execute("true")
-        assert client.snapshots() == []
 
 
 def test_a_mount_of_python_takes_none_by_itself(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import subprocess
 import threading
@@ -17,18 +16,17 @@ import graphs
 import mounts
 import pytest
 import threadcases
+from eventually import eventually
 from graphs import delete, edit, say, thread, use, user, write
 from mounts import Serve
 from profiles import amount
-from threadcases import APPROVE, record
+from threadcases import APPROVE
 
 from fusebackend.text import decode_file_data
 
 pytestmark = [pytest.mark.mounted]
 
 KINDS = ["sqlite", pytest.param("postgres", marks=pytest.mark.services)]
-LIMIT_S = 60.0
-
 Database = tuple[str, Callable[[], AbstractContextManager[Any]]]
 """The URL of a checkpoint database, and a function that opens a checkpointer on it."""
 
@@ -51,14 +49,6 @@ def run(*command: str | Path, cwd: Path | None = None, status: int = 0) -> str:
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
     assert done.returncode == status, done.stderr + done.stdout
     return done.stdout
-
-
-def eventually(what: Callable[[], Any], within_s: float = LIMIT_S) -> None:
-    """Poll `what` through the mount until it is true; fail after `within_s`."""
-    deadline = time.monotonic() + within_s
-    while not what():
-        assert time.monotonic() < deadline, f"not within {within_s} s"
-        time.sleep(0.01)
 
 
 def below(directory: Path) -> dict[str, bytes]:
@@ -109,26 +99,6 @@ def test_ordinary_tools(database: Database, serve: Serve) -> None:
 
 def has(program: str) -> bool:
     return subprocess.run(["sh", "-c", f"command -v {program}"], capture_output=True).returncode == 0
-
-
-def test_nothing_can_be_written(database: Database, serve: Serve) -> None:
-    url, saver = database
-    with saver() as opened:
-        threadcases.plain(opened)
-    root = serve(url).path
-    for attempt in (
-        lambda: (root / "plain" / "head" / "new").write_text("x"),
-        lambda: (root / "plain" / "head" / "a.txt").write_text("x"),
-        lambda: (root / "new").mkdir(),
-        lambda: (root / "plain" / "head" / "a.txt").unlink(),
-        lambda: (root / "plain").rename(root / "other"),
-        lambda: os.truncate(root / "plain" / "state.json", 0),
-        lambda: os.utime(root / "plain" / "head" / "a.txt"),
-        lambda: os.setxattr(root / "plain", "user.x", b"y"),
-    ):
-        with pytest.raises(OSError) as caught:
-            attempt()
-        assert caught.value.errno == errno.EROFS
 
 
 def test_an_agent_at_work_is_followed(database: Database, serve: Serve) -> None:
@@ -222,85 +192,6 @@ def test_people_and_agents_share_a_head(database: Database, serve: Serve) -> Non
         agent.invoke(APPROVE, thread("waiting_for_approval"))
         assert state(agent, "waiting_for_approval") == {"memo.txt": b"from a shell\nmore\n"}
         eventually(lambda: below(head) == {"memo.txt": b"from a shell\nmore\n"})
-
-
-def test_while_a_run_is_active_nothing_is_accepted(database: Database, serve: Serve) -> None:
-    from langchain_core.tools import tool
-
-    url, saver = database
-    inside, go_on = threading.Event(), threading.Event()
-
-    @tool
-    def wait() -> str:
-        """Wait."""
-        inside.set()
-        assert go_on.wait(60)
-        return "waited"
-
-    with saver() as opened:
-        script = [use(write("/a.txt", "a")), use(graphs.call("wait")), use(edit("/a.txt", "a", "b")), say("ok")]
-        agent = graphs.deep_agent(opened, script, tools=[wait])
-        root = serve(f"{url}?write=head").path
-        running = threading.Thread(target=agent.invoke, args=(user("go"), thread("t")), kwargs={"durability": "sync"})
-        running.start()
-        try:
-            assert inside.wait(60)
-            head = root / "t" / "head"
-            eventually(lambda: (head / "a.txt").exists())
-            for attempt in (
-                lambda: (head / "x.txt").write_text("x"),
-                lambda: (head / "a.txt").write_text("x"),
-                lambda: (head / "a.txt").unlink(),
-                lambda: (head / "a.txt").rename(head / "b.txt"),
-                lambda: (head / "d").mkdir(),
-            ):
-                with pytest.raises(OSError) as caught:
-                    attempt()
-                assert caught.value.errno == errno.EBUSY
-            assert (head / "a.txt").read_text() == "a"
-        finally:
-            go_on.set()
-            running.join()
-        eventually(lambda: (head / "a.txt").read_text() == "b")
-        (head / "x.txt").write_text("x")
-        assert state(agent, "t") == {"a.txt": b"b", "x.txt": b"x"}
-
-
-def test_only_the_head_can_be_written_to(database: Database, serve: Serve) -> None:
-    url, saver = database
-    with saver() as opened:
-        threadcases.plain(opened)
-    root = serve(f"{url}?write=head").path / "plain"
-    checkpoint = sorted(path for path in (root / "history").iterdir() if path.is_dir())[-1]
-    for attempt in (
-        lambda: (checkpoint / "new").write_text("x"),
-        lambda: (checkpoint / "a.txt").write_text("x"),
-        lambda: (root / "state.json").write_text("x"),
-        lambda: (root / "new").mkdir(),
-        lambda: checkpoint.rename(root / "head" / "x"),
-    ):
-        with pytest.raises(OSError) as caught:
-            attempt()
-        assert caught.value.errno == errno.EROFS
-
-
-def test_a_conflict_keeps_both(database: Database, serve: Serve) -> None:
-    url, saver = database
-    with saver() as opened:
-        agent = threadcases.plain(opened)
-        server = serve(f"{url}?write=head")
-        server.expected_log = "was changed by others"
-        head = server.path / "plain" / "head"
-        fd = os.open(head / "a.txt", os.O_RDWR)
-        os.pwrite(fd, b"mine", 0)
-        agent.invoke(user("go", files={"/a.txt": record("theirs")}), thread("plain"))
-        with pytest.raises(OSError) as caught:
-            os.fsync(fd)
-        assert caught.value.errno == errno.ESTALE
-        os.close(fd)
-        found = state(agent, "plain")
-        assert found["a.txt"] == b"theirs"
-        assert [data for path, data in found.items() if path.startswith("a.txt.conflict-")] == [b"minee\n"]
 
 
 def test_a_server_that_is_killed_has_stored_what_was_closed(database: Database, serve: Serve) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import graphs
 import pytest
+from eventually import eventually
 from mounts import ROOT, Serve
 from profiles import amount
 
@@ -178,10 +179,7 @@ def test_tail_follows(thread: Growing, name: str) -> None:
         reader.start()
         while thread.is_growing:
             time.sleep(0.05)
-        deadline = time.monotonic() + LIMIT_S
-        while _last(b"".join(output).decode()) < thread.stored:
-            assert time.monotonic() < deadline, f"{_last(b''.join(output).decode())} of {thread.stored}"
-            time.sleep(0.05)
+        eventually(lambda: not (_last(b"".join(output).decode()) < thread.stored), LIMIT_S)
         assert whole(b"".join(output).decode()) == thread.stored + 1
 
 

@@ -60,17 +60,6 @@ def test_status_is_what_the_attribute_and_the_command_say(mounted: Mounted) -> N
     assert text.startswith('{\n  "mountpoint": ') and text.endswith("}\n")
 
 
-def test_each_open_tells_of_now(mounted: Mounted) -> None:
-    before = status_of(mounted)["counters"].get("mkdir", 0)
-    for number in range(1, 4):
-        (mounted.path / str(number)).mkdir()
-        assert status_of(mounted)["counters"]["mkdir"] == before + number
-    with (mounted.path / OWN / "status.json").open("rb") as older:
-        (mounted.path / "4").mkdir()
-        assert status_of(mounted)["counters"]["mkdir"] == before + 4
-        assert json.load(older)["counters"]["mkdir"] == before + 3
-
-
 def test_tools_get_all_of_it(mounted: Mounted, tmp_path: Path) -> None:
     if not shutil.which("jq"):
         pytest.skip("jq is not installed")
@@ -192,16 +181,6 @@ def test_listings_of_the_root(mounted: Mounted, shown: str, tmp_path: Path) -> N
     assert untracked == (f"?? {OWN}/\n" if shown == "visible" else "")
 
 
-def test_the_same_name_elsewhere_is_an_ordinary_one(mounted: Mounted) -> None:
-    for directory in ("sub", "memories"):
-        place = mounted.path / directory / OWN
-        place.mkdir(parents=True)
-        (place / "status.json").write_text("mine")
-        assert os.listdir(mounted.path / directory) == [OWN]
-        assert (place / "status.json").read_text() == "mine"
-        shutil.rmtree(place)
-
-
 def test_another_name(serve: Serve) -> None:
     mounted = serve("memory:", options=["trees=visible", "trees_name=.mount"])
     assert os.listdir(mounted.path) == [".mount"]
@@ -226,22 +205,6 @@ def test_in_a_configuration_file(tmp_path: Path) -> None:
     file.write_text(text.replace("visible", "no"))
     done = command("mount", "--config", file)
     assert done.stderr == f"Error: '{file}': trees='no': give one of hidden, visible, off\n"
-
-
-def test_without_one(serve: Serve) -> None:
-    mounted = serve("memory:", options=["trees=off"])
-    assert os.listdir(mounted.path) == []
-    assert not os.path.lexists(mounted.path / OWN)
-    (mounted.path / OWN).mkdir()
-    (mounted.path / OWN / "status.json").write_text("mine")
-    assert os.listdir(mounted.path) == [OWN]
-    with fusebackend.connect(mounted.path) as client:
-        assert client.status()["trees"] is None
-        assert client.read("/.fusebackend/status.json").file_data is not None
-        done = client.execute("cat /.fusebackend/status.json; touch /made; ls -A /")
-        assert (done.exit_code, done.output) == (0, f"mine{OWN}\nmade\n")
-        assert client.delete("/.fusebackend").error is None
-    assert os.listdir(mounted.path) == ["made"]
 
 
 @pytest.mark.parametrize("kind", ["dir", "sqlite"])
@@ -310,16 +273,6 @@ def test_a_route_that_has_the_name_is_refused(serve: Serve, tmp_path: Path) -> N
     mounted = serve("memory:", routes={f"/{OWN}/x": "memory:"}, options=["trees=off"])
     (mounted.path / OWN / "x/file").write_text("x")
     assert os.listdir(mounted.path / OWN) == ["x"]
-
-
-def test_wrong_options_are_one_line(tmp_path: Path) -> None:
-    for words, message in (
-        (["-o", "trees=no"], "trees='no': give one of hidden, visible, off"),
-        (["-o", "trees_name=a/b"], "trees_name='a/b' holds a slash; give one name, such as '.fusebackend'"),
-        (["-o", "trees_name="], "trees_name='' is no name of a directory; give one name, such as '.fusebackend'"),
-    ):
-        done = command("mount", tmp_path, "--default", "memory:", *words)
-        assert done.returncode in (1, 2) and done.stderr == f"Error: {message}\n"
 
 
 def test_a_mount_of_a_mount_is_not_refused(serve: Serve, shown: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from name_model import File, Names
 
 NAMES = ("a", "b", "d", "d/a", "d/b", "d/e", "d/e/a")
 OPEN_FILES = 4
@@ -26,22 +27,6 @@ contents = st.one_of(
 offsets = st.sampled_from([0, 1, 5, 4095, 4096, 65_530])
 
 
-class File:
-    """The contents of a file, shared by all its names and handles."""
-
-    def __init__(self, content: bytes = b"") -> None:
-        self.content = bytearray(content)
-
-    def resize(self, size: int) -> None:
-        del self.content[size:]
-        self.content.extend(bytes(size - len(self.content)))
-
-    def write(self, offset: int, data: bytes) -> None:
-        if data:
-            self.resize(max(len(self.content), offset + len(data)))
-            self.content[offset : offset + len(data)] = data
-
-
 class TwoActors(RuleBasedStateMachine):
     """See the module's docstring. A subclass gives `mountpoint`, `agent` and a fresh `base` below the mount point."""
 
@@ -51,7 +36,7 @@ class TwoActors(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tree: dict[str, File | None] = {}  # None is a directory
+        self.tree = Names()
         self.opened: list[tuple[int, File]] = []
         self.start()
 
@@ -61,35 +46,6 @@ class TwoActors(RuleBasedStateMachine):
     def teardown(self) -> None:
         for fd, _ in self.opened:
             os.close(fd)
-
-    # -- the model ---------------------------------------------------------------------------------------------
-
-    def is_dir(self, name: str) -> bool:
-        return name == "" or self.tree.get(name, name) is None
-
-    def can_hold(self, name: str) -> bool:
-        return self.is_dir(name.rpartition("/")[0])
-
-    def could_hold(self, name: str) -> bool:
-        """Return whether the directories above exist or can be made."""
-        above = name.split("/")[:-1]
-        return all(self.is_dir(path) or path not in self.tree for path in self.ways(above))
-
-    @staticmethod
-    def ways(parts: list[str]) -> list[str]:
-        return ["/".join(parts[: end + 1]) for end in range(len(parts))]
-
-    def make_parents(self, name: str) -> None:
-        for path in self.ways(name.split("/")[:-1]):
-            self.tree.setdefault(path, None)
-
-    def below(self, name: str) -> list[str]:
-        return [path for path in self.tree if path == name or path.startswith(name + "/")]
-
-    def carry(self, old: str, new: str) -> None:
-        moved = {path: self.tree.pop(path) for path in self.below(old)}
-        for path, node in moved.items():
-            self.tree[new + path[len(old) :]] = node
 
     def path(self, name: str) -> str:
         return f"{self.mountpoint}{self.base}/{name}"
@@ -113,65 +69,34 @@ class TwoActors(RuleBasedStateMachine):
 
     @rule(name=names, data=contents, how=st.sampled_from([os.O_TRUNC, os.O_APPEND, 0]))
     def process_writes(self, name: str, data: bytes, how: int) -> None:
-        wanted = self.can_hold(name) and (name not in self.tree or not self.is_dir(name))
+        wanted = self.tree.write(name, how, 0, data)
         fd = self.system(wanted, os.open, self.path(name), os.O_WRONLY | os.O_CREAT | how, 0o644)
-        if fd is None:
-            return
-        try:
-            os.write(fd, data)
-        finally:
-            os.close(fd)
-        file = self.tree.setdefault(name, File())
-        assert file is not None
-        if how == os.O_TRUNC:
-            file.resize(0)
-        file.write(len(file.content) if how == os.O_APPEND else 0, data)
+        if fd is not None:
+            try:
+                os.write(fd, data)
+            finally:
+                os.close(fd)
 
     @rule(name=names, size=offsets)
     def process_truncates(self, name: str, size: int) -> None:
-        file = self.tree.get(name)
-        self.system(file is not None, os.truncate, self.path(name), size)
-        if file is not None:
-            file.resize(size)
+        self.system(self.tree.truncate(name, size), os.truncate, self.path(name), size)
 
     @rule(name=names)
     def process_makes_directory(self, name: str) -> None:
-        wanted = self.can_hold(name) and name not in self.tree
-        self.system(wanted, os.mkdir, self.path(name))
-        if wanted:
-            self.tree[name] = None
+        self.system(self.tree.mkdir(name), os.mkdir, self.path(name))
 
     @rule(name=names)
     def process_removes(self, name: str) -> None:
-        if name in self.tree and self.is_dir(name):
-            wanted = self.below(name) == [name]
-            self.system(wanted, os.rmdir, self.path(name))
-        else:
-            wanted = name in self.tree
-            self.system(wanted, os.unlink, self.path(name))
-        if wanted:
-            del self.tree[name]
+        call = os.rmdir if name in self.tree and self.tree.is_dir(name) else os.unlink
+        self.system(self.tree.remove(name), call, self.path(name))
 
     @rule(old=names, new=names)
     def process_renames(self, old: str, new: str) -> None:
-        wanted = old in self.tree and self.can_hold(new)
-        if wanted and old != new:
-            if self.is_dir(old):
-                free = new not in self.tree or (self.is_dir(new) and self.below(new) == [new])
-                wanted = free and not new.startswith(old + "/")
-            else:
-                wanted = new not in self.tree or not self.is_dir(new)
-        self.system(wanted, os.rename, self.path(old), self.path(new))
-        if wanted and old != new and not (self.tree[old] is self.tree.get(new) and not self.is_dir(old)):
-            self.tree.pop(new, None)
-            self.carry(old, new)
+        self.system(self.tree.rename(old, new), os.rename, self.path(old), self.path(new))
 
     @rule(old=names, new=names)
     def process_links(self, old: str, new: str) -> None:
-        wanted = self.tree.get(old) is not None and new not in self.tree and self.can_hold(new)
-        self.system(wanted, os.link, self.path(old), self.path(new))
-        if wanted:
-            self.tree[new] = self.tree[old]
+        self.system(self.tree.link(old, new), os.link, self.path(old), self.path(new))
 
     @rule(name=names)
     def process_opens(self, name: str) -> None:
@@ -213,23 +138,13 @@ class TwoActors(RuleBasedStateMachine):
 
     @rule(name=names, data=contents)
     def agent_writes(self, name: str, data: bytes) -> None:
-        wanted = name not in self.tree and self.could_hold(name)
         result = self.agent.write(self.outer(name), data.decode())
-        assert (result.error is None) == wanted, result
-        if wanted:
-            self.make_parents(name)
-            self.tree[name] = File(data)
+        assert (result.error is None) == self.tree.create(name, data), result
 
     @rule(name=names, data=contents)
     def agent_uploads(self, name: str, data: bytes) -> None:
-        wanted = self.could_hold(name) and (name not in self.tree or not self.is_dir(name))
         (result,) = self.agent.upload_files([(self.outer(name), data)])
-        assert (result.error is None) == wanted, result
-        if wanted:
-            self.make_parents(name)
-            file = self.tree.setdefault(name, File())
-            assert file is not None
-            file.content[:] = data
+        assert (result.error is None) == self.tree.upload(name, data), result
 
     @rule(name=names, start=st.integers(0, 9), length=st.integers(0, 40_000), new=contents, all_of_them=st.booleans())
     def agent_edits(self, name: str, start: int, length: int, new: bytes, all_of_them: bool) -> None:
@@ -248,19 +163,12 @@ class TwoActors(RuleBasedStateMachine):
     @rule(name=names)
     def agent_deletes(self, name: str) -> None:
         result = self.agent.delete(self.outer(name))
-        assert (result.error is None) == (name in self.tree), result
-        for path in self.below(name):
-            del self.tree[path]
+        assert (result.error is None) == self.tree.delete(name), result
 
     @rule(old=names, new=names)
     def agent_moves(self, old: str, new: str) -> None:
-        wanted = old in self.tree and new not in self.tree and self.could_hold(new)
-        wanted = wanted and not new.startswith(old + "/")
         result = self.agent.move(self.outer(old), self.outer(new))
-        assert (result.error is None) == wanted, result
-        if wanted:
-            self.make_parents(new)
-            self.carry(old, new)
+        assert (result.error is None) == self.tree.move(old, new), result
 
     # -- comparison on both faces --------------------------------------------------------------------------------
 
@@ -275,11 +183,11 @@ class TwoActors(RuleBasedStateMachine):
             path = self.path(name)
             if name not in self.tree:
                 assert not os.path.lexists(path), f"{name} is gone"
-            elif self.is_dir(name):
+            elif self.tree.is_dir(name):
                 listed = {f"{name}/{entry}" for entry in os.listdir(path)}
-                inside = {below for below in self.tree if below.rpartition("/")[0] == name}
+                inside = self.tree.inside(name)
                 assert listed == inside
-                assert os.stat(path).st_nlink == 2 + sum(map(self.is_dir, inside)), f"the links of {name}"
+                assert os.stat(path).st_nlink == 2 + sum(map(self.tree.is_dir, inside)), f"the links of {name}"
             else:
                 file = self.tree[name]
                 assert file is not None
@@ -288,7 +196,7 @@ class TwoActors(RuleBasedStateMachine):
                 assert status.st_nlink == list(self.tree.values()).count(file), f"the links of {name}"
                 with open(path, "rb", buffering=0) as opened:
                     assert opened.read() == file.content, f"the contents of {name}"
-        assert set(os.listdir(self.path(""))) == {name for name in self.tree if "/" not in name}
+        assert set(os.listdir(self.path(""))) == self.tree.inside("")
 
     def open_files_show_the_truth(self) -> None:
         for fd, file in self.opened:
@@ -300,8 +208,8 @@ class TwoActors(RuleBasedStateMachine):
         for name, answer in zip(NAMES, answers, strict=True):
             file = self.tree.get(name)
             assert answer.content == (bytes(file.content) if file is not None else None), f"{name} for the agent"
-            if name in self.tree and self.is_dir(name):
+            if name in self.tree and self.tree.is_dir(name):
                 listed = {info["path"].rstrip("/") for info in self.agent.ls(self.outer(name)).entries}
-                assert listed == {self.outer(path) for path in self.tree if path.rpartition("/")[0] == name}
+                assert listed == {self.outer(path) for path in self.tree.inside(name)}
         found = {info["path"] for info in self.agent.glob("**", self.base).matches}
         assert found == {self.outer(name) for name, file in self.tree.items() if file is not None}

@@ -609,13 +609,12 @@ CONSTANTS = {
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.night if name in SLOW else ()) for name in driver.REGISTERED]
 )
-def test_each_runs_once(name: str, tmp_path, monkeypatch, capsys, no_caches, postgres, seaweedfs, moto) -> None:
+def test_each_runs_once(name: str, tmp_path, monkeypatch, capsys, no_caches, postgres, seaweedfs) -> None:
     """With the least work that its table needs, and with the servers of the tests' run."""
     mounts.require()
     servers = {
         "postgres": SimpleNamespace(database=postgres.database, directory=postgres.directory, pid=os.getpid()),
-        "seaweedfs": SimpleNamespace(bucket=seaweedfs.bucket, pid=os.getpid()),
-        "moto": SimpleNamespace(service=moto),
+        "seaweedfs": SimpleNamespace(bucket=seaweedfs.bucket, pid=os.getpid(), service=seaweedfs),
     }
     for service, server in servers.items():
         monkeypatch.setattr(f"services.{service}.running", lambda server=server, **_: contextlib.nullcontext(server))

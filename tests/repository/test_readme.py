@@ -148,7 +148,7 @@ from fusebackend.backends import InMemoryBackend as Backend
 model, backend = readme_state.model(), Backend()
 """
 
-PYTEST = f"{sys.executable} -m pytest -q -p no:cacheprovider -k ls"
+PYTEST = f"{sys.executable} -m pytest -q -p no:cacheprovider -k glob"
 """For a snippet that is a test file: some of its cases."""
 
 AROUND = """

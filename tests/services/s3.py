@@ -54,8 +54,7 @@ class Service:
 
     @contextlib.contextmanager
     def bucket(self, name: str | None = None) -> Iterator[Bucket]:
-        """Make an empty bucket and drop it at the end of the block. SeaweedFS drops its objects as well; moto keeps a
-        bucket that is not empty, until the server ends."""
+        """Make an empty bucket; drop it with its objects at the end of the block."""
         bucket = Bucket(self, name or f"test-{uuid.uuid4().hex[:12]}")
         bucket.request("PUT", "")
         try:

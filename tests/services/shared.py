@@ -26,7 +26,6 @@ from typing import Any
 
 import pytest
 
-from services import moto as moto_service
 from services import postgres as postgres_service
 from services import seaweedfs as seaweedfs_service
 from services.postgres import Postgres
@@ -45,12 +44,6 @@ def postgres(run: Path) -> Iterator[Postgres]:
 @contextlib.contextmanager
 def seaweedfs(run: Path) -> Iterator[Service]:
     with _held("seaweedfs", run) as place:
-        yield Service(**place)
-
-
-@contextlib.contextmanager
-def moto(run: Path) -> Iterator[Service]:
-    with _held("moto", run) as place:
         yield Service(**place)
 
 
@@ -131,14 +124,9 @@ def _seaweedfs(opened: contextlib.ExitStack) -> dict[str, str]:
     return vars(opened.enter_context(seaweedfs_service.running()).service)
 
 
-def _moto(opened: contextlib.ExitStack) -> dict[str, str]:
-    return vars(opened.enter_context(moto_service.running()).service)
-
-
 STARTS: dict[str, Callable[[contextlib.ExitStack], dict[str, str]]] = {
     "postgres": _postgres,
     "seaweedfs": _seaweedfs,
-    "moto": _moto,
 }
 
 

@@ -26,13 +26,13 @@ def run(directory: Path, s3: str, point: int | str) -> tuple[int, list[str]]:
     return done.returncode, done.stdout.splitlines()
 
 
-def test_a_merge_is_resumed_after_a_kill_at_each_write(tmp_path: Path, flat_bucket: Bucket) -> None:
-    run(tmp_path / "whole", flat_bucket.url("whole/"), "fill")
-    code, (merged, *wanted) = run(tmp_path / "whole", flat_bucket.url("whole/"), -1)
+def test_a_merge_is_resumed_after_a_kill_at_each_write(tmp_path: Path, bucket: Bucket) -> None:
+    run(tmp_path / "whole", bucket.url("whole/"), "fill")
+    code, (merged, *wanted) = run(tmp_path / "whole", bucket.url("whole/"), -1)
     assert code == 0
     writes = int(merged.removeprefix("merged "))
     for point in range(0, writes, EVERY):
-        directory, s3 = tmp_path / str(point), flat_bucket.url(f"{point}/")
+        directory, s3 = tmp_path / str(point), bucket.url(f"{point}/")
         run(directory, s3, "fill")
         code, lines = run(directory, s3, point)
         assert code == -9, lines

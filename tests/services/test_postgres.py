@@ -13,24 +13,6 @@ from services import slow_fsync
 pytestmark = pytest.mark.services
 
 
-def test_a_database_is_empty_and_gone_afterwards(postgres):
-    import psycopg
-
-    with postgres.database() as dsn, psycopg.connect(dsn, autocommit=True) as connection:
-        assert connection.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'").fetchone() == (0,)
-        connection.execute("CREATE TABLE left_behind ()")
-    with pytest.raises(psycopg.OperationalError, match="does not exist"):
-        psycopg.connect(dsn)
-
-
-def test_both_forms_of_an_address_lead_to_it(postgres):
-    import psycopg
-
-    for address in (postgres.dsn(), postgres.uri()):
-        with psycopg.connect(address) as connection:
-            assert connection.execute("SHOW listen_addresses").fetchone() == ("",)
-
-
 def test_what_was_committed_outlives_a_crash_and_the_server_leaves_nothing_behind():
     import psycopg
 
@@ -65,9 +47,3 @@ def test_every_commit_waits_for_a_slow_fsync():
         for _ in range(commits):
             connection.execute("INSERT INTO written VALUES (1)")
         assert time.monotonic() - began >= commits * slow_fsync_s
-
-
-def test_where_there_is_none_the_tests_are_skipped(monkeypatch):
-    monkeypatch.setattr(service, "_programs", lambda: None)
-    with pytest.raises(pytest.skip.Exception, match="not installed"):
-        service.require()

@@ -13,8 +13,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from services import moto as moto_service
-from services import shared
+from services import seaweedfs, shared
 
 pytestmark = pytest.mark.services
 
@@ -72,8 +71,8 @@ def test_why_there_is_none_reaches_the_test(tmp_path: Path, monkeypatch: pytest.
         keepers[0].start()
 
     monkeypatch.setattr(shared, "_start", start)
-    monkeypatch.setattr(moto_service, "missing", lambda: "moto's server is not installed")
-    with pytest.raises(pytest.skip.Exception, match="moto's server is not installed"), shared.moto(tmp_path):
+    monkeypatch.setattr(seaweedfs, "missing", lambda: "SeaweedFS is not installed")
+    with pytest.raises(pytest.skip.Exception, match="SeaweedFS is not installed"), shared.seaweedfs(tmp_path):
         pass
     keepers[0].join(60)
     assert not keepers[0].is_alive()

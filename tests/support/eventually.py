@@ -8,7 +8,7 @@ from collections.abc import Callable
 from fusebackend.base.stamps import now_ns
 
 
-def eventually(condition: Callable[[], object], limit_s: float) -> None:
+def eventually(condition: Callable[[], object], limit_s: float = 60.0) -> None:
     """Poll the condition every 10 ms until it holds; FileNotFoundError counts as false. Fail after `limit_s`."""
     deadline = time.monotonic() + limit_s
     while not _holds(condition):

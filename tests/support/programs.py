@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from fusebackend import Client
+
 LIMIT_S = 60.0
 """A hang, not a slow machine."""
 
@@ -37,12 +39,30 @@ def _bash(script: str, cwd: Path, limit_s: float, env: dict[str, str], *, sessio
     return done.stdout
 
 
-def command(*words: object, cwd: Path | None = None, limit_s: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
+def as_call(files: Client, where: Path, script: str, agent: str = "coder") -> str:
+    """Run a script as one call of an agent; return the call's name. It must change something."""
+    name = files.begin_call(f"run {script}", id=agent, agent=agent)
+    sh(script, where)
+    found = files.end_call(name)
+    assert found is not None
+    return found
+
+
+def ok(*words: object, cwd: Path, stdin: str = "") -> str:
+    """Run `fusebackend`, which must succeed; return what it printed."""
+    done = command(*words, cwd=cwd, stdin=stdin)
+    assert done.returncode == 0, done
+    return done.stdout
+
+
+def command(
+    *words: object, cwd: Path | None = None, stdin: str = "", limit_s: float = LIMIT_S
+) -> subprocess.CompletedProcess[str]:
     """Run `fusebackend` without a terminal."""
     return subprocess.run(
         [sys.executable, "-m", "fusebackend", *map(str, words)],
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/support'}"},
-        stdin=subprocess.DEVNULL,
+        input=stdin,
         capture_output=True,
         text=True,
         timeout=limit_s,

@@ -1,7 +1,8 @@
-"""Backends as other people write them: the seeds' in-memory example, and shapes of deepagents 0.7.
+"""The zoo of foreign backends: the seeds' in-memory example, shapes of deepagents 0.7, and of text alone.
 
-`SeedInMemoryBackend` is the code of the Korean seed (custom backends) with `deepagents` replaced by `fusebackend` and
-its comments left out; nothing else is changed, its departures from the protocol included.
+Those that need deepagents itself are in `their_backends.py`. `SeedInMemoryBackend` is the code of the Korean seed
+(custom backends) with `deepagents` replaced by `fusebackend` and its comments left out; nothing else is changed, its
+departures from the protocol included.
 """
 
 import fnmatch
@@ -340,7 +341,30 @@ class Answer:
     no_lines_requested: bool = False
 
 
-class DuckBackend:
+def entries_below(files, path, info_of):
+    """List a directory of a dict of paths: `info_of` tells more of a file."""
+    base = path.rstrip("/") + "/"
+    found = {}
+    for name in files:
+        if name.startswith(base):
+            child, slash, _ = name[len(base) :].partition("/")
+            found[base + child + slash] = {"path": base + child + slash, "is_dir": bool(slash)}
+            if not slash:
+                found[name].update(info_of(name))
+    return [found[path] for path in sorted(found)]
+
+
+class Deleting:
+    """The verb `delete` over `files`, a dict of paths."""
+
+    def _delete(self, file_path):
+        gone = [name for name in self.files if name == file_path or name.startswith(file_path + "/")]
+        for name in gone:
+            del self.files[name]
+        return Answer(path=file_path) if gone else Answer(error=f"Error: File '{file_path}' not found")
+
+
+class DuckBackend(Deleting):
     """A backend with the verbs of deepagents 0.7 and no base class: no `move`, sizes in bytes, binary files."""
 
     exact_sizes = True
@@ -366,18 +390,12 @@ class DuckBackend:
 
     def ls(self, path):
         self._called("ls")
-        base = path.rstrip("/") + "/"
-        entries = {}
-        for name, data in self.files.items():
-            if name.startswith(base):
-                child, slash, _ = name[len(base) :].partition("/")
-                whole = base + child + slash
-                entries[whole] = {"path": whole, "is_dir": bool(slash)}
-                if not slash:
-                    entries[whole].update(size=len(data), modified_at=self.times[name])
+        entries = entries_below(
+            self.files, path, lambda name: {"size": len(self.files[name]), "modified_at": self.times[name]}
+        )
         if not entries and path != "/":
             return Answer(error=f"Path '{path}': path_not_found")
-        return Answer(entries=list(entries.values()))
+        return Answer(entries=entries)
 
     def read(self, file_path, offset=0, limit=2000):
         self._called("read")
@@ -420,10 +438,7 @@ class DuckBackend:
 
     def delete(self, file_path):
         self._called("delete")
-        gone = [name for name in self.files if name == file_path or name.startswith(file_path + "/")]
-        for name in gone:
-            del self.files[name]
-        return Answer(path=file_path) if gone else Answer(error=f"Error: File '{file_path}' not found")
+        return self._delete(file_path)
 
     def upload_files(self, files):
         self._called("upload_files")
@@ -439,3 +454,87 @@ class DuckBackend:
             else Answer(path=path, error="file_not_found")
             for path in paths
         ]
+
+
+class TextBackend(Deleting):
+    """Text files in a dict, `files`, with the seeds' least: `ls_info`, `read` and `write`; more verbs one at a time.
+    A caller can't get more information than the verbs return.
+
+    Args:
+        verbs: of `edit` and `delete`, those it has.
+        reads: `numbered` lines like the seeds, `records` with windows like deepagents (CRLF is read as LF), or `plain`
+            text.
+        sizes: the unit of the sizes in a listing: `bytes`, `characters`, or None for no sizes.
+        replaces: whether `write` replaces an existing file.
+        page: the most lines that one `read` returns.
+    """
+
+    def __init__(
+        self,
+        verbs: tuple[str, ...] = (),
+        reads: str = "numbered",
+        sizes: str | None = "bytes",
+        replaces: bool = False,
+        page: int = 1 << 40,
+    ) -> None:
+        self.files: dict[str, str] = {}
+        self.reads, self.sizes, self.replaces, self.page = reads, sizes, replaces, page
+        for verb in verbs:
+            setattr(self, verb, getattr(self, "_" + verb))
+
+    def ls_info(self, path):
+        return entries_below(self.files, path, self._size_of)
+
+    def _size_of(self, name):
+        content = self.files[name]
+        return {"size": len(content.encode() if self.sizes == "bytes" else content)} if self.sizes else {}
+
+    def read(self, file_path: str, offset: int = 0, limit: int = 2000) -> object:
+        if file_path not in self.files:
+            missing = f"Error: File '{file_path}' not found"
+            return Answer(error=missing) if self.reads == "records" else missing
+        content = self.files[file_path]
+        if self.reads == "plain":
+            return content
+        lines = content.splitlines(keepends=True)
+        chosen = lines[offset : offset + min(limit, self.page)]
+        if self.reads == "numbered":
+            ends = (line.splitlines()[0] for line in chosen)
+            return "\n".join(f"{number:6}\t{line}" for number, line in enumerate(ends, start=offset + 1))
+        if not chosen:
+            return Answer(file_data={"content": content, "encoding": "utf-8"})
+        end = offset + len(chosen)
+        return Answer(
+            file_data={"content": "".join(chosen).replace("\r\n", "\n").replace("\r", "\n"), "encoding": "utf-8"},
+            start_line=offset + 1,
+            end_line=end,
+            total_lines=len(lines),
+            next_offset=end if end < len(lines) else None,
+        )
+
+    def write(self, file_path: str, content: str) -> Answer:
+        if file_path in self.files and not self.replaces:
+            return Answer(error=f"Cannot write to {file_path} because it already exists.")
+        self.files[file_path] = content
+        return Answer(path=file_path)
+
+    def _edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> Answer:
+        if file_path not in self.files:
+            return Answer(error=f"Error: File '{file_path}' not found")
+        content = self.files[file_path]
+        if not old_string or content.count(old_string) != 1:
+            return Answer(error=f"old_string not found in {file_path}")
+        self.files[file_path] = content.replace(old_string, new_string)
+        return Answer(path=file_path, occurrences=1)
+
+
+def make_text() -> TextBackend:
+    """Make one for `python:seed_backends:make_text`: the three verbs, and a file with line ends that `read` hides."""
+    backend = TextBackend()
+    backend.files["/mixed.txt"] = "one\r\ntwo\n"
+    return backend
+
+
+def make_editing() -> TextBackend:
+    """Make a backend for `python:seed_backends:make_editing`: it has `edit` too."""
+    return TextBackend(("edit",))

@@ -21,6 +21,7 @@ from deepagents.backends.protocol import (
     WriteResult,
 )
 from deepagents.middleware.filesystem import _file_data_reducer
+from seed_backends import entries_below
 
 
 class DictState(StateBackend):
@@ -50,14 +51,7 @@ class OldRemote(BackendProtocol):
         return asyncio.run(self.als_info(path))
 
     async def als_info(self, path: str) -> Any:
-        prefix = path if path.endswith("/") else path + "/"
-        infos: dict[str, Any] = {}
-        for name, lines in self.rows.items():
-            if name.startswith(prefix):
-                first, slash, _ = name[len(prefix) :].partition("/")
-                size = {} if slash else {"size": len(lines), "modified_at": None}
-                infos[prefix + first + slash] = {"path": prefix + first + slash, "is_dir": bool(slash), **size}
-        return list(infos.values())
+        return entries_below(self.rows, path, lambda name: {"size": len(self.rows[name]), "modified_at": None})
 
     def read(self, file_path: str, offset: int = 0, limit: int = 2000) -> Any:
         if file_path not in self.rows:

@@ -31,9 +31,16 @@ class Entry(NamedTuple):
 
 
 def snapshot(
-    root: Path, *, modes: bool = True, times: bool = True, xattrs: bool = True, links: bool = True
+    root: Path,
+    *,
+    modes: bool = True,
+    times: bool = True,
+    directory_times: bool = True,
+    xattrs: bool = True,
+    links: bool = True,
 ) -> dict[bytes, Entry]:
-    """Record every path below `root`, relative to it. The arguments leave out attributes that a volume can't keep."""
+    """Record every path below `root`, relative to it. The arguments leave out attributes that a volume can't keep, or
+    that no record has: the times of directories."""
     top = os.fsencode(root)
     first_path: dict[int, bytes] = {}
     entries = {}
@@ -48,7 +55,7 @@ def snapshot(
                 mode=stat.S_IMODE(status.st_mode) if modes else 0,
                 owner=(status.st_uid, status.st_gid) if modes else (0, 0),
                 size=status.st_size if stat.S_ISREG(status.st_mode) else 0,
-                mtime_ns=status.st_mtime_ns if times else 0,
+                mtime_ns=status.st_mtime_ns if times and (directory_times or name in files) else 0,
                 content=_content(path, status.st_mode),
                 xattrs=_xattrs(path, status.st_mode) if xattrs else (),
                 same_as=first_path.setdefault(status.st_ino, relative) if links else b"",

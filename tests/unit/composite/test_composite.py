@@ -99,16 +99,6 @@ def test_duplicate_prefixes_and_missing_backends_are_refused():
         CompositeBackend(InMemoryBackend(), {"a": None})
 
 
-def test_a_prefix_ends_at_a_segment():
-    default, route = InMemoryBackend(), InMemoryBackend()
-    composite = CompositeBackend(default, {"/memories/": route})
-    composite.write("/memories2/x", "default's")
-    assert content(default, "/memories2/x") == b"default's"
-    assert listed(route) == []
-    assert found(composite.grep("default", "/memories")) == []
-    assert listed(composite) == ["/memories/", "/memories2/"]
-
-
 def test_paths_are_normalised_before_they_are_routed():
     default, route = InMemoryBackend(), InMemoryBackend()
     composite = CompositeBackend(default, {"/a/": route})
@@ -125,16 +115,6 @@ def test_paths_are_normalised_before_they_are_routed():
         assert composite.grep("x", path).error if path else True
         assert composite.download_files([path])[0].error == "invalid_path"
         assert composite.upload_files([(path, b"")])[0].error == "invalid_path"
-
-
-def test_the_longest_prefix_wins():
-    outer, inner = InMemoryBackend(), InMemoryBackend()
-    composite = CompositeBackend(InMemoryBackend(), {"/memories/": outer, "/memories/user/": inner})
-    composite.write("/memories/user/profile.txt", "inner's")
-    composite.write("/memories/username", "outer's")
-    assert content(inner, "/profile.txt") == b"inner's"
-    assert content(outer, "/username") == b"outer's"
-    assert [prefix for prefix, _ in composite.sorted_routes] == ["/memories/user/", "/memories/"]
 
 
 # -- directories -----------------------------------------------------------------------------------------------
@@ -591,23 +571,6 @@ def test_moves_are_told_to_mounts_of_both_sides():
 
 def runtime():
     return SimpleNamespace(state={"messages": [], "files": {}})
-
-
-def test_updates_have_the_agents_paths_and_are_merged_into_the_defaults_state():
-    shared = runtime()
-    composite = CompositeBackend(StateBackend(shared), {"/memories/": StateBackend(shared)})
-    result = composite.write("/memories/n.md", "note")
-    assert list(result.files_update) == ["/memories/n.md"]
-    assert list(shared.state["files"]) == ["/memories/n.md"]
-    assert "note" in composite.read("/memories/n.md")
-    assert listed(composite) == ["/memories/"]  # what is below the prefix is not the default's to show again
-    composite.write("/n.md", "another file")
-    assert "note" in composite.read("/memories/n.md")
-    edited = composite.edit("/memories/n.md", "note", "changed")
-    assert list(edited.files_update) == ["/memories/n.md"]
-    deleted = composite.delete("/memories/n.md")
-    assert deleted.files_update == {"/memories/n.md": None}
-    assert list(shared.state["files"]) == ["/n.md"]
 
 
 def test_what_the_state_had_before_is_there_under_the_same_paths():

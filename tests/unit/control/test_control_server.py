@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from controlled import LIMIT_S, ClientOf, Raw, serving
+from eventually import eventually
 from for_each import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -57,13 +58,6 @@ def answers(server) -> bool:
     """Is somebody new served?"""
     with Raw(server.address) as raw:
         return raw.ask("read", file_path="/x")["result"]["file_data"]["content"] == "one\n"
-
-
-def wait_until(reached):
-    deadline = time.monotonic() + LIMIT_S
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 class TestMessages:
@@ -241,7 +235,7 @@ class TestLimits:
         while "result" not in (message := raw.line()):
             size += len(base64.b64decode(message["params"]["data"]))
         assert size == 16 << 20, "in pieces, it holds next to nothing"
-        wait_until(lambda: server.room.used == 0)
+        eventually(lambda: server.room.used == 0)
 
     def test_a_search_with_more_matches_than_it_may_hold(self, server, raw, files):
         files.upload_files([(f"/many/{number}", b"") for number in range(20_000)])
@@ -249,7 +243,7 @@ class TestLimits:
         answer = raw.ask("glob", pattern="**/*")["result"]
         assert answer["truncated"] and answer["truncation_reason"] == "budget"
         assert raw.ask("ls", path="/many")["error"]["code"] == wire.BUSY
-        wait_until(lambda: server.room.used == 0)
+        eventually(lambda: server.room.used == 0)
 
     def test_too_many_files_in_one_call(self, raw):
         answer = raw.ask("download_files", paths=[""] * (limits.MAX_ITEMS + 1))
@@ -265,7 +259,7 @@ class TestLimits:
             assert (refused["id"], refused["error"]["code"]) == ("4", wire.BUSY)
             assert server.counts()["refused"] == 1
             assert "result" in other.ask("grep", pattern="one")
-        wait_until(lambda: server.commands._value == 4)
+        eventually(lambda: server.commands._value == 4)
 
     def test_subscriptions_of_all_connections_are_bounded_but_each_has_one(self, server):
         server.subscriptions = limits.Places(shared=3)
@@ -275,7 +269,7 @@ class TestLimits:
             assert "result" in other.ask("subscribe")
             assert greedy.ask("unsubscribe", subscription=names[0])["result"] is True
             assert "result" in greedy.ask("subscribe")
-        wait_until(lambda: server.subscriptions._left == 3)
+        eventually(lambda: server.subscriptions._left == 3)
 
     def test_half_a_line_and_gone(self, server):
         for _ in range(50):
@@ -359,10 +353,7 @@ class TestLimits:
             client.write("/new", "")
         assert raw.line()["params"]["event"]["path"] == "/new"
         raw.close()
-        deadline = time.monotonic() + LIMIT_S
-        while server.counts()["connections"]:
-            assert time.monotonic() < deadline, "it is gone, and nobody notices"
-            time.sleep(0.01)
+        eventually(lambda: not server.counts()["connections"], LIMIT_S)
 
     def test_the_end_of_a_connection_cancels_its_calls(self, server):
         with Raw(server.address) as raw:
@@ -464,7 +455,7 @@ class TestRoom:
         assert "result" in silent[-1].ask("ping")
         for raw in silent:
             raw.close()
-        wait_until(lambda: server.counts()["connections"] == 0)
+        eventually(lambda: server.counts()["connections"] == 0)
 
     def test_a_full_server_is_asked_again(self, server):
         with Raw(server.address) as one, Raw(server.address) as other, ClientOf(server) as client:

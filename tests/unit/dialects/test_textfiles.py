@@ -9,7 +9,7 @@ import pytest
 from for_each import for_each
 from hypothesis import strategies as st
 from profiles import examples
-from text_backends import TextBackend
+from seed_backends import TextBackend
 
 from fusebackend.backends import CompositeBackend, ForeignVolume, InMemoryBackend, VolumeBackend
 from fusebackend.base.errors import FILE_NOT_FOUND, IS_DIRECTORY

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
+from eventually import eventually
 from mounts import Serve
 
 from fusebackend.mount.pyfuse3_patches import kernel_limits as tuning
@@ -50,7 +50,4 @@ def test_a_mount_reads_ahead_a_request_s_worth(serve: Serve) -> None:
     device = os.stat(serve("memory:").path).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     setting = Path(f"/sys/class/bdi/{number}/read_ahead_kb")
-    deadline = time.monotonic() + 30
-    while int(setting.read_text()) != tuning.READ_AHEAD_KIB:  # after it answers, so as not to keep anybody waiting
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    eventually(lambda: int(setting.read_text()) == tuning.READ_AHEAD_KIB, 30)

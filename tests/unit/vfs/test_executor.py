@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from eventually import eventually
 
 from fusebackend.base import budget
 from fusebackend.base.deadline import Calls, GivenUp, RouteDown
@@ -60,13 +61,6 @@ async def fails(number: int, call: Callable[[], Awaitable[Any]]) -> None:
     with pytest.raises(OSError) as failure:
         await call()
     assert failure.value.errno == number
-
-
-def until(what: Callable[[], bool]) -> None:
-    limit = time.monotonic() + LIMIT_S
-    while not what():
-        assert time.monotonic() < limit
-        time.sleep(0.005)
 
 
 # -- the hop -----------------------------------------------------------------------------------------------------
@@ -248,7 +242,7 @@ def test_a_signal_that_does_not_kill_is_none() -> None:
     try:
         assert child.stdout is not None and child.stdout.readline()
         child.send_signal(signal.SIGSTOP)  # so that it takes nothing that is sent to it
-        until(lambda: _state(child.pid) == "T")
+        eventually(lambda: _state(child.pid) == "T")
         child.send_signal(signal.SIGTERM)
         assert not request.Request("read", child.pid).is_abandoned
     finally:
@@ -441,7 +435,7 @@ def test_asking_for_the_status_is_a_reason_to_look() -> None:
     route_executor = RouteExecutor(True, probe=service.probe)
     run(lambda: bring_down(route_executor, service))
     service.up = True
-    until(lambda: route_executor.describe()["state"] == "healthy")
+    eventually(lambda: route_executor.describe()["state"] == "healthy")
 
 
 def test_application_errors_say_that_it_is_there() -> None:
@@ -578,7 +572,7 @@ class TestCalls:
                 calls.run(hanging, lambda: 0.0)
         with pytest.raises(GivenUp, match="not even begun: 2 earlier calls"):
             calls.run(hanging, lambda: 0.0)
-        until(lambda: hanging.calls == 2)
+        eventually(lambda: hanging.calls == 2)
         hanging.go.set()
         assert calls.run(lambda: 7, lambda: LIMIT_S) == 7
 
@@ -588,4 +582,4 @@ class TestCalls:
         with pytest.raises(GivenUp):
             calls.run(hanging, lambda: 0.0)
         hanging.go.set()
-        until(lambda: late == [None])
+        eventually(lambda: late == [None])

@@ -119,13 +119,6 @@ def open_backend(tmp_path):
         yield backend
 
 
-def test_without_virtual_mode_any_file_can_be_read(open_backend, tmp_path):
-    assert "root:" in open_backend.read("/etc/passwd")
-    (tmp_path / "else" / "file").write_text("else\n")
-    assert "else" in open_backend.read("../else/file")
-    assert "else" in open_backend.read(f"{tmp_path}/root/../else/file")
-
-
 def test_relative_paths_start_at_the_root_and_results_are_absolute(open_backend, tmp_path):
     root = tmp_path / "root"
     assert open_backend.write("sub/file.py", "needle\n").path == f"{root}/sub/file.py"

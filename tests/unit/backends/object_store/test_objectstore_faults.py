@@ -19,9 +19,9 @@ RW = os.O_RDWR
 
 
 @pytest.fixture
-def proxied(moto):
+def proxied(seaweedfs):
     """A bucket behind a proxy that can fail."""
-    with failing_bucket(moto) as found:
+    with failing_bucket(seaweedfs) as found:
         yield found
 
 

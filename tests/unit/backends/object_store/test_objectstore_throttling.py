@@ -110,8 +110,8 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def bucket(moto, hasty):
-    with failing_bucket(moto) as found:
+def bucket(seaweedfs, hasty):
+    with failing_bucket(seaweedfs) as found:
         yield found
 
 
@@ -203,8 +203,8 @@ def visit(volume: ObjectStoreVolume) -> None:
 
 
 @pytest.mark.services
-def test_an_idle_hour_costs_nothing_and_ends_without_a_storm(moto) -> None:
-    with failing_bucket(moto) as (proxy, at), S3Backend(at.name, **at.options()) as maker:
+def test_an_idle_hour_costs_nothing_and_ends_without_a_storm(seaweedfs) -> None:
+    with failing_bucket(seaweedfs) as (proxy, at), S3Backend(at.name, **at.options()) as maker:
         for directory in range(DIRECTORIES):
             for file in range(FILES):
                 assert maker.write(f"/d{directory}/f{file}", f"d{directory}").error is None

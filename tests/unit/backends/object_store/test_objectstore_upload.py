@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import obstore
@@ -18,10 +19,10 @@ import pytest
 from for_each import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from obstore.store import LocalStore, MemoryStore
+from obstore.store import LocalStore, MemoryStore, S3Store
 from profiles import examples
-from services.losing import LosingS3
-from services.s3 import Bucket
+from services.failing_proxy import FailingProxy, failing_bucket
+from services.s3 import REGION, Bucket, Service
 
 from fusebackend.backends import S3Backend
 from fusebackend.backends.object_store import put as upload
@@ -34,10 +35,48 @@ from fusebackend.remote.buffer import Buffer
 MIB = 1 << 20
 
 
+class Server:
+    """A bucket of a real service behind a proxy that can fail, and a store of obstore's that gives up soon."""
+
+    def __init__(self, proxy: FailingProxy, bucket: Bucket) -> None:
+        self.proxy, self.bucket = proxy, bucket
+        options = bucket.options()
+        backoff = {"init_backoff": timedelta(milliseconds=5), "max_backoff": timedelta(milliseconds=20)}
+        self.store = S3Store(
+            bucket.name,
+            **options,
+            client_options={"allow_http": True, "timeout": timedelta(seconds=20)},
+            retry_config={"max_retries": 2, "backoff": backoff},  # type: ignore[typeddict-item]
+        )
+
+    @property
+    def etag(self) -> object:
+        return obstore.head(self.store, "key")["e_tag"]
+
+    @property
+    def data(self) -> bytes:
+        return content(self.store, "key")
+
+    @property
+    def has_unfinished(self) -> bool:
+        return b"<UploadId>" in self.bucket.request("GET", "", {"uploads": ""}).content
+
+
+@pytest.fixture(scope="module")
+def service(seaweedfs: Service) -> Iterator[Server]:
+    with failing_bucket(seaweedfs) as (proxy, bucket):
+        yield Server(proxy, bucket)
+
+
 @pytest.fixture
-def server() -> Iterator[LosingS3]:
-    with LosingS3() as server:
-        yield server
+def server(service: Server) -> Iterator[Server]:
+    """The bucket, empty, behind a proxy that does not fail yet."""
+    yield service
+    proxy = service.proxy
+    proxy.answers, proxy.uploads, proxy.parts, proxy.heeds = {}, [], [], True
+    for key in service.bucket.all_keys():
+        service.bucket.delete(key)
+    proxy.requests.clear()
 
 
 _made: list[Buffer] = []
@@ -156,8 +195,8 @@ def test_a_store_that_keeps_the_memory_it_was_given_keeps_what_it_was() -> None:
 # -- conditions ---------------------------------------------------------------------------------------------------
 
 
-def test_conditions_and_attributes(server: LosingS3) -> None:
-    for store in (MemoryStore(), server.store("bucket")):
+def test_conditions_and_attributes(server: Server) -> None:
+    for store in (MemoryStore(), server.store):
         made = put(store, "key", buffer_of(b"one"), create=True, attributes={"mode": "0644"})
         assert obstore.get(store, "key").attributes["mode"] == "0644"
         assert made == (obstore.head(store, "key")["e_tag"], 3)
@@ -192,8 +231,8 @@ def test_a_local_directory_has_no_attributes_and_takes_the_file(tmp_path: os.Pat
     assert error.value.errno == errno.ENOTSUP
 
 
-def test_of_many_who_create_or_replace_at_once_one_wins(server: LosingS3) -> None:
-    store = server.store("bucket")
+def test_of_many_who_create_or_replace_at_once_one_wins(server: Server) -> None:
+    store = server.store
 
     def attempt(number: int, if_match: str | None) -> int:
         try:
@@ -212,32 +251,33 @@ def test_of_many_who_create_or_replace_at_once_one_wins(server: LosingS3) -> Non
 
 @pytest.mark.parametrize("fault", ["after", "error after", "before"])
 @pytest.mark.parametrize("size", [5, 9 * MIB])
-def test_an_upload_whose_answer_was_lost_is_no_conflict(server: LosingS3, fault: str, size: int) -> None:
-    store, data = server.store("bucket"), os.urandom(size)
-    server.lose(fault)
+def test_an_upload_whose_answer_was_lost_is_no_conflict(server: Server, fault: str, size: int) -> None:
+    store, data = server.store, os.urandom(size)
+    server.proxy.uploads = [fault]
     made = put(store, "key", buffer_of(data), create=True)
-    assert made == (server.objects["key"].etag, size)
-    server.lose(fault)
+    assert made == (server.etag, size)
+    server.proxy.uploads = [fault]
     changed = put(store, "key", buffer_of(data + b"x"), if_match=made.etag)
-    assert changed == (server.objects["key"].etag, size + 1)
-    server.lose(fault)
-    assert put(store, "key", buffer_of(b"last")).etag == server.objects["key"].etag
-    assert server.objects["key"].data == b"last"
+    assert changed == (server.etag, size + 1)
+    server.proxy.uploads = [fault]
+    assert put(store, "key", buffer_of(b"last")).etag == server.etag
+    assert server.data == b"last"
 
 
-def test_an_upload_that_never_arrives_is_an_error(server: LosingS3) -> None:
-    server.lose(*["before"] * 20)
+def test_an_upload_that_never_arrives_is_an_error(server: Server) -> None:
+    server.proxy.uploads = ["before"] * 20
     with pytest.raises(OSError) as error:
-        put(server.store("bucket"), "key", buffer_of(b"data"), create=True)
+        put(server.store, "key", buffer_of(b"data"), create=True)
     assert error.value.errno in (errno.EIO, errno.ETIMEDOUT)
-    assert server.objects == {}
+    server.proxy.uploads = []
+    assert server.bucket.all_keys() == []
 
 
-def test_the_same_bytes_of_somebody_else_are_not_ours(server: LosingS3) -> None:
+def test_the_same_bytes_of_somebody_else_are_not_ours(server: Server) -> None:
     """Two hosts that make a lock file of the same content: one of them has it, whatever the network does."""
-    store = server.store("bucket")
+    store = server.store
     put(store, "lock", buffer_of(b"taken"), create=True)
-    server.lose("before")
+    server.proxy.uploads = ["before"]
     with pytest.raises(OSError) as lost:
         put(store, "lock", buffer_of(b"taken"), create=True)
     assert lost.value.errno == errno.ESTALE
@@ -262,7 +302,7 @@ def test_the_same_bytes_of_somebody_else_are_not_ours(server: LosingS3) -> None:
     ],
 )
 def test_what_the_service_refuses_has_its_errno_and_one_line_in_the_log(
-    server: LosingS3,
+    server: Server,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
     status: int,
@@ -270,9 +310,9 @@ def test_what_the_service_refuses_has_its_errno_and_one_line_in_the_log(
     number: int,
 ) -> None:
     monkeypatch.setattr(throttling, "PATIENCE_S", 0.0)
-    server.refuse(status, code)
+    server.proxy.answers["PUT"] = (status, code)
     with caplog.at_level(logging.WARNING), pytest.raises(OSError) as error:
-        put(server.store("bucket"), "some/key", buffer_of(b"data"), create=True)
+        put(server.store, "some/key", buffer_of(b"data"), create=True)
     assert error.value.errno == number
     assert error.value.filename == "some/key"
     assert len(caplog.records) == 1
@@ -280,16 +320,16 @@ def test_what_the_service_refuses_has_its_errno_and_one_line_in_the_log(
     assert line.startswith("some/key: ") and "\n" not in line and len(line) < 400
 
 
-def test_a_missing_object_is_enoent_and_not_worth_a_line(server: LosingS3, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_object_is_enoent_and_not_worth_a_line(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG), pytest.raises(FileNotFoundError) as error, object_errors("key"):
-        obstore.get(server.store("bucket"), "key")
+        obstore.get(server.store, "key")
     assert error.value.errno == errno.ENOENT
     assert [record for record in caplog.records if record.name.startswith("fusebackend")] == []
 
 
 def test_no_server_is_a_time_out() -> None:
-    with LosingS3() as server:
-        store = server.store("bucket")
+    with contextlib.closing(FailingProxy("http://127.0.0.1")) as ended:
+        store = Server(ended, Bucket(Service(ended.endpoint, "key", "secret"), "bucket")).store
     with pytest.raises(OSError) as error:
         put(store, "key", buffer_of(b"data"))
     assert error.value.errno == errno.ETIMEDOUT
@@ -327,21 +367,21 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upload, "SINGLE_BYTES", 12 * MIB)
 
 
-def posts(server: LosingS3) -> int:
-    return sum(request.startswith("POST") for request in server.requests)
+def posts(server: Server) -> int:
+    return server.proxy.requests.count("POST")
 
 
-def test_a_large_upload_goes_in_parts(server: LosingS3, small_parts: None) -> None:
+def test_a_large_upload_goes_in_parts(server: Server, small_parts: None) -> None:
     data = os.urandom(11 * MIB)
-    done = put(server.store("bucket"), "key", buffer_of(data), attributes={"mode": "0600"})
-    assert done == (server.objects["key"].etag, len(data))
-    assert server.objects["key"].data == data
-    assert sum("partNumber" in request for request in server.requests) == 3
-    assert obstore.get(server.store("bucket"), "key").attributes["mode"] == "0600"
+    done = put(server.store, "key", buffer_of(data), attributes={"mode": "0600"})
+    assert done == (server.etag, len(data))
+    assert server.data == data
+    assert server.proxy.requests.count("PUT") == 3
+    assert obstore.get(server.store, "key").attributes["mode"] == "0600"
 
 
-def test_a_conditional_upload_is_one_request_up_to_what_services_take(server: LosingS3, small_parts: None) -> None:
-    store, data = server.store("bucket"), os.urandom(11 * MIB)
+def test_a_conditional_upload_is_one_request_up_to_what_services_take(server: Server, small_parts: None) -> None:
+    store, data = server.store, os.urandom(11 * MIB)
     made = put(store, "key", buffer_of(data), create=True)
     assert posts(server) == 0
     with pytest.raises(OSError) as lost:
@@ -350,23 +390,23 @@ def test_a_conditional_upload_is_one_request_up_to_what_services_take(server: Lo
     assert put(store, "key", buffer_of(data[1:]), if_match=made.etag).size == len(data) - 1
 
 
-def test_beyond_that_the_condition_is_looked_at_before_and_after(server: LosingS3, small_parts: None) -> None:
-    store, data = server.store("bucket"), os.urandom(13 * MIB)
+def test_beyond_that_the_condition_is_looked_at_before_and_after(server: Server, small_parts: None) -> None:
+    store, data = server.store, os.urandom(13 * MIB)
     made = put(store, "key", buffer_of(data), create=True)
-    assert server.objects["key"].data == data and posts(server) == 2
+    assert server.data == data and posts(server) == 2
     for condition in ({"create": True}, {"if_match": '"other"'}):
         with pytest.raises(OSError) as lost:
             put(store, "key", buffer_of(data), **condition)  # type: ignore[arg-type]
         assert lost.value.errno == errno.ESTALE
-    assert server.unfinished == {}
+    assert not server.has_unfinished
     assert put(store, "key", buffer_of(data[1:]), if_match=made.etag).size == len(data) - 1
-    assert server.objects["key"].data == data[1:]
+    assert server.data == data[1:]
 
 
 def test_an_object_that_changes_during_an_upload_in_parts_is_a_conflict(
-    server: LosingS3, small_parts: None, monkeypatch: pytest.MonkeyPatch
+    server: Server, small_parts: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, data = server.store("bucket"), os.urandom(13 * MIB)
+    store, data = server.store, os.urandom(13 * MIB)
     made = put(store, "key", buffer_of(data), create=True)
     checks = []
     check = upload._Upload._check
@@ -382,40 +422,43 @@ def test_an_object_that_changes_during_an_upload_in_parts_is_a_conflict(
         put(store, "key", buffer_of(data), if_match=made.etag)
     assert lost.value.errno == errno.ESTALE
     assert content(store, "key") == b"somebody else's"
-    assert server.unfinished == {}, "an upload that failed was not aborted"
+    assert not server.has_unfinished, "an upload that failed was not aborted"
 
 
 @pytest.fixture
-def extras(server: LosingS3, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Extras]:
+def extras(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Extras]:
     """What makes uploads in parts conditional, in no time."""
     monkeypatch.setattr(upload, "PAUSE_S", 0.001)
-    with contextlib.closing(server.extras("bucket")) as extras:
+    service, name = server.bucket.service, server.bucket.name
+    with contextlib.closing(
+        S3Extras(service.endpoint, REGION, (service.key, service.secret, None), name, "")
+    ) as extras:
         yield extras
 
 
-def test_in_s3_a_conditional_upload_goes_in_parts_too(server: LosingS3, extras: S3Extras, small_parts: None) -> None:
-    store, data = server.store("bucket"), os.urandom(11 * MIB)
+def test_in_s3_a_conditional_upload_goes_in_parts_too(server: Server, extras: S3Extras, small_parts: None) -> None:
+    store, data = server.store, os.urandom(11 * MIB)
     made = put(store, "key", buffer_of(data), create=True, attributes={"mode": "33188"}, extras=extras)
-    assert (server.objects["key"].data, made.etag) == (data, server.objects["key"].etag)
+    assert (server.data, made.etag) == (data, server.etag)
     assert obstore.get(store, "key").attributes["mode"] == "33188"
-    assert sum("partNumber" in request for request in server.requests) == 3
+    assert server.proxy.requests.count("PUT") == 3
     replaced = put(store, "key", buffer_of(data[1:]), if_match=made.etag, extras=extras)
-    assert server.objects["key"].data == data[1:] and replaced.size == len(data) - 1
+    assert server.data == data[1:] and replaced.size == len(data) - 1
     for condition in ({"create": True}, {"if_match": made.etag}):
         with pytest.raises(OSError) as lost:
             put(store, "key", buffer_of(data), extras=extras, **condition)  # type: ignore[arg-type]
         assert lost.value.errno == errno.ESTALE
-    assert server.objects["key"].data == data[1:] and server.unfinished == {}
+    assert server.data == data[1:] and not server.has_unfinished
 
 
 @pytest.mark.parametrize("heeds", [True, False], ids=["S3", "a service that ignores conditions there"])
 @pytest.mark.parametrize("gone", [True, False])
 def test_who_changes_an_object_during_an_upload_in_parts_is_not_overwritten(
-    server: LosingS3, extras: S3Extras, small_parts: None, monkeypatch: pytest.MonkeyPatch, heeds: bool, gone: bool
+    server: Server, extras: S3Extras, small_parts: None, monkeypatch: pytest.MonkeyPatch, heeds: bool, gone: bool
 ) -> None:
-    store, data = server.store("bucket"), os.urandom(11 * MIB)
+    store, data = server.store, os.urandom(11 * MIB)
     made = put(store, "key", buffer_of(b"first"), create=True)
-    server.heeds = heeds
+    server.proxy.heeds = heeds
     put_part, sent = S3Extras.put_part, []
 
     def change(self: S3Extras, *args: Any) -> str:
@@ -428,37 +471,37 @@ def test_who_changes_an_object_during_an_upload_in_parts_is_not_overwritten(
     with pytest.raises(OSError) as lost:
         put(store, "key", buffer_of(data), if_match=made.etag, extras=extras)
     assert lost.value.errno == errno.ESTALE
-    assert "key" not in server.objects if gone else content(store, "key") == b"somebody else's"
-    assert server.unfinished == {}
+    assert server.bucket.all_keys() == [] if gone else content(store, "key") == b"somebody else's"
+    assert not server.has_unfinished
 
 
-def test_a_part_that_is_lost_is_sent_again(server: LosingS3, extras: S3Extras, small_parts: None) -> None:
+def test_a_part_that_is_lost_is_sent_again(server: Server, extras: S3Extras, small_parts: None) -> None:
     data = os.urandom(11 * MIB)
-    server.spoil("cut", "cut")
-    put(server.store("bucket"), "key", buffer_of(data), create=True, extras=extras)
-    assert server.objects["key"].data == data and server.unfinished == {}
+    server.proxy.parts = ["before", "before"]
+    put(server.store, "key", buffer_of(data), create=True, extras=extras)
+    assert server.data == data and not server.has_unfinished
 
 
-@pytest.mark.parametrize(("faults", "number"), [(["", "", "full"], errno.ENOSPC), (["cut"] * 9, errno.ECONNRESET)])
+@pytest.mark.parametrize(("faults", "number"), [(["", "", "full"], errno.ENOSPC), (["before"] * 9, errno.ECONNRESET)])
 def test_no_parts_are_left_of_an_upload_that_fails(
-    server: LosingS3, extras: S3Extras, small_parts: None, faults: list[str], number: int
+    server: Server, extras: S3Extras, small_parts: None, faults: list[str], number: int
 ) -> None:
-    store = server.store("bucket")
+    store = server.store
     made = put(store, "key", buffer_of(b"before"), create=True)
-    server.spoil(*faults)
+    server.proxy.parts = faults
     with pytest.raises(OSError) as refusal:
         put(store, "key", buffer_of(os.urandom(11 * MIB)), if_match=made.etag, extras=extras)
     assert refusal.value.errno == number
-    assert content(store, "key") == b"before" and server.unfinished == {}
+    assert content(store, "key") == b"before" and not server.has_unfinished
 
 
 def test_the_lost_answer_to_the_last_request_is_no_conflict(
-    server: LosingS3, extras: S3Extras, small_parts: None
+    server: Server, extras: S3Extras, small_parts: None
 ) -> None:
-    store, data = server.store("bucket"), os.urandom(11 * MIB)
-    server.lose("after")
+    store, data = server.store, os.urandom(11 * MIB)
+    server.proxy.uploads = ["after"]
     done = put(store, "key", buffer_of(data), create=True, extras=extras)
-    assert server.objects["key"] == (data, done.etag, server.objects["key"].attributes)
+    assert (server.data, server.etag) == (data, done.etag)
 
 
 @pytest.mark.services

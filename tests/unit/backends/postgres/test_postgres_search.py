@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import hypothesis
 import pytest
 from agentface import node_at, put
+from eventually import eventually
 from for_each import for_each
 from hypothesis.stateful import rule
 from profiles import examples
@@ -348,7 +349,7 @@ def test_files_are_indexed_in_the_background(database: str, sql: Sql, monkeypatc
     monkeypatch.setattr(index_module, "LOOK_S", 0.05)
     with PostgresBackend(database, uuid.uuid4().hex) as backend:
         nodes = {put(backend, f"/{number}.txt", b"needle\n") for number in range(5)}
-        wait_until(lambda: nodes_in(sql, "entry", backend) == nodes and not nodes_in(sql, "unindexed", backend))
+        eventually(lambda: nodes_in(sql, "entry", backend) == nodes and not nodes_in(sql, "unindexed", backend))
         assert len(found(backend, "needle")) == 5
     assert "fusebackend-index" not in {thread.name for thread in threading.enumerate()}
 
@@ -380,18 +381,11 @@ def test_a_failure_of_the_indexer_is_told_and_not_the_end_of_it(
         PostgresBackend(database, uuid.uuid4().hex) as backend,
     ):
         node = put(backend, "/file.txt", b"needle\n")
-        wait_until(lambda: "no room for an entry" in caplog.text)
+        eventually(lambda: "no room for an entry" in caplog.text)
         assert found(backend, "needle") == ["/file.txt"]
         monkeypatch.setattr(SearchIndexer, "_indexing", indexing)
-        wait_until(lambda: nodes_in(sql, "entry", backend) == {node})
+        eventually(lambda: nodes_in(sql, "entry", backend) == {node})
     assert caplog.text.count("can't be brought up to date") == 1
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 # -- few questions -------------------------------------------------------------------------------------------------
@@ -543,7 +537,7 @@ def test_searches_leave_connections_to_others(backend: PostgresBackend) -> None:
     for thread in threads:
         thread.start()
     active = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE %s"
-    wait_until(lambda: backend.volume.connections.query(active, [f"{SLEEP[:15]}%"]) == [(len(threads),)])
+    eventually(lambda: backend.volume.connections.query(active, [f"{SLEEP[:15]}%"]) == [(len(threads),)])
     assert backend.read("/file.txt").error is None, "the volume goes on"
     with budget.limited(0.1):
         assert backend.grep("needle").truncated
@@ -573,7 +567,7 @@ def test_a_search_ends_when_the_server_says_nothing(
             backend.search.queries.rows("SELECT 1")
         assert time.monotonic() - begun < PATIENCE_S
         network.resume()
-        wait_until(lambda: len(backend.grep("needle").matches or []) == 1)
+        eventually(lambda: len(backend.grep("needle").matches or []) == 1)
 
 
 # -- where there is no index ---------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 import skewed
+from eventually import eventually
 from services.postgres import Postgres
 from together import together
 
@@ -24,8 +25,6 @@ from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Caller
 pytestmark = pytest.mark.services
 
 ME = Caller(1000, 1000)
-LIMIT_S = 30.0
-"""How long is waited for what happens in the background."""
 
 
 @pytest.fixture(scope="module")
@@ -66,13 +65,6 @@ def fails(number: int, call: Callable[..., object], *arguments: object) -> None:
     with pytest.raises(OSError) as caught:
         call(*arguments)
     assert caught.value.errno == number, caught.value
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "it has not come true"
-        time.sleep(0.02)
 
 
 def rows_of(volume: Host, node: int) -> list[int]:

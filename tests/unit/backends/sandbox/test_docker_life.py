@@ -10,10 +10,10 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from pathlib import Path
 
 import pytest
+from eventually import eventually
 from services import docker as docker_service
 
 from fusebackend.backends import DockerBackend
@@ -24,7 +24,6 @@ from fusebackend.urls.opening import UrlError, open_backend
 pytestmark = pytest.mark.services
 
 QUIET = {"network_mode": "none"}
-PATIENCE_S = 30.0
 
 
 @pytest.fixture
@@ -32,14 +31,7 @@ def engine(docker_engine):
     """The engine, which has no containers when a test begins, and none when it ends."""
     assert docker_engine.containers() == []
     yield docker_engine
-    until(lambda: docker_engine.containers() == [])
-
-
-def until(seen) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not seen():
-        assert time.monotonic() < deadline, "it never came to that"
-        time.sleep(0.02)
+    eventually(lambda: docker_engine.containers() == [])
 
 
 def started(engine, **options) -> DockerBackend:
@@ -68,7 +60,7 @@ def test_it_goes_when_nobody_has_the_backend_any_more(engine):
     assert len(engine.containers()) == 1
     del backend
     gc.collect()
-    until(lambda: engine.containers() == [])
+    eventually(lambda: engine.containers() == [])
 
 
 def test_its_labels_say_whose_it_is_and_its_init_collects_processes(engine):
@@ -122,7 +114,7 @@ def test_one_that_is_killed_in_the_middle_of_a_command(engine):
         first = backend.container.id
         threading.Timer(0.3, lambda: client.api.kill(first)).start()
         said = [backend.execute("sleep 60")]
-        until(lambda: said.append(backend.execute("echo on")) or said[-1].exit_code == 0)
+        eventually(lambda: said.append(backend.execute("echo on")) or said[-1].exit_code == 0)
         assert all(response.output.startswith("Error executing command: ") for response in said[:-1])
         assert f"Container '{first[:12]}' is gone" in said[-2].output
         assert said[-1].output == "on\n"
@@ -220,7 +212,7 @@ def test_an_engine_that_ends_and_is_there_again(tmp_path):
         assert response.exit_code == 1
         assert "Docker engine" in response.output or "container" in response.output.lower()
         engine.start()
-        until(lambda: backend.execute("echo on").output == "on\n")
+        eventually(lambda: backend.execute("echo on").output == "on\n")
     gc.collect()  # here, where it is expected, and not in some test that follows
 
 
@@ -298,14 +290,14 @@ def test_a_killed_servers_container_goes_when_the_next_one_starts(engine):
         assert sorted(engine.containers()) == sorted([theirs, left])
         with started(engine) as backend:
             backend.execute("true")
-            until(lambda: sorted(engine.containers()) == sorted([theirs, backend.container.id]))
+            eventually(lambda: sorted(engine.containers()) == sorted([theirs, backend.container.id]))
         assert living.poll() is None
         assert engine.containers() == [theirs], "the container of a server that lives is left alone"
         living.send_signal(signal.SIGKILL)
         living.wait()
         with contextlib.closing(engine.client()) as client:
             remove_left(client)
-        until(lambda: engine.containers() == [])
+        eventually(lambda: engine.containers() == [])
 
 
 def test_it_goes_at_the_end_of_the_process(engine):

@@ -7,13 +7,13 @@ import shutil
 import sqlite3
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 from agentface import node_at, put
+from eventually import eventually
 from for_each import for_each
 from hypothesis.stateful import rule
 from profiles import examples
@@ -268,13 +268,6 @@ def test_old_entries_go_when_they_are_too_many(backend: SqliteBackend, monkeypat
 # -- in the background ---------------------------------------------------------------------------------------------
 
 
-def until(condition) -> None:  # type: ignore[no-untyped-def]
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.002)
-
-
 def test_the_thread_in_the_background_indexes_what_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_nodes: list[int]
 ) -> None:
@@ -284,10 +277,10 @@ def test_the_thread_in_the_background_indexes_what_is_left_alone(
     with SqliteBackend(tmp_path / "volume.db") as backend:
         for number in range(20):
             put(backend, f"/{number}.txt", b"number%d\n" % number)
-        until(lambda: not backend.volume._dirty and not unindexed(backend))
+        eventually(lambda: not backend.volume._dirty and not unindexed(backend))
         assert len(backend.grep("number7").matches or []) == 1 and len(read_nodes) == 1
         put(backend, "/7.txt", b"changed\n")
-        until(lambda: not backend.volume._dirty and not unindexed(backend))
+        eventually(lambda: not backend.volume._dirty and not unindexed(backend))
         assert len(backend.grep("changed").matches or []) == 1
 
 

@@ -171,25 +171,6 @@ def test_move_is_one_update_and_keeps_the_record(backend):
     assert stored(backend).keys() == {"/new/place/a", "/other"}
 
 
-def test_grep_and_glob(backend):
-    for path, content in {"/a.py": "TODO one\nx\nTODO two\n", "/d/b.py": "TODO three\n", "/d/c.txt": "TODO"}.items():
-        backend.write(path, content)
-    backend.upload_files([("/d/bin.py", b"TODO\x00")])
-    found = backend.grep("TODO", glob="*.py").matches
-    assert [(m["path"], m["line"], m["text"]) for m in found] == [
-        ("/a.py", 1, "TODO one"), ("/a.py", 3, "TODO two"), ("/d/b.py", 1, "TODO three"),
-    ]  # fmt: skip
-    cut = backend.grep("TODO", max_count=2)
-    assert len(cut.matches) == 2 and cut.truncated
-    assert not backend.grep("TODO", max_count=4).truncated
-    assert [m["path"] for m in backend.grep("TODO", "/d").matches] == ["/d/b.py", "/d/c.txt"]
-    assert [m["path"] for m in backend.grep("TODO", "/a.py").matches] == ["/a.py", "/a.py"]
-    assert [m["path"] for m in backend.glob("*.py").matches] == ["/a.py", "/d/b.py", "/d/bin.py"]
-    assert [m["path"] for m in backend.glob("d/*.py").matches] == ["/d/b.py", "/d/bin.py"]
-    assert [m["path"] for m in backend.glob("*", "/d").matches] == ["/d/b.py", "/d/bin.py", "/d/c.txt"]
-    assert backend.glob("../x").error and backend.grep("x", "/..").error
-
-
 def test_keys_that_are_not_normalised_are_found_under_the_path_they_mean():
     runtime = SimpleNamespace(state={"files": {}})
     odd = {"a.txt": "relative", "//b": "slashes", "/c/../d": "dots", "/../e": "above", 7: "no string", "/f/": "slash"}
@@ -216,16 +197,6 @@ def test_a_record_that_is_no_file_data_is_an_error_of_that_file_alone(record):
     assert [m["path"] for m in backend.grep("TODO").matches] == ["/good"]
     assert backend.upload_files([("/bad", b"mended")])[0].error is None
     assert "mended" in backend.read("/bad")
-
-
-def test_edit_refuses_bytes_and_says_what_is_wrong(backend):
-    backend.upload_files([("/b", b"\xff")])
-    backend.write("/t", "a a")
-    assert "not UTF-8" in backend.edit("/b", "a", "b").error
-    assert "appears 2 times" in backend.edit("/t", "a", "b").error
-    assert backend.edit("/t", "a", "b", replace_all=True).occurrences == 2
-    assert backend.edit("/x", "a", "b").error == "Error: File '/x' not found"
-    assert "Path traversal not allowed" in backend.edit("/../x", "a", "b").error
 
 
 def test_a_state_that_is_an_object_works_too():

@@ -364,43 +364,6 @@ def test_nor_is_it_in_the_moment_between_looking_and_writing(volume, other, stor
     assert list(beside(store).values()) == ["ours"]
 
 
-def test_two_who_write_the_same_are_in_no_conflict(volume, other, store):
-    other.write("/a", "one")
-    node = at(volume, "a").node
-    volume.open(node, RW)
-    volume.write(node, 0, b"two")
-    other.write("/a", "two")
-    volume.flush(node)
-    volume.release(node, RW)
-    assert beside(store) == {}
-
-
-def test_a_file_that_two_create_is_the_others_and_ours_is_beside_it(volume, other, store):
-    attr = volume.create(ROOT_NODE, b"a", 0o644, RW, ME)
-    volume.write(attr.node, 0, b"ours")
-    other.write("/a", "theirs")
-    with pytest.raises(OSError) as error:
-        volume.flush(attr.node)
-    assert error.value.errno == errno.ESTALE
-    volume.release(attr.node, RW)
-    assert store.get(NS, "/a").value["content"] == "theirs"
-    assert list(beside(store).values()) == ["ours"]
-
-
-def test_a_file_that_was_deleted_meanwhile_is_beside_its_place(volume, other, store):
-    other.write("/a", "one")
-    node = at(volume, "a").node
-    volume.open(node, RW)
-    volume.write(node, 3, b" more")
-    other.delete("/a")
-    with pytest.raises(OSError) as error:
-        volume.flush(node)
-    assert error.value.errno == errno.ESTALE
-    volume.release(node, RW)
-    assert store.get(NS, "/a") is None
-    assert list(beside(store).values()) == ["one more"]
-
-
 APPEND = os.O_WRONLY | os.O_APPEND
 
 

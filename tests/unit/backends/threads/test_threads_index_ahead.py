@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import sqlite3
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import conversations
 import pytest
+from eventually import eventually
 
 from fusebackend.backends.threads import ThreadsBackend, index_ahead
 from fusebackend.backends.threads.database.rows import Place
@@ -54,13 +53,6 @@ def indexed(database: str, part: str) -> set[str]:
     return found
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_threads_ahead_come_first() -> None:
     assert order(["c", "a", "d", "b"], "b", backwards=False) == ["c", "d", "a", "b"]
     assert order(["c", "a", "d", "b"], "c", backwards=True) == ["b", "a", "d", "c"]
@@ -91,7 +83,7 @@ def test_a_walk_starts_the_process_once(database: str, monkeypatch: pytest.Monke
             assert backend.ls(f"/{thread}/messages").entries
         assert indexed(database, "messages") == set(THREADS[: MANY - 1])
         assert backend.ls(f"/{THREADS[MANY - 1]}/messages").entries
-        wait_for(lambda: indexed(database, "messages") == set(THREADS))
+        eventually(lambda: indexed(database, "messages") == set(THREADS))
         end()
 
 
@@ -137,7 +129,7 @@ def test_the_process_ends_with_the_server(database: str, sleeping: Path) -> None
     ahead = IndexAhead(database)
     walk(ahead)
     asked = sleeping.with_name("asked")
-    wait_for(lambda: asked.exists() and asked.read_text().endswith("\n"))
+    eventually(lambda: asked.exists() and asked.read_text().endswith("\n"))
     assert '"backwards": true' in asked.read_text()
     assert not sleeping.exists()
     ahead.close()

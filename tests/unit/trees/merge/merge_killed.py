@@ -47,8 +47,11 @@ def change(branch: Volume, prefix: bytes) -> None:
     write(branch, prefix + b"new/file", b"new\n" * 1000)
     rename(branch, prefix + b"d/0", prefix + b"new/0")
     remove(branch, prefix + b"d/1")
-    rename(branch, prefix + b"d", prefix + b"e")
-    write(branch, prefix + b"e/more", b"more\n")
+    if prefix == b"s3/":  # SeaweedFS goes on listing a directory whose last file was renamed
+        write(branch, prefix + b"d/more", b"more\n")
+    else:
+        rename(branch, prefix + b"d", prefix + b"e")
+        write(branch, prefix + b"e/more", b"more\n")
     if prefix in (b"", b"src/"):
         chmod(branch, prefix + b"c", 0o750)
         link(branch, prefix + b"new/file", prefix + b"linked")

@@ -1,0 +1,36 @@
+"""Requests for approvals, as tests wait for and find them."""
+
+from __future__ import annotations
+
+import time
+
+from fusebackend import Client
+from fusebackend.protocol import ApprovalInfo
+
+LIMIT_S = 60
+
+
+def waiting(files: Client) -> list[ApprovalInfo]:
+    return [each for each in files.approvals() if each.state == "pending"]
+
+
+def asked(error: str | None, files: Client) -> int:
+    """Return the number of the only request that waits, which an error names."""
+    (found,) = waiting(files)
+    assert error is not None and f"it is request {found.number};" in error and "\n" not in error, error
+    return found.number
+
+
+def one(files: Client) -> ApprovalInfo:
+    """Wait for the only request that waits, and return it."""
+    until_s = time.monotonic() + LIMIT_S
+    while not (found := waiting(files)):
+        assert time.monotonic() < until_s, "nothing was asked for"
+        time.sleep(0.01)
+    (only,) = found
+    return only
+
+
+def text_of(files: Client, path: str) -> str | None:
+    (answer,) = files.download_files([path])
+    return None if answer.content is None else answer.content.decode()

@@ -1,0 +1,84 @@
+"""A server of this process with everything that a mount's has, but without the kernel: no /dev/fuse is needed.
+
+with live(tmp_path, InMemoryBackend(), views={"agent": rules}) as server:
+    files = server.connect()                  # or `connect(view="agent")`
+    server.volume.symlink(...)                # as the kernel would, of the default route
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import fusebackend
+from fusebackend import Client
+from fusebackend.backends import CompositeBackend
+from fusebackend.history.requests import ApprovalOptions
+from fusebackend.mount.options import MountOptions
+from fusebackend.protocol import Volume
+from fusebackend.rules.view import checked_views
+from fusebackend.server.live import LiveMount
+
+LIMIT_S = 60.0
+
+
+class Live:
+    """A running server. `history` is the directory of what it keeps of calls."""
+
+    def __init__(self, mount: LiveMount, history: Path) -> None:
+        self.mount, self.history = mount, history
+
+    @property
+    def volume(self) -> Volume:
+        return self.mount.filesystem.tree.routes[0].volume
+
+    def connect(self, **options: Any) -> Client:
+        return fusebackend.connect(self.mount.status()["control"]["socket"], **options)
+
+
+@contextlib.contextmanager
+def live(
+    directory: Path,
+    default: Any,
+    routes: Mapping[str, Any] | None = None,
+    *,
+    views: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+    approvals: ApprovalOptions | None = None,
+) -> Iterator[Live]:
+    """Serve for the length of a block, in a thread; close the backends at its end."""
+    history = directory / "served.history"
+    backends = CompositeBackend(default, dict(routes or {}))
+    mount = LiveMount(
+        backends,
+        str(directory / "served"),
+        MountOptions(),
+        ttl_s=1.0,
+        deadline_s=LIMIT_S,
+        history=str(history),
+        views=checked_views(views or {}, None),
+        approvals=approvals,
+        is_mounted=False,
+    )
+    ready, failures = threading.Event(), []
+
+    def run() -> None:
+        try:
+            mount.run(ready.set)
+        except BaseException as error:
+            failures.append(error)
+            ready.set()
+
+    thread = threading.Thread(target=run, name="live")
+    thread.start()
+    try:
+        assert ready.wait(LIMIT_S) and not failures, failures
+        yield Live(mount, history)
+    finally:
+        mount.stop()
+        thread.join(LIMIT_S)
+        for each in (default, *(routes or {}).values()):
+            each.close()
+    assert not failures, failures
