@@ -12,6 +12,7 @@ import functools
 import math
 import select
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -89,6 +90,12 @@ class Pending(Generic[T]):
         if self.error is not None:
             raise self.error
         return self._answer
+
+
+def within(seconds: float, function: Callable[[], T]) -> T:
+    """Return or raise the outcome of a call, made in a thread of its own. `GivenUp` if it takes longer."""
+    until = time.monotonic() + seconds
+    return Pending(function).result(lambda: until - time.monotonic())
 
 
 class Calls:

@@ -117,7 +117,7 @@ def _pieces(
         if shallow is not None:
             child = shallow(child)
         if not _is_container(child):
-            yield _leaf(child)
+            yield _encode(child)
         elif identity in identities:
             yield '"…"'
         elif not child:
@@ -158,11 +158,7 @@ def _entries(container: dict[Any, Any] | list[Any] | tuple[Any, ...], *, is_sort
 def _key(key: Any) -> str:
     if isinstance(key, str):
         return key
-    return _leaf(key) if key is None or isinstance(key, (bool, int, float)) else _described(key)
-
-
-def _leaf(value: Any) -> str:
-    return _encode(value)
+    return _encode(key) if key is None or isinstance(key, (bool, int, float)) else _described(key)
 
 
 def _described(value: Any) -> str:

@@ -63,8 +63,7 @@ class Clock:
 
     def saw(self, time_ns: int) -> None:
         """Attributes with this change time are given out. Called with the lock held under which they are changed."""
-        if time_ns > self._seen_ns:
-            self._seen_ns = time_ns
+        self._seen_ns = max(self._seen_ns, time_ns)
 
     def saw_all(self) -> None:
         """Attributes of many files are given out."""

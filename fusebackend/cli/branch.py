@@ -11,7 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from fusebackend.cli import target
-from fusebackend.cli.show import Failed, Output, aligned, confirm_loss, in_a_line, json_option, note
+from fusebackend.cli.show import Failed, Output, aligned, confirm_deletion, in_a_line, json_option, note
 from fusebackend.cli.space import size_text
 from fusebackend.cli.target import complete_names, mount_option, trees_path
 
@@ -141,10 +141,5 @@ def delete(names: Sequence[str], yes: bool, mount: str | None) -> None:
     elsewhere it needs --yes."""
     files = target.here(mount).files
     with in_a_line():
-        known = {each.name for each in files.branches()}
-        for name in names:
-            if name not in known:
-                raise Failed(f"there is no branch '{name}', and nothing was deleted; 'branch list' shows them")
-        if not yes:
-            confirm_loss("branch", "branches", names)
+        confirm_deletion("branch", "branches", names, {each.name for each in files.branches()}, yes)
         files.delete_branches(*names)

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import secrets
 import stat as stat_module
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import IO
 
 import click
 
+from fusebackend.base.batches import by_size
 from fusebackend.cli import target
 from fusebackend.cli.progress import Advance, progress
 from fusebackend.cli.show import Complaints, Failed, json_option, report_copies
@@ -162,17 +165,8 @@ def name_in(directory: str, path: str) -> str:
 
 def _batches(items: Sequence[Item]) -> Iterator[list[Item]]:
     """Files that are asked for at once: a request for each would take most of the time of small ones."""
-    batch: list[Item] = []
-    size = 0
-    for item in items:
-        full = len(batch) >= BATCH_FILES or size + item.size > BATCH_BYTES
-        if batch and (full or item.source.files is not batch[0].source.files):
-            yield batch
-            batch, size = [], 0
-        batch.append(item)
-        size += item.size
-    if batch:
-        yield batch
+    for _, of_mount in itertools.groupby(items, lambda item: id(item.source.files)):
+        yield from by_size(of_mount, attrgetter("size"), BATCH_FILES, BATCH_BYTES)
 
 
 def _fetch(batch: list[Item], force: bool, advance: Advance, complaints: Complaints) -> list[tuple[Item, int]]:

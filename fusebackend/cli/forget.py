@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
 import click
 
 from fusebackend.cli import target
-from fusebackend.cli.show import Failed, Output, in_a_line, json_option, note
+from fusebackend.cli.show import Failed, Output, confirm_loss, in_a_line, json_option, note
 from fusebackend.cli.target import Target, complete_path, mount_option
 from fusebackend.protocol import ForgetResult
 
@@ -38,7 +37,7 @@ def forget(paths: Sequence[str], dry_run: bool, yes: bool, as_json: bool, mount:
         found = files.forget(*given, dry_run=True)
         if not dry_run:
             if not yes:
-                _ask(places[0], found)
+                confirm_loss("what is forgotten", f"Forget {_words(output, places[0], found)}")
             found = files.forget(*given)
     if as_json:
         output.document(asdict(found))
@@ -53,12 +52,6 @@ def forget(paths: Sequence[str], dry_run: bool, yes: bool, as_json: bool, mount:
     if found.unknown:
         unknown = ", ".join(f"'{places[0].shown(path)}'" for path in found.unknown)
         raise Failed(f"no file, snapshot, branch or call has {unknown}: is that how it was written?")
-
-
-def _ask(place: Target, found: ForgetResult) -> None:
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise Failed("what is forgotten can't be had back, and there is no terminal to ask on: add --yes")
-    click.confirm(f"Forget {_words(Output(), place, found)}?", abort=True, err=True)
 
 
 def _words(output: Output, place: Target, found: ForgetResult) -> str:

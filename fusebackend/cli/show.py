@@ -14,7 +14,7 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from types import TracebackType
 from typing import IO, Any, TypeVar
 
@@ -111,21 +111,33 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
-def confirm_loss(one: str, several: str, names: Sequence[str]) -> None:
-    """Ask on the terminal before things are deleted that can't be had back.
+def confirm_loss(lost: str, question: str) -> None:
+    """Ask on the terminal before something is lost.
 
     Args:
-        one, several: the word for one of them, and for more.
+        lost: what can't be had back.
 
     Raises:
         Failed: there is no terminal.
         click.Abort: the answer is no.
     """
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise Failed(f"a deleted {one} can't be had back, and there is no terminal to ask on: add --yes")
-    output = Output()
-    which = ", ".join(f"'{output.name(name)}'" for name in names)
-    click.confirm(f"Delete {several if len(names) > 1 else one} {which}?", abort=True, err=True)
+        raise Failed(f"{lost} can't be had back, and there is no terminal to ask on: add --yes")
+    click.confirm(f"{question}?", abort=True, err=True)
+
+
+def confirm_deletion(one: str, several: str, names: Sequence[str], known: Collection[str], yes: bool) -> None:
+    """Ask before things are deleted that have names, unless `yes`. Raises as `confirm_loss`; `Failed` for no such name.
+
+    Args:
+        one, several: the word for one of them, and for more.
+    """
+    for name in names:
+        if name not in known:
+            raise Failed(f"there is no {one} '{name}', and nothing was deleted; '{one} list' shows them")
+    if not yes:
+        which = ", ".join(f"'{Output().name(name)}'" for name in names)
+        confirm_loss(f"a deleted {one}", f"Delete {several if len(names) > 1 else one} {which}")
 
 
 def note(message: str) -> None:

@@ -10,7 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from fusebackend.cli import target
-from fusebackend.cli.show import Failed, Output, aligned, confirm_loss, in_a_line, json_option, note, to_the_second
+from fusebackend.cli.show import Output, aligned, confirm_deletion, in_a_line, json_option, note, to_the_second
 from fusebackend.cli.target import complete_names, mount_option
 
 if TYPE_CHECKING:
@@ -90,12 +90,7 @@ def delete(names: Sequence[str], yes: bool, mount: str | None) -> None:
     """Delete snapshots. Those can't be had back, so on a terminal it asks first; elsewhere it needs --yes."""
     files = target.here(mount).files
     with in_a_line():
-        known = {each.name for each in files.snapshots()}
-        for name in names:
-            if name not in known:
-                raise Failed(f"there is no snapshot '{name}', and nothing was deleted; 'snapshot list' shows them")
-        if not yes:
-            confirm_loss("snapshot", "snapshots", names)
+        confirm_deletion("snapshot", "snapshots", names, {each.name for each in files.snapshots()}, yes)
         files.delete_snapshots(*names)
 
 

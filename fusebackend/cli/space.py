@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import click
 
 from fusebackend.cli import target
-from fusebackend.cli.show import Failed, Output, in_a_line, json_option
+from fusebackend.cli.show import Output, confirm_loss, in_a_line, json_option
 from fusebackend.cli.target import complete_mountpoint, mount_option
 from fusebackend.protocol import PruneResult
 
@@ -65,18 +64,12 @@ def prune(dry_run: bool, yes: bool, as_json: bool, mount: str | None) -> None:
         going = files.prune(dry_run=True)
         if not dry_run:
             if not yes:
-                _ask(going)
+                confirm_loss("what is pruned", f"Delete {_words(going)}")
             going = files.prune()
     if as_json:
         output.document(asdict(going))
     else:
         output.line(f"{'would delete' if dry_run else 'deleted'} {_words(going)}")
-
-
-def _ask(going: PruneResult) -> None:
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise Failed("what is pruned can't be had back, and there is no terminal to ask on: add --yes")
-    click.confirm(f"Delete {_words(going)}?", abort=True, err=True)
 
 
 def _words(going: PruneResult) -> str:

@@ -10,10 +10,12 @@ import os
 import stat as stat_module
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import IO
 
 import click
 
+from fusebackend.base.batches import by_size
 from fusebackend.cli import target
 from fusebackend.cli.progress import Advance, progress
 from fusebackend.cli.show import Complaints, Failed, json_option, report_copies
@@ -151,22 +153,13 @@ def _is_free(item: Item, complaints: Complaints) -> bool:
 
 def _send(items: Sequence[Item], advance: Advance, complaints: Complaints) -> Iterator[tuple[Item, str | None]]:
     """Send all, and give each item with its error, if there is one. Unreadable files are complaints."""
-    batch: list[tuple[Item, bytes]] = []
-    size = 0
-    for item in items:
-        if item.size > BATCH_BYTES:
-            for answer in _send_large(item, advance, complaints):
-                yield item, answer.error
-            continue
-        content = _content(item, complaints)
-        if content is None:
-            continue
-        if size + len(content) > BATCH_BYTES or len(batch) >= BATCH_FILES:
-            yield from _send_batch(batch, advance)
-            batch, size = [], 0
-        batch.append((item, content))
-        size += len(content)
-    yield from _send_batch(batch, advance)
+    for batch in by_size(items, attrgetter("size"), BATCH_FILES, BATCH_BYTES):
+        if batch[0].size > BATCH_BYTES:
+            for answer in _send_large(batch[0], advance, complaints):
+                yield batch[0], answer.error
+        else:
+            contents = [(item, _content(item, complaints)) for item in batch]
+            yield from _send_batch([(item, content) for item, content in contents if content is not None], advance)
 
 
 def _content(item: Item, complaints: Complaints) -> bytes | None:

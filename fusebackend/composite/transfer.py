@@ -33,7 +33,7 @@ from fusebackend.remote.volume import ForeignVolume, volume_of
 from fusebackend.volumes import placing
 from fusebackend.volumes.contents import PIECE_BYTES, data_pieces, opened
 from fusebackend.volumes.native import silently
-from fusebackend.volumes.walk import Place, entries, resolve
+from fusebackend.volumes.walk import Place, below, resolve
 
 DIRECTORY_MODE = 0o755
 
@@ -124,12 +124,9 @@ def _volume_of_paths(face: AgentFace) -> Volume:
 
 def _tree(volume: Volume, top: Attr) -> Iterator[Item]:
     """A directory comes before what is in it."""
-    left = [_item((), top)]
-    while left:
-        item = left.pop()
-        yield item
-        if item.is_dir:
-            left += [_item((*item.names, name), attr) for name, attr in entries(volume, item.node)]
+    yield _item((), top)
+    for path, attr in below(volume, top.node) if top.is_dir else ():
+        yield _item(tuple(path.split(b"/")[1:]), attr)
 
 
 def _item(names: Names, attr: Attr) -> Item:

@@ -24,14 +24,15 @@ import re
 import secrets
 import socket
 import stat
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
 from fusebackend import config
+from fusebackend.base.deadline import GivenUp, within
 from fusebackend.config import ConfigError, escape_mountpoint
 from fusebackend.linux import mount_table as table
+from fusebackend.linux import proc
 from fusebackend.linux.mount_table import MountError
 from fusebackend.linux.runtime_directory import ADDRESS_MAX_BYTES, directory
 
@@ -413,8 +414,7 @@ def _mount_of(path: str) -> table.MountEntry | None:
                 raise
             path = os.path.dirname(path)
     try:
-        with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as file:
-            found = re.search(r"^mnt_id:\s*(\d+)$", file.read(), re.MULTILINE)
+        found = re.search(rb"^mnt_id:\s*(\d+)$", proc.read(f"self/fdinfo/{fd}"), re.MULTILINE)
     finally:
         os.close(fd)
     number = int(found[1]) if found else -1
@@ -423,20 +423,8 @@ def _mount_of(path: str) -> table.MountEntry | None:
 
 def _timely(path: str, find: Callable[[], T]) -> T:
     """Return or raise the outcome of `find`, unless it takes too long."""
-    outcome: list[T | BaseException] = []
-
-    def run() -> None:
-        try:
-            outcome.append(find())
-        except BaseException as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=run, name="fusebackend-find", daemon=True)
-    thread.start()
-    thread.join(ANSWER_TIMEOUT_S)
-    if not outcome:
+    try:
+        return within(ANSWER_TIMEOUT_S, find)
+    except GivenUp:
         message = f"the server of the mount at '{path}' does not answer: it hangs, or is stopped"
-        raise MountError(errno.ETIMEDOUT, message)
-    if isinstance(outcome[0], BaseException):
-        raise outcome[0]
-    return outcome[0]
+        raise MountError(errno.ETIMEDOUT, message) from None

@@ -22,6 +22,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeAli
 import msgspec
 
 from fusebackend import protocol
+from fusebackend.base.batches import by_size
 from fusebackend.base.budget import Cancellation, Spent
 from fusebackend.base.version import __version__
 from fusebackend.control import limits
@@ -562,24 +563,11 @@ def _streamed(call: Call, method: str, result: Any) -> Any:
     """The matches as notifications, in order; the record without them."""
     if result.matches is None:
         return result
-    for matches in _batches(result.matches):
+    for matches in by_size(result.matches, lambda match: len(match.get("text", "")), PIECE_MATCHES, PIECE_TEXT):
         if call.cancelled.is_set():
             break
         call.notify(method, matches=matches)
     return replace(result, matches=None)
-
-
-def _batches(matches: list[Any]) -> Iterator[list[Any]]:
-    batch: list[Any] = []
-    size = 0
-    for match in matches:
-        batch.append(match)
-        size += len(match.get("text", ""))
-        if len(batch) == PIECE_MATCHES or size > PIECE_TEXT:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 def _write(call: Call, asked: OfWrite) -> Any:

@@ -207,11 +207,7 @@ def _decoder(kind: Any) -> Decoder:
     return found
 
 
-def decode_any(found: msgspec.Raw) -> Any:
-    return _anything(found)
-
-
-_anything = Decoder(Any)
+decode_any = Decoder(Any)
 _request = Decoder(Request)
 
 

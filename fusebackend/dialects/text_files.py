@@ -25,7 +25,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fusebackend import text
 from fusebackend.base import paths
@@ -38,11 +38,13 @@ from fusebackend.protocol import (
     FileDownloadResponse,
     FileInfo,
     FileUploadResponse,
-    LsResult,
     MoveResult,
     WriteResult,
 )
 from fusebackend.protocol.records import EMPTY_REMINDER
+
+if TYPE_CHECKING:
+    from fusebackend.dialects.agent_face import AgentFace
 
 log = logging.getLogger(__name__)
 
@@ -71,21 +73,6 @@ class Refusal(Exception):
 Outcome = TypeVar("Outcome", WriteResult, EditResult, DeleteResult, MoveResult)
 
 
-class Verbs(Protocol):
-    """The verbs of the backend: an `AgentFace`."""
-
-    name: str
-    backend: Any
-
-    def lacks(self, *verbs: str) -> bool: ...
-
-    def ls(self, path: AgentPath) -> LsResult: ...
-
-    def ask(self, verbs: tuple[str, ...], *args: Any, **options: Any) -> Any: ...
-
-    def change(self, kind: type[Outcome], verb: str, *args: Any, **options: Any) -> Outcome: ...
-
-
 class TextFiles:
     """See the module's docstring.
 
@@ -93,7 +80,7 @@ class TextFiles:
         write_once: true once the backend has refused to replace a file.
     """
 
-    def __init__(self, face: Verbs) -> None:
+    def __init__(self, face: AgentFace) -> None:
         self._face = face
         self._exact = bool(getattr(face.backend, "exact_sizes", False))
         self._units = {"bytes"} if self._exact else {"bytes", "characters"}  # the possible units of sizes

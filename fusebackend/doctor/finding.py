@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from fusebackend.base.deadline import GivenUp, within
 from fusebackend.protocol.scheme import mask
 
 Verdict: TypeAlias = Literal["ok", "warning", "error"]
@@ -58,20 +58,15 @@ def found_by(what: str, check: Check) -> list[Finding]:
     """
     found: list[Finding] = []
 
-    def run() -> None:
-        try:
-            found.extend(check())
-        except Exception as failure:  # a defect of a check, or of what it asks, is worth a line, not a traceback
-            text = mask(" ".join(f"{type(failure).__name__}: {failure}".split()))
-            found.append(error(what, f"it can't be checked: {text}", "see whether that error has a cause here"))
-
-    thread = threading.Thread(target=run, name="fusebackend-doctor", daemon=True)
-    thread.start()
-    thread.join(PATIENCE_S)
-    if thread.is_alive():
+    try:
+        within(PATIENCE_S, lambda: found.extend(check()))
+    except GivenUp:
         return [
             error(what, f"no answer within {PATIENCE_S:.0f} s", "see whether it hangs, or the network drops packets")
         ]
+    except Exception as failure:  # a defect of a check, or of what it asks, is worth a line, not a traceback
+        text = mask(" ".join(f"{type(failure).__name__}: {failure}".split()))
+        found.append(error(what, f"it can't be checked: {text}", "see whether that error has a cause here"))
     return found
 
 

@@ -401,7 +401,7 @@ class HistoryFile:
             self._call += 1
             number = self._call
             who = (actor.agent, actor.thread, actor.call, actor.command, actor.uid, actor.pid, actor.host)
-            row = (number, kind, _stored(title), *map(_stored, who), began_ns, None, None)
+            row = (number, kind, sqlite.bound(title), *map(sqlite.bound, who), began_ns, None, None)
             self._unwritten[number] = (_CALL, row)
             self._undoes[number] = tuple(undoes)
             self._heads[number] = Head(row, tuple(undoes))
@@ -478,7 +478,7 @@ class HistoryFile:
         if before is not None:
             row += _state_row(before)
         if image is not None:
-            row += (image.place, _stored(image.name), image.node)
+            row += (image.place, sqlite.bound(image.name), image.node)
         if after is not None:
             row += after
         return Entry(call, (before is not None, image is not None, after is not None), row, identity)
@@ -721,7 +721,7 @@ class HistoryFile:
         lost = {values[1] for statement, values in self._waiting if statement in _RECORDS}
         why = f"the history could not be written ({self.failed})"
         self._waiting = [row for row in self._waiting if row[0] in (_CALL, _END, _UNDONE, _GAP)]
-        self._waiting += [(_GAP, (call, _stored(why))) for call in sorted(lost)]
+        self._waiting += [(_GAP, (call, sqlite.bound(why))) for call in sorted(lost)]
         self._has_lost = True
 
     def note_gap(self, call: int, why: str) -> None:
@@ -731,7 +731,7 @@ class HistoryFile:
             why: a line.
         """
         with self._guard:
-            self._put(_GAP, (call, _stored(why)))
+            self._put(_GAP, (call, sqlite.bound(why)))
 
     def gaps(self, calls: Sequence[int]) -> dict[int, str]:
         """Return why changes of calls were not recorded, for those of the calls that have such."""
@@ -759,7 +759,7 @@ class HistoryFile:
         conditions = [(_SHOWN if wanted.with_requests else _CHANGED).format(is_main)]
         if wanted.by:
             conditions.append("(? IN (agent, thread, tool_call, command) OR CAST(uid AS TEXT) = ?)")
-            values += [_stored(wanted.by), wanted.by]
+            values += [sqlite.bound(wanted.by), wanted.by]
         if wanted.since_ns is not None:
             conditions.append("coalesce(ended_ns, ?) >= ?")
             values += [1 << 62, wanted.since_ns]
@@ -1144,17 +1144,17 @@ class HistoryFile:
                 rows = self._read("SELECT DISTINCT call FROM records WHERE prefix = ?", (stored,))
                 self.forget([call for (call,) in rows])
             with self._guard:
-                self._put("INSERT OR REPLACE INTO routes VALUES (?, ?)", (stored, _stored(backend)))
+                self._put("INSERT OR REPLACE INTO routes VALUES (?, ?)", (stored, sqlite.bound(backend)))
         self.flush()
 
     def bind_apart(self, prefix: AgentPath, identity: str) -> None:
         """Delete the records of another branch that had this one's name."""
         stored = to_name(prefix)
         known = self._read("SELECT backend FROM routes WHERE prefix = ?", (stored,))
-        if known and known[0][0] != _stored(identity):
+        if known and known[0][0] != sqlite.bound(identity):
             self.drop_route(prefix)
         with self._guard:
-            self._put("INSERT OR REPLACE INTO routes VALUES (?, ?)", (stored, _stored(identity)))
+            self._put("INSERT OR REPLACE INTO routes VALUES (?, ?)", (stored, sqlite.bound(identity)))
 
     def drop_route(self, prefix: AgentPath) -> None:
         """Delete the records of a branch that is gone. Their images are for the caller to remove."""
@@ -1298,10 +1298,6 @@ def _write(writer: sqlite3.Connection, links: Chain, rows: Iterable[_Row]) -> No
 
 
 # -- rows ------------------------------------------------------------------------------------------------------
-
-
-def _stored(value: Any) -> Any:
-    return sqlite.bound(value)
 
 
 def _text(value: Any) -> Any:

@@ -18,6 +18,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from fusebackend.linux import proc
+
 MOST_KEPT: Final = 64
 
 FRESH_S: Final = 0.05
@@ -120,8 +122,7 @@ def read(thread: int) -> Process | None:
         with open(f"/proc/{thread}/status", "rb") as file:
             fields = dict(line.split(b":", 1) for line in file if b":" in line)
         pid = int(fields[b"Tgid"])
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            name, _, rest = file.read().rpartition(b")")
+        name, _, rest = proc.read(f"{pid}/stat").rpartition(b")")
         words = rest.split()
         uid = int(fields[b"Uid"].split()[1])
         command = _command_line(pid) if int(fields[b"Threads"]) == 1 else b""
@@ -146,8 +147,7 @@ def ancestors(process: Process) -> Iterator[tuple[int, int]]:
         if parent <= 1:
             return
         try:
-            with open(f"/proc/{parent}/stat", "rb") as file:
-                words = file.read().rpartition(b")")[2].split()
+            words = proc.stat(parent)
         except OSError:
             return
         yield parent, int(words[19])

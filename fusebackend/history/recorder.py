@@ -156,7 +156,7 @@ class VolumeRecords:
         self._stale += marks
         if self._stale * 2 > len(self.marks):
             # Where the volume is no lock of its callers, several calls may end at once.
-            for node in [node for node, mark in tuple(self.marks.items()) if mark.call is None]:
+            for node in [node for node, mark in self.marks.copy().items() if mark.call is None]:
                 self.marks.pop(node, None)
             self._stale = 0
 
@@ -180,7 +180,6 @@ class Recorder:
         """The routes whose volumes keep a log."""
         self._routes: dict[AgentPath, Route] = {}
         self._volumes: dict[int, VolumeRecords] = {}
-        self._stamping = threading.Lock()
         self._stamped: dict[int, int] = {}  # call → the last record that was stamped
 
     def of(self, volume: Volume) -> VolumeRecords:

@@ -20,14 +20,14 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 from fusebackend.base.errors import VANISHED
-from fusebackend.base.paths import AgentPath, PathError, normalise, to_name
+from fusebackend.base.paths import AgentPath, PathError, normalise, to_name, to_text
 from fusebackend.history.calls import OpenCall
 from fusebackend.history.history_file import Entry
 from fusebackend.history.recorder import CONTENT, MADE, Kept, Recorder
 from fusebackend.history.records import Image, RecordKind
 from fusebackend.protocol import STEP, Attr, LogRow, SnapshotVolume, Volume
 from fusebackend.vfs.junctions import MountTree, Route
-from fusebackend.volumes.walk import Place, entries, resolve
+from fusebackend.volumes.walk import Place, below, find, resolve
 
 log = logging.getLogger(__name__)
 
@@ -85,10 +85,10 @@ class _Noted:
                         self._note(found, "create", path, node=attr.node)
             if is_rename and _keeper(self._before[0]) is volume:
                 old, new = self._before
-                moved = _attr(new.route.volume, new.place.path)
+                moved = find(new.route.volume, new.place.path)
                 if moved is not None and old.place.attr is not None and moved.node == old.place.attr.node:
                     to_path = to_name(new.place.path)
-                    if _attr(old.route.volume, old.place.path) is None:
+                    if find(old.route.volume, old.place.path) is None:
                         self._note(old, "rename", old.place.path, to_path=to_path, node=moved.node)
         return [entry.said for _, entry in self._pending.values()]
 
@@ -271,18 +271,8 @@ class Steps:
 
     def _keep_tree(self, call: OpenCall, found: _Before, path: AgentPath, attr: Attr) -> None:
         """Keep a directory and everything below it: a directory after its entries, as it is removed."""
-        levels = [(path, attr, iter(list(entries(found.route.volume, attr.node))))]
-        while levels:
-            at, directory, listing = levels[-1]
-            for name, entry in listing:
-                below = AgentPath(f"{at.rstrip('/')}/{name.decode('utf-8', 'surrogateescape')}")
-                if entry.is_dir:
-                    levels.append((below, entry, iter(list(entries(found.route.volume, entry.node)))))
-                    break
-                self._keep(call, found, below, entry)
-            else:
-                levels.pop()
-                self._keep(call, found, at, directory)
+        for inner, entry in reversed([(path, attr), *_below(found.route.volume, path, attr)]):
+            self._keep(call, found, inner, entry)
 
     # -- after -----------------------------------------------------------------------------------------------------
 
@@ -300,7 +290,7 @@ class Steps:
         volume, prefix, recorder = found.route.volume, found.route.prefix, self._recorder
         records = recorder.of(volume)
         for number, (path, kept) in tuple(found.numbers.items()):
-            now = _attr(volume, path)
+            now = find(volume, path)
             if now is not None and now.node == kept.node and _is_same(now, kept):
                 if how == "put":
                     records.disown(call, kept.node)
@@ -326,7 +316,7 @@ class Steps:
             recorder.add(call, prefix, "create", to_name(path), node=attr.node)
 
     def _renamed(self, call: OpenCall, old: _Before, new: _Before, noted: _Noted | None) -> None:
-        now = _attr(new.route.volume, new.place.path)
+        now = find(new.route.volume, new.place.path)
         if noted is not None and ("rename", old.route.prefix, old.place.path) in noted.made:
             return
         if old.place.attr is not None and now is not None and old.place.path != new.place.path:
@@ -358,7 +348,7 @@ def _created(found: _Before, is_rename: bool) -> Iterator[tuple[AgentPath, Attr]
     if place.attr is not None:
         return
     for path in place.missing_paths if is_rename else (*place.missing_paths, place.path):
-        attr = _attr(volume, path)
+        attr = find(volume, path)
         if attr is None:
             return
         yield path, attr
@@ -367,23 +357,8 @@ def _created(found: _Before, is_rename: bool) -> Iterator[tuple[AgentPath, Attr]
 
 
 def _below(volume: Volume, path: AgentPath, attr: Attr) -> Iterator[tuple[AgentPath, Attr]]:
-    pending = [(path, attr.node)]
-    while pending:
-        at, node = pending.pop()
-        for name, entry in list(entries(volume, node)):
-            below = AgentPath(f"{at.rstrip('/')}/{name.decode('utf-8', 'surrogateescape')}")
-            yield below, entry
-            if entry.is_dir:
-                pending.append((below, entry.node))
-
-
-def _attr(volume: Volume, path: AgentPath) -> Attr | None:
-    try:
-        return resolve(volume, path, follow=False).attr
-    except OSError as error:
-        if error.errno in VANISHED or isinstance(error, NotADirectoryError):
-            return None
-        raise
+    for inner, entry in below(volume, attr.node, to_name(path).rstrip(b"/")):
+        yield AgentPath(to_text(inner)), entry
 
 
 def _is_same(now: Attr, kept: Kept) -> bool:

@@ -343,7 +343,7 @@ class _Making:
         new = []
         for step in steps:
             assert step.source is not None, "it is made of something"
-            new.append((Name(*self._place(volume, step.path), _text(step.path)), step.source))
+            new.append((Name(*self._place(volume, step.path), os.fsdecode(step.path)), step.source))
         errors: list[OSError] = []
         for number, (step, placed) in enumerate(
             zip(steps, placing.make_together(volume, new, changes), strict=True), self.made
@@ -368,7 +368,7 @@ class _Making:
             case "clean":
                 parent, name, attr = self._at(volume, step.path)
                 if attr is not None:
-                    placing.remove(volume, parent, name, attr, changes, _text(step.path))
+                    placing.remove(volume, parent, name, attr, changes, os.fsdecode(step.path))
             case "rename" | "exchange":
                 self._rename(volume, step, changes)
             case "overwrite" | "merge":
@@ -411,7 +411,7 @@ class _Making:
         if self.made not in self._numbers and volume.features.shared:  # a change of it is durable at once
             self._numbers[self.made] = self._record("create", step, after=_left(step))
         try:
-            placed = placing.make(volume, parent, name, step.source, changes, _text(step.path))
+            placed = placing.make(volume, parent, name, step.source, changes, os.fsdecode(step.path))
         except OSError as error:
             raise self._not_made(self.made, step, error) from None
         self._is_made(volume, self.made, step, placed)
@@ -447,7 +447,7 @@ class _Making:
         else:
             self._numbers[self.made] = self._record("create", step, node=node, linked=True, after=stamp)
         try:
-            placed = placing.link(volume, node, parent, name, changes, _text(step.path))
+            placed = placing.link(volume, node, parent, name, changes, os.fsdecode(step.path))
         except OSError as error:
             raise self._not_made(self.made, step, error) from None
         del self._numbers[self.made]
@@ -460,7 +460,7 @@ class _Making:
         kept = self._recorder.keep(self._call, volume, attr)
         self._record("remove", step, kept, linked=linked)
         self._directories.clear()
-        placing.remove(volume, parent, name, attr, changes, _text(step.path))
+        placing.remove(volume, parent, name, attr, changes, os.fsdecode(step.path))
 
     def _rename(self, volume: Volume, step: Step, changes: Changes) -> None:
         parent, name, _ = self._at(volume, step.path)
@@ -473,15 +473,15 @@ class _Making:
         kind: RecordKind = "exchange" if is_exchange else "rename"
         self._record(kind, step, to_path=step.to_path, node=attr.node)
         self._directories.clear()
-        old = Name(parent, name, _text(step.path))
-        placing.rename(volume, old, Name(new_parent, new_name, _text(step.to_path)), attr, changes, flags)
+        old = Name(parent, name, os.fsdecode(step.path))
+        placing.rename(volume, old, Name(new_parent, new_name, os.fsdecode(step.to_path)), attr, changes, flags)
 
     def _overwrite(self, volume: Volume, step: Step, changes: Changes) -> Placed:
         assert step.source is not None, "its bytes come from somewhere"
         attr = self._found(volume, step, step.path)
         self._record("content", step, self._recorder.keep(self._call, volume, attr))
         self._recorder.of(volume).own(self._call, attr.node, CONTENT)
-        return placing.overwrite(volume, attr.node, step.source, changes, _text(step.path))
+        return placing.overwrite(volume, attr.node, step.source, changes, os.fsdecode(step.path))
 
     def _attributes(self, volume: Volume, step: Step, changes: Changes) -> Placed:
         assert step.state is not None, "there are attributes"
@@ -489,7 +489,7 @@ class _Making:
         if not step.closes:  # the record of a directory that was made says all
             self._record("attributes", step, Kept(attr.node, state_of(volume, attr), None, attr.ctime_ns))
             self._recorder.of(volume).own(self._call, attr.node, ATTRIBUTES)
-        return placing.set_attributes(volume, attr.node, step.state, changes, _text(step.path))
+        return placing.set_attributes(volume, attr.node, step.state, changes, os.fsdecode(step.path))
 
     def _found(self, volume: Volume, step: Step, path: bytes) -> Attr:
         """Return the attributes of the file at a path, which is as the plan has found it."""
@@ -549,10 +549,6 @@ def _is_large(step: Step) -> bool:
 def _waits(step: Step) -> bool:
     """Return True for a step that waits for processes which have just opened the file."""
     return step.word in ("overwrite", "merge")
-
-
-def _text(path: bytes) -> str:
-    return os.fsdecode(path)
 
 
 def _changed(step: Step, how: str) -> OSError:

@@ -27,7 +27,7 @@ from fusebackend.history.records import Image, Record, Stamp
 from fusebackend.protocol import ROOT_NODE, Attr, SnapshotVolume, UndoConflict, Volume
 from fusebackend.volumes.frozen import LooksAhead
 from fusebackend.volumes.placing import TEMPORARY, BytesSource, KeptSource, NodeSource, Source, State
-from fusebackend.volumes.walk import entries
+from fusebackend.volumes.walk import below, entries
 
 MERGED_BYTES = 16 << 20
 """Larger files are not merged by lines: three of them are in memory at once."""
@@ -647,17 +647,11 @@ class _View:
         """Return a path of a file by its identity, as the volume is now. The first call reads the whole tree."""
         if self._paths is None:
             self._paths = {}
-            left = [(b"", ROOT_NODE)]
-            while left:
-                above, directory = left.pop()
-                for name, attr in entries(self.volume, directory):
-                    if attr.is_dir:
-                        left.append((above + b"/" + name, attr.node))
-                        continue
-                    with contextlib.suppress(OSError):  # removed since
-                        found = self.volume.lasting(attr.node)
-                        if found is not None:
-                            self._paths[found] = above + b"/" + name
+            for path, attr in below(self.volume, ROOT_NODE):
+                with contextlib.suppress(OSError):  # removed since
+                    found = None if attr.is_dir else self.volume.lasting(attr.node)
+                    if found is not None:
+                        self._paths[found] = path
         return self._paths.get(identity)
 
     def file(self, attr: Attr) -> _File:

@@ -23,15 +23,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Final, Literal, TypeAlias
 
-from fusebackend.base.errors import VANISHED
 from fusebackend.base.paths import AgentPath
 from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.images import Images
 from fusebackend.history.records import Image, Record
 from fusebackend.history.undo_plan import MERGED_BYTES, image_source, whole
-from fusebackend.protocol import Attr, SnapshotVolume, Volume
+from fusebackend.protocol import SnapshotVolume, Volume
 from fusebackend.volumes.placing import NodeSource
-from fusebackend.volumes.walk import resolve
+from fusebackend.volumes.walk import find
 
 MAX_UNDECIDED: Final = 1000
 """After so many records in a row that decide nothing, these are left as they are."""
@@ -143,7 +142,7 @@ def _verdict(volume: Volume, record: Record, image_path: Callable[[Image], str])
     """Say whether a change was made, if none that is later was."""
     if not record.node:
         return "unknown"
-    there = _at(volume, record.path)
+    there = find(volume, os.fsdecode(record.path))
     is_it = there is not None and there.node == record.node
     match record.kind:
         case "create":
@@ -151,7 +150,7 @@ def _verdict(volume: Volume, record: Record, image_path: Callable[[Image], str])
         case "remove":
             return "not made" if is_it else "unknown"
         case "rename" | "exchange":
-            target = _at(volume, record.to_path)
+            target = find(volume, os.fsdecode(record.to_path))
             is_moved = target is not None and target.node == record.node
             return "unknown" if is_it == is_moved else "not made" if is_it else "made"
     if there is None or not is_it:
@@ -180,7 +179,7 @@ def _is_before(volume: Volume, records: Sequence[Record]) -> bool:
     paths = {path for each in records for path in (each.path, each.to_path)}
     if any(_touches({path}, paths - {path}) for path in paths):
         return False  # what is below a renamed directory has another path then
-    there = {path: _at(volume, path) for path in paths}
+    there = {path: find(volume, os.fsdecode(path)) for path in paths}
     nodes = {path: 0 if attr is None else attr.node for path, attr in there.items()}
     fitting = [made for made in range(len(records) + 1) if _fits(nodes, records[:made], records[made:])]
     return fitting == [0]
@@ -202,12 +201,3 @@ def _fits(nodes: Mapping[bytes, int], made: Sequence[Record], left: Sequence[Rec
         back = now[record.path] if record.kind == "exchange" else None if record.before is not None else 0
         now[record.path], now[record.to_path] = record.node, back
     return True
-
-
-def _at(volume: Volume, path: bytes) -> Attr | None:
-    try:
-        return resolve(volume, os.fsdecode(path), follow=False).attr
-    except OSError as error:
-        if error.errno in VANISHED or isinstance(error, NotADirectoryError):
-            return None
-        raise

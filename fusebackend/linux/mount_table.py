@@ -22,6 +22,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from fusebackend.linux import proc
+
 SUBTYPE = "fusebackend"
 FSTYPE = f"fuse.{SUBTYPE}"
 """How our mounts show in the table; `mount/session.py` asks for the part after the dot."""
@@ -101,8 +103,7 @@ def _unescape(word: str) -> str:
 
 def mounts() -> list[MountEntry]:
     """All mounts that this process can see."""
-    with open("/proc/self/mountinfo", "rb") as file:
-        return parse(os.fsdecode(file.read()))
+    return parse(os.fsdecode(proc.read("self/mountinfo")))
 
 
 def mount_at(path: str) -> MountEntry | None:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from fusebackend.linux import mount_table
+from fusebackend.linux import mount_table, proc
 
 _FIELD = re.compile(rb"^(flags|mnt_id|ino):\s*(\d+)$", re.MULTILINE)
 _SHARED = re.compile(rb"^\S+ .w.s \S+ ([0-9a-f]+):([0-9a-f]+) (\d+)", re.MULTILINE)
@@ -53,27 +53,22 @@ def _written_by(pid: str) -> Iterator[FileId]:
             if not devices:
                 devices = _devices(pid)
             yield devices.get(fields.get(b"mnt_id", 0), 0), fields.get(b"ino", 0)
-    with open(f"/proc/{pid}/maps", "rb") as file:
-        for major, minor, inode in _SHARED.findall(file.read()):
-            yield os.makedev(int(major, 16), int(minor, 16)), int(inode)
+    for major, minor, inode in _SHARED.findall(proc.read(f"{pid}/maps")):
+        yield os.makedev(int(major, 16), int(minor, 16)), int(inode)
 
 
 def _fields(pid: str, fd: str) -> list[tuple[bytes, bytes]]:
-    with open(f"/proc/{pid}/fdinfo/{fd}", "rb") as file:
-        return _FIELD.findall(file.read())
+    return _FIELD.findall(proc.read(f"{pid}/fdinfo/{fd}"))
 
 
 def _devices(pid: str) -> dict[int, int]:
     """The device of each mount that a process sees, by the mount's id."""
-    with open(f"/proc/{pid}/mountinfo", "rb") as file:
-        entries = mount_table.parse(os.fsdecode(file.read()))
     found = {}
-    for entry in entries:
+    for entry in mount_table.parse(os.fsdecode(proc.read(f"{pid}/mountinfo"))):
         major, _, minor = entry.device.partition(":")
         found[entry.id] = os.makedev(int(major), int(minor))
     return found
 
 
 def _command(pid: str) -> str:
-    with open(f"/proc/{pid}/comm", "rb") as file:
-        return os.fsdecode(file.read()).strip()
+    return os.fsdecode(proc.read(f"{pid}/comm")).strip()

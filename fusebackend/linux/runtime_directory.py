@@ -16,6 +16,8 @@ import stat
 import tempfile
 from collections.abc import Callable
 
+from fusebackend.linux import proc
+
 ADDRESS_MAX_BYTES = 107
 """Of a Unix socket (unix(7)): `sun_path` with its closing NUL."""
 
@@ -81,8 +83,7 @@ def remove_stale(directory: str, remove: Callable[[str], None]) -> None:
 def identity(pid: int) -> str | None:
     """Return pid namespace, pid and start time of a process, which no other of this boot has; None if it has ended."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            began = file.read().rpartition(b")")[2].split()[19].decode()
+        began = proc.stat(pid)[19].decode()
     except (FileNotFoundError, ProcessLookupError):
         return None
     return f"{pid_namespace()}-{pid}-{began}"

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from fusebackend.base.deadline import is_readable
 from fusebackend.linux import mount_table as table
+from fusebackend.linux import proc
 from fusebackend.linux.distribution import install
 from fusebackend.linux.mount_table import MountError
 
@@ -106,8 +107,8 @@ def server_of(entry: table.MountEntry) -> int | None:
 
 def is_stopped(pid: int) -> bool:
     """By SIGSTOP or a debugger, as proc_pid_stat(5) says."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
-        return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    with contextlib.suppress(OSError):
+        return proc.stat(pid)[0] in (b"T", b"t")
     return False
 
 
@@ -168,8 +169,7 @@ def _paths_of(process: str) -> Iterator[tuple[str, str]]:
 
 def _command(pid: int) -> str:
     try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            words = os.fsdecode(file.read()).replace("\0", " ").strip()
+        words = os.fsdecode(proc.read(f"{pid}/cmdline")).replace("\0", " ").strip()
         return words if len(words) <= 80 else words[:79] + "…"
     except OSError:
         return "?"

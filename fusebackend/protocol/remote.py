@@ -7,9 +7,12 @@ methods may be called from several threads where `Abilities.concurrent` says so,
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+
+from fusebackend.base.paths import to_text
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -119,8 +122,8 @@ class Reader(Protocol):
     def close(self) -> None: ...
 
 
-class Remote(Protocol):
-    """See the module's docstring."""
+class Remote(abc.ABC):
+    """See the module's docstring. What a remote does not have, or has no use for, is left to this class."""
 
     name: str
     """For the log."""
@@ -131,33 +134,43 @@ class Remote(Protocol):
     @property
     def unfinished(self) -> bool:
         """True if there is a rename to `finish`."""
+        return False
 
     # -- names -------------------------------------------------------------------------------------------------
 
+    @abc.abstractmethod
     def contents(self, directory: str) -> Contents:
         """List a directory. ENOENT where it is not there and the remote can tell."""
 
     def find(self, directory: str, segment: str) -> tuple[Info, Head | None] | None:
-        """One name of a large directory, with the head of a file."""
+        """One name of a large directory, with the head of a file. Only where `Contents.large` says so."""
+        raise NotImplementedError("no listing is large")
 
+    @abc.abstractmethod
     def has(self, key: str) -> bool:
         """True if there is this file, or this directory (by itself, or because of a file below it)."""
 
+    @abc.abstractmethod
     def holds_only(self, directory: str) -> bool:
         """True if a directory is empty but for its own sign."""
 
+    @abc.abstractmethod
     def admit(self, name: bytes, directory: str, *, is_dir: bool) -> str:
         """The segment for a new name in a directory. EILSEQ, ENAMETOOLONG, or another refusal."""
 
     def segment(self, name: bytes) -> str | None:
         """The segment of a name; None if it takes a listing to know."""
+        return to_text(name)
 
     def make_directory(self, directory: str, stamp: Stamp, *, replace: bool) -> Etag | None:
         """Store the sign of a directory; its ETag. EEXIST unless `replace`. Only with `Abilities.keeps_directories`."""
+        raise NotImplementedError("there are no directories without a file")
 
+    @abc.abstractmethod
     def delete(self, key: str) -> None:
         """Delete a file or an empty directory, if it is there."""
 
+    @abc.abstractmethod
     def rename(
         self, old: str, new: str, etag: Etag | None, replaced: tuple[Etag | None] | None, copied: Callable[[], None]
     ) -> Sequence[str]:
@@ -174,6 +187,7 @@ class Remote(Protocol):
 
     # -- files -------------------------------------------------------------------------------------------------
 
+    @abc.abstractmethod
     def head(self, key: str, known: Etag | None = None, fetch_bytes: int = 0) -> Head | None:
         """A file as it is now, None when it is not there.
 
@@ -182,15 +196,19 @@ class Remote(Protocol):
             fetch_bytes: its size, where its content is wanted next; a small one may come with the same request.
         """
 
+    @abc.abstractmethod
     def heads(self, wanted: Iterable[tuple[str, int]]) -> Sequence[Head | OSError | None]:
         """`head` of many files (key and size in the listing) and directories: their attributes and true sizes."""
 
     def reader(self, key: str, etag: Etag | None, size: int) -> Reader:
         """Only with `Abilities.ranges`."""
+        raise NotImplementedError("only whole files are given")
 
+    @abc.abstractmethod
     def load(self, key: str, etag: Etag | None) -> Iterable[bytes]:
         """The whole of one version, in pieces. ENOENT; ESTALE when it is another by now."""
 
+    @abc.abstractmethod
     def put(self, key: str, data: Bytes, stamp: Stamp, *, over: Etag | None, create: bool) -> Etag | None:
         """Store a file in one step; its ETag.
 
@@ -202,6 +220,7 @@ class Remote(Protocol):
             OSError: ESTALE when another version is there. After any other errno it may have been stored or not.
         """
 
+    @abc.abstractmethod
     def put_all(self, files: Sequence[tuple[str, Bytes, Stamp]]) -> Sequence[Etag | OSError | None]:
         """Store new files, as `put` with `create`: all in one step, or several at a time, where the remote can.
 
@@ -209,22 +228,27 @@ class Remote(Protocol):
             for each its ETag, or its error: ECANCELED if it was not begun after the error of another.
         """
 
+    @abc.abstractmethod
     def same(self, key: str, data: Bytes, stamp: Stamp) -> Etag | None:
         """The ETag of the stored file if it equals this one: then a put has arrived, and its answer was lost."""
 
     def restamp(self, key: str, etag: Etag | None, size: int, stamp: Stamp) -> Etag | None:
         """Store other attributes of a file; its ETag. ESTALE when it is not that version. Only with
         `Abilities.keeps_attributes`."""
+        raise NotImplementedError("no attributes are stored")
 
     # -- changes -----------------------------------------------------------------------------------------------
 
     def token(self) -> Hashable:
         """Two equal ones, and nothing has changed between them; None where that is not known."""
+        return None
 
     def finish(self) -> None:
         """Carry on the renames that have failed half-way. Nothing else is stored meanwhile."""
 
+    @abc.abstractmethod
     def expire(self) -> None:
         """Forget what was downloaded."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Give back what was opened here."""

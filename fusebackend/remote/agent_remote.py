@@ -12,14 +12,16 @@ import errno
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from operator import itemgetter
 from typing import Any
 
 from fusebackend.base import budget, errors, paths
+from fusebackend.base.batches import by_size
 from fusebackend.base.errors import CONFLICT, FILE_NOT_FOUND, oserror
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.dialects.agent_face import AgentFace
 from fusebackend.protocol import FileInfo
-from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Reader, Stamp
+from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Remote, Stamp
 from fusebackend.remote.buffer import digest_of
 from fusebackend.remote.files_update import apply_files_update
 from fusebackend.remote.parallel import attempted
@@ -34,7 +36,7 @@ PROBE_BYTES = 8 << 20
 """Bounds of one batch of downloads to know sizes, and of the bytes that are kept of them for the `open` to come."""
 
 
-class AgentRemote:
+class AgentRemote(Remote):
     """See the module's docstring.
 
     Args:
@@ -97,9 +99,6 @@ class AgentRemote:
             raise self._failure(result.error, path)
         raise oserror(errno.ENOENT, path)
 
-    def find(self, directory: str, segment: str) -> tuple[Info, Head | None] | None:
-        raise NotImplementedError("listings of agents are not large")
-
     def has(self, key: str) -> bool:
         """As the nearest directory above it says that can be listed. EIO."""
         path, is_dir = _path(key), key.endswith("/")
@@ -130,12 +129,6 @@ class AgentRemote:
             self._admits(paths.join(_path(directory), segment), is_dir=is_dir)
         return segment
 
-    def segment(self, name: bytes) -> str | None:
-        return paths.to_text(name)
-
-    def make_directory(self, directory: str, stamp: Stamp, *, replace: bool) -> Etag | None:
-        raise NotImplementedError("agents have no directories without a file")
-
     def delete(self, key: str) -> None:
         path = _path(key)
         error = self._delete(path)
@@ -163,15 +156,9 @@ class AgentRemote:
 
     def heads(self, wanted: Iterable[tuple[str, int]]) -> Sequence[Head | OSError | None]:
         found: list[Head | OSError | None] = []
-        batch: list[AgentPath] = []
-        claimed = 0
-        for key, size in wanted:
-            if batch and (len(batch) >= PROBE_FILES or claimed + size > PROBE_BYTES):
-                found += self._probe(batch)
-                batch, claimed = [], 0
-            batch.append(_path(key))
-            claimed += size
-        return [*found, *(self._probe(batch) if batch else ())]
+        for batch in by_size(wanted, itemgetter(1), PROBE_FILES, PROBE_BYTES):
+            found += self._probe([_path(key) for key, _ in batch])
+        return found
 
     def _probe(self, batch: list[AgentPath]) -> list[Head | OSError | None]:
         now = self._clock()
@@ -192,9 +179,6 @@ class AgentRemote:
             self._recent.popitem(last=False)
             kept -= len(data)
         return heads
-
-    def reader(self, key: str, etag: Etag | None, size: int) -> Reader:
-        raise NotImplementedError("agents give whole files")
 
     def load(self, key: str, etag: Etag | None) -> Iterable[bytes]:
         data = self._download(_path(key))
@@ -263,9 +247,6 @@ class AgentRemote:
         there = self._download(_path(key))
         digest = data.digest()
         return digest if there is not None and digest_of(there) == digest else None
-
-    def restamp(self, key: str, etag: Etag | None, size: int, stamp: Stamp) -> Etag | None:
-        raise NotImplementedError("agents store no attributes")
 
     # -- rename ------------------------------------------------------------------------------------------------
 
@@ -366,18 +347,8 @@ class AgentRemote:
 
     # -- life --------------------------------------------------------------------------------------------------
 
-    @property
-    def unfinished(self) -> bool:
-        return False
-
-    def finish(self) -> None:
-        """Nothing is left half-way."""
-
     def expire(self) -> None:
         self._recent.clear()
-
-    def close(self) -> None:
-        """The backend is its owner's."""
 
     def _failure(self, error: str, path: AgentPath) -> OSError:
         """The `OSError` for an error of the backend. One without a code is EIO and logged: nobody sees its words."""

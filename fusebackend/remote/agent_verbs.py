@@ -12,6 +12,7 @@ from __future__ import annotations
 import abc
 import errno
 from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from fusebackend import text
@@ -122,7 +123,7 @@ class FileVerbs(BackendProtocol):
                 yield from (info for info in self._list(directory) if info["path"] == path)
             return
         unreadable = False
-        pending = sorted(entries, key=_path_of, reverse=True)
+        pending = sorted(entries, key=itemgetter("path"), reverse=True)
         while pending:
             budget.current().require()
             info = pending.pop()
@@ -138,7 +139,7 @@ class FileVerbs(BackendProtocol):
                         raise
                     unreadable |= error.errno in UNREADABLE
                     continue
-                pending += sorted(below, key=_path_of, reverse=True)
+                pending += sorted(below, key=itemgetter("path"), reverse=True)
         if unreadable:
             raise Unreadable
 
@@ -177,7 +178,7 @@ class FileVerbs(BackendProtocol):
             entries = self._list(checked(path))
         except Refusal as error:
             return verbs.LS.refused(error, path)
-        return LsResult(entries=sorted(entries, key=_path_of))
+        return LsResult(entries=sorted(entries, key=itemgetter("path")))
 
     def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
         try:
@@ -324,7 +325,3 @@ def checked(path: str) -> AgentPath:
     """
     names_of(path)
     return paths.normalise(path)
-
-
-def _path_of(info: FileInfo) -> str:
-    return info["path"]

@@ -43,7 +43,7 @@ from fusebackend.protocol import (
 from fusebackend.server.approvals import MAX_CHANGE_BYTES, Approvals, CanNotAsk, CanNotBeMade, said
 from fusebackend.server.rules import Views
 from fusebackend.volumes.placing import NodeSource
-from fusebackend.volumes.walk import entries, resolve
+from fusebackend.volumes.walk import below, resolve
 
 if TYPE_CHECKING:
     from fusebackend.composite.backend import CompositeBackend
@@ -395,7 +395,7 @@ def _contents(volume: Volume, attr: Attr, key: bytes) -> str:
 
 def _names(volume: Volume, directory: Attr) -> Iterator[bytes]:
     """Yield what is in a directory, at any depth: names, sizes and times."""
-    for count, (path, attr) in enumerate(_walked(volume, directory.node), 1):
+    for count, (path, attr) in enumerate(below(volume, directory.node), 1):
         if count > COMPARED_ENTRIES:
             raise CanNotAsk(f"it is a directory with more than {COMPARED_ENTRIES} names")
         size, time_ns = (0, 0) if attr.is_dir else (attr.size, attr.mtime_ns)
@@ -420,24 +420,12 @@ def _sides(verb: str, change: Change, index: int, data: bytes | None) -> tuple[S
 def _listed(volume: Volume, inner: str) -> list[bytes]:
     attr = resolve(volume, inner, follow=False).attr
     found = []
-    for path, _ in _walked(volume, attr.node) if attr is not None and attr.is_dir else ():
+    for path, _ in below(volume, attr.node) if attr is not None and attr.is_dir else ():
         found.append(path)
         if len(found) == LISTED:
             found.append(b"/...")
             break
     return found
-
-
-def _walked(volume: Volume, directory: int) -> Iterator[tuple[bytes, Attr]]:
-    """Yield what is below a directory, at any depth, with its path there."""
-    left = [(b"", directory)]
-    while left:
-        at, node = left.pop()
-        for name, attr in list(entries(volume, node)):
-            path = at + b"/" + name
-            yield path, attr
-            if attr.is_dir:
-                left.append((path, attr.node))
 
 
 def _data(volume: Volume, inner: str, follow: bool) -> bytes | None:

@@ -34,9 +34,10 @@ from fusebackend.backends.sandbox.base import BaseSandbox
 from fusebackend.backends.sandbox.script_answers import entries_of, failure, status_of
 from fusebackend.backends.sandbox.scripts import Script, nonce
 from fusebackend.base import budget, paths
+from fusebackend.base.batches import by_size
 from fusebackend.base.budget import Spent
 from fusebackend.base.errors import FILE_NOT_FOUND, words_of
-from fusebackend.base.paths import ROOT, AgentPath
+from fusebackend.base.paths import ROOT, AgentPath, to_name
 from fusebackend.dialects.agent_face import AgentFace
 from fusebackend.protocol import ROOT_NODE, Attr, AttrChanges, Change, FileDownloadResponse, ObservableVolume
 from fusebackend.remote.conflicts import conflict_path
@@ -343,7 +344,8 @@ class Carrying:
             self._run_there(word, [path for path in round_.other_mode(executable) if path in files])
 
     def _run_there(self, words: str, wanted: list[AgentPath]) -> None:
-        for some in _parts(wanted):
+        # In pieces that a command line can hold.
+        for some in by_size(wanted, lambda path: 4 * len(to_name(path)), BATCH_FILES, 32 << 10):
             self._default.ask(Script().call(words, *map(self._default.path_of, some)), self._default.script_timeout_s)
 
     def _remove_there(self, wanted: list[AgentPath]) -> None:
@@ -482,22 +484,19 @@ class _Round:
     def batches(self) -> Iterator[list[AgentPath]]:
         """Yield files that look changed on either side, in pieces that fit into memory. Ends early when the caller is
         stopped."""
-        batch: list[AgentPath] = []
-        size = 0
-        for path in sorted({*self.routes, *self.sandbox, *self._base}):
-            if path in self.passed_over or path in self.paused:
-                continue
-            if not self.looks_changed(path, True) and not self.looks_changed(path, False):
-                continue
-            batch.append(path)
-            size += max(files[path].size if path in files else 0 for files in (self.routes, self.sandbox))
-            if size >= BATCH_BYTES or len(batch) >= BATCH_FILES:
-                yield batch
-                batch, size = [], 0
+        changed = (
+            path
+            for path in sorted({*self.routes, *self.sandbox, *self._base})
+            if path not in self.passed_over and path not in self.paused
+            if self.looks_changed(path, True) or self.looks_changed(path, False)
+        )
+        for batch in by_size(changed, self._size, BATCH_FILES, BATCH_BYTES):
             if self.stopped():
                 return
-        if batch:
             yield batch
+
+    def _size(self, path: AgentPath) -> int:
+        return max(files[path].size if path in files else 0 for files in (self.routes, self.sandbox))
 
 
 def _fetch(
@@ -539,20 +538,6 @@ def _require_room(files: int, size: int) -> None:
         raise OSError(errno.EFBIG, f"it has more than {MAX_FILES} files")
     if size > MAX_BYTES:
         raise OSError(errno.EFBIG, f"its files have more than {MAX_BYTES >> 20} MiB")
-
-
-def _parts(wanted: list[AgentPath]) -> Iterator[list[AgentPath]]:
-    """Paths in pieces that a command line can hold."""
-    some: list[AgentPath] = []
-    size = 0
-    for path in wanted:
-        some.append(path)
-        size += 4 * len(path.encode("utf-8", "surrogateescape"))
-        if len(some) >= BATCH_FILES or size > 32 << 10:
-            yield some
-            some, size = [], 0
-    if some:
-        yield some
 
 
 def _remove_directory(route: Route, path: AgentPath) -> None:

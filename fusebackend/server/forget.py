@@ -11,19 +11,18 @@ same call does the rest.
 from __future__ import annotations
 
 import contextlib
-import errno
 import stat
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from fusebackend.base import paths
-from fusebackend.base.paths import ROOT, AgentPath, to_text
+from fusebackend.base.paths import ROOT, AgentPath, to_name, to_text
 from fusebackend.history.recorder import Recorder
 from fusebackend.history.records import Record
 from fusebackend.protocol import Attr, AttrChanges, ForgetResult, SnapshotVolume, Volume
 from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.branches import Branches
 from fusebackend.volumes import placing
-from fusebackend.volumes.walk import Place, entries, resolve
+from fusebackend.volumes.walk import below, find, resolve
 
 BELOW: str = (
     "free blocks and snapshots of the file systems below, backups, and the earlier versions that a bucket, a store"
@@ -71,7 +70,7 @@ class Forgetting:
                 found, names = self._in_snapshots(prefix, inner)
                 nodes[prefix] |= found
                 snapshots |= names
-                is_known |= bool(found) or _resolved(self._volumes[prefix], inner) is not None
+                is_known |= bool(found) or find(self._volumes[prefix], inner) is not None
                 nodes[prefix] |= self._recorded(prefix, kept.values())
             touched = self._in_branches(path, dry_run=True)
             result.branches += [name for name in touched if name not in result.branches]
@@ -140,8 +139,8 @@ class Forgetting:
         volume = self._volumes[prefix]
         # In a volume without snapshots a node means nothing later on.
         if not isinstance(volume, SnapshotVolume):
-            place = _resolved(volume, inner)
-            return {} if place is None or place.found.is_dir else {inner: 0}
+            found = find(volume, inner)
+            return {} if found is None or found.is_dir else {inner: 0}
         return _files(volume, inner)
 
     def _in_snapshots(self, prefix: AgentPath, inner: str) -> tuple[set[int], set[str]]:
@@ -212,28 +211,9 @@ def _is_own(branch: BranchVolume, node: int) -> bool:
     return branch.is_new(node) or branch.origin(node) is not None
 
 
-def _resolved(volume: Volume, path: str) -> Place | None:
-    """Return the place of a path, None if nothing is there."""
-    try:
-        place = resolve(volume, path, follow=False)
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.ESTALE):
-            return None
-        raise
-    return None if place.attr is None else place
-
-
 def _files(volume: Volume, path: str) -> dict[str, int]:
     """Return the files at and below a path, with their nodes; directories are left out."""
-    place = _resolved(volume, path)
-    if place is None:
-        return {}
-    found: dict[str, int] = {}
-    left: list[tuple[str, Attr]] = [(path.rstrip("/"), place.found)]
-    while left:
-        inner, attr = left.pop()
-        if attr.is_dir:
-            left += [(f"{inner}/{to_text(name)}", each) for name, each in entries(volume, attr.node)]
-        else:
-            found[inner] = attr.node
-    return found
+    found, top = find(volume, path), path.rstrip("/")
+    if found is None or not found.is_dir:
+        return {} if found is None else {top: found.node}
+    return {to_text(inner): attr.node for inner, attr in below(volume, found.node, to_name(top)) if not attr.is_dir}

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 from fusebackend.linux import mount_table as table
+from fusebackend.linux import proc
 from fusebackend.linux.mount_table import MountEntry
 from fusebackend.shell import system
 from fusebackend.shell.bubblewrap import SandboxError
@@ -266,8 +267,8 @@ def _mounted(path: str) -> list[MountEntry]:
 
 
 def _parent(pid: int) -> int | None:
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/stat", "rb") as file:
-        return int(file.read().rpartition(b")")[2].split()[1])
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return int(proc.stat(pid)[1])
     return None
 
 

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Self
 from fusebackend.base import paths
 from fusebackend.base.paths import AgentPath, PathError
 from fusebackend.linux import mount_table as table
+from fusebackend.linux import proc
 from fusebackend.linux.command import Command, End, Process, Running, nothing_to_run
 from fusebackend.protocol import ExecuteResponse
 from fusebackend.shell import bubblewrap, seccomp, system
@@ -301,8 +302,7 @@ class Shell:
 
     def _check(self, mounts: list[Bind | Fresh]) -> MountCheck:
         """Return the check of a sandbox's mounts against the mounts of this process."""
-        with open("/proc/self/mountinfo", "rb") as file:
-            seen = (file.read(), mounts)
+        seen = (proc.read("self/mountinfo"), mounts)
         if self._checks is None or self._checks[0] != seen:
             self._checks = seen, MountCheck(mounts, table.parse(os.fsdecode(seen[0])))
         return self._checks[1]

@@ -14,9 +14,10 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Iterator
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from fusebackend.base.paths import to_name, to_text
+from fusebackend.history.calls import Calls, OpenCall
 from fusebackend.protocol import Actor
 
 MAX_CHANGES: Final = 100_000
@@ -40,30 +41,6 @@ TABLES: Final = (
 )
 
 ChangeKind: TypeAlias = Literal["create", "remove", "rename", "exchange", "content", "attributes"]
-
-
-class Author(Protocol):
-    """A call of the mount: `OpenCall`."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def actor(self) -> Actor: ...
-    @property
-    def ended(self) -> bool: ...
-
-
-class Authors(Protocol):
-    """The calls of the mount: `Calls`."""
-
-    def current(self) -> Author:
-        """Return the call of the change that this thread makes."""
-
-    def number(self, call: Any) -> int:
-        """Return the number of a call in the mount."""
-
-    def said(self, call: Any) -> tuple[str, Actor]:
-        """Return title and actor of a call as a log may show them, with secrets masked."""
 
 
 class BranchCall(NamedTuple):
@@ -132,14 +109,14 @@ class BranchCalls:
     """
 
     def __init__(self, db: sqlite3.Connection) -> None:
-        self._open: dict[Author, _Noted] = {}
+        self._open: dict[OpenCall, _Noted] = {}
         self._call: int = db.execute("SELECT coalesce(max(number), 0) FROM branch_call").fetchone()[0]
         self._change: int = db.execute("SELECT coalesce(max(number), 0) FROM branch_change").fetchone()[0]
 
     def note(
         self,
         rows: Rows,
-        authors: Authors,
+        authors: Calls,
         kind: ChangeKind,
         node: int,
         old: tuple[int, bytes] = (0, b""),
@@ -168,7 +145,7 @@ class BranchCalls:
         rows.changes.append(BranchChange(self._change, noted.number, time.time_ns(), kind, node, *old, *new))
         return True
 
-    def _begin(self, rows: Rows, authors: Authors, author: Author) -> _Noted:
+    def _begin(self, rows: Rows, authors: Calls, author: OpenCall) -> _Noted:
         if len(self._open) >= MOST_OPEN:
             self._open = {each: noted for each, noted in self._open.items() if not each.ended}
             if len(self._open) >= MOST_OPEN:

@@ -41,9 +41,10 @@ from fusebackend.base.relative_paths import is_below, join
 from fusebackend.base.stamps import CLOCK, now_ns
 from fusebackend.base.waiting import will_wait
 from fusebackend.databases.sqlite import open_file, transaction
+from fusebackend.history.calls import Calls
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, Attr, AttrChanges, Caller, Features, Volume
 from fusebackend.trees.branch_calls import TABLES as CALL_TABLES
-from fusebackend.trees.branch_calls import Authors, BranchCall, BranchCalls, BranchChange, ChangeKind, Rows
+from fusebackend.trees.branch_calls import BranchCall, BranchCalls, BranchChange, ChangeKind, Rows
 from fusebackend.trees.lower_tree import BASE, FIRST_OWN, LowerTree
 from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT, Chunk, allocated_blocks
 from fusebackend.volumes.contents import ATTEMPTS, PIECE_BYTES
@@ -211,7 +212,7 @@ class BranchVolume(SqliteVolume):
         self.routes = tuple(routes)
         self.created_ns = now_ns()
         """When the branch was made, since the epoch."""
-        self.authors: Authors | None = None
+        self.authors: Calls | None = None
         """Know the call of the change that is being made; None while nothing does."""
         self._writers: set[str] = set()
         self._origins: dict[int, Origin] = {}

@@ -22,9 +22,9 @@ from typing import Final, Protocol
 from fusebackend.base.durable import put_in_place
 from fusebackend.base.paths import ROOT, AgentPath, to_text
 from fusebackend.base.stamps import TICK_NS
+from fusebackend.history.calls import Calls
 from fusebackend.protocol import NAME_MAX_BYTES, BranchInfo, SnapshotVolume, Volume
 from fusebackend.trees.base_tree import BaseTree
-from fusebackend.trees.branch_calls import Authors
 from fusebackend.trees.branch_volume import UNFINISHED, BranchRoute, BranchVolume, read_routes
 from fusebackend.trees.composed import Places
 from fusebackend.trees.lower_tree import LowerTree
@@ -120,7 +120,7 @@ class Branches:
         self._open: dict[str, BranchVolume] = {}
         self._broken: dict[str, str] = {}
         self._needs: dict[str, frozenset[str]] = {}  # branch → the snapshots below it
-        self.authors: Authors | None = None
+        self.authors: Calls | None = None
         """Know whose changes are made; see `BranchVolume.authors`."""
         self.past: Past | None = None
         """Knows states before the present; None while nothing does."""

@@ -10,7 +10,6 @@ reason.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import stat
@@ -23,10 +22,10 @@ from fusebackend.base.paths import AgentPath
 from fusebackend.base.relative_paths import above, join, split
 from fusebackend.history.records import Record
 from fusebackend.history.undo_plan import node_of
-from fusebackend.protocol import Attr, Volume
+from fusebackend.protocol import Volume
 from fusebackend.trees.merge.tree import Item
 from fusebackend.volumes.placing import NodeSource, Source, State
-from fusebackend.volumes.walk import Place, entries, resolve
+from fusebackend.volumes.walk import below, find
 
 MAX_MOVES: Final = 100
 """Later renames that a file is followed through."""
@@ -194,22 +193,10 @@ class Replay:
     def _touch_all(self, path: bytes) -> None:
         """Touch a path, and what is below it now."""
         self._touch(path)
-        place = self._resolved(path)
-        if self._volume is None or place is None or place.attr is None or not place.attr.is_dir:
-            return
-        left = [(path, place.attr.node)]
-        while left:
-            directory, node = left.pop()
-            for entry in self._listed(node):
-                inner = join(directory.rstrip(b"/"), entry[0])
+        attr = None if self._volume is None else find(self._volume, os.fsdecode(path))
+        if self._volume is not None and attr is not None and attr.is_dir:
+            for inner, _ in below(self._volume, attr.node, path.rstrip(b"/"), passing=(OSError,)):
                 self._touch(inner)
-                if entry[1].is_dir:
-                    left.append((inner, entry[1].node))
-
-    def _listed(self, node: int) -> Iterator[tuple[bytes, Attr]]:
-        assert self._volume is not None
-        with contextlib.suppress(OSError):
-            yield from entries(self._volume, node)
 
     # -- after the call ----------------------------------------------------------------------------------------
 
@@ -245,24 +232,16 @@ class Replay:
 
     def _live(self, path: bytes) -> Version | None:
         """Return the file at a path now."""
-        place = self._resolved(path)
-        if place is None or place.attr is None or self._volume is None:
+        attr = None if self._volume is None else find(self._volume, os.fsdecode(path))
+        if self._volume is None or attr is None:
             return None
         try:
-            source = NodeSource(self._volume, place.attr.node)
+            source = NodeSource(self._volume, attr.node)
         except OSError as error:
             if error.errno in VANISHED:
                 return None
             raise
-        return Version(source.state, source, node=0 if place.attr.is_dir else place.attr.node)
-
-    def _resolved(self, path: bytes) -> Place | None:
-        if self._volume is None:
-            return None
-        try:
-            return resolve(self._volume, os.fsdecode(path), follow=False)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+        return Version(source.state, source, node=0 if attr.is_dir else attr.node)
 
 
 class RecordedTree:

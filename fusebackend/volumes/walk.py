@@ -13,7 +13,8 @@ import errno
 import logging
 import stat
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 from fusebackend.base import budget, paths
@@ -34,6 +35,9 @@ PAGE_ENTRIES = 1000
 
 LISTED_BYTES = 400
 """Memory for an entry of a directory while a walk is in it."""
+
+NOWHERE = VANISHED | {errno.ELOOP, errno.EXDEV}
+"""Errors of a path that leads to no file of its volume."""
 
 UNREADABLE = frozenset({errno.EACCES, errno.EPERM})
 """Errors that a walk passes over, but reports."""
@@ -166,6 +170,65 @@ def entries(volume: Volume, directory: int) -> Iterator[tuple[bytes, Attr]]:
         after = page[-1][0]
 
 
+def find(volume: Volume, path: str) -> Attr | None:
+    """Return what is at a path, None if nothing is. A link at its end is not followed."""
+    try:
+        return resolve(volume, path, follow=False).attr
+    except OSError as error:
+        if error.errno not in NOWHERE:
+            raise
+        return None
+
+
+def below(
+    volume: Volume, directory: int, at: bytes = b"", passing: tuple[type[OSError], ...] = ()
+) -> Iterator[tuple[bytes, Attr]]:
+    """Yield what is below a directory, at any depth: a directory before what is in it.
+
+    Each directory is listed whole before the first of its entries is given, so the caller may change it.
+
+    Args:
+        at: the path of the directory; those of the result begin with it.
+        passing: errors of a directory's listing that are passed over.
+    """
+    left = [(at, directory)]
+    while left:
+        above, node = left.pop()
+        listed: list[tuple[bytes, Attr]] = []
+        with contextlib.suppress(*passing):
+            listed += entries(volume, node)
+        for name, attr in listed:
+            path = above + b"/" + name
+            yield path, attr
+            if attr.is_dir:
+                left.append((path, attr.node))
+
+
+def prefix_of(
+    directory: int, place_of: Callable[[int], tuple[int, bytes] | None], prefixes: dict[int, str | None]
+) -> str | None:
+    """Return the path down to a directory, with a slash at its end; None if it is elsewhere.
+
+    Args:
+        place_of: returns the directory that a directory is in, and its name there.
+        prefixes: the known paths by their nodes. Gets more.
+    """
+    trail: list[tuple[int, str]] = []
+    node = directory
+    while node not in prefixes:
+        prefixes[node] = None  # for now: on damaged volumes directories may be in a circle
+        place = place_of(node)
+        if place is None:
+            break
+        trail.append((node, paths.to_text(place[1])))
+        node = place[0]
+    for inner, name in reversed(trail):
+        above = prefixes[node]
+        prefixes[inner] = None if above is None else f"{above}{name}/"
+        node = inner
+    return prefixes[directory]
+
+
 @contextlib.contextmanager
 def vanishing() -> Iterator[None]:
     """Pass over a file that another caller has removed first."""
@@ -260,7 +323,7 @@ class FileWalk:
                     listing.append((paths.to_text(name) + "/", attr))
         except OSError as error:
             self._pass_over(error)
-        listing.sort(key=_text_of)
+        listing.sort(key=itemgetter(0))
         return listing
 
     def _pass_over(self, error: OSError | UnicodeEncodeError) -> None:
@@ -273,7 +336,3 @@ class FileWalk:
 
 def _size_of(entry: tuple[bytes, Attr]) -> int:
     return LISTED_BYTES
-
-
-def _text_of(entry: tuple[str, Attr]) -> str:
-    return entry[0]

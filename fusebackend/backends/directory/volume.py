@@ -15,7 +15,6 @@ import contextlib
 import errno
 import os
 import stat
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from fusebackend.backends.directory import dirfd
@@ -23,6 +22,7 @@ from fusebackend.backends.directory.dirfd import FILE_FLAGS, PATH_FLAGS, Descrip
 from fusebackend.backends.directory.nodes import Node, Places, attr_of, check_name, group_of_new
 from fusebackend.base import acl
 from fusebackend.base.errors import oserror
+from fusebackend.base.recent import Recent
 from fusebackend.protocol import RENAME_EXCHANGE, Attr, AttrChanges, Caller, Features, StatFs
 from fusebackend.volumes.native import NativeVolume, Pieces
 
@@ -57,7 +57,7 @@ class DirectoryVolume(NativeVolume):
         super().__init__()
         self._places = Places(dirfd.open_root(os.fspath(root)))
         self._nodes = self._places.table
-        self._listings: OrderedDict[int, list[bytes]] = OrderedDict()
+        self._listings: Recent[int, list[bytes]] = Recent(LISTINGS)
         self._may_chown = os.geteuid() == 0
 
     # -- names -------------------------------------------------------------------------------------------------
@@ -90,13 +90,10 @@ class DirectoryVolume(NativeVolume):
 
     def _listing(self, directory: Node, at: Descriptor, after: bytes) -> list[bytes]:
         """The names of a directory in order: as they are when a listing starts, and as they were then for its rest."""
-        names = self._listings.get(directory.number) if after else None
+        names = self._listings.use(directory.number) if after else None
         if names is None:
             opened = dirfd.open_names(at)
             names = self._listings[directory.number] = sorted(map(os.fsencode, os.listdir(opened.fd)))
-            if len(self._listings) > LISTINGS:
-                self._listings.popitem(last=False)
-        self._listings.move_to_end(directory.number)
         return names
 
     def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:

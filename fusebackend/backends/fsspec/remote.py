@@ -12,7 +12,7 @@ import contextlib
 import errno
 import hashlib
 import secrets
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -26,7 +26,7 @@ from fusebackend.backends.fsspec.asking import SMB_PORT, Asking
 from fusebackend.backends.fsspec.reading import PIECE_BYTES, Briefly, reader_of
 from fusebackend.base import paths
 from fusebackend.base.errors import oserror
-from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Reader, Stamp
+from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Reader, Remote, Stamp
 from fusebackend.remote.buffer import begins_with
 from fusebackend.remote.parallel import WIDTH, attempted, each
 
@@ -56,7 +56,7 @@ VERSIONS = (
 place."""
 
 
-class FsspecRemote:
+class FsspecRemote(Remote):
     """See the module's docstring.
 
     Args:
@@ -122,9 +122,6 @@ class FsspecRemote:
         version = _version(info)
         return Info(name, is_dir, size, _time_ns(info), version, version)
 
-    def find(self, directory: str, segment: str) -> tuple[Info, Head | None] | None:
-        raise NotImplementedError("no listing is large")
-
     def has(self, key: str) -> bool:
         info = self._info(key)
         return info is not None and (info["type"] == "directory") == key.endswith("/") if key else True
@@ -140,9 +137,6 @@ class FsspecRemote:
             return name.decode()
         except UnicodeDecodeError:
             raise oserror(errno.EILSEQ, name) from None
-
-    def segment(self, name: bytes) -> str | None:
-        return paths.to_text(name)
 
     def make_directory(self, directory: str, stamp: Stamp, *, replace: bool) -> Etag | None:
         path = self._path(directory)
@@ -283,20 +277,7 @@ class FsspecRemote:
             return None
         return head.etag
 
-    def restamp(self, key: str, etag: Etag | None, size: int, stamp: Stamp) -> Etag | None:
-        raise NotImplementedError("fsspec stores no attributes")
-
     # -- life --------------------------------------------------------------------------------------------------
-
-    @property
-    def unfinished(self) -> bool:
-        return False
-
-    def token(self) -> Hashable:
-        return None
-
-    def finish(self) -> None:
-        """Nothing is left half-way."""
 
     def expire(self) -> None:
         self.fs.invalidate_cache()

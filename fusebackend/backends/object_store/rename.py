@@ -25,6 +25,7 @@ from typing import TypeVar
 
 from fusebackend.backends.object_store.bucket.object_keys import JOURNAL, MARKER
 from fusebackend.backends.object_store.bucket.requests import Bucket, Object
+from fusebackend.linux import proc
 
 T = TypeVar("T")
 
@@ -135,9 +136,7 @@ class Journal:
 def _host() -> str:
     """This start of this machine, as processes that see each other's numbers see it."""
     try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            boot = file.read().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+        return f"{proc.boot_id()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return f"{os.uname().nodename} ?"
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
@@ -23,8 +22,9 @@ from fusebackend.backends.object_store.bucket.s3_extras import COPY_BYTES, S3Ext
 from fusebackend.backends.object_store.put import UPLOAD_ATTRIBUTE, new_name, put
 from fusebackend.backends.object_store.ranged_reader import WHOLE_BYTES, BlockCache, RangedReader
 from fusebackend.backends.object_store.rename import Moves
+from fusebackend.base.recent import Recent
 from fusebackend.protocol import DEFAULT_TTL_S
-from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Reader, Stamp
+from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Reader, Remote, Stamp
 from fusebackend.remote.buffer import MEMORY_BYTES, Buffer, begins_with
 from fusebackend.remote.parallel import attempted, each
 from fusebackend.remote.volume import RemoteVolume
@@ -42,7 +42,7 @@ TRIED_KEYS = 1024
 """… and for so many keys; the oldest go first."""
 
 
-class BucketRemote:
+class BucketRemote(Remote):
     """See the module's docstring.
 
     Args:
@@ -66,7 +66,7 @@ class BucketRemote:
         self.bucket = Bucket(store, extras)
         self._cache = self.byte_cache = BlockCache(cache_bytes)
         self._moves = Moves(self.bucket)
-        self._tried: OrderedDict[str, tuple[str, ...]] = OrderedDict()
+        self._tried: Recent[str, tuple[str, ...]] = Recent(TRIED_KEYS)
         try:
             self._moves.recover()
         except BaseException:
@@ -170,8 +170,6 @@ class BucketRemote:
         except OSError as error:
             if error.errno != errno.ESTALE:
                 self._tried[key] = (*tried[1 - TRIED :], name)
-                while len(self._tried) > TRIED_KEYS:
-                    self._tried.popitem(last=False)
             raise
         self._tried.pop(key, None)
         if etag is not None and 0 < data.size <= MEMORY_BYTES:  # a file that was written is often read next

@@ -129,7 +129,7 @@ class Guesses:
             if names and (names[wanted.entries[0]] is None) == wanted.taken:
                 return None  # a name is there already, or it is not: that is asked
             nodes = {*wanted.nodes, *(parent for parent, _ in names), *children}
-            if not nodes <= self._rows.keys() or self._is_contested(nodes):
+            if not nodes <= self._rows.keys() or _is_noted(self._contested, nodes):
                 return self._dated(wanted) if wanted.makes and not children else None
             rows = {node: StoredInode.of(self._rows[node]) for node in nodes}
         directories = [node for node in children if rows[node].is_dir]
@@ -169,9 +169,6 @@ class Guesses:
         """The row of a directory, which others may have changed since."""
         row = self._rows.get(node) or self._directories.get(node)
         return row if row is not None and stat.S_ISDIR(row[1]) else None
-
-    def _is_contested(self, nodes: Iterable[int]) -> bool:
-        return _is_noted(self._contested, nodes)
 
 
 def _is_noted(until: Mapping[int, float], nodes: Iterable[int]) -> bool:

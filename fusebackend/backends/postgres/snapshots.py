@@ -11,7 +11,6 @@ import contextlib
 import errno
 import stat
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from fusebackend.backends.postgres import old_rows
@@ -20,6 +19,7 @@ from fusebackend.backends.postgres.stored_tree import cut_out
 from fusebackend.backends.postgres.transaction import Transaction, gone
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import to_name, to_text
+from fusebackend.base.recent import Recent
 from fusebackend.base.stamps import CLOCK, now_ns
 from fusebackend.databases.pipeline import Rows, Statement
 from fusebackend.protocol import Features, Snapshot, StatFs
@@ -53,7 +53,7 @@ class PostgresSnapshot(FrozenTree):
         self._query = query
         self._damage = Damage(f"snapshot '{taken.name}' of volume {volume} of the database")
         self._guard = threading.Lock()  # of the caches
-        self._inodes: OrderedDict[int, Inode] = OrderedDict()
+        self._inodes: Recent[int, Inode] = Recent(CACHE_INODES)
         self._chunks = ChunkCache(CACHE_BYTES)
 
     def _ask(self, statement: Callable[..., Statement], *key: object) -> Rows:
@@ -74,9 +74,8 @@ class PostgresSnapshot(FrozenTree):
     def _inode(self, node: int) -> Inode:
         self._require()
         with self._guard:
-            inode = self._inodes.get(node)
+            inode = self._inodes.use(node)
             if inode is not None:
-                self._inodes.move_to_end(node)
                 return inode
         (row,) = self._ask(old_rows.inode, node)
         if row[0] is None:
@@ -89,10 +88,7 @@ class PostgresSnapshot(FrozenTree):
             self._damage.tell(f"inode {row[0]} has {tuple(row[1:12])!r}")
             raise oserror(errno.EIO)
         with self._guard:
-            inode = self._inodes.setdefault(row[0], StoredInode.of(row))
-            if len(self._inodes) > CACHE_INODES:
-                self._inodes.popitem(last=False)
-        return inode
+            return self._inodes.setdefault(row[0], StoredInode.of(row))
 
     def _let_go(self, node: int) -> None:
         with self._guard:

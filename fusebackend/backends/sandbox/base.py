@@ -291,10 +291,9 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
 
     def statuses(self, script: Script) -> list[str]:
         """Run a script of several calls: a status of each, in their order."""
-        lines: list[str] = []
-        for line in self.ask(script, self.script_timeout_s).decode("utf-8", "replace").splitlines():
-            if line == "ok" or line in ERRNO or line.startswith("!"):  # else a tool's second line
-                lines.append(line)
+        answer = self.ask(script, self.script_timeout_s).decode("utf-8", "replace")
+        # Others are the second line of what a tool says.
+        lines = [line for line in answer.splitlines() if line == "ok" or line in ERRNO or line.startswith("!")]
         if not lines:
             raise OSError(errno.EIO, "The sandbox gave no answer")
         return lines

@@ -27,6 +27,7 @@ from typing import Any
 from fusebackend.backends.sandbox.docker_engine import connect, engine_errors
 from fusebackend.backends.sandbox.docker_exec import ask
 from fusebackend.backends.sandbox.scripts import Script
+from fusebackend.linux import proc
 from fusebackend.linux.runtime_directory import identity, pid_namespace
 
 log = logging.getLogger(__name__)
@@ -356,7 +357,7 @@ BOOT = "fusebackend.boot"
 
 def labels() -> dict[str, str]:
     """Return the labels of this process's containers: the boot of its machine, and the identity of the process."""
-    return {OWNER: str(identity(os.getpid())), BOOT: _boot()}
+    return {OWNER: str(identity(os.getpid())), BOOT: proc.boot_id()}
 
 
 def is_left(found: Mapping[str, str], *, running: bool) -> bool:
@@ -369,11 +370,6 @@ def is_left(found: Mapping[str, str], *, running: bool) -> bool:
     words = found.get(OWNER, "").split("-")
     if len(words) != 3 or not all(word.isdecimal() for word in words):
         return False
-    if found.get(BOOT) != _boot() or words[0] != pid_namespace():
+    if found.get(BOOT) != proc.boot_id() or words[0] != pid_namespace():
         return not running
     return identity(int(words[1])) != "-".join(words)
-
-
-def _boot() -> str:
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        return file.read().strip()

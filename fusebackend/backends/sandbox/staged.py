@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import abc
 import errno
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from fusebackend.backends.sandbox.base import BaseSandbox, inline
 from fusebackend.backends.sandbox.script_answers import failure
 from fusebackend.backends.sandbox.scripts import Script, nonce
 from fusebackend.base import paths
+from fusebackend.base.batches import by_size
 from fusebackend.base.errors import code_of, oserror
 from fusebackend.protocol import FileDownloadResponse, FileUploadResponse
 from fusebackend.remote.agent_verbs import Refusal, checked
@@ -154,14 +155,7 @@ class StagedSandbox(BaseSandbox):
                 response.error = code_of(error)
 
 
-def _batches(items: list[_Item]) -> list[list[_Item]]:
+def _batches(items: list[_Item]) -> Iterator[list[_Item]]:
     """In their order, and of a size that one command and one request can take."""
-    batches: list[list[_Item]] = []
-    sent = named = 0
-    for item in items:
-        sent, named = sent + len(item.data), named + 2 * len(item.there)
-        if not batches or len(batches[-1]) >= BATCH_FILES or sent > BATCH_BYTES or named > PATHS_BYTES:
-            batches.append([])
-            sent, named = len(item.data), 2 * len(item.there)
-        batches[-1].append(item)
-    return batches
+    for batch in by_size(items, lambda item: len(item.data), BATCH_FILES, BATCH_BYTES):
+        yield from by_size(batch, lambda item: 2 * len(item.there), BATCH_FILES, PATHS_BYTES)

@@ -24,7 +24,8 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, cast
 
 from fusebackend.backends.sqlite.schema import INDEXED_BYTES, connect_again
 from fusebackend.backends.sqlite.stored_tree import StoredTree
@@ -34,7 +35,7 @@ from fusebackend.databases.sqlite import transaction
 from fusebackend.protocol import ROOT_NODE, Attr
 from fusebackend.volumes import trigram
 from fusebackend.volumes.chunks import CHUNK_BYTES
-from fusebackend.volumes.walk import FileWalk
+from fusebackend.volumes.walk import FileWalk, prefix_of
 
 log = logging.getLogger(__name__)
 
@@ -328,26 +329,12 @@ class IndexWalk:
         prefixes: dict[int, str | None] = {ROOT_NODE: None, self._directory: ""}
         found: list[tuple[str, int]] = []
         for parent, name, node in rows:
-            prefix = self._prefix(db, parent, prefixes)
+            prefix = prefix_of(parent, partial(self._place, db), prefixes)
             if prefix is not None and type(name) is bytes and b"/" not in name:
                 found.append((prefix + paths.to_text(name), node))
         found.sort()
         return found
 
-    def _prefix(self, db: sqlite3.Connection, directory: int, prefixes: dict[int, str | None]) -> str | None:
-        """The path down to a directory, None when it is elsewhere. `prefixes` has the known ones, and gets more."""
-        trail: list[tuple[int, str]] = []
-        node = directory
-        while node not in prefixes:
-            self._budget.require()
-            prefixes[node] = None  # for now: on damaged volumes directories may be in a circle
-            row = db.execute(_ABOVE, (node,)).fetchone()
-            if row is None:
-                break
-            trail.append((node, paths.to_text(row[1])))
-            node = row[0]
-        for below, name in reversed(trail):
-            above = prefixes[node]
-            prefixes[below] = None if above is None else f"{above}{name}/"
-            node = below
-        return prefixes[directory]
+    def _place(self, db: sqlite3.Connection, directory: int) -> tuple[int, bytes] | None:
+        self._budget.require()
+        return cast("tuple[int, bytes] | None", db.execute(_ABOVE, (directory,)).fetchone())

@@ -10,7 +10,6 @@ import contextlib
 import errno
 import sqlite3
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from fusebackend.backends.sqlite.old_rows import Newest
 from fusebackend.backends.sqlite.stored_tree import chunk_of, inode_of, sqlite_errors, xattrs_of
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import to_name, to_text
+from fusebackend.base.recent import Recent
 from fusebackend.base.stamps import CLOCK, now_ns
 from fusebackend.databases.sqlite import transaction
 from fusebackend.protocol import Snapshot, StatFs
@@ -65,7 +65,7 @@ class SqliteSnapshot(FrozenTree):
         self.is_deleted = False
         self._reader = reader
         self._damage = Damage(f"snapshot '{snapshot.name}' of the volume file {reader.path}")
-        self._inodes: OrderedDict[int, Inode] = OrderedDict()
+        self._inodes: Recent[int, Inode] = Recent(CACHE_INODES)
         self._chunks = ChunkCache(CACHE_BYTES)
 
     def _ask(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
@@ -79,16 +79,13 @@ class SqliteSnapshot(FrozenTree):
 
     def _inode(self, node: int) -> Inode:
         self._require()
-        inode = self._inodes.get(node)
+        inode = self._inodes.use(node)
         if inode is not None:
-            self._inodes.move_to_end(node)
             return inode
         rows = self._ask(old_rows.INODE, node=node)
         if not rows:
             raise oserror(errno.ESTALE)
         inode = self._inodes[node] = inode_of(self._damage, rows[0])
-        if len(self._inodes) > CACHE_INODES:
-            self._inodes.popitem(last=False)
         return inode
 
     def ahead(self, nodes: Sequence[int], *, contents: bool = False) -> None:
@@ -100,8 +97,6 @@ class SqliteSnapshot(FrozenTree):
             for node, chunk, data in self._ask(old_rows.first_chunks(nodes)) if contents else ():
                 with contextlib.suppress(OSError):
                     self._chunks.put((node, 0), chunk_of(self._damage, node, 0, (chunk, data)))
-            while len(self._inodes) > CACHE_INODES:
-                self._inodes.popitem(last=False)
 
     def _let_go(self, node: int) -> None:
         self._inodes.pop(node, None)

@@ -19,9 +19,11 @@ import hashlib
 import uuid
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any, Final, NamedTuple, Protocol
 
 from fusebackend.backends.store.values import About, about
+from fusebackend.base.batches import by_size
 from fusebackend.base.json_text import pretty
 
 BATCH_BYTES = 8 << 20
@@ -290,23 +292,9 @@ class Items(abc.ABC):
 
     def records(self, rows: Iterable[Row]) -> Iterator[tuple[Row, Record]]:
         """Values in the order of the rows, in batches of `BATCH_BYTES`."""
-        batch: list[Row] = []
-        weight = 0
-        for row in rows:
-            if batch and (len(batch) >= BATCH_ITEMS or weight + row.weight > BATCH_BYTES):
-                yield from self._batch(batch)
-                batch, weight = [], 0
-            batch.append(row)
-            weight += row.weight
-        if batch:
-            yield from self._batch(batch)
-
-    def _batch(self, rows: list[Row]) -> Iterator[tuple[Row, Record]]:
-        found = self.fetch([row.key for row in rows])
-        for row in rows:
-            record = found.get(row.key)
-            if record is not None:
-                yield row, record
+        for batch in by_size(rows, attrgetter("weight"), BATCH_ITEMS, BATCH_BYTES):
+            found = self.fetch([row.key for row in batch])
+            yield from ((row, found[row.key]) for row in batch if row.key in found)
 
     def describe(self, rows: Iterable[Row]) -> dict[str, About]:
         """Size, time and kind of values, without those that are gone meanwhile."""

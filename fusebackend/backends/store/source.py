@@ -13,12 +13,12 @@ import re
 import sys
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from fusebackend.backends.store.items import Items, Settings, StoreDatabase
 from fusebackend.backends.store.searched_items import SearchedItems
+from fusebackend.base.recent import Recent
 from fusebackend.databases.langgraph import loaded_class
 
 Namespace: TypeAlias = str | Sequence[str] | Callable[[Any], "str | Sequence[str]"]
@@ -103,7 +103,7 @@ class SharedStore:
         self.database = database_of(store)
         self._lock = threading.Lock()
         self._items: weakref.WeakValueDictionary[tuple[tuple[str, ...], bool], Items] = weakref.WeakValueDictionary()
-        self._recent: OrderedDict[tuple[tuple[str, ...], bool], Items] = OrderedDict()
+        self._recent: Recent[tuple[tuple[str, ...], bool], Items] = Recent(MAX_NAMESPACES)
 
     @classmethod
     def of(cls, store: Any) -> SharedStore:
@@ -124,9 +124,6 @@ class SharedStore:
             if items is None:
                 items = self._items[key] = items_of(self._store(), self.database, namespace, feed=feed)
             self._recent[key] = items
-            self._recent.move_to_end(key)
-            if len(self._recent) > MAX_NAMESPACES:
-                self._recent.popitem(last=False)
             return items
 
     def leave(self, user: object) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import datetime
 import errno
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -31,6 +30,7 @@ from fusebackend.backends.threads.message_index import (
 from fusebackend.backends.threads.nodes import Record
 from fusebackend.backends.threads.patch import Header, patch
 from fusebackend.base.errors import oserror
+from fusebackend.base.recent import Recent
 from fusebackend.base.waiting import will_wait
 from fusebackend.remote.keys import arrange
 
@@ -101,7 +101,7 @@ class LineIndex:
         self.steps: list[Step] = []
         self.names: dict[bytes, int] = {}
         self.state_bytes = 0
-        self._files: OrderedDict[str, Files] = OrderedDict()
+        self._files: Recent[str, Files] = Recent(RECENT_FILES)
 
     def _restore(self, found: Kept | None) -> None:
         if found is None or found.format != FORMAT:
@@ -212,8 +212,6 @@ class LineIndex:
                 error.append(str(found))
                 return None
             self._files[checkpoint] = files
-            if len(self._files) > RECENT_FILES:
-                self._files.popitem(last=False)
         return files
 
     def _before(self, parent: Step | None, step: Step) -> Files | None:

@@ -9,7 +9,6 @@ checkpoint, once for all of its channels.
 from __future__ import annotations
 
 import contextlib
-from collections import OrderedDict
 from collections.abc import Container, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -36,6 +35,7 @@ from fusebackend.backends.threads.database.values import (
     update,
 )
 from fusebackend.backends.threads.nodes import Record, Records
+from fusebackend.base.recent import Recent
 
 REMEMBERED: Final = 128
 """Checkpoints whose files are cached, from which those of their children follow."""
@@ -86,7 +86,7 @@ class ChannelHistory:
         self._place = place
         self._links: dict[str, Link] = {}
         self._writes: dict[str, list[Write]] = {}
-        self._before: OrderedDict[str, Mapping[str, Any]] = OrderedDict()  # values without the writes to a checkpoint
+        self._before: Recent[str, Mapping[str, Any]] = Recent(REMEMBERED)  # values without the writes to a checkpoint
         self._next: str | None = None  # the next one, in order …
         self._ahead = 1  # … and how many are read with it
 
@@ -164,8 +164,6 @@ class ChannelHistory:
         at_hand = self._links.get(checkpoint)
         if at_hand is not None and (following := self._following(at_hand)) is not None:
             known[checkpoint] = following
-            if len(known) > REMEMBERED:
-                known.popitem(last=False)
             return following
         value: Mapping[str, Any] = {}
         start: str | None = None  # the checkpoint with this value
@@ -198,8 +196,6 @@ class ChannelHistory:
                 value = replay(self.channel, value, self.values(writes.get(start, ())))
             known[found] = value
             start = found
-        while len(known) > REMEMBERED:
-            known.popitem(last=False)
         return value
 
     def _following(self, link: Link) -> Mapping[str, Any] | None:

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
+from fusebackend.base.batches import by_size
 from fusebackend.control import rendezvous, wire
 from fusebackend.control.client.client_connection import Connection, Refused, ServerLost
 from fusebackend.control.client.pool import Pool, Take
@@ -305,29 +306,17 @@ class Client(SandboxBackendProtocol):
 
     async def aupload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
         answers: list[FileUploadResponse] = []
-        batch: list[dict[str, Any]] = []
-        size = 0
-        for path, content in files:
+        for batch in by_size(files, _upload_size, BATCH_FILES, BATCH_BYTES):
+            path, content = batch[0]
             if (refusal := not_bytes(path, content)) is not None:
-                answers += await self._upload(batch)
-                batch, size = [], 0
                 answers.append(refusal)
-                continue
-            if len(content) > BATCH_BYTES:
-                answers += await self._upload(batch)
-                batch, size = [], 0
+            elif len(content) > BATCH_BYTES:
                 answers.append(await self._send(path, _pieces(content)))
-                continue
-            if size + len(content) > BATCH_BYTES or len(batch) >= BATCH_FILES:
-                answers += await self._upload(batch)
-                batch, size = [], 0
-            batch.append({"path": path, "content": bytes(content)})
-            size += len(content)
-        return answers + await self._upload(batch)
+            else:
+                answers += await self._upload([{"path": path, "content": bytes(content)} for path, content in batch])
+        return answers
 
     async def _upload(self, batch: list[dict[str, Any]]) -> list[FileUploadResponse]:
-        if not batch:
-            return []
         try:
             return await self._call(list[FileUploadResponse], "upload_files", {"files": batch})
         except Failures as error:
@@ -851,6 +840,11 @@ async def _stage(connection: Connection, waits: Waits, token: str, pieces: Itera
     for piece in pieces:
         for part in _pieces(piece):
             await connection.call(waits, str, "stage", {"data": part, "token": token})
+
+
+def _upload_size(file: tuple[str, bytes]) -> int:
+    """Return the size of a file; of one that is refused, more than goes with others."""
+    return BATCH_BYTES + 1 if not_bytes(*file) is not None else len(file[1])
 
 
 def _pieces(content: bytes | bytearray | memoryview) -> Iterator[bytes]:

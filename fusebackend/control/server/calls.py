@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -17,12 +16,12 @@ from fusebackend.base.budget import Cancellation, Spent
 from fusebackend.control import wire
 from fusebackend.control.limits import MAX_ANSWER_BYTES, Share
 from fusebackend.control.server.turns import Turn
-from fusebackend.control.verbs import Params, ServedMount, SocketVerb
+from fusebackend.control.verbs import Params, SocketVerb
 from fusebackend.control.wire import CallId, Closed, ErrorObject, Failure, Notification, Response, WireError
 from fusebackend.protocol import Actor, FileEvent, acting
 
 if TYPE_CHECKING:
-    from fusebackend.control.staging import Staging
+    from fusebackend.control.server.server_connection import Connection
 
 AT_EASE = 32
 """Up to so many subscriptions, events are sent as they come."""
@@ -39,32 +38,6 @@ EVENTS_AT_ONCE = 100
 log = logging.getLogger(__name__)
 
 
-class Owner(Protocol):
-    """The connection of a call or subscription (`server_connection.py`), as they use it."""
-
-    backend: ServedMount
-    staging: Staging
-    actor: Actor
-
-    @property
-    def read_only(self) -> bool: ...
-    @property
-    def subscribers(self) -> int:
-        """Subscriptions of all connections."""
-
-    @property
-    def why_cancelled(self) -> str: ...
-    def turn(self) -> contextlib.AbstractContextManager[Turn]: ...
-    def send(self, line: bytes | bytearray | Callable[[], bytes | bytearray]) -> None: ...
-    def call_done(self, call: RunningCall) -> None: ...
-    def call_ended(self, call: RunningCall) -> None: ...
-    def introduce(self, actor: Actor) -> None: ...
-    def look_through(self, view: str) -> None: ...
-    def cancel(self, call: CallId) -> bool: ...
-    def subscribe(self, path: str) -> Subscription: ...
-    def unsubscribe(self, name: str) -> bool: ...
-
-
 class RunningCall:
     """One call: run in the connection's thread, or with `start` in one of its own. Verbs see it as their `Call`.
 
@@ -72,7 +45,7 @@ class RunningCall:
     """
 
     def __init__(
-        self, connection: Owner, id: CallId | msgspec.UnsetType, verb: SocketVerb, params: Params, share: Share
+        self, connection: Connection, id: CallId | msgspec.UnsetType, verb: SocketVerb, params: Params, share: Share
     ) -> None:
         self.backend = connection.backend
         self.staging = connection.staging
@@ -200,7 +173,7 @@ def _told(error: Exception) -> ErrorObject:
 class Subscription:
     """The changes below a path, sent as they happen. A reader that falls behind gets `overflow`."""
 
-    def __init__(self, connection: Owner, path: str, name: str) -> None:
+    def __init__(self, connection: Connection, path: str, name: str) -> None:
         """Raises `PathError` for a path that is none."""
         self.name = name
         self._connection = connection

@@ -24,9 +24,9 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -39,18 +39,18 @@ from fusebackend.control.limits import (
     PATIENCE_S,
     TYPED_FACTOR,
     WORK_FACTOR,
-    Arrivals,
     NoRoom,
-    Places,
-    Room,
     Share,
 )
 from fusebackend.control.server.calls import RunningCall, Subscription
-from fusebackend.control.server.turns import Client, Turn, Turns
+from fusebackend.control.server.turns import Client, Turn
 from fusebackend.control.staging import Staging
 from fusebackend.control.verbs import OfPing, ServedMount, SocketVerb
 from fusebackend.control.wire import CallId, Closed, ErrorObject, Failure, Lines, WireError
 from fusebackend.protocol import Actor
+
+if TYPE_CHECKING:
+    from fusebackend.control.server.control_server import ControlServer
 
 log = logging.getLogger(__name__)
 
@@ -70,25 +70,6 @@ HANGUP_S = 0.1
 """How often a connection that can't send any more is looked at: is the client still there?"""
 
 
-class Server(Protocol):
-    """The server of a connection (`control_server.py`), as connections use it: everything that they share."""
-
-    backend: ServedMount
-    read_only: bool
-    verbs: Mapping[str, SocketVerb]
-    room: Room
-    arrivals: Arrivals
-    turns: Turns
-    brief_turns: Turns
-    calls: Places
-    subscriptions: Places
-    commands: threading.BoundedSemaphore
-
-    def refused(self) -> None: ...
-    def crowded(self, connection: Connection) -> bool: ...
-    def ended(self, connection: Connection) -> None: ...
-
-
 class Connection:
     """See the module's docstring. `start` serves it in a thread of its own until it or the server ends.
 
@@ -99,7 +80,9 @@ class Connection:
         view: what the client sees of the mount, for good; None lets it choose.
     """
 
-    def __init__(self, server: Server, stream: socket.socket, number: int = 0, view: ServedMount | None = None) -> None:
+    def __init__(
+        self, server: ControlServer, stream: socket.socket, number: int = 0, view: ServedMount | None = None
+    ) -> None:
         self.server = server
         default = server.backend.default_view
         self.backend = view or (server.backend if default is None else server.backend.viewed(default))

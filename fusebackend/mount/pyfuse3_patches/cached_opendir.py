@@ -19,7 +19,8 @@ import logging
 import os
 import socket
 import struct
-from typing import Protocol
+
+from fusebackend.mount.notifier import Notifier
 
 log = logging.getLogger(__name__)
 
@@ -30,19 +31,10 @@ _ANSWER = struct.Struct("=IiQ QI4x")  # len, error, unique; fh, open_flags
 _LONGEST_BYTES = 4096
 
 
-class Notices(Protocol):
-    """The sender of notices, which writes to the same descriptor."""
-
-    def hold(self) -> bool:
-        """Let no notice begin until `go_on`. False, without holding any, if one is on its way."""
-
-    def go_on(self) -> None: ...
-
-
 class CachedOpendir:
     """See the module's docstring. All is called by the loop's thread."""
 
-    def __init__(self, notices: Notices) -> None:
+    def __init__(self, notices: Notifier) -> None:
         self.is_on = False
         self._notices = notices
         self._descriptor = self._kernel = -1

@@ -442,7 +442,7 @@ class _Planner:
         if branch.parent in self._dropped:
             self._dropped.add(branch)
             return
-        if not self._has_home(branch):
+        if self._home(branch) is None:
             words = f"in '{branch.parent.shown}', which main deleted"
             if not is_decided and self._conflict(branch, words) != "branch":
                 self._dropped.add(branch)
@@ -532,9 +532,6 @@ class _Planner:
         """What is in main at the place of a file of the branch."""
         home = self._home(branch)
         return None if home is None else home.child(branch.name)
-
-    def _has_home(self, branch: Item) -> bool:
-        return self._home(branch) is not None
 
     def _home(self, branch: Item) -> Item | None:
         """Return the directory of main that a file of the branch belongs in; None if main has deleted it."""

@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 from fusebackend.base.paths import ROOT, AgentPath, split, to_text
 from fusebackend.protocol import ROOT_NODE, Attr, Volume
+from fusebackend.trees.composed import WAY, Place, Places
 from fusebackend.volumes.contents import PIECE_BYTES, data_pieces, opened
 from fusebackend.volumes.placing import NodeSource, State, state_of
 from fusebackend.volumes.walk import entries
@@ -26,14 +27,6 @@ KeyOf: TypeAlias = Callable[[AgentPath, int], Hashable]
 RACY_NS = 2 * 10**9
 """A file that changed so shortly before a snapshot may have the same ctime as after it (`diff.py`). Above a tick of the
 clock, and above the difference between the clocks of two hosts of a volume."""
-
-
-class _Place:
-    """A directory that is the root of a route, or leads to one."""
-
-    def __init__(self, prefix: AgentPath | None = None) -> None:
-        self.prefix = prefix
-        self.children: dict[bytes, _Place] = {}
 
 
 class Item:
@@ -50,7 +43,7 @@ class Item:
                  "nlink", "node", "parent", "prefix", "rdev", "size", "tree", "uid", "version")  # fmt: skip
 
     def __init__(
-        self, tree: MergeTree, prefix: AgentPath, attr: Attr, parent: Item | None, name: bytes, place: _Place | None
+        self, tree: MergeTree, prefix: AgentPath, attr: Attr, parent: Item | None, name: bytes, place: Place | None
     ) -> None:
         self.tree = tree
         self.prefix = prefix
@@ -202,32 +195,32 @@ class MergeTree:
         self.volumes = volumes
         self.key_of: KeyOf = key_of or (lambda prefix, node: None)
         self.time_ns = time_ns
-        top = _Place(ROOT)
         self.prefixes = frozenset(volumes if prefixes is None else prefixes)
-        for prefix in self.prefixes:
-            place = top
-            for name in split(prefix):
-                place = place.children.setdefault(name, _Place())
-            place.prefix = prefix
-        self.root = Item(self, ROOT, volumes[ROOT].getattr(ROOT_NODE), None, b"", top)
+        self._places = Places(self.prefixes)
+        self.root = Item(self, ROOT, volumes[ROOT].getattr(ROOT_NODE), None, b"", self._places.roots[0])
         self._by_key: dict[Hashable, Item] | None = None
         self._more: dict[Hashable, list[Item]] = {}  # further names of a file
 
-    def listed(self, item: Item, place: _Place | None) -> dict[bytes, Item]:
+    def listed(self, item: Item, place: Place | None) -> dict[bytes, Item]:
         """List a directory, with the routes in it."""
         found: dict[bytes, Item] = {}
         if item.node:
             for name, attr in entries(self.volumes[item.prefix], item.node):
                 below = place.children.get(name) if place is not None else None
-                if below is None or (below.prefix not in self.volumes and attr.is_dir):
+                if below is None or (self._shown_at(below) is None and attr.is_dir):
                     found[name] = Item(self, item.prefix, attr, item, name, below)
         for name, below in place.children.items() if place is not None else ():
-            if below.prefix is not None and below.prefix in self.volumes:
-                attr = self.volumes[below.prefix].getattr(ROOT_NODE)
-                found[name] = Item(self, below.prefix, attr, item, name, below)
+            prefix = self._shown_at(below)
+            if prefix is not None:
+                found[name] = Item(self, prefix, self.volumes[prefix].getattr(ROOT_NODE), item, name, below)
             elif name not in found:
                 found[name] = Item(self, item.prefix, Attr(0, stat.S_IFDIR | 0o755), item, name, below)
         return found
+
+    def _shown_at(self, place: Place) -> AgentPath | None:
+        """Return the prefix of the route whose root is at a place, if the tree has its volume."""
+        prefix = None if place.route == WAY else self._places.prefixes[place.route]
+        return prefix if prefix in self.volumes else None
 
     def find(self, path: bytes) -> Item | None:
         """Return the item at a path."""

@@ -25,6 +25,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from fusebackend.base import budget, paths
@@ -33,7 +34,7 @@ from fusebackend.databases.postgres import Connections
 from fusebackend.protocol import ROOT_NODE, Attr, Volume
 from fusebackend.volumes import trigram
 from fusebackend.volumes.chunks import CHUNK_BYTES
-from fusebackend.volumes.walk import FileWalk
+from fusebackend.volumes.walk import FileWalk, prefix_of
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -234,12 +235,8 @@ class TreeWalk(FileWalk):
             attr = Attr(node, mode, size=size, mtime_ns=mtime_ns)
             listings[directory].append((paths.to_text(name) + ("/" if attr.is_dir else ""), attr))
         for listing in listings.values():
-            listing.sort(key=_text_of)
+            listing.sort(key=itemgetter(0))
         return listings
-
-
-def _text_of(entry: tuple[str, Attr]) -> str:
-    return entry[0]
 
 
 MAX_CANDIDATES: Final = 20_000
@@ -355,10 +352,10 @@ class EntryWalk:
         found: list[tuple[str, Attr]] = []
         for parent, name, node, mode, size, mtime_ns in self._budget.metered(rows):
             if mode:
-                prefix = _prefix(parent, places, prefixes)
+                prefix = prefix_of(parent, places.get, prefixes)
                 if prefix is not None:
                     found.append((prefix + paths.to_text(name), Attr(node, mode, size=size, mtime_ns=mtime_ns)))
-        found.sort(key=_path_of)
+        found.sort(key=itemgetter(0))
         return found
 
 
@@ -370,25 +367,3 @@ def telling(needle: bytes) -> list[str]:
 def like(part: str) -> str:
     """The LIKE pattern of a text that holds `part`, in which only `_` is special."""
     return "%" + part.replace("_", r"\_") + "%"
-
-
-def _prefix(directory: int, places: dict[int, tuple[int, bytes]], prefixes: dict[int, str | None]) -> str | None:
-    """The path down to a directory, None when it is elsewhere. `prefixes` has the known ones, and gets more."""
-    trail: list[tuple[int, str]] = []
-    node = directory
-    while node not in prefixes:
-        prefixes[node] = None  # for now: on damaged volumes directories may be in a circle
-        if node not in places:
-            break
-        parent, name = places[node]
-        trail.append((node, paths.to_text(name)))
-        node = parent
-    for below, text in reversed(trail):
-        above = prefixes[node]
-        prefixes[below] = None if above is None else f"{above}{text}/"
-        node = below
-    return prefixes[directory]
-
-
-def _path_of(found: tuple[str, Attr]) -> str:
-    return found[0]

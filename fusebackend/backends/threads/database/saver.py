@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import time
-from collections import OrderedDict
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
@@ -36,6 +35,7 @@ from fusebackend.backends.threads.database.rows import (
 )
 from fusebackend.backends.threads.database.values import loads, require
 from fusebackend.base.errors import oserror
+from fusebackend.base.recent import Recent
 from fusebackend.base.waiting import will_wait
 from fusebackend.databases.langgraph import dsn_of, loaded_class, sqlite_path, translate_errors
 
@@ -121,7 +121,7 @@ class SaverDatabase(Database):
         self._saver = saver
         self._pack = JsonPlusSerializer().dumps_typed
         self._in_memory = _is_exactly(saver, "langgraph.checkpoint.memory", "InMemorySaver")
-        self._tuples: OrderedDict[tuple[Place, str], Any] = OrderedDict()
+        self._tuples: Recent[tuple[Place, str], Any] = Recent(KEPT_TUPLES)
         self._found: dict[Place, dict[str, Mark]] = {}
         self._swept_at, self._sweep_s = 0.0, 0.0
         self._sweep()
@@ -138,7 +138,7 @@ class SaverDatabase(Database):
         self._may_wait()
         before = self._found
         self._sweep()
-        changed = [place for place in before.keys() | self._found.keys() if _differ(before, self._found, place)]
+        changed = [place for place in before.keys() | self._found.keys() if before.get(place) != self._found.get(place)]
         if not changed:
             return None
         for key in [key for key in self._tuples if key[0] in changed]:
@@ -261,7 +261,7 @@ class SaverDatabase(Database):
     def _tuple(self, place: Place, checkpoint: str) -> Any:
         """The checkpoint as the saver has it. ENOENT."""
         key = (place, checkpoint)
-        item = self._tuples.get(key)
+        item = self._tuples.use(key)
         if item is None:
             self._may_wait()
             names = {"thread_id": place.thread, "checkpoint_ns": place.namespace, "checkpoint_id": checkpoint}
@@ -270,10 +270,6 @@ class SaverDatabase(Database):
             if item is None:
                 raise oserror(errno.ENOENT)
             self._tuples[key] = item
-            if len(self._tuples) > KEPT_TUPLES:
-                self._tuples.popitem(last=False)
-        else:
-            self._tuples.move_to_end(key)
         return item
 
     def _stored(self, value: Any) -> Raw:
@@ -298,10 +294,6 @@ class SaverDatabase(Database):
 
     def _refuse(self) -> NoReturn:
         raise OSError(errno.EROFS, "a saver can't be kept from being written to by others, so nothing is written here")
-
-
-def _differ(before: Mapping[Place, object], after: Mapping[Place, object], place: Place) -> bool:
-    return before.get(place) != after.get(place)
 
 
 def _place_of(config: Mapping[str, Any]) -> tuple[Place, str]:

@@ -1,0 +1,23 @@
+"""What proc(5) says of processes and of this boot."""
+
+from __future__ import annotations
+
+
+def read(name: str) -> bytes:
+    """Return a file below /proc.
+
+    Raises:
+        OSError: ENOENT, ESRCH, the process has ended.
+    """
+    with open(f"/proc/{name}", "rb") as file:
+        return file.read()
+
+
+def stat(pid: int) -> list[bytes]:
+    """Return the fields of proc_pid_stat(5) behind the name of the program, which may hold blanks and parentheses: the
+    state is 0, the parent 1, the session 3, the start 19. `OSError` as `read`."""
+    return read(f"{pid}/stat").rpartition(b")")[2].split()
+
+
+def boot_id() -> str:
+    return read("sys/kernel/random/boot_id").decode().strip()
