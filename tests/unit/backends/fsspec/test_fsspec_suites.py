@@ -28,6 +28,7 @@ from fusebackend.backends.fsspec.remote import FsspecRemote
 from fusebackend.base.waiting import WouldWait, at_once
 from fusebackend.protocol import ROOT_NODE
 from fusebackend.testing.conformance import BackendConformance
+from fusebackend.testing.posix.case import fails
 
 
 def opened(protocol, **options):
@@ -144,9 +145,8 @@ class TestTransfersByFtp:
         with closing(remote.reader("stored", None, len(content) + 1)) as reader:
             at = len(content) // UNIT_BYTES * UNIT_BYTES
             assert reader.read(0, 10) == content[:10]
-            with pytest.raises(OSError) as caught:
+            with fails(errno.ESTALE):
                 reader.read(at, UNIT_BYTES)
-            assert caught.value.errno == errno.ESTALE
         assert remote.head("stored").size == len(content)
 
 
@@ -239,9 +239,8 @@ def cut_thrice(kind, tmp_path):
         assert list(asked(lambda: remote.contents("")).infos) == [b"file"]
         cut(fs)
         (tmp_path / "file").write_bytes(content[1:])
-        with pytest.raises(OSError) as caught:
+        with fails(errno.ESTALE):  # it is another version by now
             asked(lambda: reader.read(len(content) // 2, 100))
-        assert caught.value.errno == errno.ESTALE  # it is another version by now
         reader.close()
         remote.close()
         if kind != "smb":
@@ -382,9 +381,8 @@ def test_a_file_that_was_cut_is_stale(buffered):
     fs, reader = buffered
     fs.content = fs.content[:UNIT_BYTES]
     assert reader.read(0, 10) == fs.content[:10]
-    with pytest.raises(OSError) as caught:
+    with fails(errno.ESTALE):
         reader.read(UNIT_BYTES, 10)
-    assert caught.value.errno == errno.ESTALE
 
 
 def test_what_is_here_is_read_on_the_mounts_own_thread(tmp_path):

@@ -16,6 +16,7 @@ from together import together
 
 from fusebackend.backends.postgres import PostgresBackend, shared_quota
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, Usage
+from fusebackend.testing.posix.case import fails
 
 pytestmark = pytest.mark.services
 
@@ -73,9 +74,8 @@ def file(backend: PostgresBackend, name: bytes, size: int) -> int:
 
 
 def refused(call: Callable[..., object], *arguments: Any) -> None:
-    with pytest.raises(OSError) as failure:
+    with fails(errno.EDQUOT):
         call(*arguments)
-    assert failure.value.errno == errno.EDQUOT
 
 
 def test_what_a_draft_has_accepted_is_stored(host: Callable[..., PostgresBackend]) -> None:
