@@ -7,6 +7,7 @@ import errno
 import random
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onloop import run
 from profiles import examples
+from together import together
 
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.base.paths import ROOT, AgentPath
@@ -101,11 +103,7 @@ def test_a_tree_has_one_root(filesystem: FileSystem, root: int) -> None:
 
 def test_more_trees_while_it_lives(filesystem: FileSystem, kernel: FakeKernel, root: int) -> None:
     names = [f"tree{number}" for number in range(20)]
-    threads = [threading.Thread(target=filesystem.add_tree, args=(name,)) for name in names]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*(partial(filesystem.add_tree, name) for name in names))
     roots = {walk(filesystem, *PRIVATE, name).inode for name in names}
     assert len(roots | {root, ROOT_INODE}) == 22
     assert set(listed(filesystem, walk(filesystem, *PRIVATE).inode)) == {b"sandbox", *map(str.encode, names)}

@@ -8,12 +8,14 @@ import os
 import stat
 import threading
 import time
+from functools import partial
 
 import obstore
 import pytest
 from objects import content, keys, names
 from obstore.exceptions import InvalidPathError
 from obstore.store import MemoryStore
+from together import together
 
 from fusebackend.backends import InMemoryBackend, S3Backend
 from fusebackend.backends.object_store import metadata
@@ -134,14 +136,7 @@ def test_agents_that_edit_one_file_at_once_lose_nothing(store):
             for number in numbers:
                 assert backend.edit("/counts", f"line {number}: old", f"line {number}: new").error is None
 
-        threads = [
-            threading.Thread(target=edit, args=(backend, range(start, 20, 4)))
-            for start, backend in enumerate((one, two, one, two))
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        together(*(partial(edit, backend, range(start, 20, 4)) for start, backend in enumerate((one, two, one, two))))
         assert b"old" not in content(store, "counts")
 
 

@@ -117,11 +117,7 @@ def test_connections_are_opened_as_needed_and_given_back(small: Server, monkeypa
                 together.wait(LIMIT_S)
                 backend.volume.getattr(ROOT_NODE)
 
-        threads = [threading.Thread(target=work) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        together(*[work] * 3)
         eventually(lambda: clients(small.dsn()) == 1, LIMIT_S)
         assert backend.write("/again.txt", "x").error is None
     eventually(lambda: clients(small.dsn()) == 0, LIMIT_S)

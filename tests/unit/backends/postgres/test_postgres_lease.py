@@ -19,6 +19,7 @@ import pytest
 from eventually import eventually
 from round_trips import Trips, counted
 from services.postgres import Postgres
+from together import together
 
 from fusebackend.backends.postgres import feed, host_session, lease
 from fusebackend.backends.postgres.volume import PostgresVolume
@@ -199,23 +200,14 @@ def test_a_newcomer_ends_it_and_has_it_when_alone(database: str, one: PostgresVo
 def test_many_newcomers_at_once(database: str, one: PostgresVolume) -> None:
     node = put(one, b"file", b"0")
     has_lease(one)
-    failures: list[BaseException] = []
 
     def come() -> None:
-        try:
-            with opened(database) as volume:
-                assert not is_held(one)
-                assert whole(volume, node) == b"0"
-                assert not is_held(volume)
-        except BaseException as error:
-            failures.append(error)
+        with opened(database) as volume:
+            assert not is_held(one)
+            assert whole(volume, node) == b"0"
+            assert not is_held(volume)
 
-    threads = [threading.Thread(target=come) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT_S)
-    assert not failures
+    together(*[come] * 6)
     has_lease(one)
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from counting import Counting
 from eventually import eventually
-from services.postgres import Postgres
 from together import together
 
 from fusebackend.backends.postgres import PostgresBackend, shared_quota
@@ -22,12 +21,6 @@ pytestmark = pytest.mark.services
 
 ME = Caller(1000, 1000)
 KIB = 1 << 10
-
-
-@pytest.fixture(scope="module")
-def database(postgres: Postgres) -> Iterator[str]:
-    with postgres.database() as dsn:
-        yield dsn
 
 
 @pytest.fixture

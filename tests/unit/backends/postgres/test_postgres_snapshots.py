@@ -16,8 +16,8 @@ from eventually import eventually
 from hypothesis.stateful import rule
 from postgres_check import check
 from profiles import examples
-from services.postgres import Postgres
 from test_postgres_model import PostgresMachine
+from together import together
 
 from fusebackend.backends.postgres import host_session, old_rows
 from fusebackend.backends.postgres.statements import lock_changes
@@ -34,12 +34,6 @@ pytestmark = pytest.mark.services
 ME = Caller(0, 0)
 LIMIT_S = 30.0
 OLD = ("old_inode", "old_dentry", "old_xattr", "old_chunk", "pruning")
-
-
-@pytest.fixture(scope="module")
-def database(postgres: Postgres) -> Iterator[str]:
-    with postgres.database() as dsn:
-        yield dsn
 
 
 @pytest.fixture
@@ -401,20 +395,7 @@ def test_two_hosts_free_at_once(volume: PostgresVolume, database: str, monkeypat
         overwrite(volume, node, 0, b"y")
         volume.unlink(ROOT_NODE, b"%d" % number)
     volume.delete_snapshot("s")
-    failures: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            prune(volume)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT_S)
-    assert failures == []
+    together(*[lambda: prune(volume)] * 3)
     found = counts(volume)
     assert not any(found[table] for table in OLD), found
 

@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 import threading
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +17,7 @@ from langgraph.store.memory import InMemoryStore
 from langgraph.store.sqlite import SqliteStore
 from profiles import examples
 from test_foreign import ForeignMachine
+from together import together
 
 from fusebackend.backends import (
     CompositeBackend,
@@ -242,15 +244,7 @@ def test_two_mounts_that_change_at_once_do_not_wait_for_each_other(store):
                     overwrite(volume, attr.node, name)
                     volume.unlink(ROOT_NODE, name)
 
-        threads = [
-            threading.Thread(target=work, args=(volume, name), daemon=True)
-            for volume, name in zip(volumes, (b"a", b"b"), strict=True)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-            assert not thread.is_alive()
+        together(*(partial(work, volume, name) for volume, name in zip(volumes, (b"a", b"b"), strict=True)))
 
 
 def test_what_the_mount_itself_does_is_not_told_to_it(volume, backend):
