@@ -8,7 +8,9 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import nodes
 import pytest
+from nodes import node_at, overwrite, whole
 
 from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.backends.memory import InMemoryVolume
@@ -52,34 +54,15 @@ def opened(tmp_path: Path, volumes: dict[AgentPath, Volume]) -> Iterator[Opened]
 
 def put(volume: Volume, path: bytes, content: bytes) -> int:
     *way, name = path.split(b"/")
-    parent = node_at(volume, b"/".join(way))
-    node = volume.create(parent, name, 0o644, os.O_RDWR, ME).node
-    volume.write(node, 0, content)
-    volume.release(node, os.O_RDWR)
-    return node
-
-
-def node_at(volume: Volume, path: bytes) -> int:
-    node = ROOT_NODE
-    for name in path.split(b"/") if path else ():
-        node = volume.lookup(node, name).node
-    return node
+    return nodes.put(volume, name, content, node_at(volume, b"/".join(way)))
 
 
 def read(volume: Volume, path: bytes) -> bytes:
-    node = node_at(volume, path)
-    volume.open(node, os.O_RDONLY)
-    try:
-        return volume.read(node, 0, 1 << 20)
-    finally:
-        volume.release(node, os.O_RDONLY)
+    return whole(volume, node_at(volume, path))
 
 
 def write(volume: Volume, path: bytes, content: bytes) -> None:
-    node = node_at(volume, path)
-    volume.open(node, os.O_RDWR)
-    volume.write(node, 0, content)
-    volume.release(node, os.O_RDWR)
+    overwrite(volume, node_at(volume, path), 0, content)
 
 
 def names(volume: Volume, path: bytes = b"") -> list[bytes]:

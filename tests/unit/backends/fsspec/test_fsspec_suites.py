@@ -338,14 +338,14 @@ def test_a_read_waits_for_its_piece_and_not_for_the_range():
 def test_a_file_system_with_a_loop_is_asked_for_several_ranges_at_once():
     fs = Buffered(skip_instance_cache=True)
     fs.async_impl = True
-    together = threading.Barrier(LOOP_AHEAD)
+    barrier = threading.Barrier(LOOP_AHEAD)
     numbers = itertools.count()
     sizes = []
 
     def fetch(start, end):
         sizes.append(end - start)
         if 0 < next(numbers) <= LOOP_AHEAD:
-            together.wait(10)
+            barrier.wait(10)
         yield fs.content[start:end]
 
     asking = Asking(fs)

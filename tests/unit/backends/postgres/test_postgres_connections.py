@@ -110,11 +110,11 @@ def test_connections_are_opened_as_needed_and_given_back(small: Server, monkeypa
     monkeypatch.setattr(databases, "IDLE_S", 0.2)
     with PostgresBackend(small.dsn(), "idle", connections=4) as backend:
         eventually(lambda: clients(small.dsn()) == 1, LIMIT_S)
-        together = threading.Barrier(3)
+        barrier = threading.Barrier(3)
 
         def work() -> None:
             with backend.volume.viewing():
-                together.wait(LIMIT_S)
+                barrier.wait(LIMIT_S)
                 backend.volume.getattr(ROOT_NODE)
 
         together(*[work] * 3)

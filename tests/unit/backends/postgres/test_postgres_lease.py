@@ -17,6 +17,7 @@ from typing import Any
 import psycopg
 import pytest
 from eventually import eventually
+from nodes import put
 from round_trips import Trips, counted
 from services.postgres import Postgres
 from together import together
@@ -81,14 +82,6 @@ def is_held(volume: PostgresVolume) -> bool:
 
 def has_lease(volume: PostgresVolume) -> None:
     eventually(lambda: is_held(volume), LIMIT_S)
-
-
-def put(volume: PostgresVolume, name: bytes, content: bytes, parent: int = ROOT_NODE) -> int:
-    node = volume.create(parent, name, 0o644, os.O_RDWR, ME).node
-    volume.write(node, 0, content)
-    volume.flush(node)
-    volume.release(node, os.O_RDWR)
-    return node
 
 
 def rewrite(volume: PostgresVolume, node: int, content: bytes) -> None:

@@ -14,6 +14,7 @@ import psycopg
 import pytest
 from eventually import eventually
 from hypothesis.stateful import rule
+from nodes import overwrite, put
 from postgres_check import check
 from profiles import examples
 from test_postgres_model import PostgresMachine
@@ -23,7 +24,7 @@ from fusebackend.backends.postgres import host_session, old_rows
 from fusebackend.backends.postgres.statements import lock_changes
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.databases.postgres import connect
-from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, Change, Volume
+from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, Change
 from fusebackend.testing.posix.case import fails
 from fusebackend.testing.snapshots import SnapshotCases, SnapshotMachine, copy_of
 from fusebackend.testing.snapshots.copy import read_once
@@ -52,19 +53,6 @@ def opened(dsn: str, name: str) -> Iterator[PostgresVolume]:
     yield made
     assert check(dsn, made.id) == []
     made.close()
-
-
-def put(volume: Volume, name: bytes, data: bytes, parent: int = ROOT_NODE) -> int:
-    node = volume.create(parent, name, 0o644, os.O_RDWR, ME).node
-    volume.write(node, 0, data)
-    volume.release(node, os.O_RDWR)
-    return node
-
-
-def overwrite(volume: Volume, node: int, offset: int, data: bytes) -> None:
-    volume.open(node, os.O_RDWR)
-    volume.write(node, offset, data)
-    volume.release(node, os.O_RDWR)
 
 
 def rows(volume: PostgresVolume, query: str, *parameters: object) -> list[tuple[Any, ...]]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from nodes import put
 
 from fusebackend.backends.sqlite import backend as sqlite
 from fusebackend.backends.sqlite import flusher
@@ -37,15 +38,6 @@ def volume(path: Path) -> Iterator[SqliteVolume]:
     volume = SqliteVolume(path)
     yield volume
     volume.close()
-
-
-def put(volume: SqliteVolume, name: bytes, content: bytes, parent: int = ROOT_NODE) -> int:
-    node = volume.create(parent, name, 0o644, os.O_RDWR, ME).node
-    try:
-        volume.write(node, 0, content)
-    finally:
-        volume.release(node, os.O_RDWR)
-    return node
 
 
 def get(volume: SqliteVolume, name: bytes) -> bytes:
