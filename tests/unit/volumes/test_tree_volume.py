@@ -121,15 +121,6 @@ def test_a_directory_does_not_move_below_itself(volume: TreeVolume) -> None:
     assert names(volume) == [b"upper"] and names(volume, upper) == [b"lower"]
 
 
-def test_a_rename_between_two_names_of_one_file_does_nothing(volume: TreeVolume) -> None:
-    node = put(volume, b"a")
-    volume.link(node, ROOT_NODE, b"b")
-    volume.rename(ROOT_NODE, b"a", ROOT_NODE, b"b")
-    volume.rename(ROOT_NODE, b"a", ROOT_NODE, b"b", RENAME_EXCHANGE)
-    fails(errno.EEXIST, volume.rename, ROOT_NODE, b"a", ROOT_NODE, b"b", RENAME_NOREPLACE)
-    assert names(volume) == [b"a", b"b"] and volume.getattr(node).nlink == 2
-
-
 def test_a_deep_tree_moves(volume: TreeVolume, monkeypatch: pytest.MonkeyPatch) -> None:
     """The walk up from the new parent passes more directories than the cache holds."""
     monkeypatch.setattr(storedtree, "CACHE_INODES", 8)
@@ -272,35 +263,6 @@ def test_the_first_read_of_a_day_sets_atime(volume: TreeVolume, monkeypatch: pyt
     volume.release(file, os.O_RDONLY)
 
 
-def test_a_setgid_directory_passes_its_group_on(volume: TreeVolume) -> None:
-    shared = volume.mkdir(ROOT_NODE, b"shared", 0o755, ME).node
-    volume.setattr(shared, AttrChanges(mode=0o2775, gid=7))
-    file, below = put(volume, b"f", shared), volume.mkdir(shared, b"d", 0o755, ME).node
-    assert (volume.getattr(file).uid, volume.getattr(file).gid, volume.getattr(file).mode & 0o7777) == (1000, 7, 0o644)
-    assert (volume.getattr(below).gid, volume.getattr(below).mode & 0o7777) == (7, 0o2755)
-
-
-def test_special_files_keep_their_device_number(volume: TreeVolume) -> None:
-    device = os.makedev(8, 255)
-    node = volume.mknod(ROOT_NODE, b"disk", stat.S_IFBLK | 0o600, device, ME).node
-    volume.sync()
-    assert (volume.getattr(node).rdev, stat.S_IFMT(volume.getattr(node).mode)) == (device, stat.S_IFBLK)
-
-
-def test_extended_attributes(volume: TreeVolume) -> None:
-    node = put(volume, b"f")
-    fails(errno.ENODATA, volume.getxattr, node, b"user.a")
-    fails(errno.ENODATA, volume.removexattr, node, b"user.a")
-    volume.setxattr(node, b"user.b", b"\0" * 65536)
-    volume.setxattr(node, b"user.a", b"")
-    volume.sync()
-    assert volume.listxattr(node) == [b"user.a", b"user.b"]
-    assert (volume.getxattr(node, b"user.a"), volume.getxattr(node, b"user.b")) == (b"", b"\0" * 65536)
-    volume.removexattr(node, b"user.b")
-    volume.sync()
-    assert volume.listxattr(node) == [b"user.a"]
-
-
 def test_operations_on_the_wrong_kind(volume: TreeVolume) -> None:
     file, directory = put(volume, b"f"), volume.mkdir(ROOT_NODE, b"d", 0o755, ME).node
     fails(errno.ENOTDIR, volume.lookup, file, b"x")
@@ -334,18 +296,6 @@ def test_a_file_as_long_as_an_offset_can_say(volume: TreeVolume) -> None:
     volume.sync()
     volume.setattr(file, AttrChanges(size=0))
     assert (volume.getattr(file).blocks, volume.read(file, 0, 10)) == (0, b"")
-    volume.release(file, os.O_RDWR)
-
-
-def test_what_was_cut_off_reads_as_zeros_when_the_file_grows_again(volume: TreeVolume) -> None:
-    file = put(volume, b"f")
-    volume.open(file, os.O_RDWR)
-    volume.write(file, 0, b"x" * (3 * CHUNK_BYTES))
-    volume.sync()
-    for cut in (2 * CHUNK_BYTES + 1, CHUNK_BYTES, CHUNK_BYTES - 1, 1, 0):
-        volume.setattr(file, AttrChanges(size=cut))
-        volume.setattr(file, AttrChanges(size=3 * CHUNK_BYTES))
-        assert volume.read(file, 0, 3 * CHUNK_BYTES) == b"x" * cut + b"\0" * (3 * CHUNK_BYTES - cut)
     volume.release(file, os.O_RDWR)
 
 

@@ -46,7 +46,16 @@ class Files(BackendConformance):
 
 
 class Served(Files):
+    """On the server of a fixture of this module."""
+
     many_entries = 50  # each is several requests; file systems without a server have more
+    server: str
+    top = ""
+
+    @pytest.fixture
+    def backend(self, request):
+        with self.place(request.getfixturevalue(self.server), self.top) as backend:
+            yield backend
 
 
 class TestFile(Files):
@@ -91,13 +100,25 @@ def sftp(tmp_path_factory):
         fs.client.close()
 
 
+@pytest.fixture(scope="module")
+def smb(tmp_path_factory):
+    with fsspec_servers.running("smb", tmp_path_factory.mktemp("smb")) as port:
+        yield opened("smb", port=port, **LOGIN)
+
+
+@pytest.fixture(scope="module")
+def dav(tmp_path_factory):
+    pytest.importorskip("webdav4")
+    with webdav.running(tmp_path_factory.mktemp("webdav")) as server:
+        fs = opened("webdav", base_url=server.url)
+        yield fs
+        fs.client.http.close()
+
+
 @pytest.mark.configuration
 @pytest.mark.services
 class TestFtp(Served):
-    @pytest.fixture
-    def backend(self, ftp):
-        with self.place(ftp, "") as backend:
-            yield backend
+    server = "ftp"
 
 
 @pytest.mark.services
@@ -153,10 +174,7 @@ class TestTransfersByFtp:
 @pytest.mark.configuration
 @pytest.mark.services
 class TestSftp(Served):
-    @pytest.fixture
-    def backend(self, sftp):
-        with self.place(sftp, "") as backend:
-            yield backend
+    server = "sftp"
 
 
 @pytest.mark.services
@@ -171,34 +189,14 @@ def test_the_root_of_a_server(sftp):
 @pytest.mark.configuration
 @pytest.mark.services
 class TestSmb(Served):
-    @pytest.fixture(scope="class")
-    @classmethod
-    def fs(cls, tmp_path_factory):
-        with fsspec_servers.running("smb", tmp_path_factory.mktemp("smb")) as port:
-            yield opened("smb", port=port, **LOGIN)
-
-    @pytest.fixture
-    def backend(self, fs):
-        with self.place(fs, "/files") as backend:
-            yield backend
+    server = "smb"
+    top = "/files"
 
 
 @pytest.mark.configuration
 @pytest.mark.services
 class TestWebdav(Served):
-    @pytest.fixture(scope="class")
-    @classmethod
-    def fs(cls, tmp_path_factory):
-        pytest.importorskip("webdav4")
-        with webdav.running(tmp_path_factory.mktemp("webdav")) as server:
-            fs = opened("webdav", base_url=server.url)
-            yield fs
-            fs.client.http.close()
-
-    @pytest.fixture
-    def backend(self, fs):
-        with self.place(fs, "") as backend:
-            yield backend
+    server = "dav"
 
 
 def cut(fs):

@@ -15,6 +15,7 @@ import psycopg
 import pytest
 from eventually import eventually
 from services.postgres import Server, require
+from together import together
 
 from fusebackend.backends import PostgresBackend
 from fusebackend.databases import postgres as databases
