@@ -12,7 +12,6 @@ import errno
 import fcntl
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from dataclasses import asdict
 from typing import Any
 
 from fusebackend.base import xdg
+from fusebackend.base.deadline import is_readable
 from fusebackend.config import MountPlan
 from fusebackend.linux import mount_table as table
 from fusebackend.linux.mount_table import MountError
@@ -112,7 +112,7 @@ def _wait_for_answer(fd: int) -> dict[str, Any] | None:
     deadline = time.monotonic() + START_TIMEOUT_S
     received = b""
     while not received.endswith(b"\n"):
-        if not select.select([fd], [], [], max(deadline - time.monotonic(), 0))[0]:
+        if not is_readable(fd, deadline - time.monotonic()):
             return None
         chunk = os.read(fd, 65536)
         if not chunk:

@@ -23,6 +23,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
+from fusebackend.base.deadline import is_readable
 from fusebackend.databases.pipeline import is_lost
 from fusebackend.databases.postgres import connect, pause_s
 
@@ -177,6 +178,19 @@ class Listener:
     def _run(self, connection: Connection[Any] | None) -> None:
         import psycopg
 
+        try:
+            self._receive(connection)
+        finally:  # whatever ended it: without the thread a job would wait for ever
+            with self._guard:
+                self._ended = True
+                self._fail_jobs(psycopg.OperationalError("the connection was closed"))
+                self._wake.close()
+                self._waking.close()
+
+    def _receive(self, connection: Connection[Any] | None) -> None:
+        """Receive until `close`, with a new connection after each loss."""
+        import psycopg
+
         attempts = 0
         connected_at = time.monotonic()
         while not self._ended:
@@ -203,16 +217,12 @@ class Listener:
                 self._pause(attempts)
                 attempts += 1
         _close(connection)
-        self._fail_jobs(psycopg.OperationalError("the connection was closed"))
-        with self._guard:
-            self._wake.close()
-            self._waking.close()
 
     def _pause(self, attempts: int) -> None:
         """Wait until the next attempt, or until there is work for a connection."""
         until = time.monotonic() + pause_s(RETRY_S, attempts)
         while not self._ended and not self._jobs and (left_s := until - time.monotonic()) > 0:
-            if select.select([self._wake], [], [], left_s)[0]:
+            if is_readable(self._wake.fileno(), left_s):
                 self._drain()
 
     def _fail_jobs(self, error: BaseException) -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import select
 import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from fusebackend.base.deadline import is_readable
 from fusebackend.linux import mount_table as table
 from fusebackend.linux.distribution import install
 from fusebackend.linux.mount_table import MountError
@@ -124,7 +124,7 @@ class Server:
         """Wait until the process has ended; False when it has not by then."""
         if self._fd < 0:
             return True
-        return bool(select.select([self._fd], [], [], max(timeout_s, 0))[0])
+        return is_readable(self._fd, timeout_s)
 
     def __enter__(self) -> Server:
         return self

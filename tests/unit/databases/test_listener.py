@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -91,3 +92,23 @@ def test_a_mistake_of_the_receiver_is_as_good_as_a_lost_connection(postgres_dsn:
             eventually(lambda: "two" in receiver.told, 30)
         assert listening.run(Losing(0)) == "done"
     assert receiver.told == ["one", "stumble", "lost: AssertionError", "back", "two"]
+
+
+def test_the_end_of_the_thread_is_the_end_of_jobs(postgres_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also an end that nobody foresaw: select(2) once failed in it, in a process with a thousand open files."""
+
+    def broken(fd: int, timeout_s: float) -> bool:
+        raise ValueError("filedescriptor out of range in select()")
+
+    ended: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", ended.append)
+    monkeypatch.setattr(listener, "is_readable", broken)
+    monkeypatch.setattr(listener, "RETRY_S", (60.0,))
+    with contextlib.closing(Listener(postgres_dsn, ["tested"], Silent(), name="tested")) as listening:
+        pid = listening.run(lambda connection: connection.info.backend_pid)
+        with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+            connection.execute("SELECT pg_terminate_backend(%s)", [pid])
+        eventually(lambda: bool(ended), 30)
+        with pytest.raises(psycopg.OperationalError, match="closed"):
+            listening.run(Losing(0))
+    assert [str(each.exc_value) for each in ended] == ["filedescriptor out of range in select()"]

@@ -9,7 +9,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+import psycopg
 import pytest
+from eventually import eventually
 from profiles import amount
 from services.postgres import Server, running
 
@@ -33,7 +35,19 @@ def server() -> Iterator[Server]:
         server.execute("ALTER SYSTEM SET wal_buffers = '16MB'")
         server.stop()
         server.start()
+        hold_back(server)
         yield server
+
+
+def hold_back(server: Server) -> None:
+    """Have the log's writer flush now, after its start. When a page of the log is full it does so the first time, and
+    then once in `wal_writer_delay` (XLogBackgroundFlush in xlog.c): so it does not within the next 10 s."""
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        connection.execute("SET synchronous_commit = off")
+        (position,) = connection.execute("SELECT pg_current_wal_insert_lsn()").fetchone() or ("",)
+        connection.execute("SELECT pg_logical_emit_message(true, 'test', repeat('x', 100000))")
+        flushed = "SELECT pg_current_wal_flush_lsn() - %s::pg_lsn > 90000"
+        eventually(lambda: connection.execute(flushed, [position]).fetchone() == (True,), LIMIT_S)
 
 
 @pytest.fixture
@@ -47,6 +61,7 @@ def volume(server: Server, request: pytest.FixtureRequest) -> Iterator[PostgresV
 def crash(server: Server, volume: PostgresVolume) -> None:
     server.crash()
     server.start()
+    hold_back(server)
     deadline = time.monotonic() + LIMIT_S
     while True:
         try:
