@@ -11,10 +11,10 @@ import hypothesis
 import pytest
 from eventually import tick
 from hypothesis import strategies as st
-from hypothesis.stateful import rule
 from nodes import names, node_at, put
 from profiles import examples
 from seed_backends import Answer, DuckBackend, SeedInMemoryBackend
+from whole_files import WholeFileMachine
 
 from fusebackend.backends import (
     CompositeBackend,
@@ -26,7 +26,7 @@ from fusebackend.backends import (
     volume_of,
 )
 from fusebackend.base.paths import AgentPath
-from fusebackend.protocol import RENAME_EXCHANGE, RENAME_NOREPLACE, ROOT_NODE, AttrChanges, Caller, Change
+from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Caller, Change
 from fusebackend.remote import buffer as buffer_module
 from fusebackend.remote import tree as tree_module
 from fusebackend.remote.agent_remote import time_ns
@@ -35,7 +35,6 @@ from fusebackend.remote.conflicts import conflict_path
 from fusebackend.remote.tree import SETTLE_S
 from fusebackend.remote.volume import foreign_volume
 from fusebackend.testing.conformance import BackendConformance
-from fusebackend.testing.model import VolumeMachine
 
 ME = Caller(os.geteuid(), os.getegid())
 RW = os.O_RDWR
@@ -97,28 +96,13 @@ class TestComposite(Derived):
         return VolumeBackend(ForeignVolume(CompositeBackend(InMemoryBackend())))
 
 
-class ForeignMachine(VolumeMachine):
-    directory_links = False
+class ForeignMachine(WholeFileMachine):
     backend = None
-
-    def draw_node(self, data, wanted=lambda node: True):
-        # Only the bytes of open files outlive their name: to keep those the kernel merely knows, every unlink would
-        # have to download the file first.
-        return super().draw_node(data, lambda node: wanted(node) and (node.links > 0 or self.is_open(node)))
 
     def attempt(self, refusals, call, *arguments):
         if call.__name__ in ("do_create", "do_make", "do_rename") and b"\xff\xfe" in arguments:
             refusals = refusals | {errno.EILSEQ}
         return super().attempt(refusals, call, *arguments)
-
-    @rule(data=st.data(), flags=st.sampled_from((0, RENAME_NOREPLACE)))
-    def rename_by_copy(self, data, flags):
-        parent, new_parent = self.draw_directory(data), self.draw_directory(data)
-        move = parent, self.draw_name(data, parent), new_parent, self.draw_name(data, new_parent), flags
-        if self.attempt(self.tree.may_rename(*move), self.do_rename, *move):
-            replaced = self.tree.rename(*move)
-            if replaced is not None:
-                self.lost_name(replaced)
 
     def teardown(self):
         """After a sync the backend holds exactly the files of the model."""
