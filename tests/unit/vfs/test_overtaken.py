@@ -13,7 +13,7 @@ import pytest
 from eventually import eventually
 from fakekernel import FakeKernel
 from for_each import for_each
-from onloop import run
+from onloop import listed, run
 
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.base.paths import ROOT
@@ -74,18 +74,6 @@ def filesystem(volume: OvertakenVolume, kernel: FakeKernel) -> Iterator[FileSyst
     filesystem.attach(kernel)
     yield filesystem
     filesystem.detach()
-
-
-def listed(filesystem: FileSystem) -> dict[bytes, Entry]:
-    number, found = run(filesystem.opendir(ROOT_INODE)), {}
-
-    def emit(name: bytes, entry: Entry, after: int) -> bool:
-        found[name] = entry
-        return True
-
-    run(filesystem.readdir(number, 0, emit))
-    run(filesystem.releasedir(number))
-    return found
 
 
 def given_times(filesystem: FileSystem) -> set[float]:
