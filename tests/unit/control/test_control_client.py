@@ -8,11 +8,13 @@ import os
 import socket
 import threading
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 from controlled import LIMIT_S, ClientOf, Listener, Raw, serving
 from for_each import for_each
+from together import together
 
 from fusebackend.backends import CompositeBackend, FilesystemBackend, InMemoryBackend
 from fusebackend.backends.sqlite.backend import SqliteBackend
@@ -241,11 +243,7 @@ class TestVerbs:
                 if client.download_files([f"/file-{number}"])[0].content != b"%d" % turn:
                     failures.append((number, turn))
 
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(16)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        together(*(partial(work, number) for number in range(16)))
         assert not failures
 
 

@@ -11,6 +11,7 @@ import stat
 import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from for_each import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from profiles import examples
+from together import together
 
 from fusebackend.backends import InMemoryBackend
 from fusebackend.control import limits, rendezvous, wire
@@ -406,11 +408,7 @@ class TestRoom:
                         failures.append(error)
                     time.sleep(serving_module.IDLE_S * (turn % 3))
 
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        together(*(partial(work, number) for number in range(4)))
         assert failures == []
 
     def test_a_server_full_of_work_answers_newcomers_shortly(self, server, monkeypatch):
@@ -515,11 +513,7 @@ class TestStaging:
                     failures.append(error)
 
         taken: list[str] = []
-        threads = [threading.Thread(target=work) for work in (add, take, add, take)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        together(add, take, add, take)
         staging.close()
         assert failures == []
 

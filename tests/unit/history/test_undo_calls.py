@@ -75,6 +75,16 @@ def check(recorded: Recorded, **options: Any) -> Any:
     return result
 
 
+@contextlib.contextmanager
+def taken_back(recorded: Recorded, command: str = "a call") -> Iterator[None]:
+    """The body is a call; its undo must not be refused, and all must be as it was."""
+    before = recorded.files.dump()
+    with recorded.call(command):
+        yield
+    check(recorded)
+    assert recorded.files.dump() == before
+
+
 def test_a_removed_tree_comes_back_with_everything(recorded: Recorded, files: Files) -> None:
     plant(recorded)
     before = files.dump()
@@ -127,65 +137,50 @@ def test_attributes_come_back(recorded: Recorded, files: Files) -> None:
 def test_an_edit_by_rename_is_taken_back(recorded: Recorded, files: Files) -> None:
     """As `sed -i`, and most editors."""
     plant(recorded)
-    before = files.dump()
-    with recorded.call("sed -i"):
+    with taken_back(recorded, "sed -i"):
         files.write("/repo/sub/sedXYZ", b"edited")
         files.rename("/repo/sub/sedXYZ", "/repo/sub/two")
-    check(recorded)
-    assert files.dump() == before
 
 
 def test_renames_and_exchanges_are_taken_back(recorded: Recorded, files: Files) -> None:
     plant(recorded)
-    before = files.dump()
-    with recorded.call("mv"):
+    with taken_back(recorded, "mv"):
         files.rename("/repo/sub", "/repo/moved")
         files.rename("/repo/moved/two", "/repo/two")
         files.write("/repo/two", b"changed where it is now")
         files.rename("/repo/two", "/repo/one", RENAME_EXCHANGE)
-    check(recorded)
-    assert files.dump() == before
 
 
 def test_a_directory_that_was_changed_before_it_was_removed(recorded: Recorded, files: Files) -> None:
     """As `chmod -R u+w` and `rm -rf`."""
     plant(recorded)
     files.change("/repo/sub", mode=0o500)
-    before = files.dump()
-    with recorded.call("chmod -R u+w; rm -rf"):
+    with taken_back(recorded, "chmod -R u+w; rm -rf"):
         files.change("/repo/sub", mode=0o700)
         files.xattr("/repo/sub", b"user.other", b"x")
         files.remove_tree("/repo/sub")
-    check(recorded)
-    assert files.dump() == before
 
 
 def test_a_directory_that_was_moved_before_it_was_removed(recorded: Recorded, files: Files) -> None:
     plant(recorded)
     files.change("/repo/sub", mode=0o500)
-    before = files.dump()
-    with recorded.call("mv; rm -rf"):
+    with taken_back(recorded, "mv; rm -rf"):
         files.rename("/repo/sub", "/repo/gone")
         files.mkdir("/repo/sub", 0o755)
         files.remove_tree("/repo/gone")
         files.rename("/repo/sub", "/repo/gone")
-    check(recorded)
-    assert files.dump() == before
 
 
 def test_a_name_that_was_used_again(recorded: Recorded, files: Files) -> None:
     """The records of one call at one path are of three files."""
     plant(recorded)
-    before = files.dump()
-    with recorded.call():
+    with taken_back(recorded):
         files.write("/repo/sub/two", b"second bytes")
         files.remove("/repo/sub/two")
         files.write("/repo/sub/two", b"third")
         files.rename("/repo/sub/two", "/repo/three")
         files.mkdir("/repo/sub/two")
         files.write("/repo/sub/two/inner", b"inner")
-    check(recorded)
-    assert files.dump() == before
 
 
 def test_an_undo_is_taken_back(recorded: Recorded, files: Files) -> None:
@@ -592,12 +587,9 @@ def test_a_file_that_lost_its_names_one_by_one_has_them_again(recorded: Recorded
     with recorded.call():
         files.write("/one", b"before")
         files.link("/one", "/other")
-    before = files.dump()
-    with recorded.call():
+    with taken_back(recorded):
         files.write("/one", b"after!")
         files.remove("/other")
         files.write("/other", b"new")
         files.rename("/other", "/one")
-    check(recorded)
-    assert files.dump() == before
     assert files.attr("/one").node == files.attr("/other").node

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import sys
-import threading
+from functools import partial
+
+from together import together
 
 from fusebackend.history.calls import OpenCall
 from fusebackend.history.recorder import ATTRIBUTES, CONTENT, MADE, VolumeRecords
@@ -71,27 +73,19 @@ def test_files_of_a_call_share_a_mark() -> None:
 
 def test_calls_that_end_at_once() -> None:
     """As those of a `postgres:` volume, which locks no calls out. Each raised a KeyError for what another one took."""
-    records, failures = VolumeRecords(), list[BaseException]()
+    records = VolumeRecords()
 
     def work(first: int) -> None:
-        try:
-            for turn in range(300):
-                call = opened()
-                for node in range(first, first + 60):
-                    records.own(call, node + turn % 7, CONTENT)
-                for volume, marks in call.forget().items():
-                    volume.ended(marks)
-        except KeyError as error:
-            failures.append(error)
+        for turn in range(300):
+            call = opened()
+            for node in range(first, first + 60):
+                records.own(call, node + turn % 7, CONTENT)
+            for volume, marks in call.forget().items():
+                volume.ended(marks)
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        threads = [threading.Thread(target=work, args=(40 * number,)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        together(*(partial(work, 40 * number) for number in range(4)))
     finally:
         sys.setswitchinterval(interval)
-    assert not failures

@@ -11,6 +11,8 @@ from profiles import examples
 
 pytest.importorskip("anthropic")
 
+from functools import partial
+
 import httpx2
 from anthropic import Anthropic
 from anthropic.lib.tools import ToolError
@@ -18,6 +20,7 @@ from anthropic.tools import BetaLocalFilesystemMemoryTool
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from langgraph.store.memory import InMemoryStore
+from together import together
 
 from fusebackend.backends import (
     CompositeBackend,
@@ -181,11 +184,7 @@ def test_changes_at_the_same_time_are_all_kept(backend):
             said(tool, command="insert", path="/memories/log.md", insert_line=0, insert_text=f"{number} done")
         )
 
-    threads = [threading.Thread(target=change, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*(partial(change, number) for number in range(count)))
     assert not [answer for answer in answers if answer.startswith("error")]
     shown = said(tool, command="view", path="/memories/shared.md")
     assert "old" not in shown and shown.count("new") == count

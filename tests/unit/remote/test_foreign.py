@@ -11,9 +11,10 @@ import hypothesis
 import pytest
 from eventually import tick
 from hypothesis import strategies as st
-from hypothesis.stateful import rule
+from nodes import names, node_at, put
 from profiles import examples
 from seed_backends import Answer, DuckBackend, SeedInMemoryBackend
+from whole_files import WholeFileMachine
 
 from fusebackend.backends import (
     CompositeBackend,
@@ -25,7 +26,7 @@ from fusebackend.backends import (
     volume_of,
 )
 from fusebackend.base.paths import AgentPath
-from fusebackend.protocol import RENAME_EXCHANGE, RENAME_NOREPLACE, ROOT_NODE, AttrChanges, Caller, Change
+from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Caller, Change
 from fusebackend.remote import buffer as buffer_module
 from fusebackend.remote import tree as tree_module
 from fusebackend.remote.agent_remote import time_ns
@@ -34,7 +35,6 @@ from fusebackend.remote.conflicts import conflict_path
 from fusebackend.remote.tree import SETTLE_S
 from fusebackend.remote.volume import foreign_volume
 from fusebackend.testing.conformance import BackendConformance
-from fusebackend.testing.model import VolumeMachine
 
 ME = Caller(os.geteuid(), os.getegid())
 RW = os.O_RDWR
@@ -96,28 +96,13 @@ class TestComposite(Derived):
         return VolumeBackend(ForeignVolume(CompositeBackend(InMemoryBackend())))
 
 
-class ForeignMachine(VolumeMachine):
-    directory_links = False
+class ForeignMachine(WholeFileMachine):
     backend = None
-
-    def draw_node(self, data, wanted=lambda node: True):
-        # Only the bytes of open files outlive their name: to keep those the kernel merely knows, every unlink would
-        # have to download the file first.
-        return super().draw_node(data, lambda node: wanted(node) and (node.links > 0 or self.is_open(node)))
 
     def attempt(self, refusals, call, *arguments):
         if call.__name__ in ("do_create", "do_make", "do_rename") and b"\xff\xfe" in arguments:
             refusals = refusals | {errno.EILSEQ}
         return super().attempt(refusals, call, *arguments)
-
-    @rule(data=st.data(), flags=st.sampled_from((0, RENAME_NOREPLACE)))
-    def rename_by_copy(self, data, flags):
-        parent, new_parent = self.draw_directory(data), self.draw_directory(data)
-        move = parent, self.draw_name(data, parent), new_parent, self.draw_name(data, new_parent), flags
-        if self.attempt(self.tree.may_rename(*move), self.do_rename, *move):
-            replaced = self.tree.rename(*move)
-            if replaced is not None:
-                self.lost_name(replaced)
 
     def teardown(self):
         """After a sync the backend holds exactly the files of the model."""
@@ -168,32 +153,12 @@ def nothing_kept(monkeypatch):
     monkeypatch.setattr(tree_module, "KEPT_ENTRIES", 0)
 
 
-def at(volume, path):
-    attr = volume.getattr(ROOT_NODE)
-    for name in path.strip("/").encode().split(b"/"):
-        attr = volume.lookup(attr.node, name)
-    return attr.node
-
-
-def names(volume, node=ROOT_NODE):
-    return [name for name, _ in volume.readdir(node, b"", 1000)]
-
-
 def read(volume, node):
     volume.open(node, os.O_RDONLY)
     try:
         return volume.read(node, 0, 1 << 30)
     finally:
         volume.release(node, os.O_RDONLY)
-
-
-def new_file(volume, name, data, parent=ROOT_NODE):
-    """A file, written and closed."""
-    node = volume.create(parent, name, 0o644, RW, ME).node
-    volume.write(node, 0, data)
-    volume.flush(node)
-    volume.release(node, RW)
-    return node
 
 
 def fails(number, call, *arguments):
@@ -248,7 +213,7 @@ def test_mknod_stores_an_empty_file_at_once(volume, duck):
 
 def test_truncate_without_a_handle_is_stored_at_once(volume, duck):
     duck.put("/f", b"0123456789")
-    node = at(volume, "/f")
+    node = node_at(volume, "/f")
     assert volume.setattr(node, AttrChanges(size=4)).size == 4
     assert duck.files["/f"] == b"0123"
     volume.setattr(node, AttrChanges(size=6))
@@ -278,7 +243,7 @@ def test_an_upload_that_fails_is_the_error_of_the_flush_and_is_tried_again(volum
 
 def test_errors_of_the_backend_keep_their_code(volume, duck):
     duck.put("/f", b"x")
-    node = at(volume, "/f")
+    node = node_at(volume, "/f")
     answer = Answer(error="permission_denied")
     duck.upload_files = lambda files: [answer]
     volume.open(node, RW)
@@ -292,7 +257,7 @@ def test_errors_of_the_backend_keep_their_code(volume, duck):
 
 def test_open_sees_what_others_have_stored_and_an_open_file_stays_one_file(volume, duck):
     duck.put("/f", b"one")
-    node = at(volume, "/f")
+    node = node_at(volume, "/f")
     assert read(volume, node) == b"one"
     duck.put("/f", b"other")
     assert read(volume, node) == b"other"
@@ -309,7 +274,7 @@ def test_sizes_in_characters_or_missing_are_not_believed():
     seed = SeedInMemoryBackend()
     seed.upload_files([("/d/ü.txt", "üöä字".encode()), ("/d/plain.txt", b"plain")])
     volume = ForeignVolume(seed)
-    directory = at(volume, "/d")
+    directory = node_at(volume, "/d")
     sizes = {name: attr.size for name, attr in volume.readdir(directory, b"", 10)}
     assert sizes == {"ü.txt".encode(): 9, b"plain.txt": 5}
     assert volume.lookup(directory, "ü.txt".encode()).size == 9
@@ -364,7 +329,7 @@ def test_times_come_from_the_backend():
 
 def test_modes_and_times_are_kept_while_the_volume_lives(volume, duck):
     duck.put("/f", b"x")
-    node = at(volume, "/f")
+    node = node_at(volume, "/f")
     volume.hold(node)
     volume.setattr(node, AttrChanges(mode=0o755, uid=7, gid=8, atime_ns=5, mtime_ns=6))
     volume.forget([node])
@@ -397,13 +362,13 @@ def test_times_stand_still_whatever_the_kernel_forgets(duck, exact):
         if forgotten:
             volume.hold(directory)
             volume.forget([directory])
-            directory = at(volume, "/d")
+            directory = node_at(volume, "/d")
         attr = volume.lookup(directory, b"f")
         assert (attr.size, attr.mtime_ns, attr.ctime_ns) == (4, *times)
     volume.rename(ROOT_NODE, b"d", ROOT_NODE, b"e")
     assert volume.lookup(directory, b"f").mtime_ns == times[0]
     volume.forget([directory])
-    assert volume.getattr(at(volume, "/e/f")).mtime_ns == times[0]
+    assert volume.getattr(node_at(volume, "/e/f")).mtime_ns == times[0]
 
 
 # -- conflicts -------------------------------------------------------------------------------------------------
@@ -416,7 +381,7 @@ def conflicts(duck, base="/f"):
 @pytest.mark.parametrize("theirs", [b"theirs", None], ids=["written", "deleted"])
 def test_a_file_that_others_changed_meanwhile_is_a_conflict_that_loses_nothing(volume, duck, theirs, caplog):
     duck.put("/f", b"base")
-    node = at(volume, "/f")
+    node = node_at(volume, "/f")
     volume.open(node, RW)
     volume.write(node, 0, b"ours")
     if theirs is None:
@@ -433,7 +398,7 @@ def test_a_file_that_others_changed_meanwhile_is_a_conflict_that_loses_nothing(v
     volume.release(node, RW)
     assert len(duck.files) == (1 if theirs is None else 2)
     if theirs is not None:
-        assert read(volume, at(volume, "/f")) == theirs
+        assert read(volume, node_at(volume, "/f")) == theirs
 
 
 def test_a_file_made_by_others_meanwhile_is_a_conflict(volume, duck):
@@ -446,10 +411,10 @@ def test_a_file_made_by_others_meanwhile_is_a_conflict(volume, duck):
 
 def test_a_directory_deleted_under_an_open_file_loses_nothing(volume, duck):
     duck.put("/d/e/f", b"base")
-    node = at(volume, "/d/e/f")
+    node = node_at(volume, "/d/e/f")
     volume.open(node, RW)
     duck.delete("/d")
-    fails(errno.ENOENT, at, volume, "/d")
+    fails(errno.ENOENT, node_at, volume, "/d")
     volume.write(node, 0, b"ours")
     fails(errno.ESTALE, volume.flush, node)
     assert list(conflicts(duck, "/d/e/f").values()) == [b"ours"]
@@ -457,7 +422,7 @@ def test_a_directory_deleted_under_an_open_file_loses_nothing(volume, duck):
 
 def test_a_file_deleted_by_others_and_seen_so_before_it_is_written_to_is_kept_too(volume, duck):
     duck.put("/f", b"base")
-    node = at(volume, "/f")
+    node = node_at(volume, "/f")
     volume.open(node, RW)
     del duck.files["/f"]
     assert names(volume) == []
@@ -469,7 +434,7 @@ def test_a_file_deleted_by_others_and_seen_so_before_it_is_written_to_is_kept_to
 
 def test_the_same_bytes_are_no_conflict(volume, duck):
     duck.put("/f", b"base")
-    node = at(volume, "/f")
+    node = node_at(volume, "/f")
     volume.open(node, RW)
     volume.write(node, 0, b"same")
     duck.put("/f", b"same")
@@ -479,7 +444,7 @@ def test_the_same_bytes_are_no_conflict(volume, duck):
 
 def test_a_conflict_that_can_not_be_kept_beside_stays_here(volume, duck):
     duck.put("/f", b"base")
-    node = at(volume, "/f")
+    node = node_at(volume, "/f")
     volume.open(node, RW)
     volume.write(node, 0, b"ours")
     duck.put("/f", b"theirs")
@@ -499,7 +464,7 @@ def test_the_name_of_a_conflict_is_short_enough_and_never_the_same():
 
 def test_a_file_unlinked_here_keeps_its_bytes_for_who_has_it_open_and_stores_nothing(volume, duck):
     duck.put("/f", b"base")
-    node = at(volume, "/f")
+    node = node_at(volume, "/f")
     volume.hold(node)
     volume.open(node, RW)
     volume.unlink(ROOT_NODE, b"f")
@@ -520,7 +485,7 @@ def test_an_empty_directory_is_kept_here_until_a_file_appears(volume, duck):
     directory = volume.mkdir(ROOT_NODE, b"d", 0o755, ME).node
     inner = volume.mkdir(directory, b"e", 0o755, ME).node
     assert duck.files == {} and names(volume) == [b"d"] and names(volume, directory) == [b"e"]
-    new_file(volume, b"f", b"x", inner)
+    put(volume, b"f", b"x", inner)
     assert duck.files == {"/d/e/f": b"x"}
     assert names(ForeignVolume(duck)) == [b"d"]
     volume.unlink(inner, b"f")
@@ -533,7 +498,7 @@ def test_an_empty_directory_is_kept_here_until_a_file_appears(volume, duck):
 
 def test_a_directory_others_delete_is_gone(volume, duck):
     duck.put("/d/f", b"x")
-    directory = at(volume, "/d")
+    directory = node_at(volume, "/d")
     volume.hold(directory)
     duck.delete("/d")
     fails(errno.ESTALE, volume.getattr, directory)
@@ -542,13 +507,13 @@ def test_a_directory_others_delete_is_gone(volume, duck):
     fails(errno.ENOENT, volume.mkdir, directory, b"e", 0o755, ME)
     assert names(volume, directory) == []
     duck.put("/d/f", b"again")
-    assert at(volume, "/d") != directory
+    assert node_at(volume, "/d") != directory
 
 
 def test_an_error_is_no_proof_that_a_directory_is_empty(volume, duck):
     duck.put("/d/f", b"x")
-    directory = at(volume, "/d")
-    new_file(volume, b"g", b"y", directory)
+    directory = node_at(volume, "/d")
+    put(volume, b"g", b"y", directory)
     volume.unlink(directory, b"g")  # from now on the directory might be here alone
     listing = duck.ls
     duck.ls = lambda path: Answer(error="the line is cut") if path == "/d" else listing(path)
@@ -563,7 +528,7 @@ def test_an_error_is_no_proof_that_a_directory_is_empty(volume, duck):
 def test_rmdir_of_a_directory_that_is_not_empty_looks_before_it_deletes(duck):
     volume = ForeignVolume(duck)  # listings are believed for a second
     duck.put("/d/f", b"x")
-    directory = at(volume, "/d")
+    directory = node_at(volume, "/d")
     volume.unlink(directory, b"f")
     duck.put("/d/theirs", b"new")
     fails(errno.ENOTEMPTY, volume.rmdir, ROOT_NODE, b"d")
@@ -590,7 +555,7 @@ def test_a_deep_tree(volume, duck):
     calls = len(duck.calls)
     assert names(volume, node) == []
     assert len(duck.calls) - calls < 10, "what only this volume has is not asked for level by level"
-    file = new_file(volume, b"f", b"x", node)
+    file = put(volume, b"f", b"x", node)
     assert duck.files == {"/d" * depth + "/f": b"x"}
     assert volume.getattr(file).size == 1
     volume.rename(ROOT_NODE, b"d", ROOT_NODE, b"e")
@@ -622,7 +587,7 @@ def test_names_that_are_no_text_are_refused(volume):
     for call in (volume.mkdir, lambda parent, name, mode, caller: volume.create(parent, name, mode, RW, caller)):
         fails(errno.EILSEQ, call, ROOT_NODE, b"\xff", 0o644, ME)
     fails(errno.ENOENT, volume.lookup, ROOT_NODE, b"\xff")
-    new_file(volume, b"f", b"")
+    put(volume, b"f", b"")
     fails(errno.EILSEQ, volume.rename, ROOT_NODE, b"f", ROOT_NODE, b"\xff")
 
 
@@ -630,7 +595,7 @@ def test_names_that_are_no_text_are_refused(volume):
 
 
 def test_what_can_not_be_has_a_clear_errno(volume):
-    node = new_file(volume, b"f", b"x")
+    node = put(volume, b"f", b"x")
     fails(errno.ENOTSUP, volume.symlink, ROOT_NODE, b"s", b"f", ME)
     fails(errno.ENOTSUP, volume.link, node, ROOT_NODE, b"l")
     fails(errno.ENOTSUP, volume.setxattr, node, b"user.a", b"")
@@ -683,7 +648,7 @@ def test_a_state_that_only_the_caller_changes_is_changed():
             return answers
 
     volume = ForeignVolume(Seedlike())
-    new_file(volume, b"f", b"text")
+    put(volume, b"f", b"text")
     assert runtime.state["files"] == {"/f": {"content": "text"}}
 
 
@@ -693,7 +658,7 @@ def test_a_state_that_only_the_caller_changes_is_changed():
 def test_rename_replaces_a_file_and_keeps_who_has_either_open(volume, duck):
     duck.put("/new", b"new")
     duck.put("/old", b"old")
-    source, target = at(volume, "/new"), at(volume, "/old")
+    source, target = node_at(volume, "/new"), node_at(volume, "/old")
     for node in (source, target):
         volume.hold(node)
         volume.open(node, RW)
@@ -711,7 +676,7 @@ def test_rename_replaces_a_file_and_keeps_who_has_either_open(volume, duck):
 def test_rename_of_a_directory_takes_all_below_it(volume, duck):
     duck.put("/d/a", b"a")
     duck.put("/d/e/b", b"b")
-    directory, inner = at(volume, "/d"), at(volume, "/d/e/b")
+    directory, inner = node_at(volume, "/d"), node_at(volume, "/d/e/b")
     volume.mkdir(directory, b"empty", 0o755, ME)
     unsaved = volume.create(directory, b"unsaved", 0o644, RW, ME).node
     volume.write(unsaved, 0, b"soon")
@@ -731,7 +696,7 @@ def test_a_rename_that_fails_changes_nothing(volume, duck, verb):
     duck.put("/new", b"new")
     duck.put("/old", b"old")
     duck.put("/d/f", b"f")
-    at(volume, "/new"), at(volume, "/old"), at(volume, "/d")
+    node_at(volume, "/new"), node_at(volume, "/old"), node_at(volume, "/d")
     before = dict(duck.files)
     duck.failing = {verb}
     fails(errno.EIO, volume.rename, ROOT_NODE, b"new", ROOT_NODE, b"fresh")
@@ -746,7 +711,7 @@ def test_a_rename_that_fails_changes_nothing(volume, duck, verb):
 def test_a_directory_that_could_only_be_deleted_in_part_keeps_every_byte(volume, duck):
     for name in "abc":
         duck.put(f"/d/{name}", name.encode())
-    at(volume, "/d")
+    node_at(volume, "/d")
     delete = duck.delete
     duck.delete = lambda path: delete(path) if path == "/d/a" else Answer(error="stuck")
     fails(errno.EIO, volume.rename, ROOT_NODE, b"d", ROOT_NODE, b"e")
@@ -760,7 +725,7 @@ def test_a_backend_with_a_move_is_asked_to_do_it():
     volume = ForeignVolume(state)
     volume.rename(ROOT_NODE, b"d", ROOT_NODE, b"e")
     assert state.runtime.state["files"]["/e/f"] is created
-    assert names(volume, at(volume, "/e")) == [b"f"]
+    assert names(volume, node_at(volume, "/e")) == [b"f"]
 
 
 def test_a_backend_that_holds_empty_directories_has_none_left(tmp_path):
@@ -778,11 +743,11 @@ def test_a_backend_that_holds_empty_directories_has_none_left(tmp_path):
     volume.rename(ROOT_NODE, b"a", ROOT_NODE, b"c")
     assert [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*"))] == ["c", "c/b", "c/b/f"]
     assert names(volume) == [b"c"]
-    inner = at(volume, "/c/b")
+    inner = node_at(volume, "/c/b")
     assert names(volume, inner) == [b"empty", b"f"], "what can't be copied is kept in the volume"
     volume.rmdir(inner, b"empty")
     volume.unlink(inner, b"f")
-    volume.rmdir(at(volume, "/c"), b"b")
+    volume.rmdir(node_at(volume, "/c"), b"b")
     assert not (tmp_path / "c" / "b").exists()
     disk.close()
 
@@ -811,7 +776,7 @@ def test_numbers_are_stable_while_held_and_go_when_forgotten(duck):
     clock.now = 12
     names(volume)
     assert len(volume._tree) == 6, "the root, and what was just listed"
-    assert at(volume, "/d0/f0") not in nodes, "a number is never used again"
+    assert node_at(volume, "/d0/f0") not in nodes, "a number is never used again"
 
 
 @pytest.mark.usefixtures("nothing_kept")
@@ -820,7 +785,7 @@ def test_what_was_listed_and_never_held_goes_too(duck):
     volume = ForeignVolume(duck, clock=clock)
     for number in range(100):
         duck.put(f"/d/f{number}", b"x")
-    directory = at(volume, "/d")
+    directory = node_at(volume, "/d")
     volume.hold(directory)
     volume.readdir(directory, b"", 1000)
     clock.now = 2
@@ -851,7 +816,7 @@ def test_a_listing_is_believed_for_its_time_and_what_is_done_here_is_in_it(duck)
     duck.put("/f", b"x")
     assert names(volume) == [b"f"]
     duck.put("/theirs", b"x")
-    new_file(volume, b"ours", b"y")
+    put(volume, b"ours", b"y")
     volume.unlink(ROOT_NODE, b"f")
     assert names(volume) == [b"ours"]
     assert volume.lookup(ROOT_NODE, b"ours").size == 1
@@ -862,13 +827,13 @@ def test_a_listing_is_believed_for_its_time_and_what_is_done_here_is_in_it(duck)
 def test_what_the_other_face_changes_is_told_at_once(duck):
     volume = ForeignVolume(duck)
     duck.put("/d/f", b"old")
-    node = at(volume, "/d/f")
+    node = node_at(volume, "/d/f")
     volume.open(node, os.O_RDONLY)
     heard = []
     stop = volume.subscribe(heard.append)
     duck.put("/d/f", b"newer")
     volume.told(AgentPath("/d/f"))
-    parent = at(volume, "/d")
+    parent = node_at(volume, "/d")
     assert Change(node=node, parent=parent, name=b"f") in heard
     assert volume.read(node, 0, 10) == b"newer" and volume.getattr(node).size == 5
     stop()
@@ -914,7 +879,7 @@ def test_hold_and_forget_never_wait(duck):
     clock = Clock()
     volume = ForeignVolume(duck, clock=clock)
     duck.put("/f", b"x")
-    node = at(volume, "/f")
+    node = node_at(volume, "/f")
     entered, leave = threading.Event(), threading.Event()
 
     def hang():

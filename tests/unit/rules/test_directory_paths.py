@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from nodes import node_at
 
 from fusebackend.backends import InMemoryBackend, SqliteBackend
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, Caller, Volume
@@ -34,13 +35,6 @@ def ruled(volume: Volume) -> RuledVolume:
     return RuledVolume(volume, View("v", RULES))
 
 
-def at(volume: Volume, path: str) -> int:
-    node = ROOT_NODE
-    for name in path.split("/"):
-        node = volume.lookup(node, name.encode()).node
-    return node
-
-
 def error(work: Callable[[], object]) -> int | None:
     with pytest.raises(OSError) as caught:
         work()
@@ -48,7 +42,7 @@ def error(work: Callable[[], object]) -> int | None:
 
 
 def test_a_path_is_looked_up_once(volume: Volume, ruled: RuledVolume, monkeypatch: pytest.MonkeyPatch) -> None:
-    deep = at(ruled, "work/a/b")
+    deep = node_at(ruled, "work/a/b")
     ruled.lookup(deep, b"file")
     asked: list[bytes] = []
     lookup = volume.lookup
@@ -63,27 +57,27 @@ def test_a_path_is_looked_up_once(volume: Volume, ruled: RuledVolume, monkeypatc
 
 
 def moved(volume: Volume) -> None:
-    volume.rename(at(volume, "work"), b"a", at(volume, "secrets"), b"a")
+    volume.rename(node_at(volume, "work"), b"a", node_at(volume, "secrets"), b"a")
 
 
 def exchanged(volume: Volume) -> None:
-    volume.rename(at(volume, "work"), b"a", at(volume, "secrets"), b"deep", RENAME_EXCHANGE)
+    volume.rename(node_at(volume, "work"), b"a", node_at(volume, "secrets"), b"deep", RENAME_EXCHANGE)
 
 
 def exchanged_with_a_file(volume: Volume) -> None:
-    volume.create(at(volume, "secrets"), b"file", 0o644, 0, ME)
-    volume.rename(at(volume, "secrets"), b"file", at(volume, "work"), b"a", RENAME_EXCHANGE)
+    volume.create(node_at(volume, "secrets"), b"file", 0o644, 0, ME)
+    volume.rename(node_at(volume, "secrets"), b"file", node_at(volume, "work"), b"a", RENAME_EXCHANGE)
 
 
 def above_moved(volume: Volume) -> None:
-    volume.rename(ROOT_NODE, b"work", at(volume, "secrets"), b"work")
+    volume.rename(ROOT_NODE, b"work", node_at(volume, "secrets"), b"work")
 
 
 @pytest.mark.parametrize("change", [moved, exchanged, exchanged_with_a_file, above_moved])
 def test_a_directory_that_others_move_is_stale(
     change: Callable[[Volume], None], volume: Volume, ruled: RuledVolume
 ) -> None:
-    deep = at(ruled, "work/a/b")
+    deep = node_at(ruled, "work/a/b")
     assert ruled.readdir(deep, b"", 10)[0][0] == b"file"
     change(volume)
     assert error(lambda: ruled.lookup(deep, b"file")) == errno.ESTALE
@@ -92,18 +86,18 @@ def test_a_directory_that_others_move_is_stale(
 
 
 def test_a_directory_is_decided_by_its_new_place_when_it_is_found_there(volume: Volume, ruled: RuledVolume) -> None:
-    deep = at(ruled, "work/a/b")
+    deep = node_at(ruled, "work/a/b")
     ruled.lookup(deep, b"file")
     moved(volume)
-    assert at(ruled, "secrets/a/b") == deep
+    assert node_at(ruled, "secrets/a/b") == deep
     assert error(lambda: ruled.readdir(deep, b"", 10)) == errno.EACCES
-    volume.rename(at(volume, "secrets"), b"a", at(volume, "work"), b"a")
-    assert at(ruled, "work/a/b") == deep
+    volume.rename(node_at(volume, "secrets"), b"a", node_at(volume, "work"), b"a")
+    assert node_at(ruled, "work/a/b") == deep
     assert ruled.readdir(deep, b"", 10)[0][0] == b"file"
 
 
 def test_a_directory_that_is_removed_and_made_again(volume: Volume, ruled: RuledVolume) -> None:
-    other = at(ruled, "other")
+    other = node_at(ruled, "other")
     ruled.lookup(other, b"file")
     volume.unlink(other, b"file")
     volume.rmdir(ROOT_NODE, b"other")
@@ -112,9 +106,9 @@ def test_a_directory_that_is_removed_and_made_again(volume: Volume, ruled: Ruled
 
 
 def test_its_own_rename_moves_the_paths_below(ruled: RuledVolume) -> None:
-    deep = at(ruled, "work/a/b")
+    deep = node_at(ruled, "work/a/b")
     ruled.lookup(deep, b"file")
-    ruled.rename(at(ruled, "work"), b"a", at(ruled, "other"), b"a")
+    ruled.rename(node_at(ruled, "work"), b"a", node_at(ruled, "other"), b"a")
     assert ruled.lookup(deep, b"file").size == 0
     ruled.mkdir(deep, b"new", 0o755, ME)
-    assert at(ruled, "other/a/b/new")
+    assert node_at(ruled, "other/a/b/new")

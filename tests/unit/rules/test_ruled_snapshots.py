@@ -24,6 +24,7 @@ from fusebackend.rules.ruled_snapshots import RuledSnapshotVolume
 from fusebackend.rules.ruled_volume import RuledVolume
 from fusebackend.rules.view import View
 from fusebackend.server.forget import Forgetting
+from fusebackend.testing.posix.case import fails
 from fusebackend.testing.snapshots import SnapshotCases
 from fusebackend.trees.snapshots import Snapshots
 from fusebackend.volumes.walk import entries
@@ -117,9 +118,8 @@ def test_a_hidden_directory_is_closed_to_its_number(below: SnapshotVolume) -> No
     below.take_snapshot("s")
     taken = ruled(below).snapshot("s")
     for node in (private, deep):
-        with pytest.raises(OSError) as refused:
+        with fails(errno.EACCES):
             taken.readdir(node, b"", 10)
-        assert refused.value.errno == errno.EACCES
         assert not taken.getattr(node).mode & 0o444
     for node, name in ((private, b"deep"), (deep, b"p")):
         with pytest.raises(FileNotFoundError):
@@ -138,9 +138,8 @@ def test_a_directory_is_found_by_a_number_of_an_earlier_session(below: SnapshotV
     with pytest.raises(NotADirectoryError):
         taken.lookup(taken.lookup(node, b"x").node, b"y")
     below.delete_snapshot("s")
-    with pytest.raises(OSError) as gone:
+    with fails(errno.ESTALE):
         taken.readdir(node, b"", 10)
-    assert gone.value.errno == errno.ESTALE
 
 
 def test_one_volume_under_several_rules_is_taken_once(below: SnapshotVolume) -> None:
@@ -178,9 +177,8 @@ def test_a_read_only_route_loses_no_versions(below: SnapshotVolume) -> None:
     result = Forgetting({ROOT: volume}, None, None).forget(["/a"], dry_run=False)
     assert "snapshots of route '/', which is read-only here" in result.left
     assert tree(volume.snapshot("s")) == {"/a": b"a"}
-    with pytest.raises(OSError) as refused:
+    with fails(errno.EROFS):
         volume.forget_versions([2])
-    assert refused.value.errno == errno.EROFS
 
 
 def test_a_view_over_it_has_files_with_other_names(below: SnapshotVolume) -> None:
@@ -209,9 +207,8 @@ def test_a_foreign_volume_has_them_by_names(below: SnapshotVolume, monkeypatch: 
     monkeypatch.setattr(below, "snapshot", lambda name: frozen)
     taken = ruled(below).snapshot("s")
     directory = below.lookup(ROOT_NODE, b"a").node
-    with pytest.raises(OSError) as unknown:
+    with fails(errno.ESTALE):
         taken.readdir(directory, b"", 10)
-    assert unknown.value.errno == errno.ESTALE
     assert taken.lookup(ROOT_NODE, b"a").node == directory
     assert [name for name, _ in taken.readdir(directory, b"", 10)] == [b"x"]
 

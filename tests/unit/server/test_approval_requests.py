@@ -5,10 +5,12 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from together import together
 
 from fusebackend.base import budget
 from fusebackend.base.paths import AgentPath
@@ -78,11 +80,7 @@ def test_of_two_decisions_at_once_one_is_made() -> None:
         except OSError as error:
             refused.append(error.errno or 0)
 
-    threads = [threading.Thread(target=decide, args=(each,)) for each in range(8)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    together(*(partial(decide, each) for each in range(8)))
     assert len(refused) == 7
     assert (states(found), len(calls)) in ((["made"], 1), (["denied"], 0))
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+from nodes import node_at
 from profiles import examples
 from test_branch_volume import DirectoryBranchMachine
 
@@ -65,27 +66,20 @@ def make(lower: Counting, tmp_path: Path) -> Iterator[Callable[[], BranchVolume]
         each.close()
 
 
-def node(volume: Volume, path: str) -> int:
-    found = ROOT_NODE
-    for name in path.split("/"):
-        found = volume.lookup(found, name.encode()).node
-    return found
-
-
 def test_what_copies_little_is_done_at_once(make: Callable[[], BranchVolume]) -> None:
     branch = make()
 
     def work() -> None:
-        small = node(branch, "small")
+        small = node_at(branch, "small")
         branch.open(small, os.O_RDWR)
         branch.write(small, 5, b"er")
         assert branch.read(small, 0, 100) == b"smaller"
         branch.release(small, os.O_RDWR)
-        branch.setattr(node(branch, "deep/er/most/file"), AttrChanges(mode=0o600))
+        branch.setattr(node_at(branch, "deep/er/most/file"), AttrChanges(mode=0o600))
         branch.mkdir(ROOT_NODE, b"new", 0o755, ME)
-        branch.rename(node(branch, "deep/er"), b"most", ROOT_NODE, b"moved")
-        branch.unlink(node(branch, "moved"), b"other")
-        assert [name for name, _ in branch.readdir(node(branch, "moved"), b"", 10)] == [b"file"]
+        branch.rename(node_at(branch, "deep/er"), b"most", ROOT_NODE, b"moved")
+        branch.unlink(node_at(branch, "moved"), b"other")
+        assert [name for name, _ in branch.readdir(node_at(branch, "moved"), b"", 10)] == [b"file"]
 
     at_once(work)
 
@@ -94,7 +88,7 @@ def test_a_large_file_is_not_copied_at_once(make: Callable[[], BranchVolume], tm
     large = os.urandom(branch_volume.COPY_BYTES + 1)
     (tmp_path / "files/large").write_bytes(large)
     branch = make()
-    file = node(branch, "large")
+    file = node_at(branch, "large")
     branch.open(file, os.O_RDWR)
     before = branch.changed_names()
     for change in (
@@ -116,15 +110,15 @@ CHANGES_OF_NAMES: dict[str, Callable[[BranchVolume, int, int], Any]] = {
     "create": lambda branch, many, _: branch.create(many, b"new", 0o644, os.O_RDWR, ME),
     "mkdir": lambda branch, many, _: branch.mkdir(many, b"new", 0o755, ME),
     "symlink": lambda branch, many, _: branch.symlink(many, b"new", b"target", ME),
-    "link": lambda branch, many, few: branch.link(node(branch, "few/file"), many, b"new"),
-    "link out": lambda branch, many, few: branch.link(node(branch, "many/0"), few, b"new"),
+    "link": lambda branch, many, few: branch.link(node_at(branch, "few/file"), many, b"new"),
+    "link out": lambda branch, many, few: branch.link(node_at(branch, "many/0"), few, b"new"),
     "unlink": lambda branch, many, _: branch.unlink(many, b"0"),
     "rmdir": lambda branch, many, _: branch.rmdir(many, b"empty"),
     "rename out": lambda branch, many, few: branch.rename(many, b"0", few, b"new"),
     "rename in": lambda branch, many, few: branch.rename(few, b"file", many, b"0"),
     "exchange": lambda branch, many, few: branch.rename(few, b"file", many, b"0", 2),
-    "chmod": lambda branch, many, _: branch.setattr(node(branch, "many/0"), AttrChanges(mode=0o600)),
-    "setxattr": lambda branch, many, _: branch.setxattr(node(branch, "many/0"), b"user.a", b"b"),
+    "chmod": lambda branch, many, _: branch.setattr(node_at(branch, "many/0"), AttrChanges(mode=0o600)),
+    "setxattr": lambda branch, many, _: branch.setxattr(node_at(branch, "many/0"), b"user.a", b"b"),
 }
 
 
@@ -139,7 +133,7 @@ def test_many_names_are_not_copied_at_once(
     for number in range(30):
         (tmp_path / f"files/many/{number}").write_text("one of many")
     branch = make()
-    many, few = node(branch, "many"), node(branch, "few")
+    many, few = node_at(branch, "many"), node_at(branch, "few")
     act = partial(CHANGES_OF_NAMES[change], branch, many, few)
     with pytest.raises(WouldWait):
         at_once(act)
@@ -151,7 +145,7 @@ def test_many_names_are_not_copied_at_once(
 
 def test_a_lookup_looks_once_below(make: Callable[[], BranchVolume], lower: Counting) -> None:
     branch = make()
-    most, small = node(branch, "deep/er/most"), node(branch, "small")
+    most, small = node_at(branch, "deep/er/most"), node_at(branch, "small")
 
     def looks(call: Callable[[], object]) -> int:
         before = lower.looks
@@ -170,7 +164,7 @@ def test_a_lookup_looks_once_below(make: Callable[[], BranchVolume], lower: Coun
 
 def test_a_file_whose_path_has_another_one_now_is_found(make: Callable[[], BranchVolume], tmp_path: Path) -> None:
     branch = make()
-    most = node(branch, "deep/er/most")
+    most = node_at(branch, "deep/er/most")
     branch.mkdir(most, b"new", 0o755, ME)
     file = branch.lookup(most, b"file").node
     (tmp_path / "new").write_text("another")
@@ -207,7 +201,7 @@ def test_while_another_thread_copies_a_call_is_made_in_a_thread(make: Callable[[
 def test_an_open_that_is_given_up_leaves_the_file_closed(make: Callable[[], BranchVolume], tmp_path: Path) -> None:
     (tmp_path / "files/large").write_bytes(bytes(branch_volume.COPY_BYTES + 1))
     branch = make()
-    file = node(branch, "large")
+    file = node_at(branch, "large")
 
     class Route:
         volume = changing = branch

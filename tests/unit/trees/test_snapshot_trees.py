@@ -14,7 +14,7 @@ import pytest
 from fakekernel import FakeKernel
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onloop import run
+from onloop import listed, run, walk
 from profiles import examples
 
 from fusebackend.backends.directory.volume import DirectoryVolume
@@ -27,7 +27,7 @@ from fusebackend.testing.snapshots import copy_of
 from fusebackend.trees import snapshot_trees as module
 from fusebackend.trees.snapshot_trees import SnapshotTrees
 from fusebackend.trees.snapshots import Snapshots
-from fusebackend.vfs.inodes import ROOT_INODE, Entry
+from fusebackend.vfs.inodes import ROOT_INODE
 from fusebackend.vfs.mounted_tree import FileSystem
 from fusebackend.vfs.trees_options import TreesOptions
 from fusebackend.volumes.agent_face import VolumeBackend
@@ -234,7 +234,7 @@ def test_any_routes_are_as_in_the_main_tree(prefixes: set[str], data: st.DataObj
     snapshots.create("one")
 
     def same(inode: int, node: int) -> None:
-        names = listed(main, inode)
+        names = list(listed(main, inode))
         limit = data.draw(st.integers(1, 5))
         assert listing(trees, node, limit) == sorted(names)
         for name in names:
@@ -248,19 +248,6 @@ def test_any_routes_are_as_in_the_main_tree(prefixes: set[str], data: st.DataObj
                 same(entry.inode, attr.node)
 
     same(ROOT_INODE, trees.lookup(ROOT_NODE, b"one").node)
-
-
-def listed(filesystem: FileSystem, inode: int) -> list[bytes]:
-    number = run(filesystem.opendir(inode))
-    seen: list[bytes] = []
-
-    def emit(name: bytes, entry: Entry, after: int) -> bool:
-        seen.append(name)
-        return True
-
-    run(filesystem.readdir(number, 0, emit))
-    run(filesystem.releasedir(number))
-    return [name for name in seen if name not in (b".", b"..")]
 
 
 # -- numbers ---------------------------------------------------------------------------------------------------------
@@ -412,13 +399,6 @@ def test_kernel_caches_are_told() -> None:
 # -- in a mounted tree -----------------------------------------------------------------------------------------------
 
 
-def walk(filesystem: FileSystem, *names: str) -> Entry:
-    entry = Entry(ROOT_INODE, None, 0)
-    for name in names:
-        entry = run(filesystem.lookup(entry.inode, name.encode()))
-    return entry
-
-
 def test_it_is_in_the_trees_directory_and_costs_the_others_nothing() -> None:
     filesystem = FileSystem({ROOT: InMemoryVolume(), AgentPath("/notes"): InMemoryVolume()})
     snapshots = attach_snapshots(filesystem)
@@ -436,8 +416,8 @@ def test_it_is_in_the_trees_directory_and_costs_the_others_nothing() -> None:
     assert kernel.take() == [(top.inode, b"one")]
     file = walk(filesystem, *at_root, "one", "file")
     assert file.timeout_s > 600 and file.attr is not None and file.inode != walk(filesystem, "file").inode
-    assert listed(filesystem, top.inode) == [b"one"]
-    assert listed(filesystem, walk(filesystem, *at_root, "one").inode) == [b"file", b"notes"]
+    assert list(listed(filesystem, top.inode)) == [b"one"]
+    assert list(listed(filesystem, walk(filesystem, *at_root, "one").inode)) == [b"file", b"notes"]
     assert not filesystem.inodes.beside, "its inodes make no rename in the main tree slower"
     for change in (
         filesystem.mkdir(top.inode, b"x", 0o755, ME),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import logging
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
 from for_each import for_each
 from hypothesis import given
 from hypothesis import strategies as st
+from together import together
 
 from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.backends.memory import InMemoryVolume
@@ -303,10 +305,6 @@ def test_any_number_of_threads() -> None:
             snapshots.create(f"own-{thread}-{number}")
             snapshots.delete([f"own-{thread}-{number}"])
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*(partial(work, number) for number in range(4)))
     assert len(set(taken)) == 80 and len(refused) == 60
     assert sorted(names(snapshots)) == sorted([*taken, *(f"shared{number}" for number in range(20))])

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from clocks import MULTIGRAIN
+from nodes import names, put
 
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.backends.postgres import volume as postgres_volume
@@ -54,17 +55,6 @@ def fails(number: int, call: Callable[..., object], *arguments: object) -> None:
     assert caught.value.errno == number, caught.value
 
 
-def make(volume: TreeVolume, name: bytes, parent: int = ROOT_NODE) -> int:
-    """A closed file."""
-    node = volume.create(parent, name, 0o644, os.O_RDWR, ME).node
-    volume.release(node, os.O_RDWR)
-    return node
-
-
-def names(volume: TreeVolume, node: int = ROOT_NODE) -> list[bytes]:
-    return [name for name, _ in volume.readdir(node, b"", 1000)]
-
-
 # -- names ---------------------------------------------------------------------------------------------------------
 
 
@@ -87,12 +77,12 @@ def test_pages_of_a_directory_that_is_half_in_the_file(volume: TreeVolume) -> No
     """Stored, removed and new names in one listing, in pages of every size."""
     chance = random.Random(1)
     for number in range(200):
-        make(volume, b"%03d" % number)
+        put(volume, b"%03d" % number)
     volume.sync()
     for number in chance.sample(range(200), 120):
         volume.unlink(ROOT_NODE, b"%03d" % number)
     for number in chance.sample(range(200, 400), 50):
-        make(volume, b"%03d" % number)
+        put(volume, b"%03d" % number)
     volume.unlink(ROOT_NODE, names(volume)[0])
     whole = names(volume)
     for limit in (1, 2, 3, 7, 50, 1000):
@@ -106,7 +96,7 @@ def test_pages_of_a_directory_that_is_half_in_the_file(volume: TreeVolume) -> No
 
 def test_nothing_is_put_into_a_directory_that_is_gone_but_held(volume: TreeVolume) -> None:
     gone = volume.mkdir(ROOT_NODE, b"gone", 0o755, ME).node
-    file = make(volume, b"file")
+    file = put(volume, b"file")
     volume.hold(gone)
     volume.rmdir(ROOT_NODE, b"gone")
     fails(errno.ENOENT, volume.create, gone, b"x", 0o644, os.O_RDWR, ME)
@@ -131,15 +121,6 @@ def test_a_directory_does_not_move_below_itself(volume: TreeVolume) -> None:
     assert names(volume) == [b"upper"] and names(volume, upper) == [b"lower"]
 
 
-def test_a_rename_between_two_names_of_one_file_does_nothing(volume: TreeVolume) -> None:
-    node = make(volume, b"a")
-    volume.link(node, ROOT_NODE, b"b")
-    volume.rename(ROOT_NODE, b"a", ROOT_NODE, b"b")
-    volume.rename(ROOT_NODE, b"a", ROOT_NODE, b"b", RENAME_EXCHANGE)
-    fails(errno.EEXIST, volume.rename, ROOT_NODE, b"a", ROOT_NODE, b"b", RENAME_NOREPLACE)
-    assert names(volume) == [b"a", b"b"] and volume.getattr(node).nlink == 2
-
-
 def test_a_deep_tree_moves(volume: TreeVolume, monkeypatch: pytest.MonkeyPatch) -> None:
     """The walk up from the new parent passes more directories than the cache holds."""
     monkeypatch.setattr(storedtree, "CACHE_INODES", 8)
@@ -157,7 +138,7 @@ def test_a_deep_tree_moves(volume: TreeVolume, monkeypatch: pytest.MonkeyPatch) 
 def test_names_of_any_bytes(volume: TreeVolume) -> None:
     odd = sorted([b"\xff\xfe", b"new\nline", b"-rf", b"...", b" ", b"'\"%_", b"n" * NAME_MAX_BYTES, b"\xc3\xbc"])
     for name in odd:
-        make(volume, name)
+        put(volume, name)
     volume.sync()
     assert names(volume) == odd
     for name in odd:
@@ -188,14 +169,14 @@ def test_a_nameless_file_lives_as_long_as_somebody_has_it(volume: TreeVolume, or
 
 
 def test_forgetting_what_was_never_held_or_is_gone_is_harmless(volume: TreeVolume) -> None:
-    node = make(volume, b"f")
+    node = put(volume, b"f")
     volume.unlink(ROOT_NODE, b"f")
     volume.forget([node, 12345, ROOT_NODE])
     assert names(volume) == []
 
 
 def test_a_handle_is_not_released_twice(volume: TreeVolume) -> None:
-    node = make(volume, b"f")
+    node = put(volume, b"f")
     with pytest.raises(AssertionError, match="released more often than opened"):
         volume.release(node, os.O_RDWR)
 
@@ -250,7 +231,7 @@ def test_what_changes_which_time(volume: TreeVolume, monkeypatch: pytest.MonkeyP
 @pytest.mark.skipif(not MULTIGRAIN, reason="this kernel has no multigrain timestamps (Linux 6.13)")
 def test_a_change_after_a_look_has_another_time(volume: TreeVolume) -> None:
     """`make` looks at a file, which is changed within the same tick of the clock: with the same time it is missed."""
-    file, other = make(volume, b"f"), make(volume, b"g")
+    file, other = put(volume, b"f"), put(volume, b"g")
     for _ in range(50):
         before = volume.lookup(ROOT_NODE, b"f")
         seen = before.mtime_ns, before.ctime_ns
@@ -263,7 +244,7 @@ def test_a_change_after_a_look_has_another_time(volume: TreeVolume) -> None:
 
 
 def test_the_first_read_of_a_day_sets_atime(volume: TreeVolume, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = make(volume, b"f")
+    file = put(volume, b"f")
     volume.open(file, os.O_RDONLY)
     day_ns = 86_400 * 10**9
 
@@ -282,37 +263,8 @@ def test_the_first_read_of_a_day_sets_atime(volume: TreeVolume, monkeypatch: pyt
     volume.release(file, os.O_RDONLY)
 
 
-def test_a_setgid_directory_passes_its_group_on(volume: TreeVolume) -> None:
-    shared = volume.mkdir(ROOT_NODE, b"shared", 0o755, ME).node
-    volume.setattr(shared, AttrChanges(mode=0o2775, gid=7))
-    file, below = make(volume, b"f", shared), volume.mkdir(shared, b"d", 0o755, ME).node
-    assert (volume.getattr(file).uid, volume.getattr(file).gid, volume.getattr(file).mode & 0o7777) == (1000, 7, 0o644)
-    assert (volume.getattr(below).gid, volume.getattr(below).mode & 0o7777) == (7, 0o2755)
-
-
-def test_special_files_keep_their_device_number(volume: TreeVolume) -> None:
-    device = os.makedev(8, 255)
-    node = volume.mknod(ROOT_NODE, b"disk", stat.S_IFBLK | 0o600, device, ME).node
-    volume.sync()
-    assert (volume.getattr(node).rdev, stat.S_IFMT(volume.getattr(node).mode)) == (device, stat.S_IFBLK)
-
-
-def test_extended_attributes(volume: TreeVolume) -> None:
-    node = make(volume, b"f")
-    fails(errno.ENODATA, volume.getxattr, node, b"user.a")
-    fails(errno.ENODATA, volume.removexattr, node, b"user.a")
-    volume.setxattr(node, b"user.b", b"\0" * 65536)
-    volume.setxattr(node, b"user.a", b"")
-    volume.sync()
-    assert volume.listxattr(node) == [b"user.a", b"user.b"]
-    assert (volume.getxattr(node, b"user.a"), volume.getxattr(node, b"user.b")) == (b"", b"\0" * 65536)
-    volume.removexattr(node, b"user.b")
-    volume.sync()
-    assert volume.listxattr(node) == [b"user.a"]
-
-
 def test_operations_on_the_wrong_kind(volume: TreeVolume) -> None:
-    file, directory = make(volume, b"f"), volume.mkdir(ROOT_NODE, b"d", 0o755, ME).node
+    file, directory = put(volume, b"f"), volume.mkdir(ROOT_NODE, b"d", 0o755, ME).node
     fails(errno.ENOTDIR, volume.lookup, file, b"x")
     fails(errno.ENOTDIR, volume.readdir, file, b"", 10)
     fails(errno.ENOTDIR, volume.mkdir, file, b"x", 0o755, ME)
@@ -332,7 +284,7 @@ def test_operations_on_the_wrong_kind(volume: TreeVolume) -> None:
 
 
 def test_a_file_as_long_as_an_offset_can_say(volume: TreeVolume) -> None:
-    file = make(volume, b"f")
+    file = put(volume, b"f")
     volume.open(file, os.O_RDWR)
     volume.setattr(file, AttrChanges(size=1 << 50))
     volume.write(file, (1 << 50) - 3, b"end")
@@ -344,18 +296,6 @@ def test_a_file_as_long_as_an_offset_can_say(volume: TreeVolume) -> None:
     volume.sync()
     volume.setattr(file, AttrChanges(size=0))
     assert (volume.getattr(file).blocks, volume.read(file, 0, 10)) == (0, b"")
-    volume.release(file, os.O_RDWR)
-
-
-def test_what_was_cut_off_reads_as_zeros_when_the_file_grows_again(volume: TreeVolume) -> None:
-    file = make(volume, b"f")
-    volume.open(file, os.O_RDWR)
-    volume.write(file, 0, b"x" * (3 * CHUNK_BYTES))
-    volume.sync()
-    for cut in (2 * CHUNK_BYTES + 1, CHUNK_BYTES, CHUNK_BYTES - 1, 1, 0):
-        volume.setattr(file, AttrChanges(size=cut))
-        volume.setattr(file, AttrChanges(size=3 * CHUNK_BYTES))
-        assert volume.read(file, 0, 3 * CHUNK_BYTES) == b"x" * cut + b"\0" * (3 * CHUNK_BYTES - cut)
     volume.release(file, os.O_RDWR)
 
 

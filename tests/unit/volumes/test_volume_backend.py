@@ -16,17 +16,6 @@ from fusebackend.protocol import ROOT_NODE, AttrChanges, Change, Features
 from fusebackend.volumes.agent_face import VolumeBackend
 
 
-@pytest.fixture
-def backend():
-    with InMemoryBackend() as backend:
-        yield backend
-
-
-@pytest.fixture
-def tree(backend):
-    return backend.volume
-
-
 class TestOwnership:
     def test_new_files_and_directories_belong_to_the_process(self, backend):
         put(backend, "/made/dir/file.txt")

@@ -5,27 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import threading
+from functools import partial
 
 import pytest
 from agentface import ME, attr_at, get, node_at, put
+from together import together
 
-from fusebackend.backends.memory import InMemoryBackend
 from fusebackend.base.errors import oserror
 from fusebackend.protocol import ROOT_NODE, AttrChanges, unsupported
 from fusebackend.volumes import agent_face as volume
 from fusebackend.volumes import contents, walk
-
-
-@pytest.fixture
-def backend():
-    with InMemoryBackend() as backend:
-        yield backend
-
-
-@pytest.fixture
-def tree(backend):
-    return backend.volume
 
 
 class TestUndoing:
@@ -219,23 +208,12 @@ class TestOthersMeanwhile:
             for _ in range(50):
                 assert backend.edit("/count.txt", "0000", f"0000{letter}").error is None
 
-        threads = [threading.Thread(target=add, args=(letter,)) for letter in "abcd"]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        together(*(partial(add, letter) for letter in "abcd"))
         assert sorted(get(backend, "/count.txt")) == sorted(b"0000" + b"abcd" * 50)
 
     def test_of_many_writers_one_creates(self, backend):
         results = []
-        threads = [
-            threading.Thread(target=lambda n=number: results.append(backend.write("/one/file.txt", str(n))))
-            for number in range(8)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        together(*(lambda n=number: results.append(backend.write("/one/file.txt", str(n))) for number in range(8)))
         assert sum(result.error is None for result in results) == 1
 
 

@@ -9,19 +9,7 @@ import pytest
 from agentface import attr_at, get, link, put, special
 from for_each import for_each
 
-from fusebackend.backends.memory import InMemoryBackend
 from fusebackend.volumes import walk
-
-
-@pytest.fixture
-def backend():
-    with InMemoryBackend() as backend:
-        yield backend
-
-
-@pytest.fixture
-def tree(backend):
-    return backend.volume
 
 
 class TestLinks:

@@ -6,11 +6,11 @@ import errno
 import gc
 import os
 import tempfile
-import threading
 from pathlib import Path
 
 import pytest
 from agentface import get, heard, node_at, put
+from together import together
 
 from fusebackend.backends.directory import agent_face as directoryface
 from fusebackend.backends.directory.backend import FilesystemBackend
@@ -281,11 +281,7 @@ def test_two_deletes_of_one_tree(backend, tmp_path):
         (tmp_path / "tree" / f"dir{number % 7}").mkdir(parents=True, exist_ok=True)
         (tmp_path / "tree" / f"dir{number % 7}" / f"file{number}").touch()
     results = []
-    threads = [threading.Thread(target=lambda: results.append(backend.delete("/tree"))) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*[lambda: results.append(backend.delete("/tree"))] * 2)
     assert not (tmp_path / "tree").exists()
     assert None in [result.error for result in results]
     assert all(result.error is None or "not found" in result.error for result in results)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
-import threading
 import time
 from functools import partial
 
 import pytest
 from command_cases import CommandCases
 from for_each import for_each
+from together import together
 
 from fusebackend.backends.directory.backend import LocalShellBackend
 from fusebackend.protocol import Change
@@ -124,11 +124,7 @@ def test_commands_in_two_threads(shell):
     def run(number):
         results[number] = shell.execute(f"sleep 0.2; echo {number}").output
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*(partial(run, number) for number in range(5)))
     assert results == {number: f"{number}\n" for number in range(5)}
 
 

@@ -5,21 +5,15 @@ from __future__ import annotations
 import errno
 
 import hypothesis
-from hypothesis import strategies as st
-from hypothesis.stateful import rule
 from obstore.store import MemoryStore
 from profiles import examples
+from whole_files import WholeFileMachine
 
 from fusebackend.backends.object_store.bucket import object_keys as names
 from fusebackend.backends.object_store.volume import ObjectStoreVolume
-from fusebackend.protocol import RENAME_NOREPLACE
-from fusebackend.testing.model import VolumeMachine
 
 
-class ObjectMachine(VolumeMachine):
-    """Files that are closed and nobody can reach by a name are not kept, as with all whole-file volumes."""
-
-    directory_links = False
+class ObjectMachine(WholeFileMachine):
     ttl_s = 0.0
 
     def make_volume(self):
@@ -29,9 +23,6 @@ class ObjectMachine(VolumeMachine):
     def reopen_volume(self):
         return ObjectStoreVolume(self.store, ttl_s=self.ttl_s)
 
-    def draw_node(self, data, wanted=lambda node: True):
-        return super().draw_node(data, lambda node: wanted(node) and (node.links > 0 or self.is_open(node)))
-
     def attempt(self, refusals, call, *arguments):
         """A name that no key can hold is refused where it would be made."""
         given = [argument for argument in arguments if isinstance(argument, bytes)]
@@ -39,15 +30,6 @@ class ObjectMachine(VolumeMachine):
         if any(names.segment_of(name) is None for name in new):
             refusals = refusals | {errno.EILSEQ}
         return super().attempt(refusals, call, *arguments)
-
-    @rule(data=st.data(), flags=st.sampled_from((0, RENAME_NOREPLACE)))
-    def rename_by_copy(self, data, flags):
-        parent, new_parent = self.draw_directory(data), self.draw_directory(data)
-        move = parent, self.draw_name(data, parent), new_parent, self.draw_name(data, new_parent), flags
-        if self.attempt(self.tree.may_rename(*move), self.do_rename, *move):
-            replaced = self.tree.rename(*move)
-            if replaced is not None:
-                self.lost_name(replaced)
 
 
 class BelievingMachine(ObjectMachine):

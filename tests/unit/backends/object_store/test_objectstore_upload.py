@@ -31,6 +31,7 @@ from fusebackend.backends.object_store.bucket.errors import object_errors
 from fusebackend.backends.object_store.bucket.s3_extras import S3Extras
 from fusebackend.backends.object_store.put import UPLOAD_ATTRIBUTE, put
 from fusebackend.remote.buffer import Buffer
+from fusebackend.testing.posix.case import fails
 
 MIB = 1 << 20
 
@@ -201,20 +202,17 @@ def test_conditions_and_attributes(server: Server) -> None:
         assert obstore.get(store, "key").attributes["mode"] == "0644"
         assert made == (obstore.head(store, "key")["e_tag"], 3)
         for condition in ({"create": True}, {"if_match": '"other"'}):
-            with pytest.raises(OSError) as lost:
+            with fails(errno.ESTALE):
                 put(store, "key", buffer_of(b"two"), **condition)  # type: ignore[arg-type]
-            assert lost.value.errno == errno.ESTALE
         assert content(store, "key") == b"one"
         changed = put(store, "key", buffer_of(b"three"), if_match=made.etag)
         assert content(store, "key") == b"three"
         assert put(store, "key", buffer_of(b"")).size == 0
-        with pytest.raises(OSError) as lost:
+        with fails(errno.ESTALE):
             put(store, "key", buffer_of(b"four"), if_match=changed.etag)
-        assert lost.value.errno == errno.ESTALE
         obstore.delete(store, "key")
-        with pytest.raises(OSError) as lost:
+        with fails(errno.ESTALE):
             put(store, "key", buffer_of(b"five"), if_match=changed.etag)
-        assert lost.value.errno == errno.ESTALE
 
 
 def test_a_condition_too_many_is_a_bug() -> None:
@@ -226,9 +224,8 @@ def test_a_local_directory_has_no_attributes_and_takes_the_file(tmp_path: os.Pat
     store = LocalStore(tmp_path)  # type: ignore[arg-type]
     assert put(store, "key", buffer_of(b"data"), create=True, attributes={"mode": "0644"}).size == 4
     assert content(store, "key") == b"data"
-    with pytest.raises(OSError) as error:
+    with fails(errno.ENOTSUP):
         put(store, "key", buffer_of(b"data"), if_match='"x"')  # obstore has no such upload for directories
-    assert error.value.errno == errno.ENOTSUP
 
 
 def test_of_many_who_create_or_replace_at_once_one_wins(server: Server) -> None:
@@ -266,9 +263,8 @@ def test_an_upload_whose_answer_was_lost_is_no_conflict(server: Server, fault: s
 
 def test_an_upload_that_never_arrives_is_an_error(server: Server) -> None:
     server.proxy.uploads = ["before"] * 20
-    with pytest.raises(OSError) as error:
+    with fails(errno.EIO, errno.ETIMEDOUT):
         put(server.store, "key", buffer_of(b"data"), create=True)
-    assert error.value.errno in (errno.EIO, errno.ETIMEDOUT)
     server.proxy.uploads = []
     assert server.bucket.all_keys() == []
 
@@ -278,9 +274,8 @@ def test_the_same_bytes_of_somebody_else_are_not_ours(server: Server) -> None:
     store = server.store
     put(store, "lock", buffer_of(b"taken"), create=True)
     server.proxy.uploads = ["before"]
-    with pytest.raises(OSError) as lost:
+    with fails(errno.ESTALE):
         put(store, "lock", buffer_of(b"taken"), create=True)
-    assert lost.value.errno == errno.ESTALE
 
 
 # -- errors -------------------------------------------------------------------------------------------------------
@@ -330,9 +325,8 @@ def test_a_missing_object_is_enoent_and_not_worth_a_line(server: Server, caplog:
 def test_no_server_is_a_time_out() -> None:
     with contextlib.closing(FailingProxy("http://127.0.0.1")) as ended:
         store = Server(ended, Bucket(Service(ended.endpoint, "key", "secret"), "bucket")).store
-    with pytest.raises(OSError) as error:
+    with fails(errno.ETIMEDOUT):
         put(store, "key", buffer_of(b"data"))
-    assert error.value.errno == errno.ETIMEDOUT
 
 
 @pytest.mark.parametrize(
@@ -384,9 +378,8 @@ def test_a_conditional_upload_is_one_request_up_to_what_services_take(server: Se
     store, data = server.store, os.urandom(11 * MIB)
     made = put(store, "key", buffer_of(data), create=True)
     assert posts(server) == 0
-    with pytest.raises(OSError) as lost:
+    with fails(errno.ESTALE):
         put(store, "key", buffer_of(data), if_match='"other"')
-    assert lost.value.errno == errno.ESTALE
     assert put(store, "key", buffer_of(data[1:]), if_match=made.etag).size == len(data) - 1
 
 
@@ -395,9 +388,8 @@ def test_beyond_that_the_condition_is_looked_at_before_and_after(server: Server,
     made = put(store, "key", buffer_of(data), create=True)
     assert server.data == data and posts(server) == 2
     for condition in ({"create": True}, {"if_match": '"other"'}):
-        with pytest.raises(OSError) as lost:
+        with fails(errno.ESTALE):
             put(store, "key", buffer_of(data), **condition)  # type: ignore[arg-type]
-        assert lost.value.errno == errno.ESTALE
     assert not server.has_unfinished
     assert put(store, "key", buffer_of(data[1:]), if_match=made.etag).size == len(data) - 1
     assert server.data == data[1:]
@@ -418,9 +410,8 @@ def test_an_object_that_changes_during_an_upload_in_parts_is_a_conflict(
         check(self)
 
     monkeypatch.setattr(upload._Upload, "_check", after_a_change)
-    with pytest.raises(OSError) as lost:
+    with fails(errno.ESTALE):
         put(store, "key", buffer_of(data), if_match=made.etag)
-    assert lost.value.errno == errno.ESTALE
     assert content(store, "key") == b"somebody else's"
     assert not server.has_unfinished, "an upload that failed was not aborted"
 
@@ -445,9 +436,8 @@ def test_in_s3_a_conditional_upload_goes_in_parts_too(server: Server, extras: S3
     replaced = put(store, "key", buffer_of(data[1:]), if_match=made.etag, extras=extras)
     assert server.data == data[1:] and replaced.size == len(data) - 1
     for condition in ({"create": True}, {"if_match": made.etag}):
-        with pytest.raises(OSError) as lost:
+        with fails(errno.ESTALE):
             put(store, "key", buffer_of(data), extras=extras, **condition)  # type: ignore[arg-type]
-        assert lost.value.errno == errno.ESTALE
     assert server.data == data[1:] and not server.has_unfinished
 
 
@@ -468,9 +458,8 @@ def test_who_changes_an_object_during_an_upload_in_parts_is_not_overwritten(
         return put_part(self, *args)
 
     monkeypatch.setattr(S3Extras, "put_part", change)
-    with pytest.raises(OSError) as lost:
+    with fails(errno.ESTALE):
         put(store, "key", buffer_of(data), if_match=made.etag, extras=extras)
-    assert lost.value.errno == errno.ESTALE
     assert server.bucket.all_keys() == [] if gone else content(store, "key") == b"somebody else's"
     assert not server.has_unfinished
 
@@ -514,9 +503,8 @@ def test_a_real_service_heeds_the_condition_on_the_last_request(bucket: Bucket, 
         assert obstore.head(store, "key")["e_tag"] == etag and content(store, "key") == data
         assert bucket.attributes("key")["mode"] == "33188"
         for wrong in (condition, {"IfMatch": '"another"'}):
-            with pytest.raises(OSError) as lost:
+            with fails(errno.ESTALE):
                 upload.send_in_parts(extras, "key", memoryview(data), {}, wrong, lambda: None)
-            assert lost.value.errno == errno.ESTALE
         assert b"<UploadId>" not in bucket.request("GET", "", {"uploads": ""}).content
         again = put(store, "key", buffer_of(data[1:]), if_match=etag, extras=extras)
         assert (again.size, content(store, "key")) == (len(data) - 1, data[1:])

@@ -15,6 +15,7 @@ import psycopg
 import pytest
 from eventually import eventually
 from services.postgres import Server, require
+from together import together
 
 from fusebackend.backends import PostgresBackend
 from fusebackend.databases import postgres as databases
@@ -110,18 +111,14 @@ def test_connections_are_opened_as_needed_and_given_back(small: Server, monkeypa
     monkeypatch.setattr(databases, "IDLE_S", 0.2)
     with PostgresBackend(small.dsn(), "idle", connections=4) as backend:
         eventually(lambda: clients(small.dsn()) == 1, LIMIT_S)
-        together = threading.Barrier(3)
+        barrier = threading.Barrier(3)
 
         def work() -> None:
             with backend.volume.viewing():
-                together.wait(LIMIT_S)
+                barrier.wait(LIMIT_S)
                 backend.volume.getattr(ROOT_NODE)
 
-        threads = [threading.Thread(target=work) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        together(*[work] * 3)
         eventually(lambda: clients(small.dsn()) == 1, LIMIT_S)
         assert backend.write("/again.txt", "x").error is None
     eventually(lambda: clients(small.dsn()) == 0, LIMIT_S)

@@ -6,19 +6,12 @@ from collections.abc import Callable, Iterator
 
 import psycopg
 import pytest
-from services.postgres import Postgres
 
 from fusebackend.backends.postgres.backend import PostgresBackend
 from fusebackend.backends.postgres.schema import VolumeDatabaseError
 from fusebackend.backends.postgres.volume import PostgresVolume
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(60)]
-
-
-@pytest.fixture(scope="module")
-def database(postgres: Postgres) -> Iterator[str]:
-    with postgres.database() as dsn:
-        yield dsn
 
 
 @pytest.fixture

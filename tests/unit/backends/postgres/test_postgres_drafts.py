@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import psycopg
 import pytest
 from eventually import eventually
-from services.postgres import Postgres
+from together import together
 
 from fusebackend.backends import PostgresBackend
 from fusebackend.backends.postgres import drafts
@@ -24,12 +24,6 @@ pytestmark = pytest.mark.services
 ME = Caller(1000, 1000)
 LIMIT_S = 30.0
 LONG_AGO_NS = 10**18
-
-
-@pytest.fixture(scope="module")
-def database(postgres: Postgres) -> Iterator[str]:
-    with postgres.database() as dsn:
-        yield dsn
 
 
 @pytest.fixture(autouse=True)
@@ -137,11 +131,7 @@ def test_hosts_that_make_names_in_one_directory_do_not_lose_any(one: PostgresVol
         for number in range(40):
             volume.mkdir(ROOT_NODE, tag + b"%d" % number, 0o755, ME)
 
-    threads = [threading.Thread(target=make, args=(volume, tag)) for volume, tag in ((one, b"a"), (two, b"b"))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*(partial(make, volume, tag) for volume, tag in ((one, b"a"), (two, b"b"))))
     assert len(one.readdir(ROOT_NODE, b"", 200)) == 80
     assert two.lookup(ROOT_NODE, b"a0").nlink == 2
     assert one._read_inode(ROOT_NODE).nlink == two._read_inode(ROOT_NODE).nlink == 82
@@ -438,22 +428,13 @@ def test_many_threads_write_and_look_at_the_same_draft(one: PostgresVolume, two:
     """Every byte arrives, whoever stores the file meanwhile."""
     for turn in range(8):
         node = create(one, b"%d" % turn)
-        failures: list[BaseException] = []
 
-        def write(part: int, node: int = node, failures: list[BaseException] = failures) -> None:
-            try:
-                for number in range(20):
-                    one.write(node, part * 20 + number, b"%d" % part)
-                    if number == 10 + part:
-                        assert one.read(node, part * 20, 11) == b"%d" % part * 11
-            except BaseException as error:
-                failures.append(error)
+        def write(part: int, node: int = node) -> None:
+            for number in range(20):
+                one.write(node, part * 20 + number, b"%d" % part)
+                if number == 10 + part:
+                    assert one.read(node, part * 20, 11) == b"%d" % part * 11
 
-        threads = [threading.Thread(target=write, args=(part,)) for part in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert failures == []
+        together(*(partial(write, part) for part in range(4)))
         one.flush(node)
         assert two.read(node, 0, 100) == b"".join(b"%d" % part * 20 for part in range(4))

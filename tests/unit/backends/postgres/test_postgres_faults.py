@@ -9,11 +9,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import psycopg
 import pytest
 from services.postgres import PORT, Server, running
 from services.stall import Stall
+from together import together
 
 from fusebackend.backends import PostgresBackend
 from fusebackend.backends.postgres import host_session, schema
@@ -140,11 +142,7 @@ def test_after_a_long_absence_the_server_is_asked_at_once(server: Server, monkey
 def test_a_restart_between_two_operations_is_not_noticed(server: Server, volume: PostgresVolume) -> None:
     """All connections are dead, and nothing has been begun on them: another one will do."""
     node = volume.create(ROOT_NODE, b"file", 0o644, os.O_RDWR, ME).node
-    together = [threading.Thread(target=volume.getattr, args=(ROOT_NODE,)) for _ in range(4)]
-    for thread in together:
-        thread.start()
-    for thread in together:
-        thread.join()
+    together(*(partial(volume.getattr, ROOT_NODE) for _ in range(4)))
     server.stop()
     server.start()
     volume.write(node, 0, b"one")

@@ -11,22 +11,16 @@ from typing import Any
 import pytest
 from counting import Counting
 from eventually import eventually
-from services.postgres import Postgres
 from together import together
 
 from fusebackend.backends.postgres import PostgresBackend, shared_quota
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, Usage
+from fusebackend.testing.posix.case import fails
 
 pytestmark = pytest.mark.services
 
 ME = Caller(1000, 1000)
 KIB = 1 << 10
-
-
-@pytest.fixture(scope="module")
-def database(postgres: Postgres) -> Iterator[str]:
-    with postgres.database() as dsn:
-        yield dsn
 
 
 @pytest.fixture
@@ -73,9 +67,8 @@ def file(backend: PostgresBackend, name: bytes, size: int) -> int:
 
 
 def refused(call: Callable[..., object], *arguments: Any) -> None:
-    with pytest.raises(OSError) as failure:
+    with fails(errno.EDQUOT):
         call(*arguments)
-    assert failure.value.errno == errno.EDQUOT
 
 
 def test_what_a_draft_has_accepted_is_stored(host: Callable[..., PostgresBackend]) -> None:

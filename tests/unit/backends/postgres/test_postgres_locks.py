@@ -43,12 +43,6 @@ def rounds(number: int) -> int:
     return number * amount("LOCK_ROUNDS", day=2, night=20)
 
 
-@pytest.fixture(scope="module")
-def database(postgres: Postgres) -> Iterator[str]:
-    with postgres.database() as dsn:
-        yield dsn
-
-
 @pytest.fixture
 def hosts(database: str, request: pytest.FixtureRequest) -> Iterator[Hosts]:
     with contextlib.ExitStack() as stack:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import queue
 import random
-import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from profiles import amount, examples
 from services.postgres import Server, running
+from together import together
 
 from fusebackend.backends.postgres import feed
 from fusebackend.backends.postgres.volume import PostgresVolume
@@ -298,11 +299,7 @@ def test_five_busy_hosts_hear_of_every_change_by_wake_ups(
                 made[number].add(hosts[number].make(b"%d-%d" % (number, turn)))
                 time.sleep(chance.choice((0, 0, 0.001, 0.01)))
 
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(len(hosts))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        together(*(partial(work, number) for number in range(len(hosts))))
         for number, host in enumerate(hosts):
             missing = set().union(*(nodes for other, nodes in made.items() if other != number))
             deadline = time.monotonic() + LIMIT_S
@@ -428,11 +425,7 @@ def test_many_threads_use_the_connection_of_the_feed(here: Host, there: Host) ->
     def take() -> None:
         seen.update(here._session.new_node() for _ in range(600))
 
-    threads = [threading.Thread(target=take) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*[take] * 8)
     assert len(seen) == 8 * 600
     node = there.make(b"f")
     here.wait(Change(node, ROOT_NODE, b"f"))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 from urllib.parse import quote
 
 import psycopg
 import pytest
 from services.postgres import Postgres
+from together import together
 
 from fusebackend.backends import PostgresBackend
 from fusebackend.backends.postgres import schema
@@ -35,23 +37,14 @@ def refusal(url: str) -> str:
 
 
 def test_whoever_comes_first_makes_the_tables(postgres_dsn: str) -> None:
-    failures: list[BaseException] = []
-    together = threading.Barrier(6)
+    barrier = threading.Barrier(6)
 
     def come(number: int) -> None:
-        try:
-            together.wait(30)
-            with PostgresBackend(postgres_dsn, f"volume {number % 2}", connections=2) as backend:
-                assert backend.write(f"/{number}.txt", "here\n").error is None
-        except BaseException as error:
-            failures.append(error)
+        barrier.wait(30)
+        with PostgresBackend(postgres_dsn, f"volume {number % 2}", connections=2) as backend:
+            assert backend.write(f"/{number}.txt", "here\n").error is None
 
-    threads = [threading.Thread(target=come, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    together(*(partial(come, number) for number in range(6)))
     assert rows(postgres_dsn, "SELECT version FROM fusebackend.schema_version") == [(1,)]
     assert len(rows(postgres_dsn, "SELECT id FROM fusebackend.volume")) == 2
     assert len(rows(postgres_dsn, "SELECT node FROM fusebackend.dentry")) == 6

@@ -39,12 +39,6 @@ PATIENCE_S = 60
 Sql = Callable[..., list[Any]]
 
 
-@pytest.fixture(scope="module")
-def database(postgres: Postgres) -> Iterator[str]:
-    with postgres.database() as dsn:
-        yield dsn
-
-
 def opened(dsn: str, volume: str | None = None) -> PostgresBackend:
     """A backend, of an empty volume, in which nothing is indexed but where a test says so."""
     backend = PostgresBackend(dsn, volume or uuid.uuid4().hex)

@@ -13,7 +13,6 @@ import psycopg
 import pytest
 import skewed
 from eventually import eventually
-from services.postgres import Postgres
 from together import together
 
 from fusebackend.backends.postgres import host_session as session
@@ -25,12 +24,6 @@ from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Caller
 pytestmark = pytest.mark.services
 
 ME = Caller(1000, 1000)
-
-
-@pytest.fixture(scope="module")
-def database(postgres: Postgres) -> Iterator[str]:
-    with postgres.database() as dsn:
-        yield dsn
 
 
 class Host(PostgresVolume):

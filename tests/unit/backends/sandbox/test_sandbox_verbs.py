@@ -8,10 +8,12 @@ import random
 import stat
 import subprocess
 import threading
+from functools import partial
 
 import pytest
 import sandboxes
 from for_each import for_each
+from together import together
 
 from fusebackend.backends import DockerBackend
 from fusebackend.backends.sandbox.scripts import LIBRARY, Script
@@ -215,11 +217,7 @@ def at_once(calls) -> list:
         start.wait()
         results[number] = calls[number]()
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*(partial(run, number) for number in range(len(calls))))
     return results
 
 

@@ -14,6 +14,7 @@ import hypothesis
 import pytest
 from eventually import eventually
 from hypothesis.stateful import rule
+from nodes import put
 from profiles import examples
 from sqlite_machine import SqliteMachine
 
@@ -59,13 +60,6 @@ def volume(path: Path) -> Iterator[SqliteVolume]:
     made = SqliteVolume(path)
     yield made
     made.close()
-
-
-def put(volume: Volume, name: bytes, data: bytes, parent: int = ROOT_NODE) -> int:
-    node = volume.create(parent, name, 0o644, os.O_RDWR, ME).node
-    volume.write(node, 0, data)
-    volume.release(node, os.O_RDWR)
-    return node
 
 
 def test_a_chunk_is_written_once(volume: SqliteVolume, path: Path) -> None:

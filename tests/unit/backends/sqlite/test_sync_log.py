@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from for_each import for_each
+from nodes import put
 
 from fusebackend.backends.sqlite import backend as sqlite
 from fusebackend.backends.sqlite import flusher, redo, sync_log
@@ -31,19 +32,11 @@ def volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SqliteVo
     monkeypatch.setattr(flusher, "FLUSH_AFTER_S", 3600)
     monkeypatch.setattr(sqlite, "SYNCS_BEFORE_LOG", 1)
     volume = SqliteVolume(tmp_path / "volume.db")
-    make(volume, b"first")
+    put(volume, b"first")
     volume.fsync(ROOT_NODE)
     assert volume._log.is_open
     yield volume
     volume.close()
-
-
-def make(volume: SqliteVolume, name: bytes, data: bytes = b"") -> int:
-    node = volume.create(ROOT_NODE, name, 0o644, os.O_RDWR, ME).node
-    if data:
-        volume.write(node, 0, data)
-    volume.release(node, os.O_RDWR)
-    return node
 
 
 def crashed(volume: SqliteVolume, to: Path) -> Path:
@@ -73,7 +66,7 @@ def flushes(volume: SqliteVolume) -> int:
 
 def test_a_small_sync_writes_nothing_to_the_tables_and_outlives_a_crash(volume: SqliteVolume, tmp_path: Path) -> None:
     before = flushes(volume)
-    node = make(volume, b"second", b"some words")
+    node = put(volume, b"second", b"some words")
     volume.setxattr(node, b"user.a", b"1" * 300)
     volume.fsync(node)
     volume.write(node, 5, b"bytes")
@@ -86,7 +79,7 @@ def test_a_small_sync_writes_nothing_to_the_tables_and_outlives_a_crash(volume: 
 
 
 def test_an_attribute_that_was_synced_outlives_a_crash(volume: SqliteVolume, tmp_path: Path) -> None:
-    node = make(volume, b"second")
+    node = put(volume, b"second")
     volume.setxattr(node, b"user.a", b"1")
     volume.setattr(node, AttrChanges(mode=0o600, mtime_ns=-5))
     volume.fsync(node)
@@ -112,7 +105,7 @@ def test_what_came_and_went_between_two_flushes_is_gone_after_a_crash(volume: Sq
 
 
 def test_a_file_that_was_cut_between_records_has_no_old_bytes(volume: SqliteVolume, tmp_path: Path) -> None:
-    node = make(volume, b"second", b"x" * (2 * CHUNK_BYTES + 10))
+    node = put(volume, b"second", b"x" * (2 * CHUNK_BYTES + 10))
     volume.fsync(node)
     volume.setattr(node, AttrChanges(size=CHUNK_BYTES + 3))
     volume.setattr(node, AttrChanges(size=2 * CHUNK_BYTES))
@@ -127,7 +120,7 @@ def test_bytes_inside_a_stored_chunk_are_written_without_reading_it(
     volume: SqliteVolume, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = bytearray(os.urandom(3 * CHUNK_BYTES))
-    node = make(volume, b"second", bytes(data))
+    node = put(volume, b"second", bytes(data))
     volume.take_snapshot("s")
     volume._chunks.clear()
     volume.open(node, os.O_RDWR)
@@ -157,7 +150,7 @@ def test_bytes_inside_a_stored_chunk_are_written_without_reading_it(
 
 
 def test_a_patch_of_a_snapshots_chunk_leaves_the_snapshot_as_it_was(volume: SqliteVolume) -> None:
-    node = make(volume, b"second", b"x" * 5000)
+    node = put(volume, b"second", b"x" * 5000)
     volume.take_snapshot("s")
     volume._chunks.clear()
     volume.open(node, os.O_RDWR)
@@ -169,14 +162,14 @@ def test_a_patch_of_a_snapshots_chunk_leaves_the_snapshot_as_it_was(volume: Sqli
 
 
 def test_a_flush_takes_over_from_the_log(volume: SqliteVolume, tmp_path: Path) -> None:
-    make(volume, b"second", b"2")
+    put(volume, b"second", b"2")
     volume.fsync(ROOT_NODE)
     volume.write_back()
     assert not redone(crashed(volume, tmp_path / "flushed"))
-    make(volume, b"third", b"3")
+    put(volume, b"third", b"3")
     volume.fsync(ROOT_NODE)  # the flush was not synced: a record could not rely on it
     assert not redone(crashed(volume, tmp_path / "synced"))
-    make(volume, b"fourth", b"4")
+    put(volume, b"fourth", b"4")
     volume.fsync(ROOT_NODE)
     assert len(redone(path := crashed(volume, tmp_path / "logged"))) == 1
     assert files(path) == {b"first": b"", b"second": b"2", b"third": b"3", b"fourth": b"4"}
@@ -193,12 +186,12 @@ def redone(path: Path) -> list[tuple[int, bytes]]:
 
 def test_many_changes_and_a_full_log_are_flushed(volume: SqliteVolume, monkeypatch: pytest.MonkeyPatch) -> None:
     before = flushes(volume)
-    node = make(volume, b"large", os.urandom(sync_log.RECORD_BYTES + 1))
+    node = put(volume, b"large", os.urandom(sync_log.RECORD_BYTES + 1))
     volume.fsync(node)
     assert flushes(volume) == before + 1
     monkeypatch.setattr(sync_log, "LOG_BYTES", 3000)
     for number in range(4):
-        make(volume, b"%d" % number, b"x" * 1000)
+        put(volume, b"%d" % number, b"x" * 1000)
         volume.fsync(ROOT_NODE)
     assert flushes(volume) == before + 2, "two records fit, the third sync flushes, and the log starts anew"
 
@@ -207,7 +200,7 @@ def test_many_changes_and_a_full_log_are_flushed(volume: SqliteVolume, monkeypat
 def test_a_log_that_fails_is_used_no_more(
     volume: SqliteVolume, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    make(volume, b"second", b"2")
+    put(volume, b"second", b"2")
     volume.fsync(ROOT_NODE)
     real = getattr(os, call)
 
@@ -216,12 +209,12 @@ def test_a_log_that_fails_is_used_no_more(
             raise OSError(5, "Input/output error")
         return real(descriptor, *rest)
 
-    make(volume, b"third", b"3")
+    put(volume, b"third", b"3")
     with monkeypatch.context() as patch:
         patch.setattr(os, call, failing)
         volume.fsync(ROOT_NODE)
     before = flushes(volume)
-    make(volume, b"fourth", b"4")
+    put(volume, b"fourth", b"4")
     volume.fsync(ROOT_NODE)
     assert flushes(volume) == before + 1
     path = crashed(volume, tmp_path / "crash")
@@ -236,7 +229,7 @@ def test_no_log_is_made_where_the_disk_is_nearly_full(
     monkeypatch.setattr(sync_log, "SPARE_BYTES", 1 << 60)
     volume = SqliteVolume(tmp_path / "volume.db")
     for name in (b"a", b"b"):
-        make(volume, name)
+        put(volume, name)
         volume.fsync(ROOT_NODE)
     assert not volume._log.is_open
     assert [record.levelname for record in caplog.records] == ["WARNING"]
@@ -246,10 +239,10 @@ def test_no_log_is_made_where_the_disk_is_nearly_full(
 
 def test_the_first_sync_makes_no_log_and_closing_removes_it(tmp_path: Path) -> None:
     volume = SqliteVolume(tmp_path / "volume.db")
-    make(volume, b"a")
+    put(volume, b"a")
     volume.fsync(ROOT_NODE)
     assert not os.path.exists(log_path(volume.path))
-    make(volume, b"b")
+    put(volume, b"b")
     volume.fsync(ROOT_NODE)
     assert os.path.exists(log_path(volume.path))
     volume.close()
@@ -303,7 +296,7 @@ def test_an_empty_record_is_decoded() -> None:
 
 def test_repair_applies_the_log_first(volume: SqliteVolume, tmp_path: Path) -> None:
     """A repair gives numbers to what it rescues, which would collide with those in the log."""
-    make(volume, b"second", b"2")
+    put(volume, b"second", b"2")
     volume.fsync(ROOT_NODE)
     path = crashed(volume, tmp_path / "crash")
     db = sqlite3.connect(path, isolation_level=None)
@@ -317,7 +310,7 @@ def test_repair_applies_the_log_first(volume: SqliteVolume, tmp_path: Path) -> N
 def test_a_log_that_cannot_be_applied_is_refused_and_set_aside_by_a_repair(
     volume: SqliteVolume, tmp_path: Path
 ) -> None:
-    node = make(volume, b"second", b"x" * 100)
+    node = put(volume, b"second", b"x" * 100)
     volume.write_back()
     volume.fsync(ROOT_NODE)
     volume._chunks.clear()

@@ -1,10 +1,11 @@
 """`StateBackend`: files in `runtime.state["files"]`, in both formats, with the updates a graph needs."""
 
-import threading
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 from for_each import for_each
+from together import together
 
 from fusebackend.backends import StateBackend
 from fusebackend.base.paths import AgentPath
@@ -226,11 +227,7 @@ def test_concurrent_writers_over_one_state_lose_nothing():
         for index in range(50):
             assert StateBackend(runtime).write(f"/{number}/{index}", "x").error is None
 
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*(partial(write, number) for number in range(4)))
     assert len(runtime.state["files"]) == 200
 
 

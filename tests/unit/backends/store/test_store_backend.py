@@ -18,6 +18,7 @@ import stores
 from for_each import for_each
 from langgraph.store.memory import InMemoryStore
 from langgraph.store.sqlite import SqliteStore
+from together import together
 
 from fusebackend.backends import CompositeBackend, StateBackend, StoreBackend
 from fusebackend.remote.buffer import digest_of
@@ -544,11 +545,7 @@ def test_of_many_edits_none_is_lost_without_an_error(store):
                 if result.error is None:
                     done.append(1)
 
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*[work] * 3)
     assert int(store.get(NS, "/count").value["content"]) == len(done) > 0
 
 

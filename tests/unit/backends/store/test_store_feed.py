@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import stores
+from together import together
 
 from fusebackend.backends import StoreBackend, volume_of
 from fusebackend.backends.store.feed import CHANNEL
@@ -162,11 +163,7 @@ def test_while_it_is_lost_nothing_is_believed(store, backend):
 def test_the_trigger_is_made_once_whoever_comes_first(postgres_dsn, store):
     opened = contextlib.ExitStack()
     backends = [opened.enter_context(stores.other_program(store, NS)) for _ in range(4)]
-    threads = [threading.Thread(target=lambda backend=backend: backend.items.feed) for backend in backends]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*(lambda backend=backend: backend.items.feed for backend in backends))
     assert all(backend.items.feed for backend in backends)
     assert made(store) == ["fusebackend_store_changed", "fusebackend_store_notify", "fusebackend_store_truncated"]
     opened.close()

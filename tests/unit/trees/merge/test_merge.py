@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,14 @@ def fill(volume: Volume) -> None:
     write(volume, b"d/deep/z", b"z\n")
     write(volume, b"lines", LINES)
     write(volume, b"a", b"a\n")
+
+
+def linked(name: bytes, other: bytes) -> Callable[[Volume], None]:
+    def fill_and_link(volume: Volume) -> None:
+        fill(volume)
+        link(volume, name, other)
+
+    return fill_and_link
 
 
 @pytest.fixture
@@ -55,6 +64,20 @@ def data(volume: Volume, path: bytes) -> bytes:
 
 def words(plan: Plan) -> list[str]:
     return [f"{step.word} {step.path.decode()} {step.to_path.decode()}".strip() for step in plan.steps]
+
+
+def again(trees: Three, keep: Side | None = None) -> tuple[list[str], list[Conflict]]:
+    """What one more merge would do."""
+    found = planned(trees, keep)
+    return words(found), found.conflicts
+
+
+def becomes_the_branch(trees: Three, tmp_path: Path) -> None:
+    """A merge has no conflict and makes main what the branch is; one more would do nothing."""
+    assert not run(trees, tmp_path).plan.conflicts
+    assert shown(trees.main) == shown(trees.branch)
+    assert links(trees.main) == links(trees.branch)
+    assert again(trees) == ([], [])
 
 
 def test_a_renamed_directory_is_renamed_and_not_copied(trees: Three, tmp_path: Path) -> None:
@@ -213,10 +236,7 @@ def test_hard_links_stay_links(tmp_path: Path) -> None:
     link(trees.branch, b"b", b"new")
     write(trees.branch, b"fresh", b"1\n")
     link(trees.branch, b"fresh", b"d/fresh")
-    run(trees, tmp_path)
-    assert shown(trees.main) == shown(trees.branch)
-    assert links(trees.main) == links(trees.branch)
-    assert not planned(trees).steps
+    becomes_the_branch(trees, tmp_path)
 
 
 def test_attributes_are_merged_apart(trees: Three, tmp_path: Path) -> None:
@@ -307,10 +327,7 @@ def test_a_file_in_place_of_a_link_leaves_the_other_names_alone(knows_nodes: boo
     trees = Three(twins, knows_nodes=knows_nodes)
     write(trees.branch, b"a", b"same\n")
     rename(trees.branch, b"a", b"b")  # the bytes that it had, and another mode
-    assert not run(trees, tmp_path).plan.conflicts
-    assert shown(trees.main) == shown(trees.branch)
-    assert links(trees.main) == links(trees.branch)
-    assert not planned(trees).steps
+    becomes_the_branch(trees, tmp_path)
 
 
 def test_a_file_that_was_changed_and_renamed_is_merged_once(trees: Three, tmp_path: Path) -> None:
@@ -328,12 +345,6 @@ def test_a_file_with_a_new_link_that_both_have_renamed_is_no_conflict(trees: Thr
         rename(volume, b"a", b"new")
     found = planned(trees)
     assert (found.conflicts, found.steps) == ([], [])
-
-
-def again(trees: Three, keep: Side | None = None) -> tuple[list[str], list[Conflict]]:
-    """What one more merge would do."""
-    found = planned(trees, keep)
-    return words(found), found.conflicts
 
 
 @pytest.mark.parametrize("replaced", [False, True])
@@ -357,11 +368,7 @@ def test_a_file_that_the_branch_deleted_and_main_gave_another_name(
 
 
 def test_names_that_a_deleted_file_had_before_stay(tmp_path: Path) -> None:
-    def twins(volume: Volume) -> None:
-        fill(volume)
-        link(volume, b"a", b"b")
-
-    trees = Three(twins)
+    trees = Three(linked(b"a", b"b"))
     remove(trees.branch, b"a")
     run(trees, tmp_path)
     assert b"a" not in shown(trees.main) and b"b" in shown(trees.main)
@@ -369,11 +376,7 @@ def test_names_that_a_deleted_file_had_before_stay(tmp_path: Path) -> None:
 
 
 def test_attributes_of_a_file_with_two_names_are_set_once(tmp_path: Path) -> None:
-    def twins(volume: Volume) -> None:
-        fill(volume)
-        link(volume, b"a", b"b")
-
-    trees = Three(twins)
+    trees = Three(linked(b"a", b"b"))
     chmod(trees.branch, b"a", 0o640)
     trees.main.setattr(merging.at(trees.main, b"a").node, AttrChanges(atime_ns=1))  # a read would move it
     assert again(trees) == (["attributes a"], [])
@@ -398,11 +401,7 @@ def test_a_new_link_of_the_branch_to_a_file_that_main_changes(tmp_path: Path, kn
 
 
 def test_merged_lines_of_a_file_with_two_names(tmp_path: Path) -> None:
-    def twins(volume: Volume) -> None:
-        fill(volume)
-        link(volume, b"lines", b"also")
-
-    trees = Three(twins)
+    trees = Three(linked(b"lines", b"also"))
     write(trees.branch, b"lines", LINES.replace(b"line 3\n", b"branch\n"))
     write(trees.main, b"lines", LINES.replace(b"line 15\n", b"main\n"))
     run(trees, tmp_path, lines=True)
@@ -411,11 +410,7 @@ def test_merged_lines_of_a_file_with_two_names(tmp_path: Path) -> None:
 
 
 def test_merged_lines_of_a_name_that_main_has_parted(tmp_path: Path) -> None:
-    def twins(volume: Volume) -> None:
-        fill(volume)
-        link(volume, b"lines", b"also")
-
-    trees = Three(twins)
+    trees = Three(linked(b"lines", b"also"))
     write(trees.branch, b"lines", LINES.replace(b"line 3\n", b"branch\n"))
     replace(trees.main, b"also", LINES.replace(b"line 15\n", b"main\n"))
     run(trees, tmp_path, lines=True)
@@ -444,10 +439,7 @@ def test_attributes_of_one_name_and_other_changes_of_the_others(tmp_path: Path) 
     remove(trees.branch, b"c")
     rename(trees.branch, b"d", b"e")
     chmod(trees.branch, b"a", 0o600)
-    assert not run(trees, tmp_path).plan.conflicts
-    assert shown(trees.main) == shown(trees.branch)
-    assert links(trees.main) == links(trees.branch)
-    assert again(trees) == ([], [])
+    becomes_the_branch(trees, tmp_path)
 
 
 @pytest.mark.parametrize("knows_nodes", [True, False])
@@ -506,17 +498,13 @@ def test_a_file_replaces_the_directory_that_it_was_in(trees: Three, tmp_path: Pa
     rename(trees.branch, b"d/y", b"saved")
     remove(trees.branch, b"d")
     rename(trees.branch, b"t", b"d")
-    assert not run(trees, tmp_path).plan.conflicts
-    assert shown(trees.main) == shown(trees.branch)
-    assert again(trees) == ([], [])
+    becomes_the_branch(trees, tmp_path)
 
 
 def test_a_directory_goes_into_one_that_was_in_it(trees: Three, tmp_path: Path) -> None:
     rename(trees.branch, b"d/deep", b"t")
     rename(trees.branch, b"d", b"t/d")
-    assert not run(trees, tmp_path).plan.conflicts
-    assert shown(trees.main) == shown(trees.branch)
-    assert again(trees) == ([], [])
+    becomes_the_branch(trees, tmp_path)
 
 
 def test_a_link_and_its_directory_change_places(tmp_path: Path) -> None:
@@ -528,9 +516,7 @@ def test_a_link_and_its_directory_change_places(tmp_path: Path) -> None:
     rename(trees.branch, b"d/l", b"t")
     rename(trees.branch, b"d", b"e")
     rename(trees.branch, b"t", b"d")
-    assert not run(trees, tmp_path).plan.conflicts
-    assert shown(trees.main) == shown(trees.branch)
-    assert again(trees) == ([], [])
+    becomes_the_branch(trees, tmp_path)
 
 
 @pytest.mark.parametrize("keep", [None, "main", "branch"])
