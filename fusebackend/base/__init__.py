@@ -7,6 +7,8 @@ globs.py         glob patterns
 asked.py         the glob that a search over several backends was asked for
 errors.py        errno to error code and back
 sizes.py         sizes as people write them
+batches.py       lists that stay below a size
+recent.py        a dict of what was used last
 acl.py           POSIX ACLs, and modes
 json_text.py     any value as pretty JSON
 merge_lines.py   a three-way merge of text by lines

@@ -1,6 +1,7 @@
 """Mounts as Linux reports them, and commands as processes. Nothing here knows a backend.
 
 mount_table.py        the kernel's table of mounts; `MountError`
+proc.py               what /proc says of processes, and the id of this boot
 mount_point.py        conditions of a mount point
 distribution.py       how this distribution installs what pip can't
 open_files.py         files that processes have open for writing
