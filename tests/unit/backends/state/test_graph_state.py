@@ -10,13 +10,13 @@ pytest.importorskip("deepagents")
 
 from deepagents.backends import StateBackend as TheirStateBackend
 from deepagents.middleware.filesystem import FilesystemState
-from graphs import call, deep_agent, edit, say, sqlite_saver, thread, use, user, write
+from graphs import call, deep_agent, thread, use, user, write
 from langgraph._internal import _constants
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.errors import InvalidUpdateError
 from langgraph.graph import END, START, StateGraph
 
-from fusebackend.backends import CompositeBackend, InMemoryBackend, StateBackend, volume_of
+from fusebackend.backends import CompositeBackend, StateBackend, volume_of
 from fusebackend.databases.graph_state import GRAPH_STATE, READ_KEY, SEND_KEY, GraphRuntime, GraphStateError
 from fusebackend.integrations.deepagents import adopt, export
 from fusebackend.protocol import ROOT_NODE
@@ -265,14 +265,6 @@ def test_two_of_them_in_a_composite_share_the_state_by_the_agents_paths(node):
     }  # fmt: skip
 
 
-def test_outside_of_a_graph_each_of_them_has_its_own_state():
-    default, memories = StateBackend(), StateBackend()
-    composite = CompositeBackend(default, {"/memories/": memories})
-    composite.write("/memories/n.md", "memory")
-    assert "memory" in memories.read("/n.md")
-    assert memories.glob("*").matches[0]["path"] == "/n.md"
-
-
 def test_a_nested_composite_over_one_state_has_each_file_once():
     from types import SimpleNamespace
 
@@ -310,26 +302,6 @@ def test_a_factory_gets_the_state_and_the_store_of_the_graph():
 
 
 # -- in an agent -----------------------------------------------------------------------------------------------
-
-
-def test_an_agents_files_are_in_its_thread_and_survive_in_the_checkpointer(tmp_path):
-    composite = CompositeBackend(StateBackend(), {"/shared/": InMemoryBackend()})
-    with sqlite_saver(tmp_path / "threads.db") as saver:
-        script = [
-            use(write("/report.md", "one\n"), write("/shared/x.md", "both\n")),
-            use(edit("/report.md", "one", "two"), write("/tmp.txt", "x")),
-            use(call("delete", file_path="/tmp.txt"), call("read_file", file_path="/report.md")),
-            say("done"),
-        ]
-        agent = deep_agent(saver, script, backend=export(composite))
-        agent.invoke(user("go"), thread("a"))
-        files = agent.get_state(thread("a")).values["files"]
-        assert {path: record["content"] for path, record in files.items()} == {"/report.md": "two\n"}
-        agent.model.script = [use(call("ls", path="/")), use(call("ls", path="/shared"))]
-        other = agent.invoke(user("look"), thread("b"))
-    said = [message.content for message in other["messages"] if message.type == "tool"]
-    assert "report.md" not in said[0] and "/shared/" in said[0]
-    assert "/shared/x.md" in said[1]
 
 
 def test_async_verbs_reach_the_graphs_state():

@@ -20,7 +20,7 @@ from langgraph.store.memory import InMemoryStore
 from langgraph.store.sqlite import SqliteStore
 from together import together
 
-from fusebackend.backends import CompositeBackend, StateBackend, StoreBackend
+from fusebackend.backends import StoreBackend
 from fusebackend.remote.buffer import digest_of
 from fusebackend.urls import parse
 from fusebackend.urls.opening import UrlError, open_backend
@@ -68,19 +68,6 @@ def test_a_store_or_a_runtime_that_has_one(store):
     ):
         with backend:
             assert get(backend, "/a") == b"kept"
-
-
-def test_a_class_and_a_function_are_factories():
-    store = InMemoryStore()
-    runtime = SimpleNamespace(store=store, state={"files": {}})
-    composite = CompositeBackend(
-        default=StateBackend, routes={"/a/": StoreBackend, "/b/": lambda rt: StoreBackend(rt, namespace="b")}
-    )
-    made = composite.resolve(runtime)
-    assert made.write("/a/x", "1").error is None
-    assert made.write("/b/x", "2").error is None
-    assert store.get(("filesystem",), "/x").value["content"] == "1"
-    assert store.get(("b",), "/x").value["content"] == "2"
 
 
 def test_the_namespace_is_asked_at_every_verb():
