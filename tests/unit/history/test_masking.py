@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 from dataclasses import asdict
@@ -116,7 +117,8 @@ def test_the_options_of_a_history(how: str, title: str, command: str, tmp_path: 
         call = history.open_call(kind, f"deploy --token {SECRET}", Actor(command=f"run -p {SECRET}"))  # type: ignore[arg-type]
         history.add(call, ROOT, "create", b"/a")
     history.close()
-    rows = sqlite3.connect(path).execute("SELECT title, command FROM calls ORDER BY number").fetchall()
+    with contextlib.closing(sqlite3.connect(path)) as kept:
+        rows = kept.execute("SELECT title, command FROM calls ORDER BY number").fetchall()
     assert rows[0] == (title, command)
     assert rows[1][0] == (title if how == "full" else "deploy --token ***"), "a verb is no command"
 

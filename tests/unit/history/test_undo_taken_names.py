@@ -54,9 +54,8 @@ class Place:
         else:
             self.open = InMemoryBackend if kind == "memory" else lambda: SqliteBackend(directory / "files.db")
             self.write = lambda path, data: self.backend.upload_files([(path, data)])
-        self.backend = self.open()
-        if kind in ("store", "sqlite"):
-            self._opened.callback(self.backend.close)
+        self._keeps_files = kind in ("store", "sqlite")
+        self._begin()
         self.volume = volume_of(self.backend)
         self.recorded = Recorded(directory, {"/": self.volume})
         self._opened.callback(self.recorded.close)
@@ -71,6 +70,11 @@ class Place:
         with self.recorded.call("rm"):
             self.files.remove_tree("/repo")
 
+    def _begin(self) -> None:
+        self.backend = self.open()
+        if self._keeps_files:
+            self._opened.callback(self.backend.close)
+
     def close(self) -> None:
         self._opened.close()
 
@@ -78,7 +82,7 @@ class Place:
         """Go on with another server, after a kill of this one."""
         undoing = self.recorded.last()
         self.recorded.history.close()
-        self.backend = self.open()
+        self._begin()
         self.volume = volume_of(self.backend)
         self.recorded.volumes = {ROOT: self.volume}
         self.recorded.names.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -46,9 +47,8 @@ def volume_file(tmp_path: Path) -> Path:
 
 
 def damage(path: Path, script: str) -> None:
-    connection = sqlite3.connect(path)
-    connection.executescript(script)
-    connection.close()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript(script)
 
 
 def test_a_sound_volume_has_no_problems(volume_file: Path) -> None:

@@ -99,9 +99,8 @@ def write(content: bytes) -> Callable[[Path], object]:
 
 def script(text: str) -> Callable[[Path], None]:
     def run(path: Path) -> None:
-        connection = sqlite3.connect(path)
-        connection.executescript(text)
-        connection.close()
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            connection.executescript(text)
 
     return run
 

@@ -329,4 +329,5 @@ def test_nothing_is_left_in_the_files_of_what_was_forgotten(path: Path, volume: 
     assert check(path) == []
     put(volume, b"new", b"new")
     volume.fsync(volume.lookup(ROOT_NODE, b"new").node)
-    eventually(lambda: not sqlite3.connect(path).execute("SELECT count(*) FROM unindexed").fetchone()[0], 30)
+    with contextlib.closing(sqlite3.connect(path)) as reader:
+        eventually(lambda: not reader.execute("SELECT count(*) FROM unindexed").fetchone()[0], 30)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sqlite3
@@ -288,7 +289,8 @@ def test_a_run_that_was_killed_counts_as_ended_after_the_quiet_time(tmp_path: Pa
     with graphs.sqlite_saver(path) as saver:
         agent = graphs.deep_agent(saver, [use(write("/a.txt", "a")), say("ok")])
         agent.invoke(user("go"), thread("t"))
-        with sqlite3.connect(path) as connection:  # as if it had been killed before its last steps
+        # As if it had been killed before its last steps.
+        with contextlib.closing(sqlite3.connect(path)) as connection, connection:
             ids = graphs.checkpoint_ids(agent, thread("t"))
             for table in ("checkpoints", "writes"):
                 connection.execute(f"DELETE FROM {table} WHERE checkpoint_id > ?", (ids[4],))
