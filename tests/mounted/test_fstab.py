@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import mounts
@@ -56,6 +57,8 @@ says last umount mnt
 def run(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Run a script in namespaces of its own; returns its lines, with the directory as `HERE`."""
     mounts.require()
+    if os.geteuid() != 0:
+        pytest.skip("mount(8) and a mount namespace need root")
     return [line.replace(str(tmp_path), "HERE") for line in served.script(AROUND + script, tmp_path, monkeypatch)]
 
 

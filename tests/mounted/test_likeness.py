@@ -48,7 +48,7 @@ class Mounted(LikenessCases):
     def root(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         tmp = tmp_path_factory.mktemp("mount")
         url = cls.url.format(tmp=tmp)
-        with mounts.mounted(tmp / "mnt", url, options=("allow_other",), limit_s=3600) as server:
+        with mounts.mounted(tmp / "mnt", url, options=mounts.OTHERS, limit_s=3600) as server:
             yield server.path
 
 

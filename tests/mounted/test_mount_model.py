@@ -31,7 +31,7 @@ SETTINGS = hypothesis.settings(
 def mountpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "files").mkdir()
     kind = KINDS[request.param]
-    with mounts.mounted(tmp_path / "mnt", kind.url.format(tmp=tmp_path), options=["allow_other"]) as server:
+    with mounts.mounted(tmp_path / "mnt", kind.url.format(tmp=tmp_path), options=mounts.OTHERS) as server:
         yield server.path
 
 

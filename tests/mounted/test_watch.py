@@ -75,7 +75,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     tmp = tmp_path_factory.mktemp("watch")
     (tmp / "files").mkdir()
     url, routes = KINDS[request.param].url.format(tmp=tmp), {"/other": "memory:"}
-    with mounts.mounted(tmp / "mnt", url, routes=routes, options=["allow_other"]) as server:
+    with mounts.mounted(tmp / "mnt", url, routes=routes, options=mounts.OTHERS) as server:
         yield server.path
 
 

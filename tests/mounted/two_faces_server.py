@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 import sys
 from typing import Any
 
@@ -30,7 +31,8 @@ def main(mountpoint: str, default: str, *routes: str) -> None:
         by_prefix[prefix] = open_backend(url)
         opened.append(by_prefix[prefix])
     backend = CompositeBackend(opened[0], by_prefix) if by_prefix else opened[0]
-    with fusebackend.mount(backend, mountpoint, deadline_s=DEADLINE_S, options=["allow_other"]) as mounted:
+    others = ["allow_other"] if os.geteuid() == 0 else []
+    with fusebackend.mount(backend, mountpoint, deadline_s=DEADLINE_S, options=others) as mounted:
         print("ready", flush=True)
         for line in sys.stdin:
             verb, *arguments = json.loads(line)

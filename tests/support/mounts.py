@@ -45,6 +45,10 @@ def missing() -> str | None:
     return None
 
 
+OTHERS = ("allow_other",) if os.geteuid() == 0 else ()
+"""Options of a mount that root opens to others, so that a test can become one. A plain user may not."""
+
+
 def require() -> None:
     """Skip the test where nothing can be mounted; see `skips.py` for CI."""
     reason = missing()
