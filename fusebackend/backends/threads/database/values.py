@@ -44,6 +44,9 @@ _PLAIN_CLASSES = frozenset({
 })  # fmt: skip
 """Classes whose values are shown without their names."""
 
+_PATHS = frozenset({"pathlib.Path", "pathlib.PosixPath", "pathlib._local.Path", "pathlib._local.PosixPath"})
+"""Shown as the path. Those of `_local` are of an agent on Python 3.13."""
+
 
 class Ext:
     """A value of an extension type, not unpacked."""
@@ -231,7 +234,7 @@ def _shallow_ext(ext: Ext) -> Any:
         return {"__extension__": ext.code, **shallow(ext.data)}
     parts = ext.parts()
     name, argument = f"{parts[0]}.{parts[1]}", shallow(parts[2])
-    if name in ("pathlib.Path", "pathlib.PosixPath") and isinstance(argument, list):
+    if name in _PATHS and isinstance(argument, list):
         return "/".join(str(part) for part in argument).replace("//", "/", 1)
     if name in _PLAIN_CLASSES:
         return argument
