@@ -51,10 +51,17 @@ def pretty(value: Any, shallow: Shallow | None = None, *, levels: int | None = N
 
 def compact(value: Any, shallow: Shallow, *, levels: int | None = None) -> str:
     """As `pretty`, in one line, and with the keys in their order."""
+    import msgspec
+
     try:
-        return _escaped(_encoder(shallow, is_sorted=False)(value))
+        text = _encoder(shallow, is_sorted=False)(value)
+        # From Python 3.12 on the C encoder takes more levels than there may be.
+        containers = text.count("[") + text.count("{")
+        if levels is None or containers <= levels or not _is_deeper(msgspec.json.decode(text), levels):
+            return _escaped(text)
     except (RecursionError, TypeError, ValueError):
-        return _escaped("".join(_pieces(value, shallow, levels, indented=0)))
+        pass
+    return _escaped("".join(_pieces(value, shallow, levels, indented=0)))
 
 
 @functools.cache
