@@ -37,6 +37,8 @@ class Case:
     supports_move: bool = True
     reads_records: bool = True
     """`read` answers with a `ReadResult`; False for the seeds' numbered text."""
+    cancelled_s: float = 2.0
+    """A cancelled call must return within this time; on a quiet machine most take some milliseconds."""
     replaces_existing: bool = False
     """`write` replaces an existing file (`on_exists="replace"`)."""
     byte_exact: bool = True

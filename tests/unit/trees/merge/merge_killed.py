@@ -23,6 +23,7 @@ from merging import Branched, at, chmod, link, mkdir, remove, rename, replace, w
 from fusebackend.backends import StoreBackend
 from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.backends.sqlite.backend import SqliteVolume
+from fusebackend.base import durable
 from fusebackend.protocol import Volume
 from fusebackend.remote.volume import volume_of
 from fusebackend.trees.merge.run import Journal
@@ -82,26 +83,36 @@ def counting(point: int) -> list[str]:
             os.kill(os.getpid(), signal.SIGKILL)
         done.append(word)
 
-    put, begin, end = Journal._put, Journal.begin, Journal.end
+    note, begin, end, put_in_place = Journal.note, Journal.begin, Journal.end, durable.put_in_place
 
-    def half(journal: Any, fd: int, line: dict[str, Any]) -> None:
+    def half(path: str) -> None:
         at_point("before")
         if len(done) == point:
-            os.write(fd, b'{"half')
+            with open(path, "ab") as file:
+                file.write(b'{"half')
         at_point("half")
-        put(journal, fd, line)
+
+    def noting(journal: Any, line: dict[str, Any]) -> None:
+        half(journal.path)
+        note(journal, line)
         at_point("after")
 
     def beginning(journal: Any, line: dict[str, Any]) -> None:
+        half(f"{journal.path}.new")
         begin(journal, line)
         at_point("begun")
+
+    def placing(new: str, path: str) -> None:
+        at_point("after")
+        put_in_place(new, path)
 
     def ending(journal: Any) -> None:
         at_point("end")
         end(journal)
         at_point("ended")
 
-    Journal._put, Journal.begin, Journal.end = half, beginning, ending  # type: ignore[method-assign]
+    Journal.note, Journal.begin, Journal.end = noting, beginning, ending  # type: ignore[method-assign]
+    durable.put_in_place = placing
     return done
 
 
