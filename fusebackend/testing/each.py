@@ -38,10 +38,10 @@ class OneCase(Generic[T]):
         self.name, self.value = name, value
         self.failure: BaseException | None = None
         self.skipped_for: str | None = None
-        self.is_interrupted, self._ran = False, False
+        self.is_interrupted, self.ran = False, False
 
     def __enter__(self) -> T:
-        self._ran = True
+        self.ran = True
         return self.value
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
@@ -55,10 +55,6 @@ class OneCase(Generic[T]):
             self.failure = error
         self.is_interrupted = error is not None and self.failure is None
         return self.failure is not None
-
-    @property
-    def ran(self) -> bool:
-        return self._ran
 
 
 @overload
