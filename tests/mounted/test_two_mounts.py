@@ -15,6 +15,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from mounts import Serve
 from profiles import amount
 from services.postgres import Postgres
 from services.s3 import Bucket
+from together import together
 
 import fusebackend
 
@@ -256,11 +258,7 @@ def test_appends_of_both_hosts_all_land_at_the_end(pair: Pair) -> None:
         finally:
             os.close(fd)
 
-    threads = [threading.Thread(target=append, args=[path]) for path in lines]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*(partial(append, path) for path in lines))
     for path in lines:
         found = (path / "log").read_text().splitlines(keepends=True)
         for own in lines.values():
