@@ -8,7 +8,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from mounts import Serve
+from mounts import Mounted, Serve
 from programs import command, sh
 from services import fsspec_servers
 
@@ -17,6 +17,15 @@ pytest.importorskip("fsspec")
 pytestmark = pytest.mark.mounted
 
 GIB = 1 << 30
+
+
+def require_bounded(mount: Mounted, path: Path, end: bytes) -> None:
+    """The end of a file of a gibibyte is read, without the rest of it in memory."""
+    before = mount.memory_kib()
+    with path.open("rb", buffering=0) as opened:
+        opened.seek(GIB - 4096)
+        assert opened.read(4096) == end
+    assert mount.memory_kib() - before < 64 << 10
 
 
 def test_a_directory_by_fsspec(tmp_path: Path, serve: Serve) -> None:
@@ -32,11 +41,7 @@ def test_a_directory_by_fsspec(tmp_path: Path, serve: Serve) -> None:
         big.truncate(GIB)
         big.seek(GIB - 4096)
         big.write(b"z" * 4096)
-    before = mount.memory_kib()
-    with (at / "big").open("rb", buffering=0) as opened:
-        opened.seek(GIB - 4096)
-        assert opened.read(4096) == b"z" * 4096
-    assert mount.memory_kib() - before < 64 << 10
+    require_bounded(mount, at / "big", b"z" * 4096)
 
 
 def test_what_is_on_an_ftp_server_and_in_an_archive(tmp_path: Path, serve: Serve) -> None:
@@ -77,11 +82,7 @@ def test_a_web_server_is_a_read_only_route(tmp_path: Path, serve: Serve) -> None
         assert caught.value.errno == errno.EROFS
         with pytest.raises(FileNotFoundError):
             (at / "d/none").stat()
-        before = mount.memory_kib()
-        with (at / "huge").open("rb", buffering=0) as opened:
-            opened.seek(GIB - 4096)
-            assert opened.read(4096) == bytes(4096)
-        assert mount.memory_kib() - before < 64 << 10
+        require_bounded(mount, at / "huge", bytes(4096))
         (top / "d/a b%41.txt").write_text("other\n")
         assert (at / "d/a b%41.txt").read_text() == "other\n"
         with (at / "replaced").open("rb", buffering=0) as opened:
@@ -115,11 +116,7 @@ def test_a_share_of_samba(tmp_path: Path, serve: Serve) -> None:
         assert (at / "large").read_bytes() == content
         sh("cp large e/copy; cmp large e/copy; rm e/copy", at)
 
-        before = mount.memory_kib()
-        with (at / "huge").open("rb", buffering=0) as opened:
-            opened.seek(GIB - 4096)
-            assert opened.read(4096) == bytes(4096)
-        assert mount.memory_kib() - before < 64 << 10
+        require_bounded(mount, at / "huge", bytes(4096))
 
         with (at / "e/over").open("rb", buffering=0) as reading:  # Samba replaces no file that its client has open
             assert reading.read(3) == b"new"
