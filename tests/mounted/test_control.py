@@ -18,7 +18,7 @@ from fusebackend.control import rendezvous
 from fusebackend.linux.mount_table import MountError
 
 LIMIT_S = 30.0
-LOAD_S = amount("FUSEBACKEND_LOAD_S", day=10, night=60)
+LOAD_S = amount("FUSEBACKEND_LOAD_S", day=4, night=60)
 """The length of the load test."""
 
 
