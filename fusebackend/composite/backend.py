@@ -21,6 +21,7 @@ inner paths; for that one alone the update keeps them, as in the seeds.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import importlib
@@ -349,6 +350,20 @@ class CompositeBackend(BackendProtocol):
             groups.setdefault(id(routed.face.backend), []).append((index, routed))
         return answers, list(groups.values())
 
+    def real_paths(self, wanted: list[str]) -> list[str | None]:
+        """One question for each backend. A link leads nowhere out of its route."""
+        answers: list[str | None] = [None] * len(wanted)
+        groups: dict[AgentPath | None, list[tuple[int, Routed]]] = {}
+        for index, path in enumerate(wanted):
+            with contextlib.suppress(PathError):
+                routed = self._routing.route(path)
+                groups.setdefault(routed.prefix, []).append((index, routed))
+        for prefix, group in groups.items():
+            found = group[0][1].face.real_paths([routed.inner for _, routed in group])
+            for (index, _), real in zip(group, found, strict=True):
+                answers[index] = None if real is None else paths.normalise(f"{prefix or ''}{real}")
+        return answers
+
     # -- execution ---------------------------------------------------------------------------------------------
 
     @property
@@ -543,7 +558,7 @@ def _in_its_graph(verb: str) -> Callable[..., Any]:
     return asked
 
 
-for _verb in AGENT_VERBS:
+for _verb in (*AGENT_VERBS, "real_paths"):
     setattr(_Unmade, _verb, _in_its_graph(_verb))
 
 

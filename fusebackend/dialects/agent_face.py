@@ -337,6 +337,22 @@ class AgentFace:
         except Refusal as refusal:
             return FileDownloadResponse(path=path, error=str(refusal))
 
+    def real_paths(self, wanted: list[AgentPath]) -> list[str | None]:
+        """Where paths lead, see `BackendProtocol.real_paths`; None where that can't be told. Of others' backends only
+        deepagents' `FilesystemBackend` follows links."""
+        find: Callable[[list[AgentPath]], list[str | None]] | None = None
+        if isinstance(self.backend, BackendProtocol):
+            find = self.backend.real_paths  # type: ignore[assignment]
+        elif hasattr(self.backend, "_resolve_path") and hasattr(self.backend, "cwd"):
+            find = functools.partial(_real_paths_on_disk, self.backend)
+        if self.refusal is not None or find is None:
+            return [None if self.refusal else path for path in wanted]
+        try:
+            return self._guarded("stat", functools.partial(find, list(wanted)), len(wanted))
+        except Exception:  # foreign code: it can't be told
+            log.warning("%s: real_paths failed", self.name, exc_info=True)
+            return [None] * len(wanted)
+
     # -- asking ------------------------------------------------------------------------------------------------
 
     def change(self, kind: type[Outcome], verb: str, *args: Any, **options: Any) -> Outcome:
@@ -450,6 +466,19 @@ def _stumbled(error: str | None) -> bool:
     """True if a change was made, and only its record failed. Backends from before deepagents 0.7 give its records a
     `files_update`, which those no longer take; by then the change is made."""
     return error is not None and "unexpected keyword argument 'files_update'" in error
+
+
+def _real_paths_on_disk(backend: Any, wanted: list[AgentPath]) -> list[str | None]:
+    """`real_paths` of deepagents' `FilesystemBackend`. Its own `_real_path` is there from 0.7.25 on alone."""
+    found: list[str | None] = []
+    root = os.path.realpath(backend.cwd) if getattr(backend, "virtual_mode", False) else "/"
+    for path in wanted:
+        try:
+            real = os.path.realpath(backend._resolve_path(path))
+        except (OSError, ValueError, RuntimeError):  # a loop, or out of its root
+            real = ""
+        found.append("/" + real[len(root) :].lstrip("/") if real and paths.is_below(real, root) else None)
+    return found
 
 
 def _await_there(method: Callable[..., Any], *args: Any, **options: Any) -> Any:

@@ -274,6 +274,15 @@ class FilesystemBackend(BackendProtocol):
         if gone:
             result.missing = f"Context of files that can't be read any more: {', '.join(gone)}"
 
+    def real_paths(self, wanted: list[str]) -> list[str | None]:
+        return [self._real_path(path) for path in wanted]
+
+    def _real_path(self, path: str) -> str | None:
+        try:
+            return self._face.real_paths([self._path(path)])[0]
+        except PathError:
+            return None
+
     def glob(self, pattern: str, path: str | None = None) -> GlobResult:
         """With `virtual_mode=False`, the path `/` means `root_dir`, as in the seeds: it is their default."""
         try:

@@ -54,10 +54,11 @@ from fusebackend.backends.sandbox.script_answers import (
 )
 from fusebackend.backends.sandbox.scripts import LIBRARY, SETTINGS, Script, nonce
 from fusebackend.base import budget, errors, paths
+from fusebackend.base.batches import by_size
 from fusebackend.base.budget import Spent
 from fusebackend.base.errors import VANISHED, oserror
 from fusebackend.base.globs import Matcher
-from fusebackend.base.paths import AgentPath
+from fusebackend.base.paths import AgentPath, PathError
 from fusebackend.linux.command import TIMED_OUT
 from fusebackend.protocol import (
     NAME_MAX_BYTES,
@@ -81,6 +82,9 @@ ATTEMPTS = 5
 
 BATCH_FILES = 200
 """Files that are read with one command."""
+
+PATHS_BYTES = 32 << 10
+"""Paths in one command line."""
 
 _PATTERN = frozenset("*?[\\\n")
 
@@ -221,6 +225,21 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
             if len(wanted) > 1:
                 return [piece for path in wanted for piece in self.pieces([path])]
         raise OSError(errno.EIO, "The file changes while it is read")
+
+    def real_paths(self, wanted: list[str]) -> list[str | None]:
+        found: list[str | None] = [None] * len(wanted)
+        there: list[tuple[int, str]] = []
+        for index, path in enumerate(wanted):
+            with contextlib.suppress(OSError, PathError):
+                there.append((index, self.path_of(checked(path))))
+        for batch in by_size(there, lambda item: 2 * len(item[1]), BATCH_FILES, PATHS_BYTES):
+            script = Script().call("fb_real", str(self.root), *(path for _, path in batch))
+            for (index, _), real in zip(batch, self._look(script).split(b"\0"), strict=False):
+                if real == b"=":
+                    found[index] = paths.normalise(wanted[index])
+                elif real != b"!":
+                    found[index] = paths.to_text(real) or paths.ROOT
+        return found
 
     def _put(self, path: AgentPath, data: bytes, *, replace: bool) -> None:
         self._store(path, data, "over" if replace else "new")

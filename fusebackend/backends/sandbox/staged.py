@@ -19,7 +19,7 @@ import errno
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from fusebackend.backends.sandbox.base import BaseSandbox, inline
+from fusebackend.backends.sandbox.base import PATHS_BYTES, BaseSandbox, inline
 from fusebackend.backends.sandbox.script_answers import failure
 from fusebackend.backends.sandbox.scripts import Script, nonce
 from fusebackend.base.batches import by_size
@@ -34,9 +34,6 @@ BATCH_FILES = 500
 
 BATCH_BYTES = 64 << 20
 """Bytes that are sent at a time, more only in one file."""
-
-PATHS_BYTES = 32 << 10
-"""Paths in one command line."""
 
 
 class _Item(NamedTuple):
