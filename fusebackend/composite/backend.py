@@ -202,7 +202,10 @@ class CompositeBackend(BackendProtocol):
         return self._at(verbs.EDIT, file_path, ask, besides=old_string)
 
     def delete(self, file_path: str) -> DeleteResult:
-        return self._at(verbs.DELETE, file_path, lambda routed: routed.face.delete(routed.inner))
+        def ask(routed: Routed) -> DeleteResult:
+            return routed.face.delete(routed.inner, is_directory=file_path.endswith("/"))
+
+        return self._at(verbs.DELETE, file_path, ask)
 
     def _at(self, verb: Verb[Record], path: str, ask: Callable[[Routed], Record], besides: str = "") -> Record:
         """Ask the backend of a path; its record comes back with the agent's paths, and its update merged.

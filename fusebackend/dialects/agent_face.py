@@ -17,6 +17,7 @@ through this class:
 
 from __future__ import annotations
 
+import errno
 import functools
 import inspect
 import logging
@@ -25,7 +26,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import IO, Any, Protocol, TypeVar
 
 from fusebackend import text
-from fusebackend.base import budget, caller, paths
+from fusebackend.base import budget, caller, errors, paths
 from fusebackend.base.budget import Spent
 from fusebackend.base.deadline import GivenUp, RouteDown
 from fusebackend.base.paths import AgentPath
@@ -56,6 +57,7 @@ from fusebackend.protocol import (
     ReadResult,
     Volume,
     WriteResult,
+    verbs,
 )
 
 log = logging.getLogger(__name__)
@@ -245,7 +247,14 @@ class AgentFace:
             return EditResult(path=path, occurrences=counted.count(old) if counted is not None else 1)
         return result
 
-    def delete(self, path: AgentPath) -> DeleteResult:
+    def delete(self, path: AgentPath, *, is_directory: bool = False) -> DeleteResult:
+        """`is_directory`: says the caller, by a slash at the end of the path; then a file stays."""
+        if is_directory and self._exact:
+            path = AgentPath(f"{path}/")
+        elif is_directory:
+            listed = self.ls(paths.parent_and_name(path)[0]).entries or ()
+            if any(file_path(info) == path and not info["is_dir"] for info in listed):
+                return verbs.DELETE.refused(errors.oserror(errno.ENOTDIR), path)
         return self.change(DeleteResult, "delete", path)
 
     def move(self, source: AgentPath, destination: AgentPath) -> MoveResult:

@@ -20,9 +20,10 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import inspect
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 from deepagents.backends import CompositeBackend as DeepagentsCompositeBackend
@@ -269,94 +270,75 @@ def _class(*, deletes: bool, executes: bool, in_graph: bool, ruled: bool) -> typ
 # -- rules of deepagents ---------------------------------------------------------------------------------------
 
 
-class _Rules:
-    """Rules of `permissions=`, about paths of a backend that lead elsewhere than their names say.
+class Ruled(Exported):
+    """An exported backend whose paths are compared with rules by where they lead, too. Its maker sets the attributes.
 
-    Args:
+    Attributes:
         rules: of the middleware; None if it has them where this module does not look: then no link leads anywhere.
         prefix: of the backend in a composite of deepagents'.
     """
 
-    def __init__(self, rules: Sequence[Any] | None, prefix: str) -> None:
-        self._decide = getattr(middleware, "_check_fs_permission", None) if rules is not None else None
-        self._rules = rules
-        self.prefix = prefix
+    rules: Sequence[Any] | None
+    prefix: str
 
-    def allow(self, operation: str, real: str) -> bool:
-        """Approvals (`interrupt`) are asked for by the name that is given, before the tool runs: no link gets one."""
-        return self._decide is not None and self._decide(self._rules, operation, self.prefix + real) == "allow"
+    def _refusal(self, operation: str, path: str, real: str | None) -> str | None:
+        """Return why there is no such operation on a path that leads there, in deepagents' words.
 
-    def refusal(self, operation: str, path: str, real: str | None) -> str | None:
-        """Return why there is no such operation on a path, in deepagents' words."""
+        Approvals (`interrupt`) are asked for by the name that is given, before the tool runs: no link gets one.
+        """
         if real is None:
             return f"cannot resolve {self.prefix}{path}"
-        if real == path or self.allow(operation, real):
+        if real == path:
+            return None
+        decide = getattr(middleware, "_check_fs_permission", None)
+        known = decide is not None and self.rules is not None
+        if known and decide(self.rules, operation, self.prefix + real) == "allow":
             return None
         return f"permission denied for {operation} on {self.prefix}{path} (resolves to {self.prefix}{real})"
 
-
-class Ruled(Exported):
-    """An exported backend whose paths are compared with rules by where they lead. `rules` is set by its maker."""
-
-    rules: _Rules
-
-    def _why(self, operation: str, path: Any) -> str | None:
-        """Return why there is no such operation on a path."""
-        name = paths.normalise(_text("path", path))
-        (real,) = self.real_paths([name])
-        return self.rules.refusal(operation, name, real)
-
-    def _seen(self, found: Iterable[Any] | None) -> Any:
+    def _seen(self, found: Sequence[Any] | None) -> Any:
         """Return the entries or matches of a search without those that lead to what may not be read."""
-        if found is None:
-            return None
-        listed = list(found)
-        names = list(dict.fromkeys(paths.normalise(each["path"]) for each in listed))
+        names = list(dict.fromkeys(paths.normalise(each["path"]) for each in found or ()))
         real = dict(zip(names, self.real_paths(list(names)), strict=True))
-        hidden = {name for name in names if self.rules.refusal("read", name, real[name]) is not None}
-        return [each for each in listed if paths.normalise(each["path"]) not in hidden]
+        hidden = {name for name in names if self._refusal("read", name, real[name]) is not None}
+        return found and [each for each in found if paths.normalise(each["path"]) not in hidden]
 
-    @_answering(theirs.LsResult)
-    def ls(self, path: str) -> theirs.LsResult:
-        why = self._why("read", path)
-        found = theirs.LsResult(error=why) if why else super().ls(path)
-        found.entries = self._seen(found.entries)
+
+def _ruled(name: str, operation: str, record: Callable[..., Any], listed: str = "", begin: str = "") -> None:
+    """Make a verb of `Ruled`.
+
+    Args:
+        record: its answer.
+        listed: the field with what it has found.
+        begin: of its errors, where the tool does not begin them.
+    """
+    plain = getattr(Exported, name)
+    signature = inspect.signature(plain)
+
+    @_answering(record)
+    @functools.wraps(plain)
+    def verb(self: Ruled, *args: Any, **options: Any) -> Any:
+        given = signature.bind(self, *args, **options).arguments
+        path = given.get("file_path", given.get("path"))
+        if path is not None:
+            path = paths.normalise(_text("path", path))
+            why = self._refusal(operation, path, self.real_paths([path])[0])
+            if why is not None:
+                return record(error=begin + why)
+        found = plain(self, *args, **options)
+        if listed:
+            setattr(found, listed, self._seen(getattr(found, listed)))
         return found
 
-    @_answering(theirs.ReadResult)
-    def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> theirs.ReadResult:
-        why = self._why("read", file_path)
-        return theirs.ReadResult(error=why) if why else super().read(file_path, offset, limit)
+    setattr(Ruled, name, verb)
 
-    @_answering(theirs.GrepResult)
-    def grep(
-        self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
-    ) -> theirs.GrepResult:
-        why = None if path is None else self._why("read", path)
-        if why is not None:
-            return theirs.GrepResult(error=f"Error: {why}")
-        found = super().grep(pattern, path, glob, max_count=max_count)
-        found.matches = self._seen(found.matches)
-        return found
 
-    @_answering(theirs.GlobResult)
-    def glob(self, pattern: str, path: str | None = None) -> theirs.GlobResult:
-        why = None if path is None else self._why("read", path)
-        found = theirs.GlobResult(error=why) if why else super().glob(pattern, path)
-        found.matches = self._seen(found.matches)
-        return found
-
-    @_answering(theirs.WriteResult)
-    def write(self, file_path: str, content: str) -> theirs.WriteResult:
-        why = self._why("write", file_path)
-        return theirs.WriteResult(error=f"Error: {why}") if why else super().write(file_path, content)
-
-    @_answering(theirs.EditResult)
-    def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> theirs.EditResult:
-        why = self._why("write", file_path)
-        if why is not None:
-            return theirs.EditResult(error=f"Error: {why}")
-        return super().edit(file_path, old_string, new_string, replace_all)
+_ruled("ls", "read", theirs.LsResult, "entries")
+_ruled("read", "read", theirs.ReadResult)
+_ruled("glob", "read", theirs.GlobResult, "matches")
+_ruled("grep", "read", theirs.GrepResult, "matches", "Error: ")
+_ruled("write", "write", theirs.WriteResult, begin="Error: ")
+_ruled("edit", "write", theirs.EditResult, begin="Error: ")
 
 
 class RuledDeleting(Ruled, Deleting):
@@ -369,9 +351,8 @@ class RuledDeleting(Ruled, Deleting):
         (above,) = self.real_paths([directory])
         real = None if above is None else paths.join(above, name)
         if real != path:
-            outer = self.rules.prefix
-            why = f"{outer}{path} goes through a symbolic link: delete {outer}{real}"
-            return theirs.DeleteResult(error=f"Error: {self.rules.refusal('write', path, real) or why}")
+            why = f"{self.prefix}{path} goes through a symbolic link: delete {self.prefix}{real}"
+            return theirs.DeleteResult(error=f"Error: {self._refusal('write', path, real) or why}")
         return super().delete(file_path)
 
 
@@ -410,11 +391,11 @@ def _for_tools(given: Any, rules: Sequence[Any] | None, prefix: str) -> Any:
         return given
     tools = exported(backend, None if is_factory(backend) else adopt(backend), rules is None or bool(rules))
     if isinstance(tools, Ruled):
-        tools.rules = _Rules(rules, prefix)
+        tools.rules, tools.prefix = rules, prefix
     return tools
 
 
-middleware.FilesystemMiddleware.backend = _ToolsBackend()
+middleware.FilesystemMiddleware.backend = _ToolsBackend()  # type: ignore[assignment]
 
 
 # -- records ---------------------------------------------------------------------------------------------------

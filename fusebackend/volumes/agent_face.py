@@ -480,6 +480,8 @@ class VolumeBackend(BackendProtocol):
             node = place.found.node
             if node == ROOT_NODE:
                 raise OSError(errno.EBUSY, "The root can't be deleted")
+            if path.endswith("/") and not place.found.is_dir:
+                raise errors.oserror(errno.ENOTDIR)
             changes.append(Change(node=place.parent))
             if place.found.is_dir:
                 return Doomed(place.parent, place.name, node, place.path)

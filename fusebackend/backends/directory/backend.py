@@ -188,6 +188,8 @@ class FilesystemBackend(BackendProtocol):
             inner = self._path(path)
         except PathError as error:
             return verb.refused(error, path)
+        if verb is verbs.DELETE and path.endswith("/"):
+            inner += "/"
         answer: R = getattr(self._face, verb.name)(inner, *others)
         return answer
 

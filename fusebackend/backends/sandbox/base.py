@@ -166,7 +166,8 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
         if response.error is not None or response.content is None:
             error = response.error or "no content"
             raise OSError(errors.errno_of(error), errors.words_of(error))
-        return response.content
+        content: bytes = response.content
+        return content
 
     def ask(self, script: Script, timeout_s: float, *, looks: bool = False, cut: bool = False) -> bytes:
         """Return the answer to a script, by one `execute`. Subclasses override it with faster ways.
