@@ -383,6 +383,9 @@ class MountedBackend(ServedMount):
 
         return self._reading("download_files", path, read, lambda why: FileDownloadResponse(path, error=why))
 
+    def real_paths(self, wanted: list[str]) -> list[str | None]:
+        return self._for(*wanted).real_paths(wanted)
+
     def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
         """`upload_files` of one file, from an open file; see `CompositeBackend.upload_from`."""
 

@@ -373,6 +373,8 @@ def test_over_http_with_a_token(mount: Mounted) -> None:
                 assert httpx2.post(url, json=request, headers=headers).status_code == 401
             rebound = {"Authorization": f"Bearer {token}", "Host": "evil.example"}
             assert httpx2.post(url, json=request, headers=rebound).status_code in (403, 421)
+            posing = {"Authorization": f"Bearer {token}", "Origin": f"{url.removesuffix('/mcp')}.evil.example"}
+            assert httpx2.post(url, json=request, headers=posing).status_code == 403
         finally:
             process.send_signal(signal.SIGTERM)
             rest = process.stderr.read() if process.stderr is not None else ""
