@@ -230,8 +230,7 @@ class FileSystem:
         place = None if known is None or not self.inodes.beside else (known.parent, known.name)
         entry = await self.resolver.create_entry(route, node, new_parent, new_name, make, source_node, node, new_name)
         if place is not None and route_index(place[0]) != SYNTHETIC_INDEX:
-            # A view that hides names gives a file of several names another number: its first name is found anew.
-            await self.twins.names_changed(source.files, (node_of(place[0]), place[1]))
+            await self.twins.linked(source.files, node_of(place[0]), place[1], new_parent)
         return self.overtaken.unordered(entry)
 
     async def unlink(self, parent: int, name: bytes) -> None:
