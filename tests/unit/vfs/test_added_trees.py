@@ -405,7 +405,9 @@ def test_one_that_can_not_be_told_in_time(
     assert done.is_set()
 
 
-@pytest.mark.parametrize(("rules", "notices"), [((), 0), (({"operations": ["read", "write"], "paths": ["/hidden"], "mode": "hide"},), 1)])
+@pytest.mark.parametrize(
+    ("rules", "notices"), [((), 0), (({"operations": ["read", "write"], "paths": ["/hidden"], "mode": "hide"},), 1)]
+)
 def test_a_link_in_a_view_waits_for_no_notice_in_its_own_directory(
     filesystem: FileSystem,
     kernel: FakeKernel,
