@@ -88,7 +88,7 @@ class Failing:
 
 
 class Retried:
-    """A volume of which each operation is made twice if it fails: `calls` is for `Failing.after`, None for no failure."""
+    """A volume whose operations are made again if they fail. `calls` is for `Failing.after`; None for no failure."""
 
     def __init__(self, volume: Volume, failing: Failing) -> None:
         self._volume = volume

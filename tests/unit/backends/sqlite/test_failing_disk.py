@@ -20,13 +20,16 @@ from nodes import ME, node_at, put
 from fusebackend.backends.sqlite import backend, flusher
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.backends.sqlite.check import check
-from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges
+from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, Attr, AttrChanges
 from fusebackend.testing.each import each
 from fusebackend.volumes.quota import Limits
 
 ACCESS, DEFAULT = b"system.posix_acl_access", b"system.posix_acl_default"
 LIMITS = Limits(limit_bytes=1 << 30)
 """With limits an operation has more to read."""
+
+
+FIELDS = set(Attr.__slots__) - {"atime_ns", "version"}
 
 
 class Nodes(NamedTuple):
@@ -104,7 +107,7 @@ def change(volume: SqliteVolume, nodes: Nodes) -> None:
 def drop_caches(volume: SqliteVolume) -> None:
     """Have all that can be read from the file read again."""
     volume._shrink_all()
-    for node in [each for each in volume._inodes if each not in {**volume._dirty.inodes, **volume._dirty.xattrs}]:
+    for node in volume._inodes.keys() - volume._dirty.inodes.keys() - volume._dirty.xattrs.keys():
         del volume._inodes[node]
 
 
@@ -116,7 +119,7 @@ def state(volume: SqliteVolume) -> dict[str, Any]:
         above, node = waiting.pop()
         for name, attr in volume.readdir(node, b"", 1000):
             path = f"{above}/{name.decode()}"
-            fields = [getattr(attr, field) for field in type(attr).__mro__[1].__slots__ if field not in ("atime_ns", "version")]
+            fields = [getattr(attr, field) for field in FIELDS]
             xattrs = {key: volume.getxattr(attr.node, key) for key in volume.listxattr(attr.node)}
             found[path] = fields, xattrs, None if attr.is_dir else volume.read(attr.node, 0, 1 << 20)
             if attr.is_dir:
