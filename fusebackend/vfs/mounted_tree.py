@@ -385,8 +385,8 @@ class FileSystem:
         except BaseException:
             self.write_barrier.dismiss(number)
             raise
-        may_be_old = self.direct_writers.opened(inode, flags)
-        keep = await self.page_versions.are_good(route, inode, attr) and not may_be_old
+        keep = await self.page_versions.are_good(route, inode, attr)
+        keep = not self.direct_writers.opened(inode, flags) and keep
         handle.direct = self.direct_writes.are_for(flags, attr.mode) or handle.node != node
         if route.is_restricted(node):
             keep, handle.direct = False, True
