@@ -28,7 +28,9 @@ import programs
 import pytest
 import served
 from eventually import eventually
+from failing import Failing
 from mounts import Serve
+from nodes import put
 from services.docker import DockerEngine
 from services.s3 import Bucket
 from two_faces import TwoFaces, two_faces
@@ -36,6 +38,7 @@ from two_faces import TwoFaces, two_faces
 import fusebackend
 from fusebackend.backends import SqliteBackend
 from fusebackend.backends.sqlite import check as sqlite_check
+from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.testing.posix.case import fails
 
 pytestmark = pytest.mark.mounted
@@ -1339,7 +1342,7 @@ def test_a_default_that_runs_commands_runs_them_itself(tmp_path: Path, serve: Se
         assert beside.read_text() == "changed in the sandbox"
 
 
-def test_a_failure_ends_one_request(serve: Serve) -> None:
+def test_a_failure_ends_one_request(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = serve("python:faulty:backend")
     server.expected_log = "^Traceback|injected|defect"
     assert not (server.path / "arm-mkdir-1").exists()
@@ -1347,3 +1350,13 @@ def test_a_failure_ends_one_request(serve: Serve) -> None:
         (server.path / "directory").mkdir()
     assert not (server.path / "disarm-1").exists()
     (server.path / "directory").mkdir()
+    disk = Failing(monkeypatch)  # all statements of all operations: tests/unit/backends/sqlite/test_failing_disk.py
+    volume = SqliteVolume(tmp_path / "failing.db")
+    file = put(volume, b"file", bytes(200_000))
+    volume.sync()
+    volume._shrink_all()
+    before = volume.getattr(file).fingerprint
+    with disk.after(1), fails(errno.EIO):
+        volume.write(file, 1, b"x" * 150_000)
+    assert (volume.read(file, 0, 1 << 20), volume.getattr(file).fingerprint) == (bytes(200_000), before)
+    volume.close()
