@@ -18,6 +18,7 @@ import stat
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from fusebackend.base import budget
@@ -126,7 +127,7 @@ class Undo:
             numbers = [call.number for call in chosen]
             halves = self._history.unfinished(numbers)
             plan = self._plan([*numbers, *halves], merge=merge_lines)
-            result = UndoResult([call.ref for call in chosen])
+            result = UndoResult([call.ref for call in chosen], partly=plan.partly)
             if plan.conflicts and not keep_newer:
                 result.conflicts = plan.conflicts
                 return result
@@ -184,7 +185,9 @@ class Undo:
             merge=merge,
             leave=leave,
             earlier=self._history.earlier,
-            identity=self._history.identity,
+            identities=self._history.identities(numbers),
+            returned=self._history.returned,
+            has_removed=partial(self._history.has_removed, calls=set(numbers)),
         )
         plan.add(records, self._history.overlaps(numbers))
         for number, why in self._history.gaps(numbers).items():
@@ -423,9 +426,12 @@ class _Making:
         self._recorder.of(volume).own(self._call, attr.node, MADE)
         after = Stamp(attr.mode, attr.uid, attr.gid, attr.size, attr.mtime_ns) if stat.S_ISREG(attr.mode) else None
         if record is None:
-            self._record("create", step, node=attr.node, after=after)
+            record = self._record("create", step, node=attr.node, after=after)
         elif after is not None:
             self._recorder.history.set_after({record: after})
+        if step.file:
+            now = self._recorder.identity(volume, attr) or b"%d" % attr.node
+            self._recorder.history.note_return(record, step.file, now)
 
     def _not_made(self, number: int, step: Step, error: OSError) -> OSError:
         """Return the error to raise for a name that was not made. Where it may have been, for an answer was lost, the
@@ -487,7 +493,8 @@ class _Making:
         assert step.state is not None, "there are attributes"
         attr = self._found(volume, step, step.path)
         if not step.closes:  # the record of a directory that was made says all
-            self._record("attributes", step, Kept(attr.node, state_of(volume, attr), None, attr.ctime_ns))
+            identity = self._recorder.identity(volume, attr)
+            self._record("attributes", step, Kept(attr.node, state_of(volume, attr), None, attr.ctime_ns, identity))
             self._recorder.of(volume).own(self._call, attr.node, ATTRIBUTES)
         return placing.set_attributes(volume, attr.node, step.state, changes, os.fsdecode(step.path))
 
