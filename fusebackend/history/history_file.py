@@ -1035,9 +1035,9 @@ class HistoryFile:
         return next(iter(self._records(f"WHERE number = (SELECT max(found) FROM ({chosen}))", values)), None)
 
     def overlaps(self, calls: Sequence[int]) -> list[tuple[int, Record]]:
-        """Return what `later` gives for each record of these calls at its paths and below, and what has changed the same
-        file by another name, in one query: pairs of the record's number and a record of none of these calls. For 10,000
-        records it takes 0.1 s."""
+        """Return what `later` gives for each record of these calls at its paths and below, and what has changed its
+        file by another name, in one query: pairs of the record's number and a record of none of these calls. For
+        10,000 records it takes 0.1 s."""
         marks = ", ".join("?" * len(calls))
         low, high = "CAST(m.{0} || '/' AS BLOB)", "CAST(m.{0} || '0' AS BLOB)"
         conditions = [

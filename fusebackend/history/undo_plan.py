@@ -282,7 +282,8 @@ class UndoPlan:
             return
         source = self._source(view, record, at_target=at_target)
         if before.nlink > 1 and not is_dir and view.volume.features.links:
-            self.partly.append(f"'{mount_path(view.prefix, path)}': its other names are not in the route, so it has one")
+            shown = mount_path(view.prefix, path)
+            self.partly.append(f"'{shown}': its other names are not in the route, so it is a file of its own")
         file = _File(None, stamp_of(before))
         file.hollow = record.image is None and before.size > 0 and stat.S_ISREG(before.mode)
         if is_dir:
@@ -317,32 +318,48 @@ class UndoPlan:
             _Conflict: it is not known which file it was, or that has lost its other names since.
         """
         assert record.before is not None, "its state is known"
-        if record.before.nlink < 2 or stat.S_ISDIR(record.before.mode) or not view.volume.features.links:
+        had_others = record.before.nlink > 1
+        if not (had_others or record.linked) or stat.S_ISDIR(record.before.mode) or not view.volume.features.links:
             return None
         key = self._key(view, record)
         made = self._made.get((view.prefix, key))
         if made is not None and made.place is not None and made.place.file is made:
             return _Twin(made.place.path, made)
-        found = view.find(key, record.node if self._lasts(view, record) else 0)
+        found = self._by_node(view, record) or view.by_identity(key)
         identity = self._identities.get(record.number, b"")
-        if found is None and (key.isdigit() or key != identity or self._has_removed(key, record.number)):
+        is_lost = key.isdigit() or key != identity or self._has_removed(key, record.number)
+        if found is None and had_others and is_lost:
             raise _Conflict("was one of several names of a file, and the others are not known now", at_target=at_target)
         return found
 
     def _is_it(self, view: _View, record: Record, file: _File) -> bool:
-        """Return True if a file is the one that a record of its path has changed. A file with several names may have
-        been changed by one that it has lost."""
-        node = 0 if file.seen is None else file.seen.node
+        """Return True if a file is the one that a record of its path has changed. A file that had several names, or was
+        open, may have been changed when it had lost that one."""
+        node, names = (0, 0) if file.seen is None else (file.seen.node, file.seen.nlink)
         if file.is_dir or (node == record.node and self._lasts(view, record)):
             return True
         key = self._key(view, record)
         made = self._made.get((view.prefix, key))
         if made is not None:
             return made is file
-        assert record.before is not None, "its state is known"
-        if record.before.nlink < 2 and (file.seen is None or file.seen.nlink < 2):
+        if node and key and key == view.identity(node):
             return True
-        return bool(key) and node != 0 and key == view.identity(node)
+        assert record.before is not None, "its state is known"
+        return max(record.before.nlink, names) < 2 and self._by_node(view, record) is None
+
+    def _by_node(self, view: _View, record: Record) -> _Twin | None:
+        """Return the file of a record by its node."""
+        key = self._key(view, record)
+        node = int(key) if key.isdigit() else node_of(record) if self._lasts(view, record) else 0
+        if not node or view.identity(node) != key:
+            return None
+        try:
+            attr = view.volume.getattr(node)
+        except OSError as error:
+            if error.errno not in VANISHED:
+                raise
+            return None
+        return _Twin(b"", view.file(attr), node) if attr.nlink else None
 
     def _lasts(self, view: _View, record: Record) -> bool:
         """Return True if the nodes of a record are still those of the volume's files."""
@@ -686,19 +703,9 @@ class _View:
             return self.volume.lasting(node) or b"%d" % node
         return None
 
-    def find(self, key: bytes, node: int) -> _Twin | None:
-        """Return the file of the volume with an identity; None if it has no name there, or none that is known.
-
-        Args:
-            node: its node, if it is still that; 0 if it is not known.
-        """
-        if key.isdigit():
-            node = int(key)
-        if node and key and self.identity(node) == key:
-            with contextlib.suppress(OSError):
-                attr = self.volume.getattr(node)
-                return _Twin(b"", self.file(attr), node) if attr.nlink else None
-        for path in () if key.isdigit() else self._paths_of(key):
+    def by_identity(self, key: bytes) -> _Twin | None:
+        """Return a file by what `lasting` says of it; None if no name in the volume leads to it."""
+        for path in () if key.isdigit() or not key else self._paths_of(key):
             place = self._now_at(path)
             if place is not None and place.file is not None:
                 return _Twin(place.path, place.file)

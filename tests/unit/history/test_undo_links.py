@@ -232,6 +232,8 @@ class World:
             case "write through":  # an open file, whose name goes meanwhile
                 with self.writing(path) as node:
                     door.unlink(*self.at(path))
+                    if rng.randrange(2):
+                        self._filled(self.made(door.create, path, 0o644, os.O_WRONLY, ME), b"other")
                     door.write(node, 0, data)
             case "truncate":
                 with self.writing(path) as node:
