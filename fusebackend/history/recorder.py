@@ -646,13 +646,13 @@ class RecordingVolume:
         if attr.nlink == 0:
             self.records.own(call, node, how)
             return None  # no name leads to it, so nothing can be taken back
-        path = self._name(node)
+        path, leads = self._name(node)
         if how == ATTRIBUTES:
             kept = Kept(node, state_of(self._volume, attr), None, 0, self.recorder.identity(self._volume, attr))
         else:
             kept = self.recorder.keep(call, self._volume, attr)
         kind: RecordKind = "attributes" if how == ATTRIBUTES else "content"
-        return _Pending(self, call, kind, lambda: path, kept, own=how, node=node)
+        return _Pending(self, call, kind, lambda: path, kept, own=how, node=node, linked=not leads)
 
     # -- how -------------------------------------------------------------------------------------------------------
 
@@ -687,15 +687,15 @@ class RecordingVolume:
             raise LookupError(f"the path of {os.fsdecode(name)!r} is not known")
         return to_name(above).rstrip(b"/") + b"/" + name
 
-    def _name(self, node: int) -> bytes:
+    def _name(self, node: int) -> tuple[bytes, bool]:
+        """Return the path of a file, and whether it leads there: an open file may have lost the name that is known."""
         path = self._names.of(self._route, node)
         if path is None and node in self._moved:
-            return self._moved[node]
-        if path is None:
-            path = self._names.last(self._route, node)
-        if path is None:
+            return self._moved[node], True
+        last = self._names.last(self._route, node) if path is None else path
+        if last is None:
             raise LookupError(f"the path of node {node} is not known")
-        return to_name(path)
+        return to_name(last), path is not None
 
 
 class _Recording:

@@ -216,13 +216,22 @@ class Undo:
             for prefix in {step.prefix for step in plan.steps}:
                 volumes[prefix].sync()  # else a killed server could lose what its history calls done
             # A number also if nothing was left to do: the calls are undone then, too.
-            self._history.mark_undone([*numbers, *halves], by=self._recorder.calls.number(call))
+            by = self._recorder.calls.number(call)
+            self._history.mark_undone(halves, by)
             for each in chosen:
-                if each.kind == "undo":
-                    self._history.mark_undone(each.undoes, by=None)
+                self._mark(each, by)
         if making.made:
             result.undo = f"c{call.number}"
         self._history.flush()
+
+    def _mark(self, call: Call, by: int | None) -> None:
+        """Note which undo has taken a call back; None if that was taken back. The calls that it took back itself stand
+        again then, or are undone again, and so on."""
+        self._history.mark_undone([call.number], by)
+        for number in call.undoes:
+            below = self._history.call(number)
+            if below is not None:
+                self._mark(below, None if by is not None else call.number)
 
     def _take_back(self, number: int, error: BaseException) -> None:
         """Take the made steps of an undo back, whose error is being raised. What others have put into directories that

@@ -168,7 +168,7 @@ class UndoPlan:
         closing = [
             (file.place.path, prefix, file.closing)
             for prefix, file in self._closing
-            if file.place is not None and file.place.file is file
+            if file.place is not None
         ]
         for path, prefix, state in sorted(closing, key=lambda each: each[0].count(b"/"), reverse=True):
             self.steps.append(Step("attributes", prefix, path, state=state, closes=True))
@@ -273,7 +273,7 @@ class UndoPlan:
                 self._close(view, place.file, before)
             elif key := self._key(view, record):  # its other names may not be there yet
                 self._made[view.prefix, key] = place.file
-            place.file.place = place
+            place.file.places += (place,)
             return  # the change was not made, though it was recorded: the server was killed in between
         key = self._key(view, record)
         if (twin := self._twin(view, record, at_target=at_target)) is not None:
@@ -304,33 +304,38 @@ class UndoPlan:
     def _key(self, view: _View, record: Record) -> bytes:
         """Return what names the file whose earlier state a record has, or the one that an undo has brought back for it
         since: its identity, or its node where nodes last; empty if nothing does."""
+        return view.now(self._first_key(view, record))
+
+    def _first_key(self, view: _View, record: Record) -> bytes:
         key = self._identities.get(record.number, b"")
-        if not key or key.isdigit():
-            node = node_of(record) or int(key or 0)
-            key = b"%d" % node if node and self._lasts(view, record) else b""
-        return view.now(key)
+        if key and not key.isdigit():
+            return key
+        node = node_of(record) or int(key or 0)
+        return b"%d" % node if node and self._lasts(view, record) else b""
 
     def _twin(self, view: _View, record: Record, *, at_target: bool = False) -> _Twin | None:
-        """Return the file of a name that was one of several: it has others still, or has come back with another one.
-        None if it was the only one, or if the others are in no directory of the route.
+        """Return the file of a name that was one of several: it has others still, or has come back with another one,
+        in this undo or before. None if it was the only one, or if the others are in no directory of the route.
 
         Raises:
             _Conflict: it is not known which file it was, or that has lost its other names since.
         """
         assert record.before is not None, "its state is known"
-        had_others = record.before.nlink > 1
-        if not (had_others or record.linked) or stat.S_ISDIR(record.before.mode) or not view.volume.features.links:
+        if stat.S_ISDIR(record.before.mode) or not view.volume.features.links:
             return None
-        key = self._key(view, record)
+        first, had_others = self._first_key(view, record), record.before.nlink > 1
+        key = view.now(first)
+        if not had_others and not record.linked and key == first:
+            return None
         made = self._made.get((view.prefix, key))
-        if made is not None and made.place is not None and made.place.file is made:
+        if made is not None and made.place is not None:
             return _Twin(made.place.path, made)
         found = self._by_node(view, record) or view.by_identity(key)
-        identity = self._identities.get(record.number, b"")
-        is_lost = key.isdigit() or key != identity or self._has_removed(key, record.number)
-        if found is None and had_others and is_lost:
+        if found is not None or not had_others:
+            return found
+        if key != first or not key or key.isdigit() or self._has_removed(key, record.number):
             raise _Conflict("was one of several names of a file, and the others are not known now", at_target=at_target)
-        return found
+        return None
 
     def _is_it(self, view: _View, record: Record, file: _File) -> bool:
         """Return True if a file is the one that a record of its path has changed. A file that had several names, or was
@@ -345,7 +350,7 @@ class UndoPlan:
         if node and key and key == view.identity(node):
             return True
         assert record.before is not None, "its state is known"
-        return max(record.before.nlink, names) < 2 and self._by_node(view, record) is None
+        return max(record.before.nlink, names) < 2 and not record.linked and self._by_node(view, record) is None
 
     def _by_node(self, view: _View, record: Record) -> _Twin | None:
         """Return the file of a record by its node."""
@@ -359,7 +364,8 @@ class UndoPlan:
             if error.errno not in VANISHED:
                 raise
             return None
-        return _Twin(b"", view.file(attr), node) if attr.nlink else None
+        file = view.file(attr)
+        return _Twin(b"", file, node) if file.links else None
 
     def _lasts(self, view: _View, record: Record) -> bool:
         """Return True if the nodes of a record are still those of the volume's files."""
@@ -572,12 +578,13 @@ class _File:
         is_changed: a step has changed it.
         checked: it was compared with what its call has left.
         hollow: a step has made it, and a later one gives it its bytes.
+        links: the number of its names when the steps are made.
         names: of a directory: the places that were looked at, or that steps have changed.
-        place: where a step has put it last, or one of a killed undo; None if none has.
+        places: where steps have put it, or those of a killed undo, the last one at the end. It may have left them.
         closing: of a directory that a step has made: its attributes, for when all is in it.
     """
 
-    __slots__ = ("checked", "closing", "hollow", "is_changed", "names", "place", "seen", "stamp")
+    __slots__ = ("checked", "closing", "hollow", "is_changed", "links", "names", "places", "seen", "stamp")
 
     def __init__(self, seen: Seen | None, stamp: Stamp) -> None:
         self.seen = seen
@@ -585,9 +592,15 @@ class _File:
         self.is_changed = False
         self.checked = False
         self.hollow = False
+        self.links = 0 if seen is None else seen.nlink
         self.names: dict[bytes, _Place] = {}
-        self.place: _Place | None = None
+        self.places: tuple[_Place, ...] = ()
         self.closing: State | None = None
+
+    @property
+    def place(self) -> _Place | None:
+        """The last place that has it still; None if none has."""
+        return next((place for place in reversed(self.places) if place.file is self), None)
 
     @property
     def is_dir(self) -> bool:
@@ -633,10 +646,13 @@ class _Place:
 
     def put(self, file: _File | None) -> None:
         """Have another file here, or none."""
+        if self.file is not None:
+            self.file.links -= 1
         self.file = file
         self.moved = True
         if file is not None:
-            file.place = self
+            file.links += 1
+            file.places += (self,)
             for below in file.names.values():
                 below.above = self
 
@@ -733,7 +749,7 @@ class _View:
                 below = directory.names[name] = _Place(place, name, self._look(directory, name))
             if below.moved:
                 file = self._look(directory, name)
-                below = None if file is None or file.place is None or file.place.file is not file else file.place
+                below = None if file is None else file.place
             place = below
         return place
 
