@@ -911,14 +911,16 @@ class HistoryFile:
         pairs = ((identity.partition(RETURNED), each) for identity, each in rows)
         return {before: now for (before, _, now), each in pairs if each > number or not before.isdigit()}
 
-    def has_removed(self, identity: bytes, number: int, calls: Collection[int]) -> bool:
-        """Return True if a record after this one, of another call than these, has removed a name of a file."""
+    def was_removed(self, record: Record, identities: Collection[bytes]) -> bool:
+        """Return True if a call after a record's has removed a name of a file that has one of these identities, and is
+        not undone."""
         rows = self._read(
-            "SELECT call FROM identities JOIN records ON number = record "
-            "WHERE identity = ? AND number > ? AND kind IN ('remove', 'rename')",
-            (identity, number),
+            "SELECT 1 FROM identities JOIN records ON number = record "
+            f"WHERE identity IN ({', '.join('?' * len(identities))}) AND number > ? AND call != ? "
+            f"AND kind IN ('remove', 'rename') AND {_STANDS.format('?')} LIMIT 1",
+            (*identities, record.number, record.call, record.call),
         )
-        return any(call not in calls for (call,) in rows)
+        return bool(rows)
 
     def later(self, number: int, prefix: AgentPath, path: bytes, *, with_undone: bool = False) -> list[Record]:
         """Return the records of other calls after a record that touch a path of its route, in their order: at it, below

@@ -18,7 +18,6 @@ import stat
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, Final
 
 from fusebackend.base import budget
@@ -187,7 +186,7 @@ class Undo:
             earlier=self._history.earlier,
             identities=self._history.identities(numbers),
             returned=self._history.returned,
-            has_removed=partial(self._history.has_removed, calls=set(numbers)),
+            was_removed=self._history.was_removed,
         )
         plan.add(records, self._history.overlaps(numbers))
         for number, why in self._history.gaps(numbers).items():

@@ -17,7 +17,7 @@ import contextlib
 import os
 import stat
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from fusebackend.base.errors import VANISHED
@@ -103,7 +103,7 @@ class UndoPlan:
         earlier: the last record of an earlier server. Volumes without snapshots may number their files anew when they
             are opened, so the nodes in these records are taken for no file that is there.
         identities: of the records' files, see `HistoryFile.identities`.
-        returned, has_removed: as in `HistoryFile`; the latter knows the calls.
+        returned, was_removed: as in `HistoryFile`.
 
     Attributes:
         steps: in their order. With conflicts, they take back the rest.
@@ -123,7 +123,7 @@ class UndoPlan:
         earlier: int = 0,
         identities: Mapping[int, bytes],
         returned: Callable[[AgentPath, int], Mapping[bytes, bytes]],
-        has_removed: Callable[[bytes, int], bool],
+        was_removed: Callable[[Record, Collection[bytes]], bool],
     ) -> None:
         self.steps: list[Step] = []
         self.conflicts: list[UndoConflict] = []
@@ -137,7 +137,7 @@ class UndoPlan:
         self._earlier = earlier
         self._identities = identities
         self._returned = returned
-        self._has_removed = has_removed
+        self._was_removed = was_removed
         self._views: dict[AgentPath, _View] = {}
         self._made: dict[tuple[AgentPath, bytes], _File] = {}  # by `_key`
         self._closing: list[tuple[AgentPath, _File]] = []
@@ -333,8 +333,8 @@ class UndoPlan:
         found = self._by_node(view, record) or view.by_identity(key)
         if found is not None or not had_others:
             return found
-        if key != first or not key or key.isdigit() or self._has_removed(key, record.number):
-            raise _Conflict("was one of several names of a file, and the others are not known now", at_target=at_target)
+        if not key or key.isdigit() or self._was_removed(record, {first, key}):
+            raise _Conflict("was one of several names of a file, and none of the others is found", at_target=at_target)
         return None
 
     def _is_it(self, view: _View, record: Record, file: _File) -> bool:
