@@ -106,7 +106,8 @@ def change(volume: SqliteVolume, nodes: Nodes) -> None:
 
 def drop_caches(volume: SqliteVolume) -> None:
     """Have all that can be read from the file read again."""
-    volume._shrink_all()
+    volume._names.clear()
+    volume._chunks.clear()
     for node in volume._inodes.keys() - volume._dirty.inodes.keys() - volume._dirty.xattrs.keys():
         del volume._inodes[node]
 
