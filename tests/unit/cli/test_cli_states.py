@@ -125,6 +125,38 @@ def test_calls_in_a_branch(command: Command, files: Client) -> None:
         files.log(["b999"], branch="idea")
 
 
+def test_no_state_is_before_a_call_in_two_branches(files: Client) -> None:
+    branches = ("idea", "other")
+    for name in branches:
+        files.create_branch(name)
+    files.upload_files([(f"{BRANCHES}/{name}/a", b"1") for name in branches])
+    call = files.log(branch="idea")[0].call
+    for ask in (
+        lambda: files.restore(["/a"], call),
+        lambda: files.create_branch("third", call),
+        lambda: files.diff(f"{call}..main"),
+    ):
+        with pytest.raises(OSError, match=f"branches idea, other and nothing else.*undo {call}") as refused:
+            ask()
+        assert refused.value.errno == errno.ENOTSUP
+    assert not files.undo(call).conflicts
+    assert all(each.error for each in files.download_files([f"{BRANCHES}/{name}/a" for name in branches]))
+
+
+def test_what_is_forgotten_in_a_branch_cannot_be_taken_back(files: Client) -> None:
+    files.upload_files([("/a", b"one\n"), ("/b", b"two\n")])
+    files.create_branch("idea")
+    by(files, "first", f"{BRANCHES}/idea/a", "hunter2\n")
+    last = by(files, "other", f"{BRANCHES}/idea/a", "clean\n")
+    with fusebackend.acting(Actor(agent="third", call="toolu_1")):
+        files.move(f"{BRANCHES}/idea/b", f"{BRANCHES}/idea/moved")
+        files.upload_files([(f"{BRANCHES}/idea/moved", b"other\n")])
+    of_below = files.log(by="third", branch="idea")[0].call
+    files.forget("/a", "/b")
+    assert "hunter2" not in files.diff(last) and "two" not in files.diff(of_below)
+    assert files.undo(last).conflicts and files.undo(of_below).conflicts
+
+
 def test_what_both_changed_is_refused_and_decided(command: Command, files: Client) -> None:
     lines = "".join(f"line {number}\n" for number in range(20))
     ours, theirs = lines.replace("line 3\n", "branch\n"), lines.replace("line 15\n", "main\n")
