@@ -244,11 +244,14 @@ class Lineage:
     def __init__(self, database: Database, place: Place, records: Records) -> None:
         self.place = place
         self._database = database
-        self._files = ChannelHistory(database, place, Files(records.of))
+        self._files = ChannelHistory(database, place, Files(records.of, self._tell))
         self._messages = ChannelHistory(database, place, Messages())
         self._marks: dict[str, Mark] = {}
         self._newest: Newest | None = None
         self._order: tuple[list[str], dict[str, int]] | None = None  # the ids, and the place of each
+
+    def _tell(self, what: str) -> None:
+        self._database.log.tell(f"thread {self.place.thread!r}: {what}")
 
     # -- checkpoints -------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from fusebackend.backends.threads.database.rows import NOTHING, Append, Damaged, Link, News, Place, Raw
+from fusebackend.backends.threads.database.rows import NOTHING, Append, Damaged, LeftOut, Link, News, Place, Raw
 from fusebackend.backends.threads.database.sql import LINE, Dialect, SqlDatabase, document_of, links_of
 from fusebackend.backends.threads.database.values import loads, require
 from fusebackend.base.extras import needed_by
@@ -121,7 +121,7 @@ class PostgresDatabase(SqlDatabase):
         self.identity = f"postgres:{server.host}:{server.port}/{server.dbname}"
         self._writer: Reconnecting | None = None
         try:
-            self._prepare("it")
+            self._prepare("it", self._columns)
             self._asked_at = clock()
             self._snapshot = self._current_snapshot()
         except BaseException:
@@ -182,7 +182,7 @@ class PostgresDatabase(SqlDatabase):
 
     def _values_beside(self, place: Place, checkpoint: str) -> Mapping[str, Any]:
         rows = self._ask(_BLOBS, **place._asdict(), checkpoint=checkpoint)
-        return {channel: _value(checkpoint, channel, Raw(kind, blob)) for channel, kind, blob in rows}
+        return {channel: _value_or_left_out(checkpoint, channel, Raw(kind, blob)) for channel, kind, blob in rows}
 
     # -- writing -----------------------------------------------------------------------------------------------
 
@@ -231,6 +231,13 @@ def _link(row: Any, channel: str) -> Link:
     if kind is not None:
         stored = _value(found, channel, Raw(kind, blob))
     return Link(found, parent or None, version is not None, stored)
+
+
+def _value_or_left_out(checkpoint: str, channel: str, raw: Raw) -> Any:
+    try:
+        return _value(checkpoint, channel, raw)
+    except Damaged as error:
+        return LeftOut(str(error))
 
 
 def _value(checkpoint: str, channel: str, raw: Raw) -> Any:

@@ -66,7 +66,7 @@ def database_of_saver(saver: Any) -> Database:
         if path:
             from fusebackend.backends.threads.database.sqlite import SqliteDatabase
 
-            return SqliteDatabase(path)
+            return SqliteDatabase(path, follows=False)  # the saver goes on with the file that it has
     if _is_exactly(saver, "langgraph.checkpoint.postgres", "PostgresSaver") and _is_plain(saver):
         from fusebackend.backends.threads.database.postgres import PostgresDatabase
 
@@ -116,6 +116,7 @@ class SaverDatabase(Database):
     def __init__(self, saver: Any) -> None:
         """Raises: ModuleNotFoundError: ormsgpack is missing."""
         require()
+        super().__init__("the saver")
         from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
         self._saver = saver

@@ -17,6 +17,7 @@ from fusebackend.backends.threads.database.rows import (
     NULL_TASK,
     Damaged,
     Database,
+    LeftOut,
     Link,
     Mark,
     Place,
@@ -25,7 +26,6 @@ from fusebackend.backends.threads.database.rows import (
     Write,
 )
 from fusebackend.base.errors import oserror
-from fusebackend.volumes.damage import DamageLog
 
 LINE: Final = "thread_id = :thread AND checkpoint_ns = :namespace"
 
@@ -111,16 +111,9 @@ class Statements:
 
 
 class SqlDatabase(Database):
-    """See the module's docstring.
-
-    Args:
-        name: the database in lines of the log.
-    """
+    """See the module's docstring."""
 
     dialect: ClassVar[Dialect]
-
-    def __init__(self, name: str) -> None:
-        self._log = DamageLog(name)
 
     @abc.abstractmethod
     def _ask(self, statement: str, **values: Any) -> list[Any]:
@@ -131,10 +124,6 @@ class SqlDatabase(Database):
         """All rows of these checkpoints."""
 
     @abc.abstractmethod
-    def _columns(self, table: str) -> set[str]:
-        """The columns of a table; none where there is no such table."""
-
-    @abc.abstractmethod
     def _document(self, checkpoint: str, kind: Any, data: Any) -> Mapping[str, Any]:
         """A checkpoint's document."""
 
@@ -142,11 +131,19 @@ class SqlDatabase(Database):
         """The values of a checkpoint that are not in its document."""
         return {}
 
-    def _prepare(self, name: str) -> None:
-        """Make the statements. EINVAL, with `name`, when these are not the tables of a saver of LangGraph."""
+    def _row(self, row: object) -> object:
+        """A checkpoint's row in its mark."""
+        return row
+
+    def _prepare(self, name: str, columns_of: Callable[[str], set[str]]) -> None:
+        """Make the statements. EINVAL, with `name`, when these are not the tables of a saver of LangGraph.
+
+        Args:
+            columns_of: gives the columns of a table; none where there is no such table.
+        """
         columns: set[str] = set()
         for table, needed in self.dialect.tables.items():
-            columns = self._columns(table)
+            columns = columns_of(table)
             if not columns:
                 raise OSError(errno.EINVAL, f"{name} is no checkpoint database of LangGraph: it has no table '{table}'")
             if missing := sorted(set(needed.split()) - columns):
@@ -173,9 +170,9 @@ class SqlDatabase(Database):
         marks: dict[str, Mark] = {}
         for checkpoint, row in self._ask(self._sql.marks, **place._asdict()):
             if isinstance(checkpoint, str):
-                marks[checkpoint] = Mark(row, *written.get(checkpoint, ()))
+                marks[checkpoint] = Mark(self._row(row), *written.get(checkpoint, ()))
             else:
-                self._log.tell(f"row {row} of the table 'checkpoints' has a checkpoint_id that is no text; not shown")
+                self.log.tell(f"row {row} of the table 'checkpoints' has a checkpoint_id that is no text; not shown")
         return marks
 
     def newest(self, place: Place) -> str | None:
@@ -200,7 +197,7 @@ class SqlDatabase(Database):
         for checkpoint, path, task, index, channel, kind, value, order in rows:
             if (type(checkpoint), type(path), type(task), type(index), type(channel)) != _WRITE_TYPES:
                 where = f"row {order} of the table '{self.dialect.writes}'"
-                self._log.tell(f"{where} has ids that are no text or a place that is no number")
+                self.log.tell(f"{where} has ids that are no text or a place that is no number")
                 continue
             write = Write(task, channel, Raw(kind, value), index, order)
             found.setdefault(checkpoint, []).append(((path, task, index), write))
@@ -237,9 +234,12 @@ def links_of(rows: Iterable[Any], link_of: Callable[[Any], Link]) -> list[Link]:
 
 
 def document_of(checkpoint: str, found: Any) -> Mapping[str, Any]:
-    """A decoded checkpoint. Damaged where it is no mapping."""
+    """A decoded checkpoint. Damaged where it is no mapping, and where it can't be told which channels it has."""
     if not isinstance(found, Mapping):
         raise Damaged(f"checkpoint {checkpoint}: no mapping but {type(found).__name__}")
+    for key in ("channel_values", "channel_versions"):
+        if isinstance(part := found.get(key), LeftOut):
+            raise Damaged(f"checkpoint {checkpoint}: '{key}': {part.reason}")
     return found
 
 

@@ -5,13 +5,14 @@ microseconds, and row ids tell what they were: added rows have higher ones. A de
 in another row under the highest id; rows are counted as often as takes a twentieth of the time.
 
 A file in WAL mode that no process has open can't be opened without write permission to its directory. It is then read
-as immutable, and opened anew when it changes.
+as immutable, and opened anew when it changes. Another file at the path is opened as well (`DatabaseFile`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import re
 import sqlite3
@@ -29,9 +30,10 @@ from fusebackend.backends.threads.database.sql import (
     mapping,
     require_id,
 )
-from fusebackend.backends.threads.database.values import loads, require
+from fusebackend.backends.threads.database.values import IN_DOCUMENT, loads, require
+from fusebackend.base.errors import oserror
 from fusebackend.databases.sqlite import (
-    FileState,
+    DatabaseFile,
     bound,
     open_file,
     open_read_only,
@@ -81,6 +83,9 @@ class _Seen(NamedTuple):
 class SqliteDatabase(SqlDatabase):
     """See the module's docstring.
 
+    Args:
+        follows: as for `DatabaseFile`.
+
     Raises:
         OSError: the file is not there, is no SQLite file, or has not the tables of a SqliteSaver.
         ModuleNotFoundError: ormsgpack is missing.
@@ -103,67 +108,82 @@ class SqliteDatabase(SqlDatabase):
         placeholders=_placeholders,
     )
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, follows: bool = True) -> None:
         require()
         super().__init__(f"the checkpoint database {path}")
-        self.path = path
+        self.path = os.path.abspath(path)
         self._translated = translate_errors(f"'{path}' can't be read", lambda _: errno.EIO)
-        if os.path.isfile(path) and os.path.getsize(path) == 0:
-            raise OSError(errno.EINVAL, f"'{path}' is an empty file, no checkpoint database of LangGraph")
         self.file = os.path.realpath(path)
         self.identity = f"sqlite:{self.file}"
-        self._connection, self._immutable = open_read_only(path)
-        self._writer: sqlite3.Connection | None = None
+        self._immutable = False
+        self._writer: DatabaseFile | None = None
+        self._at = DatabaseFile(path, self._opened, follows=follows)
         try:
             self._begin()
         except BaseException:
-            self._connection.close()
+            self._at.close()
             raise
 
     def close(self) -> None:
-        self._connection.close()
-        if self._writer is not None:
-            self._writer.close()
+        for opened in (self._at, self._writer):
+            if opened is not None:
+                opened.close()
+
+    @property
+    def trouble(self) -> tuple[float, str] | None:
+        return self._at.trouble
+
+    @property
+    def _connection(self) -> sqlite3.Connection:
+        return self._at.opened
+
+    def _opened(self) -> sqlite3.Connection:
+        if os.path.isfile(self.path) and os.path.getsize(self.path) == 0:
+            raise OSError(errno.EINVAL, f"'{self.path}' is an empty file, no checkpoint database of LangGraph")
+        connection, self._immutable = open_read_only(self.path)
+        try:
+            self._prepare(f"'{self.path}'", lambda table: self._columns(connection, table))
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def _begin(self) -> None:
-        self._prepare(f"'{self.path}'")
-        self._version = self._data_version()
+        """Look at a file that was opened for the first time."""
+        with self._translated:
+            looked = self._at.look()
         self._counted_at, self._count_s = time.monotonic(), 0.0
         self._recount = False
         self._seen = {table: self._look(table) for table in self.dialect.tables}
+        self._looked, self._file_key = looked, self._at.key
 
-    def _columns(self, table: str) -> set[str]:
+    def _columns(self, connection: sqlite3.Connection, table: str) -> set[str]:
         with translate_errors(f"'{self.path}' can't be read as an SQLite database", lambda _: errno.EINVAL):
-            return {row[1] for row in self._connection.execute(f"PRAGMA table_info({table})")}
+            return {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
 
     # -- news --------------------------------------------------------------------------------------------------
 
     def news(self, *, now: bool = False) -> News | None:
-        if self._immutable is not None:
-            return self._reopen(self._immutable)
-        version = self._data_version()
-        if version == self._version and not (self._recount and self._may_count()):
+        with self._translated:
+            if self._immutable and os.path.exists(f"{self.path}-wal"):
+                self._at.reopen()
+            looked = self._at.look()
+        if looked == self._looked and not (self._recount and self._may_count()):
             return None
+        if self._at.key != self._file_key:
+            self._begin()
+            return News(True)
         with self._translated, transaction(self._connection, "DEFERRED"):
-            everything, places = self._compare()
-        self._version = version
+            everything, places = self._compare(anew=looked[0] != self._looked[0])
+        self._looked = looked
         if everything:
             return News(True)
         return News(False, frozenset(places)) if places else None
 
-    def _reopen(self, before: FileState) -> News | None:
-        """Open a file anew that was opened as immutable, if it has changed."""
-        if FileState.of(self.path) == before:
-            return None
-        connection, self._immutable = open_read_only(self.path)
-        self._connection.close()
-        self._connection = connection
-        self._begin()
-        return News(True)
-
-    def _compare(self) -> tuple[bool, set[Place]]:
-        """Whether anything was deleted or replaced; and the lines with added rows."""
-        count = self._may_count()
+    def _compare(self, *, anew: bool) -> tuple[bool, set[Place]]:
+        """Whether anything was deleted or replaced; and the lines with added rows. Rows of a file that was opened
+        `anew` are counted in any case: it may be another one that was copied onto the first."""
+        count = anew or self._may_count()
         everything, places, now = False, set(), {}
         for table, seen in self._seen.items():
             added = self._ask(f"SELECT thread_id, checkpoint_ns FROM {table} WHERE rowid > :last", last=seen.last)
@@ -173,10 +193,6 @@ class SqliteDatabase(SqlDatabase):
             everything |= now[table].rows != expected or self._key(table, seen.last) != seen.key
         self._seen, self._recount = now, not count
         return everything, places
-
-    def _data_version(self) -> int:
-        with self._translated:
-            return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
 
     def _may_count(self) -> bool:
         return time.monotonic() - self._counted_at >= self._count_s / COUNTING_SHARE
@@ -201,8 +217,12 @@ class SqliteDatabase(SqlDatabase):
         # Answered from the index: nothing is read where there are no odd rows.
         odd = self._ask("SELECT rowid FROM checkpoints WHERE thread_id >= x'' OR thread_id < '' LIMIT 1")
         if odd:
-            self._log.tell(f"row {odd[0][0]} of the table 'checkpoints' has a thread_id that is no text; not shown")
+            self.log.tell(f"row {odd[0][0]} of the table 'checkpoints' has a thread_id that is no text; not shown")
         return super().threads()
+
+    def _row(self, row: object) -> object:
+        """The rows of a file that took another one's place are other ones, whatever their numbers."""
+        return f"{self._file_key[1]}.{row}"
 
     # -- contents ----------------------------------------------------------------------------------------------
 
@@ -232,7 +252,7 @@ class SqliteDatabase(SqlDatabase):
 
     def _document(self, checkpoint: str, kind: Any, data: Any) -> Mapping[str, Any]:
         try:
-            found = loads(Raw(kind, data))
+            found = loads(Raw(kind, data), IN_DOCUMENT)
         except Damaged as error:
             raise Damaged(f"checkpoint {checkpoint}: {error}") from None
         return document_of(checkpoint, found)
@@ -242,16 +262,20 @@ class SqliteDatabase(SqlDatabase):
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[Append]:
         with translate_errors(f"'{self.path}' can't be written to", _errno_of_writing):
+            self._at.at.require()
             if self._writer is None:
-                self._writer = open_file(self.path, "mode=rw")
-            with transaction(self._writer):
-                yield self._append
+                self._writer = DatabaseFile(self.path, lambda: open_file(self.path, "mode=rw"))
+            connection, at = self._writer.get(), self._writer.at
+            with transaction(connection):
+                yield functools.partial(self._append, connection)
+                at.require()
+                if at.key != self._file_key:
+                    raise oserror(errno.ESTALE)  # what was read is of another file
 
-    def _append(self, place: Place, checkpoint: str, channel: str, value: Raw) -> None:
+    def _append(self, connection: sqlite3.Connection, place: Place, checkpoint: str, channel: str, value: Raw) -> None:
         """After the present ones: savers number the writes of a task from 0 and never replace one."""
-        assert self._writer is not None
         values = {"checkpoint": checkpoint, "channel": channel, "kind": value.kind, "data": value.data}
-        self._writer.execute(self._sql.append, _bound({**place._asdict(), **values}))
+        connection.execute(self._sql.append, _bound({**place._asdict(), **values}))
 
     # -- statements --------------------------------------------------------------------------------------------
 
