@@ -14,7 +14,7 @@ import contextlib
 import errno
 import re
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from fusebackend.backends.threads.database.rows import NOTHING, Append, Damaged, LeftOut, Link, News, Place, Raw
@@ -32,10 +32,6 @@ NEWS_INTERVAL_S: Final = 0.05
 
 LOCK_TIMEOUT_MS: Final = 5000
 """How long a write waits for the agents' own writes."""
-
-FIRST_PAGE: Final = 2
-LAST_PAGE: Final = 512
-"""Ancestors in a query: few first, for an old thread's checkpoints hold whole values."""
 
 
 def _placeholders(statement: str) -> str:
@@ -112,9 +108,8 @@ class PostgresDatabase(SqlDatabase):
 
     def __init__(self, dsn: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         require()
-        super().__init__("the checkpoint database")
+        super().__init__("the checkpoint database", clock)
         self._dsn = dsn
-        self._clock = clock
         with needed_by("threads+postgres:"), translate_errors("PostgreSQL can't be reached"):
             self._reader = Reconnecting(lambda: connect(dsn, _read_only))
         server = self._reader.connection.info
@@ -157,25 +152,19 @@ class PostgresDatabase(SqlDatabase):
 
     # -- contents ----------------------------------------------------------------------------------------------
 
-    def ancestry(self, place: Place, checkpoint: str, channel: str) -> Generator[Link, None, None]:
-        met: set[str] = set()
-        limit, following = FIRST_PAGE, checkpoint
-        while True:
-            rows = self._ask(_ANCESTRY, **place._asdict(), checkpoint=following, channel=channel, limit=limit)
-            for row in rows:
-                if row[0] in met:
-                    if row[0] != following:
-                        return  # a checkpoint that was stored anew below its own descendant
-                    continue  # a page begins with the last one of the page before
-                met.add(row[0])
-                yield _link(row, channel)
-            if len(rows) < limit:
-                return
-            following, limit = rows[-1][0], min(limit * 4, LAST_PAGE)
+    def _page(self, place: Place, checkpoint: str, channel: str, limit: int) -> list[Any]:
+        return self._ask(_ANCESTRY, **place._asdict(), checkpoint=checkpoint, channel=channel, limit=limit)
+
+    def _link(self, row: Any, channel: str) -> Link:
+        found, parent, version, inline, kind, blob = row
+        stored: Any = NOTHING if inline is None else inline
+        if kind is not None:
+            stored = _value(found, channel, Raw(kind, blob))
+        return Link(found, parent or None, version is not None, stored)
 
     def links(self, place: Place, checkpoints: Sequence[str], channel: str) -> list[Link]:
         rows = self._ask_among(_LINKS, place, checkpoints, channel=channel)
-        return links_of(rows, lambda row: _link(row, channel))
+        return links_of(rows, lambda row: self._link(row, channel))
 
     def _document(self, checkpoint: str, kind: Any, data: Any) -> Mapping[str, Any]:
         return document_of(checkpoint, data)
@@ -223,14 +212,6 @@ def _read_only(connection: Connection[Any]) -> None:
 def _errno_of_writing(number: int) -> int:
     """EROFS where the role may not write."""
     return errno.EROFS if number == errno.EACCES else number
-
-
-def _link(row: Any, channel: str) -> Link:
-    found, parent, version, inline, kind, blob = row
-    stored: Any = NOTHING if inline is None else inline
-    if kind is not None:
-        stored = _value(found, channel, Raw(kind, blob))
-    return Link(found, parent or None, version is not None, stored)
 
 
 def _value_or_left_out(checkpoint: str, channel: str, raw: Raw) -> Any:

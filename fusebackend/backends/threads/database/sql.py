@@ -10,7 +10,7 @@ import abc
 import contextlib
 import errno
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final, NamedTuple
 
 from fusebackend.backends.threads.database.rows import (
@@ -28,6 +28,10 @@ from fusebackend.backends.threads.database.rows import (
 from fusebackend.base.errors import oserror
 
 LINE: Final = "thread_id = :thread AND checkpoint_ns = :namespace"
+
+FIRST_PAGE: Final = 2
+LAST_PAGE: Final = 512
+"""Ancestors in a query: few first, for an old thread's checkpoints hold whole values."""
 
 _WRITE_TYPES: Final = (str, str, str, int, str)
 """Of the columns that tell which write a row is: checkpoint, path of the task, task, place and channel."""
@@ -111,9 +115,18 @@ class Statements:
 
 
 class SqlDatabase(Database):
-    """See the module's docstring."""
+    """See the module's docstring.
+
+    Args:
+        name: the database in lines of the log.
+        clock: seconds that only grow.
+    """
 
     dialect: ClassVar[Dialect]
+
+    def __init__(self, name: str, clock: Callable[[], float]) -> None:
+        super().__init__(name)
+        self._clock = clock
 
     @abc.abstractmethod
     def _ask(self, statement: str, **values: Any) -> list[Any]:
@@ -180,6 +193,35 @@ class SqlDatabase(Database):
         return None if found is None else str(found)
 
     # -- contents ----------------------------------------------------------------------------------------------
+
+    def ancestry(self, place: Place, checkpoint: str, channel: str) -> Generator[Link, None, None]:
+        met: set[str] = set()
+        limit, following = FIRST_PAGE, checkpoint
+        while True:
+            began = self._clock()
+            rows = self._page(place, following, channel, limit)
+            took_s = self._clock() - began
+            for place_in_page, row in enumerate(rows):
+                if row[0] in met:
+                    if place_in_page or row[0] != following:
+                        return  # a checkpoint that was stored anew below its own descendant
+                    continue  # a page begins with the last one of the page before
+                met.add(row[0])
+                yield self._link(row, channel)
+            if len(rows) < limit:
+                return
+            following, limit = rows[-1][0], max(self._more(limit, took_s, LAST_PAGE), FIRST_PAGE)
+
+    @abc.abstractmethod
+    def _page(self, place: Place, checkpoint: str, channel: str, limit: int) -> list[Any]:
+        """The first rows of an ancestry, for `_link`."""
+
+    @abc.abstractmethod
+    def _link(self, row: Any, channel: str) -> Link: ...
+
+    def _more(self, count: int, took_s: float, most: int) -> int:
+        """How many rows to ask for, after so many took so long."""
+        return min(count * 4, most)
 
     def writes(self, place: Place, checkpoints: Sequence[str], channel: str | None = None) -> dict[str, list[Write]]:
         return self._in_order(self._ask_among(self._sql.writes, place, checkpoints, channel=channel))

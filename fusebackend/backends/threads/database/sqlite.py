@@ -17,7 +17,7 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from fusebackend.backends.threads.database.rows import NOTHING, Append, Damaged, Link, News, Place, Raw
@@ -45,7 +45,10 @@ COUNTING_SHARE: Final = 1 / 20
 """Of the time, at most, that goes into counting rows."""
 
 IDS_AT_ONCE: Final = 500
-"""In one statement."""
+"""In one statement, at most."""
+
+PORTION_S: Final = 0.05
+"""How long a query takes, as far as its portions can be made small enough."""
 
 
 def _placeholders(statement: str) -> str:
@@ -65,6 +68,7 @@ WITH RECURSIVE chain(id, parent, type, checkpoint) AS (
     SELECT c.checkpoint_id, c.parent_checkpoint_id, c.type, c.checkpoint
     FROM chain CROSS JOIN checkpoints c ON c.checkpoint_id = chain.parent
     WHERE c.thread_id = :thread AND c.checkpoint_ns = :namespace
+    LIMIT :limit
 )
 SELECT id, parent, type, checkpoint FROM chain
 """)
@@ -85,6 +89,7 @@ class SqliteDatabase(SqlDatabase):
 
     Args:
         follows: as for `DatabaseFile`.
+        clock: seconds that only grow.
 
     Raises:
         OSError: the file is not there, is no SQLite file, or has not the tables of a SqliteSaver.
@@ -108,14 +113,15 @@ class SqliteDatabase(SqlDatabase):
         placeholders=_placeholders,
     )
 
-    def __init__(self, path: str, *, follows: bool = True) -> None:
+    def __init__(self, path: str, *, follows: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
         require()
-        super().__init__(f"the checkpoint database {path}")
+        super().__init__(f"the checkpoint database {path}", clock)
         self.path = os.path.abspath(path)
         self._translated = translate_errors(f"'{path}' can't be read", lambda _: errno.EIO)
         self.file = os.path.realpath(path)
         self.identity = f"sqlite:{self.file}"
         self._immutable = False
+        self._at_once = 16  # ids in a statement
         self._writer: DatabaseFile | None = None
         self._at = DatabaseFile(path, self._opened, follows=follows)
         try:
@@ -152,7 +158,7 @@ class SqliteDatabase(SqlDatabase):
         """Look at a file that was opened for the first time."""
         with self._translated:
             looked = self._at.look()
-        self._counted_at, self._count_s = time.monotonic(), 0.0
+        self._counted_at, self._count_s = self._clock(), 0.0
         self._recount = False
         self._seen = {table: self._look(table) for table in self.dialect.tables}
         self._looked, self._file_key = looked, self._at.key
@@ -195,13 +201,13 @@ class SqliteDatabase(SqlDatabase):
         return everything, places
 
     def _may_count(self) -> bool:
-        return time.monotonic() - self._counted_at >= self._count_s / COUNTING_SHARE
+        return self._clock() - self._counted_at >= self._count_s / COUNTING_SHARE
 
     def _look(self, table: str, rows: int | None = None) -> _Seen:
         if rows is None:
-            start = time.monotonic()
+            start = self._clock()
             rows = int(self._ask(f"SELECT count(*) FROM {table}")[0][0])
-            self._counted_at = time.monotonic()
+            self._counted_at = self._clock()
             self._count_s = self._counted_at - start
         last = self._ask(f"SELECT max(rowid) FROM {table}")[0][0] or 0
         return _Seen(rows, last, self._key(table, last))
@@ -226,19 +232,13 @@ class SqliteDatabase(SqlDatabase):
 
     # -- contents ----------------------------------------------------------------------------------------------
 
-    def ancestry(self, place: Place, checkpoint: str, channel: str) -> Generator[Link, None, None]:
-        met: set[str] = set()
-        values = {**place._asdict(), "checkpoint": checkpoint}
-        with self._translated:
-            cursor = self._connection.execute(_ANCESTRY, _bound(values))
-        with contextlib.closing(cursor):
-            while True:
-                with self._translated:
-                    row = cursor.fetchone()
-                if row is None or row[0] in met:
-                    return  # the second: a checkpoint that was stored anew below its own descendant
-                met.add(row[0])
-                yield self._link(row, channel)
+    def _page(self, place: Place, checkpoint: str, channel: str, limit: int) -> list[Any]:
+        return self._ask(_ANCESTRY, **place._asdict(), checkpoint=checkpoint, limit=limit)
+
+    def _more(self, count: int, took_s: float, most: int) -> int:
+        """So many that a query takes `PORTION_S` at most: until it ends, no writer can commit to a file with a rollback
+        journal."""
+        return max(1, min(count * 4, most, int(count * PORTION_S / 2 / max(took_s, 1e-6))))
 
     def links(self, place: Place, checkpoints: Sequence[str], channel: str) -> list[Link]:
         return links_of(self._ask_among(_LINKS, place, checkpoints), lambda row: self._link(row, channel))
@@ -284,11 +284,17 @@ class SqliteDatabase(SqlDatabase):
             return self._connection.execute(statement, _bound(values)).fetchall()
 
     def _ask_among(self, statement: str, place: Place, checkpoints: Sequence[str], **values: Any) -> list[Any]:
-        rows = []
-        for start in range(0, len(checkpoints), IDS_AT_ONCE):
-            ids = {f"id{number}": id_ for number, id_ in enumerate(checkpoints[start : start + IDS_AT_ONCE])}
+        rows: list[Any] = []
+        start = 0
+        while start < len(checkpoints):
+            some = checkpoints[start : start + self._at_once]
+            ids = {f"id{number}": id_ for number, id_ in enumerate(some)}
             among = f"({', '.join(f'CAST(:{name} AS TEXT)' for name in ids)})"
+            began = self._clock()
             rows += self._ask(statement.replace("{among}", among), **place._asdict(), **ids, **values)
+            start += len(some)
+            if len(some) == self._at_once or self._clock() - began > PORTION_S / 2:
+                self._at_once = self._more(len(some), self._clock() - began, IDS_AT_ONCE)
         return rows
 
 

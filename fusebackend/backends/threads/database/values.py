@@ -205,8 +205,8 @@ def _decoded_pack(data: bytes) -> Any:
 def _split_pack(data: bytes) -> dict[Any, Any] | list[Any]:
     import msgspec
 
-    if _members_of(data) > MAX_VALUES:
-        raise ValueError("too many members")
+    if not data or _members_of(data) > MAX_VALUES:
+        raise ValueError("no members, or too many")
     return msgspec.msgpack.decode(data, type=dict[Any, msgspec.Raw] | list[msgspec.Raw])
 
 
@@ -311,6 +311,8 @@ def loads(raw: Raw, levels: int = IN_CHANNEL) -> Any:
     if data is None:
         raise Damaged(f"a value of the type {kind!r} is missing")
     if kind == "msgpack":
+        if isinstance(data, str):
+            raise Damaged("not valid MessagePack: it is kept as text")
         return unpack(data, levels)
     if kind in ("bytes", "bytearray"):
         return data.encode("utf-8", "surrogateescape") if isinstance(data, str) else bytes(data)

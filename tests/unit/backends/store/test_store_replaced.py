@@ -87,9 +87,8 @@ def test_nothing_is_written_to_a_file_that_is_gone(path: Path, new: Path) -> Non
         path.unlink()
         assert text(backend, "/both") == "old", "what is open can still be read"
         assert f"its file {path} was moved or deleted" in (backend.write("/more", "lost").error or "")
-        put(volume, b"more", b"kept")
         with pytest.raises(OSError, match=r".") as caught:
-            volume.sync()
+            put(volume, b"more", b"kept")
         assert (caught.value.errno, volume.unstored) == (errno.EIO, 1)
         assert volume.trouble is not None and f"its file {path} was moved or deleted" in volume.trouble[1]
         os.replace(new, path)

@@ -27,6 +27,7 @@ from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from nodes import node_at
 
 from fusebackend.backends import ThreadsBackend
+from fusebackend.backends.threads.database import values
 from fusebackend.backends.threads.database.postgres import PostgresDatabase
 from fusebackend.testing.each import each
 from fusebackend.urls.opening import UrlError, open_backend
@@ -438,8 +439,8 @@ def test_a_table_without_task_paths_is_that_of_an_older_saver(path: str) -> None
 
 # -- one part of a checkpoint ----------------------------------------------------------------------------------------
 
-MANY: Final = [0] * (3 << 19)
-"""More values than one piece of MessagePack may have."""
+MANY: Final = [0] * 3000
+"""More values than one piece of MessagePack may have in these tests. `test_threads_parts.py` has the true bound."""
 
 BROKEN: Final = msgspec.msgpack.Ext(5, b"\xc1")
 
@@ -487,6 +488,8 @@ ODD_FILES: Final[dict[str, tuple[Any, str]]] = {
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.services)])
 def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, str, ThreadsBackend]]:
     """A thread whose checkpoints have all of their files and messages, and its database."""
+    small = values._PACK._replace(most=1000, few_bytes=100)
+    request.getfixturevalue("monkeypatch").setattr(values, "_PACK", small)
     kind = request.param
     where = str(tmp_path / "threads.db") if kind == "sqlite" else request.getfixturevalue("postgres_dsn")
     with graphs.sqlite_saver(where) if kind == "sqlite" else graphs.postgres_saver(where) as saver:
@@ -544,8 +547,8 @@ def test_one_odd_channel_says_so_and_hides_no_file_message_or_step(stored: tuple
     make = ThreadsBackend.from_sqlite if kind == "sqlite" else ThreadsBackend.from_postgres
     with make(where, cache=False) as backend:
         assert [read(backend, "/old/messages.jsonl"), names(backend, "/old/head"), history(backend, "/old")] == expected
-        values = json.loads(read(backend, "/old/state.json"))["values"]
-        assert "more than 500,000 values" in values["updates"]["error"]
+        state = json.loads(read(backend, "/old/state.json"))
+        assert "more than 500,000 values" in state["values"]["updates"]["error"]
         rewrite(kind, where, "files", lambda value: MANY)
     with make(where, cache=False) as backend:
         assert "more than 500,000 values" in read(backend, "/old/head/ERROR.txt")
@@ -566,8 +569,8 @@ def test_a_checkpoint_in_json_that_is_too_large_lacks_its_large_channel_alone(tm
         },
         "channel_versions": {"files": 1, "messages": 1, "huge": 1},
     }
-    values = (json.dumps(document),)
-    with changed(where, f"UPDATE checkpoints SET type = 'json', checkpoint = ? WHERE {NEWEST}", values=values) as backend:
+    statement = f"UPDATE checkpoints SET type = 'json', checkpoint = ? WHERE {NEWEST}"
+    with changed(where, statement, values=(json.dumps(document),)) as backend:
         newest = f"/old/history/{history(backend, '/old')[-1]}"
         assert names(backend, newest) == ["a.txt", "b.txt"]
         assert read(backend, f"{newest}/a.txt") == "small"

@@ -29,7 +29,9 @@ def made(path: Path, content: str, *threads: str) -> Path:
     with graphs.sqlite_saver(path) as saver:
         for name in threads:
             agent = graphs.deep_agent(saver, [graphs.say("done")])
-            agent.invoke(graphs.user(f"hello {content}") | {"files": {"/notes.txt": threadcases.record(content)}}, thread(name))
+            agent.invoke(
+                graphs.user(f"hello {content}") | {"files": {"/notes.txt": threadcases.record(content)}}, thread(name)
+            )
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA journal_mode = DELETE")
     return path
