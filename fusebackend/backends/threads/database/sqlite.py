@@ -47,6 +47,9 @@ COUNTING_SHARE: Final = 1 / 20
 IDS_AT_ONCE: Final = 500
 """In one statement, at most."""
 
+ROWS_AT_ONCE: Final = 20_000
+"""Counted in one statement: some milliseconds."""
+
 PORTION_S: Final = 0.05
 """How long a query takes, as far as its portions can be made small enough."""
 
@@ -78,6 +81,7 @@ class _Seen(NamedTuple):
     """How far a table was read."""
 
     rows: int
+    """Up to the last one."""
     last: int
     """The highest row id."""
     key: object
@@ -158,9 +162,9 @@ class SqliteDatabase(SqlDatabase):
         """Look at a file that was opened for the first time."""
         with self._translated:
             looked = self._at.look()
-        self._counted_at, self._count_s = self._clock(), 0.0
         self._recount = False
-        self._seen = {table: self._look(table) for table in self.dialect.tables}
+        seen = {table: self._look(table, 0) for table in self.dialect.tables}
+        self._seen = {table: seen[table]._replace(rows=rows) for table, rows in self._count(seen).items()}
         self._looked, self._file_key = looked, self._at.key
 
     def _columns(self, connection: sqlite3.Connection, table: str) -> set[str]:
@@ -179,8 +183,7 @@ class SqliteDatabase(SqlDatabase):
         if self._at.key != self._file_key:
             self._begin()
             return News(True)
-        with self._translated, transaction(self._connection, "DEFERRED"):
-            everything, places = self._compare(anew=looked[0] != self._looked[0])
+        everything, places = self._compare(anew=looked[0] != self._looked[0])
         self._looked = looked
         if everything:
             return News(True)
@@ -190,25 +193,46 @@ class SqliteDatabase(SqlDatabase):
         """Whether anything was deleted or replaced; and the lines with added rows. Rows of a file that was opened
         `anew` are counted in any case: it may be another one that was copied onto the first."""
         count = anew or self._may_count()
+        kept = self._count(self._seen) if count else {table: seen.rows for table, seen in self._seen.items()}
         everything, places, now = False, set(), {}
-        for table, seen in self._seen.items():
-            added = self._ask(f"SELECT thread_id, checkpoint_ns FROM {table} WHERE rowid > :last", last=seen.last)
-            places |= {Place(*ids) for ids in added if all(isinstance(id_, str) for id_ in ids)}
-            expected = seen.rows + len(added)
-            now[table] = self._look(table, None if count else expected)
-            everything |= now[table].rows != expected or self._key(table, seen.last) != seen.key
+        with self._translated, transaction(self._connection, "DEFERRED"):
+            for table, seen in self._seen.items():
+                added = self._ask(f"SELECT thread_id, checkpoint_ns FROM {table} WHERE rowid > :last", last=seen.last)
+                places |= {Place(*ids) for ids in added if all(isinstance(id_, str) for id_ in ids)}
+                everything |= kept[table] != seen.rows or self._key(table, seen.last) != seen.key
+                now[table] = self._look(table, kept[table] + len(added))
         self._seen, self._recount = now, not count
         return everything, places
 
     def _may_count(self) -> bool:
         return self._clock() - self._counted_at >= self._count_s / COUNTING_SHARE
 
-    def _look(self, table: str, rows: int | None = None) -> _Seen:
-        if rows is None:
-            start = self._clock()
-            rows = int(self._ask(f"SELECT count(*) FROM {table}")[0][0])
-            self._counted_at = self._clock()
-            self._count_s = self._counted_at - start
+    def _count(self, seen: Mapping[str, _Seen]) -> dict[str, int]:
+        """The rows up to the last one seen of each table. Others may add rows meanwhile: only a deletion changes it."""
+        began = self._clock()
+        counted = {table: self._count_rows(table, last) for table, (_, last, _) in seen.items()}
+        self._counted_at = self._clock()
+        self._count_s = self._counted_at - began
+        return counted
+
+    def _count_rows(self, table: str, last: int) -> int:
+        """In portions of whole threads, as `PORTION_S` asks for."""
+        rows, start, more = 0, "", True
+        while more:
+            ends = self._ask(
+                f"SELECT thread_id FROM {table} WHERE thread_id > CAST(:start AS TEXT) AND thread_id < x'' "
+                "ORDER BY thread_id LIMIT 1 OFFSET :portion",
+                start=start,
+                portion=ROWS_AT_ONCE,
+            )
+            more, until = bool(ends), " AND thread_id < CAST(:end AS TEXT)" if ends else ""
+            end = ends[0][0] if ends else ""
+            counted = f"SELECT count(*) FROM {table} WHERE thread_id >= CAST(:start AS TEXT){until} AND rowid <= :last"
+            rows += self._ask(counted, start=start, last=last, **({"end": end} if ends else {}))[0][0]
+            start = end
+        return rows
+
+    def _look(self, table: str, rows: int) -> _Seen:
         last = self._ask(f"SELECT max(rowid) FROM {table}")[0][0] or 0
         return _Seen(rows, last, self._key(table, last))
 

@@ -72,7 +72,7 @@ def test_the_new_items_are_shown_and_written_to(tmp_path: Path, path: Path, new:
                 assert (text(backend, "/both"), names(volume)) == ("old", [b"both", b"old"])
                 replace(where, other)
                 assert (text(backend, "/both"), text(backend, "/old")) == ("new", None)
-                eventually(lambda: names(volume) == [b"both", b"new"])
+                eventually(lambda volume=volume: names(volume) == [b"both", b"new"])
                 put(volume, b"more", b"kept")
                 volume.sync()
                 assert volume.trouble is None

@@ -29,6 +29,7 @@ from nodes import node_at
 from fusebackend.backends import ThreadsBackend
 from fusebackend.backends.threads.database import values
 from fusebackend.backends.threads.database.postgres import PostgresDatabase
+from fusebackend.backends.threads.database.rows import Place
 from fusebackend.testing.each import each
 from fusebackend.urls.opening import UrlError, open_backend
 
@@ -553,6 +554,25 @@ def test_one_odd_channel_says_so_and_hides_no_file_message_or_step(stored: tuple
     with make(where, cache=False) as backend:
         assert "more than 500,000 values" in read(backend, "/old/head/ERROR.txt")
         assert read(backend, "/old/messages.jsonl") == expected[0]
+
+
+def test_a_checkpoint_that_is_its_own_parent_ends_its_ancestry(stored: tuple[str, str, ThreadsBackend]) -> None:
+    kind, where, _ = stored
+    statement = "UPDATE checkpoints SET parent_checkpoint_id = checkpoint_id"
+    if kind == "postgres":
+        import psycopg
+
+        with psycopg.connect(where) as connection:
+            connection.execute(statement)
+    else:
+        with changed(where, statement):
+            pass
+    make = ThreadsBackend.from_sqlite if kind == "sqlite" else ThreadsBackend.from_postgres
+    with make(where, cache=False) as backend:
+        assert names(backend, "/old/head") == ["a.txt", "d.txt", "in.txt", "relative.md"]
+        place, database = Place("old", ""), backend.volume._database
+        newest = database.newest(place)
+        assert newest is not None and [link.id for link in database.ancestry(place, newest, "none")] == [newest]
 
 
 def test_a_checkpoint_in_json_that_is_too_large_lacks_its_large_channel_alone(tmp_path: Path) -> None:
