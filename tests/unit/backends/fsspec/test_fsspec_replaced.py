@@ -76,6 +76,7 @@ def test_an_open_file_keeps_its_bytes_and_what_is_no_archive_is_an_error(tmp_pat
     volume = backend.volume
     held = node_at(volume, "/old.txt")
     volume.open(held, os.O_RDONLY)
+    assert volume.read(held, 0, 10) == b"o"
     (tmp_path / "junk").write_text("no archive")
     os.replace(tmp_path / "junk", path)
     with pytest.raises(OSError, match=r".") as caught:
