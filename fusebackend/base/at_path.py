@@ -74,7 +74,7 @@ class AtPath:
             return None
         if not self._gone_since:
             self._gone_since = time.time()
-            log.error("a route can't be relied on: %s", self._words)
+            log.error("what is stored can't be relied on: %s", self._words)
         return self._gone_since, self._words
 
     def require(self) -> None:
@@ -188,6 +188,6 @@ class Followed(Generic[T]):
             words = getattr(error, "strerror", None) or error
             why = f"its file {self.path} was replaced, and can't be used: {words}"
             if self._failed is None:
-                log.error("a route can't be relied on: %s", why)
+                log.error("what is stored can't be relied on: %s", why)
             self._failed = self._failed[0] if self._failed is not None else time.time(), why
             raise OSError(errno.EIO, self._failed[1]) from error

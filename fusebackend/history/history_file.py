@@ -38,6 +38,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from fusebackend.base.at_path import AtPath
 from fusebackend.base.paths import ROOT, AgentPath, is_below, to_name
 from fusebackend.databases import sqlite
 from fusebackend.history import chain, requests
@@ -291,6 +292,8 @@ class HistoryFile:
         self._reading = threading.Lock()
         try:
             self._writer = self._opened()
+            status = os.stat(path)
+            self._at = AtPath(path, (status.st_dev, status.st_ino))
             self._reader = sqlite.open_file(path, "mode=rw")
         except BaseException:
             os.close(self._lock_file)
@@ -696,7 +699,8 @@ class HistoryFile:
             else:
                 self._errno = 0
                 if not self._has_lost:
-                    self.failed = None
+                    trouble = self._at.trouble  # SQLite goes on with a file that was moved or deleted
+                    self.failed = None if trouble is None else trouble[1]
 
     def require(self) -> None:
         """Write what was added.

@@ -285,6 +285,20 @@ def test_a_full_disk_ends_no_change_and_loses_none(history, caplog):
     assert history.gaps([call]) == {}
 
 
+def test_a_file_that_was_moved_away_takes_records_and_says_so(history, path):
+    made(history, b"/a")
+    history.require()
+    assert history.failed is None
+    os.rename(path, path + ".aside")
+    made(history, b"/b")
+    history.require()
+    assert f"its file {path} was moved or deleted" in history.failed
+    os.rename(path + ".aside", path)
+    made(history, b"/c")
+    history.require()
+    assert history.failed is None
+
+
 def test_a_call_whose_records_are_too_many_for_memory_has_a_gap(history, path, monkeypatch):
     monkeypatch.setattr("fusebackend.history.history_file.MOST_WAITING", 100)
     whole, free = made(history, b"/a"), fill_disk(history)

@@ -183,16 +183,15 @@ class SqliteDatabase(SqlDatabase):
         if self._at.key != self._file_key:
             self._begin()
             return News(True)
-        everything, places = self._compare(anew=looked[0] != self._looked[0])
+        everything, places = self._compare()
         self._looked = looked
         if everything:
             return News(True)
         return News(False, frozenset(places)) if places else None
 
-    def _compare(self, *, anew: bool) -> tuple[bool, set[Place]]:
-        """Whether anything was deleted or replaced; and the lines with added rows. Rows of a file that was opened
-        `anew` are counted in any case: it may be another one that was copied onto the first."""
-        count = anew or self._may_count()
+    def _compare(self) -> tuple[bool, set[Place]]:
+        """Whether anything was deleted or replaced; and the lines with added rows."""
+        count = self._may_count()
         kept = self._count(self._seen) if count else {table: seen.rows for table, seen in self._seen.items()}
         everything, places, now = False, set(), {}
         with self._translated, transaction(self._connection, "DEFERRED"):
