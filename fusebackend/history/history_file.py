@@ -293,7 +293,7 @@ class HistoryFile:
         try:
             self._writer = self._opened()
             status = os.stat(path)
-            self._at = AtPath(path, (status.st_dev, status.st_ino))
+            self._file = AtPath(path, (status.st_dev, status.st_ino))
             self._reader = sqlite.open_file(path, "mode=rw")
         except BaseException:
             os.close(self._lock_file)
@@ -699,7 +699,7 @@ class HistoryFile:
             else:
                 self._errno = 0
                 if not self._has_lost:
-                    trouble = self._at.trouble  # SQLite goes on with a file that was moved or deleted
+                    trouble = self._file.trouble  # SQLite goes on with a file that was moved or deleted
                     self.failed = None if trouble is None else trouble[1]
 
     def require(self) -> None:
