@@ -1055,7 +1055,7 @@ class HistoryFile:
     def _read(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
         self.flush()
         with self._reading, sqlite.translate_errors(f"the history '{self.path}' can't be read"):
-            return self._reader.execute(statement, values).fetchall()
+            return self._reader.execute(statement, [sqlite.bound(value) for value in values]).fetchall()
 
     def at(self, path: AgentPath) -> list[Record]:
         """Return the records of changes at or below a path of the mount."""

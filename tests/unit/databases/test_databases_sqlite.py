@@ -71,6 +71,13 @@ def test_text_that_is_not_utf8_comes_back(db: sqlite3.Connection) -> None:
     assert db.execute("SELECT x FROM t").fetchone() == (text,)
 
 
+def test_a_number_that_no_row_can_have_is_the_nearest_one(db: sqlite3.Connection) -> None:
+    for number in ((1 << 63) - 1, 1 << 63, 1 << 200):
+        assert db.execute("SELECT ?", (bound(number),)).fetchone() == ((1 << 63) - 1,)
+        assert db.execute("SELECT ?", (bound(-number - 1),)).fetchone() == (-1 << 63,)
+    assert [bound(value) for value in (5, -5, True, None, b"x")] == [5, -5, True, None, b"x"]
+
+
 def test_what_sqlite_has_seen_opens_nothing_anew_and_what_it_has_not_does(path: str, db: sqlite3.Connection) -> None:
     for mode in ("delete", "wal"):
         db.execute(f"PRAGMA journal_mode = {mode}")
