@@ -16,6 +16,7 @@ checkpoint itself are for the one that follows; only those of `NULL_TASK` count 
 from __future__ import annotations
 
 import base64
+import contextlib
 import itertools
 import json
 import math
@@ -110,6 +111,9 @@ MAX_JSON_BYTES = 16 << 20
 ALL_PIECES: Final = 8
 """All pieces of a value together may have so many times what one may."""
 
+MAX_MEMBERS = 200_000
+"""So many pieces are read one by one: in some seconds, with Python's lock free in between."""
+
 MAX_SHOWN_CHARS: Final = 200
 """Of a key in a line of the log."""
 
@@ -125,10 +129,11 @@ _IN_OBJECT: Final = 4
 
 
 class _Room:
-    """How much all pieces of a value together may still have."""
+    """How much all pieces of a value together may still have, and how many they may be."""
 
     def __init__(self, left: int) -> None:
         self.left = left
+        self.members = MAX_MEMBERS
 
 
 class _Format(NamedTuple):
@@ -170,6 +175,9 @@ class _Format(NamedTuple):
             members = self.split(data)
         except (ValueError, RecursionError):
             raise error from None
+        room.members -= len(members)
+        if room.members < 0:
+            raise error
         pairs = list(members.items() if isinstance(members, dict) else enumerate(members))
         found: dict[Any, Any] = dict.fromkeys(key for key, _ in pairs)
         for key, member in sorted(pairs, key=lambda pair: len(pair[1])):  # the largest may find no room
@@ -177,18 +185,20 @@ class _Format(NamedTuple):
         return found if isinstance(members, dict) else list(found.values())
 
     def _member(self, data: bytes, levels: int, room: _Room) -> Any:
+        size = self.size(data)
         try:
-            size = self.size(data)
-            if size > min(self.most, room.left):
+            if size > self.most:
                 raise Damaged(self.too_large)
-            value = self._decoded(data)
+            if size <= room.left:
+                value = self._decoded(data)
+                room.left -= size
+                return value
         except Damaged as error:
-            try:
-                return self._members(data, levels, room, error) if levels else LeftOut(str(error))
-            except Damaged:
-                return LeftOut(str(error))
-        room.left -= size
-        return value
+            with contextlib.suppress(Damaged):
+                if levels:
+                    return self._members(data, levels, room, error)
+            return LeftOut(str(error))
+        return LeftOut(self.too_large)
 
     def _decoded(self, data: bytes) -> Any:
         try:
@@ -205,7 +215,7 @@ def _decoded_pack(data: bytes) -> Any:
 def _split_pack(data: bytes) -> dict[Any, Any] | list[Any]:
     import msgspec
 
-    if not data or _members_of(data) > MAX_VALUES:
+    if not data or _members_of(data) > MAX_MEMBERS:
         raise ValueError("no members, or too many")
     return msgspec.msgpack.decode(data, type=dict[Any, msgspec.Raw] | list[msgspec.Raw])
 

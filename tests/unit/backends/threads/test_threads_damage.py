@@ -490,7 +490,7 @@ ODD_FILES: Final[dict[str, tuple[Any, str]]] = {
 def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, str, ThreadsBackend]]:
     """A thread whose checkpoints have all of their files and messages, and its database."""
     small = values._PACK._replace(most=1000, few_bytes=100)
-    for name, value in (("_PACK", small), ("MAX_VALUES", 1000)):
+    for name, value in (("_PACK", small), ("MAX_MEMBERS", 1000)):
         request.getfixturevalue("monkeypatch").setattr(values, name, value)
     kind = request.param
     where = str(tmp_path / "threads.db") if kind == "sqlite" else request.getfixturevalue("postgres_dsn")
