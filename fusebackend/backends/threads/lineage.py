@@ -61,11 +61,14 @@ class Newest:
         last = max((write.number for write in self.writes if write.task == NULL_TASK), default=-1)
         if any(write.task != NULL_TASK or write.channel.startswith("__") or write.number <= last for write in more):
             return False
-        values = files.values(more)
-        if self.standing.finished or self.overwritten or any(overwriting(value) is not NOTHING for value in values):
-            self.files = None
-        if self.files is not None:
-            self.files = replay(files.channel, self.files, values)
+        try:
+            values = files.values(more)
+            if self.standing.finished or self.overwritten or any(overwriting(value) is not NOTHING for value in values):
+                self.files = None
+            if self.files is not None:
+                self.files = replay(files.channel, self.files, values)
+        except Damaged:
+            return False  # the files say so, and all else of the line is shown
         self.writes = self.writes + more
         self.mark = mark
         return True

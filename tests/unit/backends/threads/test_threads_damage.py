@@ -29,7 +29,7 @@ from nodes import node_at
 from fusebackend.backends import ThreadsBackend
 from fusebackend.backends.threads.database import values
 from fusebackend.backends.threads.database.postgres import PostgresDatabase
-from fusebackend.backends.threads.database.rows import Place
+from fusebackend.backends.threads.database.rows import NULL_TASK, Place
 from fusebackend.testing.each import each
 from fusebackend.urls.opening import UrlError, open_backend
 
@@ -116,6 +116,24 @@ def test_what_follows_from_a_damaged_write_says_so_and_what_came_before_is_there
         assert "a write to 'files'" in read(backend, f"/plain/history/{checkpoints[-1]}/ERROR.txt")
         assert names(backend, "/plain/head") == ["ERROR.txt"]
         assert json.loads(read(backend, "/plain/messages.jsonl").splitlines()[0])["type"] == "human"
+
+
+@pytest.mark.parametrize("value", [b"\x81", b"\x05"])
+def test_a_damaged_write_that_comes_while_a_line_is_shown_hides_its_files_alone(path: str, value: bytes) -> None:
+    with ThreadsBackend.from_sqlite(path) as backend:
+        expected = read(backend, "/plain/messages.jsonl")
+        assert names(backend, "/plain/head") == ["a.txt", "c.txt", "second.txt"]
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            connection.execute(
+                "INSERT INTO writes (thread_id, checkpoint_ns, checkpoint_id, task_id, idx, channel, type, value) "
+                f"SELECT thread_id, '', max(checkpoint_id), '{NULL_TASK}', 0, 'files', 'msgpack', ? FROM checkpoints",
+                (value,),
+            )
+            connection.commit()
+        assert names(backend, "/plain/head") == ["ERROR.txt"]
+        assert "a write to 'files'" in read(backend, "/plain/head/ERROR.txt")
+        assert read(backend, "/plain/messages.jsonl") == expected
+        assert json.loads(read(backend, "/plain/state.json"))["thread_id"] == "plain"
 
 
 def test_a_head_that_could_be_written_to_says_so_as_well(path: str) -> None:
