@@ -25,6 +25,7 @@ from fusebackend.backends.threads.database.rows import (
     Append,
     Damaged,
     Database,
+    LeftOut,
     Link,
     Mark,
     News,
@@ -248,7 +249,7 @@ class SaverDatabase(Database):
     def saved(self, place: Place, checkpoint: str) -> Saved:
         item = self._tuple(place, checkpoint)
         document = item.checkpoint
-        ts = document.get("ts")
+        ts, metadata = document.get("ts"), self._shown(dict(item.metadata or {}))
         return Saved(
             checkpoint,
             _parent_of(item),
@@ -256,7 +257,7 @@ class SaverDatabase(Database):
             {name: self._shown(value) for name, value in (document.get("channel_values") or {}).items()},
             document.get("channel_versions") or {},
             document.get("versions_seen") or {},
-            self._shown(dict(item.metadata or {})),
+            metadata if isinstance(metadata, Mapping) else {},
         )
 
     def _tuple(self, place: Place, checkpoint: str) -> Any:
@@ -280,11 +281,11 @@ class SaverDatabase(Database):
             raise Damaged(f"{type(value).__name__} can't be packed: {type(error).__name__}: {error}") from None
 
     def _shown(self, value: Any) -> Any:
-        """A readable value; an error takes the place of a value that can't be packed."""
+        """A readable value; `LeftOut` takes the place of one that can't be packed."""
         try:
             return loads(self._stored(value))
         except Damaged as error:
-            return {"error": str(error)}
+            return LeftOut(str(error))
 
     # -- writing -----------------------------------------------------------------------------------------------
 
