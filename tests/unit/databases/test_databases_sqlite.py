@@ -65,6 +65,25 @@ def test_what_is_no_database_is_not_opened(tmp_path: Path) -> None:
         assert caught.value.errno == number, name
 
 
+def test_a_wal_that_can_not_be_read_here_is_the_reason(
+    db: sqlite3.Connection, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a file system that is read-only, SQLite says no more than that the file can't be opened."""
+    error = sqlite3.OperationalError("unable to open database file")
+    error.sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
+
+    def tried(connection: sqlite3.Connection) -> sqlite3.Connection:
+        connection.close()
+        raise error
+
+    monkeypatch.setattr("fusebackend.databases.sqlite._tried", tried)
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("INSERT INTO t VALUES (1)")
+    with pytest.raises(OSError, match=r"newest changes are in '.*-wal', .* '.*-shm' can't be made; copy all") as caught:
+        open_read_only(path)
+    assert caught.value.errno == errno.EIO
+
+
 def test_text_that_is_not_utf8_comes_back(db: sqlite3.Connection) -> None:
     text = "caf\udce9"
     db.execute("INSERT INTO t VALUES (CAST(? AS TEXT))", (bound(text),))
