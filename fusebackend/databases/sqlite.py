@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Final
 from urllib.parse import quote
 
-from fusebackend.base.at_path import Followed
+from fusebackend.base.at_path import Followed, state_at
 from fusebackend.base.errors import oserror
 
 BUSY_S: Final = 5.0
@@ -163,6 +163,12 @@ def data_version(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA data_version").fetchone()[0])
 
 
+def has_wal(path: str) -> bool:
+    """Whether a file may have changes that are in its WAL alone."""
+    wal = state_at(f"{path}-wal")
+    return wal is not None and wal.size > 0
+
+
 def open_read_only(path: str) -> tuple[sqlite3.Connection, bool]:
     """Open a file for reading.
 
@@ -176,14 +182,13 @@ def open_read_only(path: str) -> tuple[sqlite3.Connection, bool]:
         raise OSError(errno.ENOENT, f"there is no file '{path}'")
     if not os.path.isfile(path):
         raise OSError(errno.EINVAL, f"'{path}' is not a regular file")
-    has_wal = os.path.exists(f"{path}-wal")
     try:
         try:
             return _tried(open_file(path, "mode=ro", any_text=True)), False
         except sqlite3.OperationalError as error:
             if primary(error) not in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN):
                 raise
-            if has_wal:
+            if has_wal(path):
                 why = f"its newest changes are in '{path}-wal', and can't be read here: '{path}-shm' can't be made"
                 how = "copy all of its files to a directory that can be written to"
                 raise OSError(errno.EIO, f"'{path}' can't be opened: {why}; {how}") from error

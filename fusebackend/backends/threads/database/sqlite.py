@@ -35,6 +35,7 @@ from fusebackend.base.errors import oserror
 from fusebackend.databases.sqlite import (
     DatabaseFile,
     bound,
+    has_wal,
     open_file,
     open_read_only,
     transaction,
@@ -175,7 +176,7 @@ class SqliteDatabase(SqlDatabase):
 
     def news(self, *, now: bool = False) -> News | None:
         with self._translated:
-            if self._immutable and os.path.exists(f"{self.path}-wal"):
+            if self._immutable and has_wal(self.path):
                 self._at.reopen()
             looked = self._at.look()
         if looked == self._looked and not (self._recount and self._may_count()):
