@@ -38,6 +38,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from fusebackend.base.at_path import AtPath
 from fusebackend.base.paths import ROOT, AgentPath, is_below, to_name
 from fusebackend.databases import sqlite
 from fusebackend.history import chain, requests
@@ -296,6 +297,8 @@ class HistoryFile:
         self._reading = threading.Lock()
         try:
             self._writer = self._opened()
+            status = os.stat(path)
+            self._file = AtPath(path, (status.st_dev, status.st_ino))
             self._reader = sqlite.open_file(path, "mode=rw")
         except BaseException:
             os.close(self._lock_file)
@@ -702,7 +705,8 @@ class HistoryFile:
             else:
                 self._errno = 0
                 if not self._has_lost:
-                    self.failed = None
+                    trouble = self._file.trouble  # SQLite goes on with a file that was moved or deleted
+                    self.failed = None if trouble is None else trouble[1]
 
     def require(self) -> None:
         """Write what was added.
@@ -1100,7 +1104,7 @@ class HistoryFile:
     def _read(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
         self.flush()
         with self._reading, sqlite.translate_errors(f"the history '{self.path}' can't be read"):
-            return self._reader.execute(statement, values).fetchall()
+            return self._reader.execute(statement, [sqlite.bound(value) for value in values]).fetchall()
 
     def at(self, path: AgentPath) -> list[Record]:
         """Return the records of changes at or below a path of the mount."""

@@ -243,6 +243,11 @@ class Remote(abc.ABC):
         """Two equal ones, and nothing has changed between them; None where that is not known."""
         return None
 
+    @property
+    def trouble(self) -> tuple[float, str] | None:
+        """As `Volume.trouble`."""
+        return None
+
     def finish(self) -> None:
         """Carry on the renames that have failed half-way. Nothing else is stored meanwhile."""
 

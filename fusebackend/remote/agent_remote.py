@@ -59,6 +59,7 @@ class AgentRemote(Remote):
         self.text_only = self.face.text_only
         self.hopeless = frozenset({errno.EEXIST, errno.EILSEQ}) if self.text_only else frozenset[int]()
         self.token: Callable[[], Hashable] = getattr(asked, "token", None) or _no_token
+        self._asked = asked
         self._follow = getattr(asked, "follow", None)
         self._admits = getattr(asked, "admits", None)
         self._runtime = getattr(asked, "runtime", None)
@@ -346,6 +347,11 @@ class AgentRemote(Remote):
                 log.warning("%s: empty directories stay at %s: %s", self.name, directory, error)
 
     # -- life --------------------------------------------------------------------------------------------------
+
+    @property
+    def trouble(self) -> tuple[float, str] | None:
+        found = getattr(self._asked, "trouble", None)
+        return found if isinstance(found, tuple) else None
 
     def expire(self) -> None:
         self._recent.clear()

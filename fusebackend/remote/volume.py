@@ -406,6 +406,10 @@ class RemoteVolume(NativeVolume):
             self.remote.expire()
 
     @property
+    def trouble(self) -> tuple[float, str] | None:
+        return self.remote.trouble
+
+    @property
     def unstored(self) -> int:
         return sum(entry.dirty for entry in self._tree.entries())
 

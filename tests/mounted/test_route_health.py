@@ -6,10 +6,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -278,3 +280,51 @@ def running(client: fusebackend.Client) -> int:
     return next(
         int(route["health"].get("running", 0)) for route in client.status()["routes"] if route["prefix"] == "/hung/"
     )
+
+
+def test_what_takes_the_place_of_a_route_s_file_is_shown_and_what_is_gone_is_told(tmp_path: Path, serve: Serve) -> None:
+    import graphs
+    from langgraph.store.sqlite import SqliteStore
+    from threadcases import record
+
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        with graphs.sqlite_saver(tmp_path / name / "threads.db") as saver:
+            agent = graphs.deep_agent(saver, [graphs.say("done")])
+            agent.invoke(graphs.user("hello") | {"files": {"/f": record(name)}}, graphs.thread("t"))
+        with SqliteStore.from_conn_string(str(tmp_path / name / "store.db")) as store:
+            store.setup()
+            store.put(("m",), "/f", {"content": name, "encoding": "utf-8"})
+        with zipfile.ZipFile(tmp_path / name / "archive.zip", "w") as archive:
+            archive.writestr("f", name)
+    urls = {
+        "/threads": f"threads+sqlite:{tmp_path}/old/threads.db",
+        "/store": f"store+sqlite:{tmp_path}/old/store.db?ns=m",
+        "/zip": f"fsspec:zip://?fo={tmp_path}/old/archive.zip",
+        "/dir": f"dir:{tmp_path}/old/dir",
+    }
+    (tmp_path / "old/dir").mkdir()
+    server = serve("memory:", routes=urls)
+    server.expected_log = "can't be relied on|StoreBackend: /new"
+    files = [server.path / path for path in ("threads/t/head/f", "store/f", "zip/f")]
+
+    def states() -> list[str]:
+        found = json.loads((server.path / ".fusebackend/status.json").read_text())["routes"]
+        return [route["health"]["state"] for route in found if route["prefix"] != "/"]
+
+    assert ([file.read_text() for file in files], set(states())) == (["old"] * 3, {"healthy"})
+    for file in ("threads.db", "store.db", "archive.zip"):
+        os.replace(tmp_path / "new" / file, tmp_path / "old" / file)
+    eventually(lambda: [file.read_text() for file in files] == ["new"] * 3)
+    assert set(states()) == {"healthy"}
+    (tmp_path / "old").rename(tmp_path / "aside")
+    assert set(states()) == {"degraded"}
+    with pytest.raises(OSError, match="Input/output error"):
+        (server.path / "store/new").write_text("lost")
+    (server.path / "dir/kept").touch()
+    assert (tmp_path / "aside/dir/kept").exists()
+    (tmp_path / "aside").rename(tmp_path / "old")
+    assert set(states()) == {"healthy"}
+    shutil.rmtree(tmp_path / "old/dir")
+    eventually(lambda: subprocess.run(["ls", server.path / "dir"], capture_output=True).returncode)
+    assert set(states()) == {"healthy", "degraded"}

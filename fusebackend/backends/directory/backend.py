@@ -103,7 +103,7 @@ class FilesystemBackend(BackendProtocol):
         self.virtual_mode = virtual_mode
         self.max_file_size_bytes = max_file_size_mb * 1024 * 1024
         self.on_exists = on_exists
-        self.volume = DirectoryVolume(self.cwd)
+        self.volume = DirectoryVolume(root_dir if root_dir is not None else ".")  # a link on the way may be switched
         seen = self.volume if virtual_mode else self._host()
         self._face = DirectoryFace(seen, max_search_bytes=self.max_file_size_bytes, on_exists=on_exists)
 

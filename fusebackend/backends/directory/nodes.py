@@ -252,10 +252,13 @@ class Places:
         self._root = None
 
     def directory(self, number: int) -> tuple[Node, Descriptor]:
-        """A directory and its descriptor. ENOTDIR for anything else."""
+        """A directory and its descriptor. ENOTDIR for anything else; EIO for a root that was removed, which would look
+        like an empty one."""
         node = self.table.get(number)
         if node.kind != stat.S_IFDIR:
             raise oserror(errno.ENOTDIR)
+        if node is self.table.root and not os.fstat(self.root.fd).st_nlink:
+            raise oserror(errno.EIO)
         return node, self.of(node)
 
     def of(self, node: Node) -> Descriptor:

@@ -21,6 +21,7 @@ from fusebackend.backends.directory import dirfd
 from fusebackend.backends.directory.dirfd import FILE_FLAGS, PATH_FLAGS, Descriptor, OpenFile, born_ns
 from fusebackend.backends.directory.nodes import Node, Places, attr_of, check_name, group_of_new
 from fusebackend.base import acl
+from fusebackend.base.at_path import AtPath
 from fusebackend.base.errors import oserror
 from fusebackend.base.recent import Recent
 from fusebackend.protocol import RENAME_EXCHANGE, Attr, AttrChanges, Caller, Features, StatFs
@@ -32,6 +33,10 @@ PAGE_ENTRIES = 1000
 LISTINGS = 8
 """Directories with a cached list of sorted names, while they are read page by page."""
 
+
+_ELSEWHERE = (
+    "its directory {} was moved or deleted, and files go on in the one that was mounted; bring it back, or mount again"
+)
 
 _NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT})
 """Of O_TMPFILE: the file system has none, or the kernel does not know it."""
@@ -45,7 +50,8 @@ class DirectoryVolume(NativeVolume):
     """See the module's docstring.
 
     Args:
-        root: a directory that exists. It stays the root when it is renamed.
+        root: a directory that exists. It stays the root when it is renamed, and when another one takes its path:
+            what is confined to a directory can't be led elsewhere. Once it is removed, everything in it is EIO.
 
     Raises:
         FileNotFoundError, NotADirectoryError, PermissionError: there is no such directory, or it can't be entered.
@@ -57,8 +63,15 @@ class DirectoryVolume(NativeVolume):
         super().__init__()
         self._places = Places(dirfd.open_root(os.fspath(root)))
         self._nodes = self._places.table
+        status = os.fstat(self._places.root.fd)
+        self._at = AtPath(os.path.abspath(root), (status.st_dev, status.st_ino), _ELSEWHERE)
         self._listings: Recent[int, list[bytes]] = Recent(LISTINGS)
         self._may_chown = os.geteuid() == 0
+
+    @property
+    def trouble(self) -> tuple[float, str] | None:
+        """Set when another directory is at the path of the root, or none."""
+        return self._at.trouble
 
     # -- names -------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -20,11 +21,15 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from fsspec import AbstractFileSystem
+from fsspec.archive import AbstractArchiveFileSystem
+from fsspec.core import OpenFile
 from fsspec.dircache import DirCache
+from fsspec.implementations.local import LocalFileSystem
 
 from fusebackend.backends.fsspec.asking import SMB_PORT, Asking
 from fusebackend.backends.fsspec.reading import PIECE_BYTES, Briefly, reader_of
 from fusebackend.base import paths
+from fusebackend.base.at_path import Followed
 from fusebackend.base.errors import oserror
 from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Reader, Remote, Stamp
 from fusebackend.remote.buffer import begins_with
@@ -68,8 +73,8 @@ class FsspecRemote(Remote):
     hopeless = frozenset({errno.EROFS, errno.ENOTSUP})
 
     def __init__(self, fs: Any, root: str, *, read_only: bool = False) -> None:
-        self.fs = fs
-        fs.dircache = DirCache(use_listings_cache=False)  # as an option, some hand it to the library behind them
+        self.fs = _uncached(fs)
+        self._archive = _archive(fs)
         self._asking = Asking(fs)
         self._root = root.rstrip("/")
         # The paths of sftp begin with a slash though its root marker is empty; an archive's names have none.
@@ -95,7 +100,7 @@ class FsspecRemote(Remote):
     def contents(self, directory: str) -> Contents:
         path = self._path(directory)
         with self._asking.of(path):
-            self.fs.invalidate_cache(path)
+            self._look(path)
             listed = self.fs.ls(path, detail=True)
         infos = {}
         for info in listed:
@@ -282,6 +287,10 @@ class FsspecRemote(Remote):
 
     # -- life --------------------------------------------------------------------------------------------------
 
+    @property
+    def trouble(self) -> tuple[float, str] | None:
+        return self._archive.trouble if self._archive is not None else None
+
     def expire(self) -> None:
         self.fs.invalidate_cache()
 
@@ -305,11 +314,17 @@ class FsspecRemote(Remote):
         is_page = self._is_web and (not key or key.endswith("/"))  # all that HTTP knows of directories
         try:
             with self._asking.of(path):
-                self.fs.invalidate_cache(path)
+                self._look(path)
                 info: dict[str, Any] = self.fs.info(f"{path}/" if is_page else path)
                 return {**info, "type": "directory"} if is_page else info
         except (FileNotFoundError, NotADirectoryError):
             return None
+
+    def _look(self, path: str) -> None:
+        """The next request is answered by what is there now."""
+        if self._archive is not None:
+            self.fs = self._archive.get()
+        self.fs.invalidate_cache(path)
 
     def _require(self, key: str, etag: Etag | None) -> dict[str, Any]:
         """What is there now. ENOENT if a file is not there, ESTALE if it is another version."""
@@ -334,6 +349,33 @@ _BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "o
 def protocols(fs: Any) -> tuple[str, ...]:
     """The names of a file system's protocol."""
     return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
+
+
+def _uncached(fs: Any) -> Any:
+    fs.dircache = DirCache(use_listings_cache=False)  # as an option, some hand it to the library behind them
+    return fs
+
+
+def _archive(fs: Any) -> Followed[Any] | None:
+    """An archive in a file of this machine, which is opened anew when that is replaced; None for anything else. What is
+    open in the one before can still be read."""
+    of = getattr(fs, "of", None)
+    if not isinstance(fs, AbstractArchiveFileSystem) or not isinstance(of, OpenFile):
+        return None
+    if not isinstance(of.fs, LocalFileSystem):
+        return None
+    given = [fs]
+
+    def opened() -> Any:
+        if given:
+            return given.pop()
+        return _uncached(type(fs)(*fs.storage_args, **fs.storage_options, skip_instance_cache=True))
+
+    archive: Followed[Any] = Followed(of.path, opened, lambda _: None)
+    found = os.fstat(fs.fo.fileno())
+    if (found.st_dev, found.st_ino) != archive.key:
+        archive.reopen()  # it was replaced since the file system was made
+    return archive
 
 
 def _overrides(fs: Any, method: str) -> bool:

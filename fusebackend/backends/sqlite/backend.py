@@ -32,6 +32,7 @@ from fusebackend.backends.sqlite.snapshots import Snapshots
 from fusebackend.backends.sqlite.stored_tree import StoredTree, sqlite_errors
 from fusebackend.backends.sqlite.sync_log import RECORD_BYTES, SyncLog
 from fusebackend.backends.sqlite.unlogged import Unlogged
+from fusebackend.base.at_path import AtPath
 from fusebackend.base.errors import oserror
 from fusebackend.databases.sqlite import transaction
 from fusebackend.protocol import (
@@ -87,6 +88,7 @@ class SqliteVolume(StoredTree, SnapshotVolume):
     def __init__(self, path: str | os.PathLike[str], limits: Limits | None = None) -> None:
         name = os.path.realpath(path)  # SQLite puts the WAL beside the file, not beside a link to it
         self._claim = schema.FileClaim(name)
+        self._at = AtPath(name, self._claim.key)
         try:
             db = schema.connect(name, self.identity)
         except BaseException:
@@ -99,7 +101,6 @@ class SqliteVolume(StoredTree, SnapshotVolume):
         self._wal_fd = -1
         self._commits, self._synced = 1, 0  # transactions that were committed; and how many of them a sync has followed
         self._flushing_syncs = 0
-        self._gone_since = 0.0
         self._closed = False
         self._indexer: Indexer | None = None
         self._is_at_once = False  # the dirty buffer grows beyond its bounds, and is flushed as a whole
@@ -212,19 +213,7 @@ class SqliteVolume(StoredTree, SnapshotVolume):
     @property
     def trouble(self) -> tuple[float, str] | None:
         """Set when the file was moved or deleted: SQLite goes on with it, and the next mount would miss its changes."""
-        try:
-            status = os.stat(self.path)
-            there = (status.st_dev, status.st_ino) == self._claim.key
-        except OSError:
-            there = False
-        if there:
-            self._gone_since = 0.0
-            return None
-        words = f"its file {self.path} was moved or deleted; bring it back, or copy what is here elsewhere"
-        if not self._gone_since:
-            self._gone_since = time.time()
-            log.error("a volume can't be relied on: %s", words)
-        return self._gone_since, words
+        return self._at.trouble
 
     def _checkpoint(self, mode: str) -> None:
         """Move all of the WAL into the file, with the lock held; later if another program's reader prevents it."""

@@ -52,6 +52,7 @@ import threading
 from collections.abc import Callable
 from typing import ClassVar
 
+from fusebackend.base.at_path import state_at
 from fusebackend.base.stamps import now_ns
 from fusebackend.databases.sqlite import open_file, transaction, translate_errors
 from fusebackend.protocol import MAX_NODE, ROOT_NODE
@@ -211,10 +212,23 @@ class FileClaim:
             self._claimed.discard(self.key)
             os.close(self.fd)
 
+    @classmethod
+    def require(cls, path: str) -> None:
+        """EIO where another file than one of this process's volumes is at the path."""
+        found = state_at(path)
+        if found is None or found.key not in cls._claimed:
+            raise VolumeFileError(errno.EIO, f"the volume '{path}' was moved or deleted")
+
 
 def connect_again(path: str) -> sqlite3.Connection:
-    """One more connection to a volume that is open. Makes no file where that one has been moved away."""
-    return open_file(path, "mode=rw")
+    """One more connection to a volume that is open. EIO, and no new file, where that one has been moved away."""
+    connection = open_file(path, "mode=rw")
+    try:
+        FileClaim.require(path)  # else this reads, or frees, the rows of another volume
+    except OSError:
+        connection.close()
+        raise
+    return connection
 
 
 def connect(path: str, identity: int = APPLICATION_ID) -> sqlite3.Connection:

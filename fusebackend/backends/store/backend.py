@@ -159,6 +159,11 @@ class StoreBackend(FileVerbs):
             return None
         return None if token is None else (token, self.items.hub.count(self.items.origin))
 
+    @property
+    def trouble(self) -> tuple[float, str] | None:
+        """As `Volume.trouble`."""
+        return self.items.trouble
+
     def follow(self, changed: Callable[..., None]) -> Callable[[], None]:
         """Call `changed(*paths, elsewhere=…)` after each change that is not made through this object.
 

@@ -268,6 +268,11 @@ class Items(abc.ABC):
         """Equal tokens mean that nothing was changed in between except through these items; None when unknown."""
         return None
 
+    @property
+    def trouble(self) -> tuple[float, str] | None:
+        """As `Volume.trouble`."""
+        return None
+
     def watch(self, changed: Callable[[str | None], None]) -> Callable[[], None]:
         """Call `changed` with each key that other programs and mounts change, None for any. Only with `feed`.
 
@@ -358,6 +363,10 @@ class StoreDatabase(Protocol):
 
     def token(self) -> Hashable:
         """Equal tokens mean that nothing was changed in between; None when unknown."""
+
+    @property
+    def trouble(self) -> tuple[float, str] | None:
+        """As `Volume.trouble`."""
 
     def close(self) -> None:
         """Close the connections that were opened here."""

@@ -120,6 +120,11 @@ class Spaces:
         return None if self._database is None else self._database.token()
 
     @property
+    def trouble(self) -> tuple[float, str] | None:
+        """As `Volume.trouble`."""
+        return None if self._database is None else self._database.trouble
+
+    @property
     def blocking(self) -> bool:
         return self.items(("-",)).blocking
 
@@ -336,6 +341,11 @@ class NamespaceTree(FileVerbs):
         except OSError:  # the next access will raise it
             return None
         return None if token is None else (token, self._hub.count(self._origin))
+
+    @property
+    def trouble(self) -> tuple[float, str] | None:
+        """As `Volume.trouble`."""
+        return self._spaces.trouble
 
     def follow(self, changed: Callable[..., None]) -> Callable[[], None]:
         """Call `changed(*paths, elsewhere=False)` after each change that an agent makes through this backend."""

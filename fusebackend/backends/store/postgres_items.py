@@ -63,6 +63,9 @@ class PostgresDatabase:
         shared: the store's connection or pool, and the lock for its use.
     """
 
+    trouble: tuple[float, str] | None = None
+    """The pool makes lost connections anew."""
+
     def __init__(self, connections: Connections | None, shared: tuple[Any, Any] | None = None) -> None:
         self._connections = connections
         self._shared = shared

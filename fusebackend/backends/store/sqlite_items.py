@@ -6,7 +6,8 @@ SQLite counts the commits of other connections (`PRAGMA data_version`), and on a
 changed.
 
 The database is opened once more, beside the store's own connection, so that neither waits for the other's locks; only a
-database in memory is shared, under the store's own lock. Nothing is added to its schema.
+database in memory is shared, under the store's own lock. Nothing is added to its schema. Where a URL has named it, the
+file that takes its place is opened; until then it is read on, and nothing is written that would be lost.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import logging
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 from fusebackend.backends.store.items import (
@@ -37,9 +38,9 @@ from fusebackend.backends.store.items import (
     version_of,
 )
 from fusebackend.backends.store.searched_items import PutOneByOne
-from fusebackend.backends.store.values import Unreadable
+from fusebackend.backends.store.values import About, Unreadable
 from fusebackend.databases.langgraph import sqlite_path
-from fusebackend.databases.sqlite import open_file, transaction, translate_errors
+from fusebackend.databases.sqlite import DatabaseFile, data_version, open_file, transaction, translate_errors
 
 log = logging.getLogger(__name__)
 
@@ -55,16 +56,17 @@ _ROW = "key, rowid, updated_at, length(value)"
 class SqliteDatabase:
     """A connection to the database of a store, and the lock for its use."""
 
-    def __init__(self, connection: sqlite3.Connection, lock: Any, *, owned: bool) -> None:
-        self._connection = connection
+    def __init__(self, lock: Any, shared: sqlite3.Connection | None = None) -> None:
         self._lock = lock
-        self.owned = owned
+        self._shared = shared
+        self._file: DatabaseFile | None = None
         self.own_changes = 0
         """Rows that were changed here, among those that the connection has counted."""
 
     @classmethod
     def of_store(cls, store: Any) -> SqliteDatabase:
-        """The database of a `SqliteStore`: a connection of its own where it is a file.
+        """The database of a `SqliteStore`: a connection of its own where it is a file. The store goes on with the file
+        that it has, and so does this.
 
         Raises:
             OSError: the store can't be set up.
@@ -73,20 +75,29 @@ class SqliteDatabase:
             store.setup()
             path = sqlite_path(store.conn)
         if path and os.path.exists(path):
-            return cls.of_file(path)
-        return cls(store.conn, store.lock, owned=False)
+            return cls.of_file(path, follows=False)
+        return cls(store.lock, store.conn)
 
     @classmethod
-    def of_file(cls, path: str, setup: Callable[[sqlite3.Connection], None] | None = None) -> SqliteDatabase:
-        """Open a file; `setup` makes the tables if they are missing.
+    def of_file(
+        cls, path: str, setup: Callable[[sqlite3.Connection], None] | None = None, *, follows: bool = True
+    ) -> SqliteDatabase:
+        """Open a file; `setup` makes the tables if they are missing. `follows` is as for `DatabaseFile`.
 
         Raises:
             OSError: it is no database, or one with another table of that name, or can't be opened.
         """
+        database, path = cls(threading.RLock()), os.path.abspath(path)
+        database._file = DatabaseFile(path, lambda: database._opened(path, setup), follows=follows)
+        return database
+
+    def _opened(self, path: str, setup: Callable[[sqlite3.Connection], None] | None) -> sqlite3.Connection:
+        """Nothing is made in the place of a file that was open: it may be about to arrive."""
+        is_first = self._file is None
         with translate_errors():
-            connection = open_file(path, "mode=rwc", any_text=True)
+            connection = open_file(path, "mode=rwc" if is_first else "mode=rw", any_text=True)
             try:
-                if setup is not None and not _columns(connection):
+                if is_first and setup is not None and not _columns(connection):
                     (application,) = connection.execute("PRAGMA application_id").fetchone()
                     if application:
                         raise OSError(errno.EINVAL, f"The database belongs to another program (id {application:#x})")
@@ -95,38 +106,62 @@ class SqliteDatabase:
             except BaseException:
                 connection.close()
                 raise
-        return cls(connection, threading.RLock(), owned=True)
+        self.own_changes = connection.total_changes
+        return connection
+
+    @property
+    def owned(self) -> bool:
+        """It is a file, with a connection of its own."""
+        return self._file is not None
+
+    @property
+    def openings(self) -> int:
+        return self._file.openings if self._file is not None else 0
+
+    @property
+    def trouble(self) -> tuple[float, str] | None:
+        return self._file.trouble if self._file is not None else None
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         with translate_errors(), self._lock:
-            yield self._connection
+            connection = self._file.get() if self._file is not None else self._shared
+            assert connection is not None, "neither a file nor a connection"
+            yield connection
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction, or nothing."""
+        """One transaction, or nothing. EIO where the file is not at its path any more."""
         with self.reading() as connection:
             before = connection.total_changes
+            self._require_file()
             with transaction(connection):
                 yield connection
+                self._require_file()
             self.own_changes += connection.total_changes - before
+            if self._file is not None:
+                self._file.wrote()
+
+    def _require_file(self) -> None:
+        if self._file is not None:
+            self._file.at.require()
 
     def namespaces(self) -> list[str]:
         with self.reading() as connection:
             return [prefix for (prefix,) in connection.execute(NAMESPACES) if isinstance(prefix, str)]
 
-    def token(self) -> tuple[int, int]:
+    def token(self) -> tuple[tuple[int, int], int]:
         with self.reading() as connection:
-            (version,) = connection.execute("PRAGMA data_version").fetchone()
-            return version, connection.total_changes
+            looked = self._file.look() if self._file is not None else (0, data_version(connection))
+            return looked, connection.total_changes
 
     def items(self, namespace: tuple[str, ...], settings: Settings) -> SqliteItems:
         return SqliteItems(self, namespace, settings)
 
     def close(self) -> None:
-        if self.owned:
+        if self._file is not None:
             with self._lock:
-                self._connection.close()
+                self._file.close()
 
 
 class SqliteItems(Items):
@@ -138,6 +173,7 @@ class SqliteItems(Items):
         self.durable = self.blocking = database.owned
         self._namespace = ".".join(namespace)
         self._settings = settings
+        self._described = database.openings
         self._by_store = PutOneByOne(settings.embedding, namespace) if settings.embedding is not None else None
 
     # -- reading -----------------------------------------------------------------------------------------------
@@ -204,9 +240,19 @@ class SqliteItems(Items):
                 )
             return found
 
+    def describe(self, rows: Iterable[Row]) -> dict[str, About]:
+        if self._described != self._database.openings:
+            self._known.clear()  # the rows of another file may have the same stamps
+            self._described = self._database.openings
+        return super().describe(rows)
+
     def token(self) -> Hashable:
         version, changes = self._database.token()
         return version, changes - self._database.own_changes
+
+    @property
+    def trouble(self) -> tuple[float, str] | None:
+        return self._database.trouble
 
     # -- writing -----------------------------------------------------------------------------------------------
 

@@ -61,11 +61,14 @@ class Newest:
         last = max((write.number for write in self.writes if write.task == NULL_TASK), default=-1)
         if any(write.task != NULL_TASK or write.channel.startswith("__") or write.number <= last for write in more):
             return False
-        values = files.values(more)
-        if self.standing.finished or self.overwritten or any(overwriting(value) is not NOTHING for value in values):
-            self.files = None
-        if self.files is not None:
-            self.files = replay(files.channel, self.files, values)
+        try:
+            values = files.values(more)
+            if self.standing.finished or self.overwritten or any(overwriting(value) is not NOTHING for value in values):
+                self.files = None
+            if self.files is not None:
+                self.files = replay(files.channel, self.files, values)
+        except Damaged:
+            return False  # the files say so, and all else of the line is shown
         self.writes = self.writes + more
         self.mark = mark
         return True
@@ -244,11 +247,14 @@ class Lineage:
     def __init__(self, database: Database, place: Place, records: Records) -> None:
         self.place = place
         self._database = database
-        self._files = ChannelHistory(database, place, Files(records.of))
+        self._files = ChannelHistory(database, place, Files(records.of, self._tell))
         self._messages = ChannelHistory(database, place, Messages())
         self._marks: dict[str, Mark] = {}
         self._newest: Newest | None = None
         self._order: tuple[list[str], dict[str, int]] | None = None  # the ids, and the place of each
+
+    def _tell(self, what: str) -> None:
+        self._database.log.tell(f"thread {self.place.thread!r}: {what}")
 
     # -- checkpoints -------------------------------------------------------------------------------------------
 

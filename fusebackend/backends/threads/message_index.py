@@ -26,7 +26,7 @@ from fusebackend.backends.threads.json_text import compact, encoded, plain
 from fusebackend.backends.threads.lineage import Lineage, Moment
 from fusebackend.base.waiting import will_wait
 
-FORMAT: Final = 6
+FORMAT: Final = 7
 """Of a cached index. Any other number, and any change in how documents look, is a reason to read the line again."""
 
 PART: Final = "messages"

@@ -24,6 +24,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from fusebackend import text
+from fusebackend.backends.threads.database.rows import LeftOut
 from fusebackend.base import heap, paths
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath
@@ -276,6 +277,9 @@ class Record(FileNode):
         content = source.get("content") if isinstance(source, Mapping) else None
         self.file_format = "v0" if isinstance(source, str) else "v1" if isinstance(content, (list, tuple)) else "v2"
         self.date(_mtime_ns(source))
+        if isinstance(source, LeftOut):
+            self.error = source.reason
+            return
         try:
             self.resize(len(self._decode()))
         except (TypeError, ValueError) as error:
@@ -332,7 +336,7 @@ class Records:
 
 def _key(source: Any) -> object | None:
     """A key that is equal for equal records; None where that takes too long to tell."""
-    if isinstance(source, str):
+    if isinstance(source, (str, LeftOut)):
         return source
     if not isinstance(source, Mapping):
         return None

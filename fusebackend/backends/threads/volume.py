@@ -165,6 +165,10 @@ class ThreadsVolume(NativeVolume):
         self._feed.start()
         return unobserve
 
+    @property
+    def trouble(self) -> tuple[float, str] | None:
+        return self._database.trouble
+
     def follow(self) -> None:
         """Refresh the tree from the database, and notify caches and watchers."""
         with self._locked:

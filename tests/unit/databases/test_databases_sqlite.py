@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from fusebackend.databases.sqlite import FileState, bound, open_file, open_read_only, transaction, translate_errors
+from fusebackend.databases.sqlite import DatabaseFile, bound, open_file, open_read_only, transaction, translate_errors
 
 
 @pytest.fixture
@@ -44,8 +46,8 @@ def test_a_lock_of_another_connection_is_ebusy(db: sqlite3.Connection, path: str
 
 
 def test_a_read_only_connection_cant_write(db: sqlite3.Connection, path: str) -> None:
-    connection, state = open_read_only(path)
-    assert state is None
+    connection, is_immutable = open_read_only(path)
+    assert not is_immutable
     with pytest.raises(OSError, match="failed: attempt to write") as caught, translate_errors("failed"):
         connection.execute("INSERT INTO t VALUES (1)")
     assert caught.value.errno == errno.EROFS
@@ -63,14 +65,67 @@ def test_what_is_no_database_is_not_opened(tmp_path: Path) -> None:
         assert caught.value.errno == number, name
 
 
+def test_a_wal_that_can_not_be_read_here_is_the_reason(
+    db: sqlite3.Connection, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a file system that is read-only, SQLite says no more than that the file can't be opened."""
+    error = sqlite3.OperationalError("unable to open database file")
+    error.sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
+
+    def tried(connection: sqlite3.Connection) -> sqlite3.Connection:
+        connection.close()
+        raise error
+
+    monkeypatch.setattr("fusebackend.databases.sqlite._tried", tried)
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("INSERT INTO t VALUES (1)")
+    with pytest.raises(OSError, match=r"newest changes are in '.*-wal', .* '.*-shm' can't be made; copy all") as caught:
+        open_read_only(path)
+    assert caught.value.errno == errno.EIO
+
+
 def test_text_that_is_not_utf8_comes_back(db: sqlite3.Connection) -> None:
     text = "caf\udce9"
     db.execute("INSERT INTO t VALUES (CAST(? AS TEXT))", (bound(text),))
     assert db.execute("SELECT x FROM t").fetchone() == (text,)
 
 
-def test_a_write_changes_the_state_of_a_file(db: sqlite3.Connection, path: str) -> None:
-    before = FileState.of(path)
-    assert FileState.of(path) == before
-    db.execute("CREATE TABLE more (x)")
-    assert FileState.of(path) != before
+def test_a_number_that_no_row_can_have_is_the_nearest_one(db: sqlite3.Connection) -> None:
+    for number in ((1 << 63) - 1, 1 << 63, 1 << 200):
+        assert db.execute("SELECT ?", (bound(number),)).fetchone() == ((1 << 63) - 1,)
+        assert db.execute("SELECT ?", (bound(-number - 1),)).fetchone() == (-1 << 63,)
+    assert [bound(value) for value in (5, -5, True, None, b"x")] == [5, -5, True, None, b"x"]
+
+
+def test_what_sqlite_has_seen_opens_nothing_anew_and_what_it_has_not_does(path: str, db: sqlite3.Connection) -> None:
+    for mode in ("delete", "wal"):
+        db.execute(f"PRAGMA journal_mode = {mode}")
+        file = DatabaseFile(path, lambda: open_file(path, "mode=ro"))
+        looked = file.look()
+        assert file.look() == looked
+        db.execute("INSERT INTO t VALUES (1)")
+        assert (file.look() != looked, file.openings) == (True, 1), mode
+        looked = file.look()
+        db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        assert (file.look() != looked, file.openings) == (mode == "wal", 1 + (mode == "wal")), mode
+        file.close()
+
+
+def test_a_database_that_was_copied_onto_another_is_seen(tmp_path: Path) -> None:
+    paths = tmp_path / "one.db", tmp_path / "two.db"
+    for path, number in zip(paths, (1, 2), strict=True):  # the same size and, in its header, the same count of changes
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            connection.execute("CREATE TABLE t (x)")
+            connection.execute("INSERT INTO t VALUES (?)", (number,))
+            connection.commit()
+    file = DatabaseFile(str(paths[0]), lambda: open_file(str(paths[0]), "mode=ro"))
+    query = "SELECT x FROM t"
+    assert file.get().execute(query).fetchall() == [(1,)]
+    shutil.copyfile(paths[1], paths[0])
+    assert file.get().execute(query).fetchall() == [(2,)]
+    shutil.copyfile(__file__, paths[0])
+    with pytest.raises(OSError, match=r"can't be used: .*not a database"):
+        file.get()
+    shutil.copyfile(paths[1], paths[0])
+    assert file.get().execute(query).fetchall() == [(2,)]
+    file.close()

@@ -286,6 +286,31 @@ def test_a_full_disk_ends_no_change_and_loses_none(history, caplog):
     assert history.gaps([call]) == {}
 
 
+def test_a_number_of_more_than_64_bits_is_beyond_every_row(history):
+    call = made(history, b"/a")
+    history.end_call(call)
+    assert history.records_after(1 << 70, 10) == []
+    assert [found.path for found in history.records_after(-1 << 70, 10)] == [b"/a"]
+    assert history.records(1 << 70) == []
+    for where in (Filter(before=1 << 70), Filter(since_ns=-1 << 70), Filter(until_ns=1 << 70)):
+        assert [found.number for found in history.calls(where=where)] == [call]
+    assert history.calls(where=Filter(ended_after_ns=1 << 70)) == []
+
+
+def test_a_file_that_was_moved_away_takes_records_and_says_so(history, path):
+    made(history, b"/a")
+    history.require()
+    assert history.failed is None
+    os.rename(path, path + ".aside")
+    made(history, b"/b")
+    history.require()
+    assert f"its file {path} was moved or deleted" in history.failed
+    os.rename(path + ".aside", path)
+    made(history, b"/c")
+    history.require()
+    assert history.failed is None
+
+
 def test_a_disk_that_fails_at_any_statement_loses_no_record(path, monkeypatch, caplog):
     """Neither in memory, nor a link of the chain."""
     monkeypatch.setattr("fusebackend.history.history_file.WRITE_EVERY_S", 3600)

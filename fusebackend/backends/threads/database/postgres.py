@@ -14,10 +14,10 @@ import contextlib
 import errno
 import re
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from fusebackend.backends.threads.database.rows import NOTHING, Append, Damaged, Link, News, Place, Raw
+from fusebackend.backends.threads.database.rows import NOTHING, Append, Damaged, LeftOut, Link, News, Place, Raw
 from fusebackend.backends.threads.database.sql import LINE, Dialect, SqlDatabase, document_of, links_of
 from fusebackend.backends.threads.database.values import loads, require
 from fusebackend.base.extras import needed_by
@@ -32,10 +32,6 @@ NEWS_INTERVAL_S: Final = 0.05
 
 LOCK_TIMEOUT_MS: Final = 5000
 """How long a write waits for the agents' own writes."""
-
-FIRST_PAGE: Final = 2
-LAST_PAGE: Final = 512
-"""Ancestors in a query: few first, for an old thread's checkpoints hold whole values."""
 
 
 def _placeholders(statement: str) -> str:
@@ -112,16 +108,15 @@ class PostgresDatabase(SqlDatabase):
 
     def __init__(self, dsn: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         require()
-        super().__init__("the checkpoint database")
+        super().__init__("the checkpoint database", clock)
         self._dsn = dsn
-        self._clock = clock
         with needed_by("threads+postgres:"), translate_errors("PostgreSQL can't be reached"):
             self._reader = Reconnecting(lambda: connect(dsn, _read_only))
         server = self._reader.connection.info
         self.identity = f"postgres:{server.host}:{server.port}/{server.dbname}"
         self._writer: Reconnecting | None = None
         try:
-            self._prepare("it")
+            self._prepare("it", self._columns)
             self._asked_at = clock()
             self._snapshot = self._current_snapshot()
         except BaseException:
@@ -157,32 +152,26 @@ class PostgresDatabase(SqlDatabase):
 
     # -- contents ----------------------------------------------------------------------------------------------
 
-    def ancestry(self, place: Place, checkpoint: str, channel: str) -> Generator[Link, None, None]:
-        met: set[str] = set()
-        limit, following = FIRST_PAGE, checkpoint
-        while True:
-            rows = self._ask(_ANCESTRY, **place._asdict(), checkpoint=following, channel=channel, limit=limit)
-            for row in rows:
-                if row[0] in met:
-                    if row[0] != following:
-                        return  # a checkpoint that was stored anew below its own descendant
-                    continue  # a page begins with the last one of the page before
-                met.add(row[0])
-                yield _link(row, channel)
-            if len(rows) < limit:
-                return
-            following, limit = rows[-1][0], min(limit * 4, LAST_PAGE)
+    def _page(self, place: Place, checkpoint: str, channel: str, limit: int) -> list[Any]:
+        return self._ask(_ANCESTRY, **place._asdict(), checkpoint=checkpoint, channel=channel, limit=limit)
+
+    def _link(self, row: Any, channel: str) -> Link:
+        found, parent, version, inline, kind, blob = row
+        stored: Any = NOTHING if inline is None else inline
+        if kind is not None:
+            stored = _value(found, channel, Raw(kind, blob))
+        return Link(found, parent or None, version is not None, stored)
 
     def links(self, place: Place, checkpoints: Sequence[str], channel: str) -> list[Link]:
         rows = self._ask_among(_LINKS, place, checkpoints, channel=channel)
-        return links_of(rows, lambda row: _link(row, channel))
+        return links_of(rows, lambda row: self._link(row, channel))
 
     def _document(self, checkpoint: str, kind: Any, data: Any) -> Mapping[str, Any]:
         return document_of(checkpoint, data)
 
     def _values_beside(self, place: Place, checkpoint: str) -> Mapping[str, Any]:
         rows = self._ask(_BLOBS, **place._asdict(), checkpoint=checkpoint)
-        return {channel: _value(checkpoint, channel, Raw(kind, blob)) for channel, kind, blob in rows}
+        return {channel: _value_or_left_out(checkpoint, channel, Raw(kind, blob)) for channel, kind, blob in rows}
 
     # -- writing -----------------------------------------------------------------------------------------------
 
@@ -225,12 +214,11 @@ def _errno_of_writing(number: int) -> int:
     return errno.EROFS if number == errno.EACCES else number
 
 
-def _link(row: Any, channel: str) -> Link:
-    found, parent, version, inline, kind, blob = row
-    stored: Any = NOTHING if inline is None else inline
-    if kind is not None:
-        stored = _value(found, channel, Raw(kind, blob))
-    return Link(found, parent or None, version is not None, stored)
+def _value_or_left_out(checkpoint: str, channel: str, raw: Raw) -> Any:
+    try:
+        return _value(checkpoint, channel, raw)
+    except Damaged as error:
+        return LeftOut(str(error))
 
 
 def _value(checkpoint: str, channel: str, raw: Raw) -> Any:

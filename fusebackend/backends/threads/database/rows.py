@@ -16,9 +16,11 @@ import re
 import uuid
 from collections.abc import Callable, Container, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from fusebackend.remote.keys import cut_name, name_of
+from fusebackend.volumes.damage import DamageLog
 
 NULL_TASK: Final = "00000000-0000-0000-0000-000000000000"
 """The task id of writes that belong to no task: input of a step that has not begun."""
@@ -26,6 +28,14 @@ NULL_TASK: Final = "00000000-0000-0000-0000-000000000000"
 
 class Damaged(Exception):
     """A part of the database can't be read. `str` is one line with the part and the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Takes the place of a part of a value, such as a channel, a file or a message, that can't be read, or is too
+    large. All beside it is there."""
+
+    reason: str
 
 
 class Nothing:
@@ -119,6 +129,10 @@ class Database(abc.ABC):
     ordered by time.
     """
 
+    def __init__(self, name: str) -> None:
+        """`name` is the database's in lines of the log."""
+        self.log = DamageLog(name)
+
     tells: bool
     """`news` is cheap and exact: it may be called before every other method."""
 
@@ -128,6 +142,11 @@ class Database(abc.ABC):
 
     file: str | None = None
     """The path of a database that another process can open by it (`SqliteDatabase`)."""
+
+    @property
+    def trouble(self) -> tuple[float, str] | None:
+        """As `Volume.trouble`."""
+        return None
 
     @abc.abstractmethod
     def news(self, *, now: bool = False) -> News | None:

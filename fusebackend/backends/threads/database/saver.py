@@ -25,6 +25,7 @@ from fusebackend.backends.threads.database.rows import (
     Append,
     Damaged,
     Database,
+    LeftOut,
     Link,
     Mark,
     News,
@@ -66,7 +67,7 @@ def database_of_saver(saver: Any) -> Database:
         if path:
             from fusebackend.backends.threads.database.sqlite import SqliteDatabase
 
-            return SqliteDatabase(path)
+            return SqliteDatabase(path, follows=False)  # the saver goes on with the file that it has
     if _is_exactly(saver, "langgraph.checkpoint.postgres", "PostgresSaver") and _is_plain(saver):
         from fusebackend.backends.threads.database.postgres import PostgresDatabase
 
@@ -116,6 +117,7 @@ class SaverDatabase(Database):
     def __init__(self, saver: Any) -> None:
         """Raises: ModuleNotFoundError: ormsgpack is missing."""
         require()
+        super().__init__("the saver")
         from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
         self._saver = saver
@@ -247,7 +249,7 @@ class SaverDatabase(Database):
     def saved(self, place: Place, checkpoint: str) -> Saved:
         item = self._tuple(place, checkpoint)
         document = item.checkpoint
-        ts = document.get("ts")
+        ts, metadata = document.get("ts"), self._shown(dict(item.metadata or {}))
         return Saved(
             checkpoint,
             _parent_of(item),
@@ -255,7 +257,7 @@ class SaverDatabase(Database):
             {name: self._shown(value) for name, value in (document.get("channel_values") or {}).items()},
             document.get("channel_versions") or {},
             document.get("versions_seen") or {},
-            self._shown(dict(item.metadata or {})),
+            metadata if isinstance(metadata, Mapping) else {},
         )
 
     def _tuple(self, place: Place, checkpoint: str) -> Any:
@@ -279,11 +281,11 @@ class SaverDatabase(Database):
             raise Damaged(f"{type(value).__name__} can't be packed: {type(error).__name__}: {error}") from None
 
     def _shown(self, value: Any) -> Any:
-        """A readable value; an error takes the place of a value that can't be packed."""
+        """A readable value; `LeftOut` takes the place of one that can't be packed."""
         try:
             return loads(self._stored(value))
         except Damaged as error:
-            return {"error": str(error)}
+            return LeftOut(str(error))
 
     # -- writing -----------------------------------------------------------------------------------------------
 

@@ -10,13 +10,14 @@ import abc
 import contextlib
 import errno
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final, NamedTuple
 
 from fusebackend.backends.threads.database.rows import (
     NULL_TASK,
     Damaged,
     Database,
+    LeftOut,
     Link,
     Mark,
     Place,
@@ -25,9 +26,12 @@ from fusebackend.backends.threads.database.rows import (
     Write,
 )
 from fusebackend.base.errors import oserror
-from fusebackend.volumes.damage import DamageLog
 
 LINE: Final = "thread_id = :thread AND checkpoint_ns = :namespace"
+
+FIRST_PAGE: Final = 2
+LAST_PAGE: Final = 512
+"""Ancestors in a query: few first, for an old thread's checkpoints hold whole values."""
 
 _WRITE_TYPES: Final = (str, str, str, int, str)
 """Of the columns that tell which write a row is: checkpoint, path of the task, task, place and channel."""
@@ -115,12 +119,14 @@ class SqlDatabase(Database):
 
     Args:
         name: the database in lines of the log.
+        clock: seconds that only grow.
     """
 
     dialect: ClassVar[Dialect]
 
-    def __init__(self, name: str) -> None:
-        self._log = DamageLog(name)
+    def __init__(self, name: str, clock: Callable[[], float]) -> None:
+        super().__init__(name)
+        self._clock = clock
 
     @abc.abstractmethod
     def _ask(self, statement: str, **values: Any) -> list[Any]:
@@ -131,10 +137,6 @@ class SqlDatabase(Database):
         """All rows of these checkpoints."""
 
     @abc.abstractmethod
-    def _columns(self, table: str) -> set[str]:
-        """The columns of a table; none where there is no such table."""
-
-    @abc.abstractmethod
     def _document(self, checkpoint: str, kind: Any, data: Any) -> Mapping[str, Any]:
         """A checkpoint's document."""
 
@@ -142,11 +144,19 @@ class SqlDatabase(Database):
         """The values of a checkpoint that are not in its document."""
         return {}
 
-    def _prepare(self, name: str) -> None:
-        """Make the statements. EINVAL, with `name`, when these are not the tables of a saver of LangGraph."""
+    def _row(self, row: object) -> object:
+        """A checkpoint's row in its mark."""
+        return row
+
+    def _prepare(self, name: str, columns_of: Callable[[str], set[str]]) -> None:
+        """Make the statements. EINVAL, with `name`, when these are not the tables of a saver of LangGraph.
+
+        Args:
+            columns_of: gives the columns of a table; none where there is no such table.
+        """
         columns: set[str] = set()
         for table, needed in self.dialect.tables.items():
-            columns = self._columns(table)
+            columns = columns_of(table)
             if not columns:
                 raise OSError(errno.EINVAL, f"{name} is no checkpoint database of LangGraph: it has no table '{table}'")
             if missing := sorted(set(needed.split()) - columns):
@@ -173,9 +183,9 @@ class SqlDatabase(Database):
         marks: dict[str, Mark] = {}
         for checkpoint, row in self._ask(self._sql.marks, **place._asdict()):
             if isinstance(checkpoint, str):
-                marks[checkpoint] = Mark(row, *written.get(checkpoint, ()))
+                marks[checkpoint] = Mark(self._row(row), *written.get(checkpoint, ()))
             else:
-                self._log.tell(f"row {row} of the table 'checkpoints' has a checkpoint_id that is no text; not shown")
+                self.log.tell(f"row {row} of the table 'checkpoints' has a checkpoint_id that is no text; not shown")
         return marks
 
     def newest(self, place: Place) -> str | None:
@@ -183,6 +193,35 @@ class SqlDatabase(Database):
         return None if found is None else str(found)
 
     # -- contents ----------------------------------------------------------------------------------------------
+
+    def ancestry(self, place: Place, checkpoint: str, channel: str) -> Generator[Link, None, None]:
+        met: set[str] = set()
+        limit, following = FIRST_PAGE, checkpoint
+        while True:
+            began = self._clock()
+            rows = self._page(place, following, channel, limit)
+            took_s = self._clock() - began
+            for place_in_page, row in enumerate(rows):
+                if row[0] in met:
+                    if place_in_page or row[0] != following:
+                        return  # a checkpoint that was stored anew below its own descendant
+                    continue  # a page begins with the last one of the page before
+                met.add(row[0])
+                yield self._link(row, channel)
+            if len(rows) < limit:
+                return
+            following, limit = rows[-1][0], max(self._more(limit, took_s, LAST_PAGE), FIRST_PAGE)
+
+    @abc.abstractmethod
+    def _page(self, place: Place, checkpoint: str, channel: str, limit: int) -> list[Any]:
+        """The first rows of an ancestry, for `_link`."""
+
+    @abc.abstractmethod
+    def _link(self, row: Any, channel: str) -> Link: ...
+
+    def _more(self, count: int, took_s: float, most: int) -> int:
+        """How many rows to ask for, after so many took so long."""
+        return min(count * 4, most)
 
     def writes(self, place: Place, checkpoints: Sequence[str], channel: str | None = None) -> dict[str, list[Write]]:
         return self._in_order(self._ask_among(self._sql.writes, place, checkpoints, channel=channel))
@@ -200,7 +239,7 @@ class SqlDatabase(Database):
         for checkpoint, path, task, index, channel, kind, value, order in rows:
             if (type(checkpoint), type(path), type(task), type(index), type(channel)) != _WRITE_TYPES:
                 where = f"row {order} of the table '{self.dialect.writes}'"
-                self._log.tell(f"{where} has ids that are no text or a place that is no number")
+                self.log.tell(f"{where} has ids that are no text or a place that is no number")
                 continue
             write = Write(task, channel, Raw(kind, value), index, order)
             found.setdefault(checkpoint, []).append(((path, task, index), write))
@@ -237,9 +276,12 @@ def links_of(rows: Iterable[Any], link_of: Callable[[Any], Link]) -> list[Link]:
 
 
 def document_of(checkpoint: str, found: Any) -> Mapping[str, Any]:
-    """A decoded checkpoint. Damaged where it is no mapping."""
+    """A decoded checkpoint. Damaged where it is no mapping, and where it can't be told which channels it has."""
     if not isinstance(found, Mapping):
         raise Damaged(f"checkpoint {checkpoint}: no mapping but {type(found).__name__}")
+    for key in ("channel_values", "channel_versions"):
+        if isinstance(part := found.get(key), LeftOut):
+            raise Damaged(f"checkpoint {checkpoint}: '{key}': {part.reason}")
     return found
 
 

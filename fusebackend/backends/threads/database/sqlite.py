@@ -5,18 +5,19 @@ microseconds, and row ids tell what they were: added rows have higher ones. A de
 in another row under the highest id; rows are counted as often as takes a twentieth of the time.
 
 A file in WAL mode that no process has open can't be opened without write permission to its directory. It is then read
-as immutable, and opened anew when it changes.
+as immutable, and opened anew when it changes. Another file at the path is opened as well (`DatabaseFile`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import re
 import sqlite3
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from fusebackend.backends.threads.database.rows import NOTHING, Append, Damaged, Link, News, Place, Raw
@@ -29,10 +30,12 @@ from fusebackend.backends.threads.database.sql import (
     mapping,
     require_id,
 )
-from fusebackend.backends.threads.database.values import loads, require
+from fusebackend.backends.threads.database.values import IN_DOCUMENT, loads, require
+from fusebackend.base.errors import oserror
 from fusebackend.databases.sqlite import (
-    FileState,
+    DatabaseFile,
     bound,
+    has_wal,
     open_file,
     open_read_only,
     transaction,
@@ -43,7 +46,13 @@ COUNTING_SHARE: Final = 1 / 20
 """Of the time, at most, that goes into counting rows."""
 
 IDS_AT_ONCE: Final = 500
-"""In one statement."""
+"""In one statement, at most."""
+
+ROWS_AT_ONCE: Final = 20_000
+"""Counted in one statement: some milliseconds."""
+
+PORTION_S: Final = 0.05
+"""How long a query takes, as far as its portions can be made small enough."""
 
 
 def _placeholders(statement: str) -> str:
@@ -63,6 +72,7 @@ WITH RECURSIVE chain(id, parent, type, checkpoint) AS (
     SELECT c.checkpoint_id, c.parent_checkpoint_id, c.type, c.checkpoint
     FROM chain CROSS JOIN checkpoints c ON c.checkpoint_id = chain.parent
     WHERE c.thread_id = :thread AND c.checkpoint_ns = :namespace
+    LIMIT :limit
 )
 SELECT id, parent, type, checkpoint FROM chain
 """)
@@ -72,6 +82,7 @@ class _Seen(NamedTuple):
     """How far a table was read."""
 
     rows: int
+    """Up to the last one."""
     last: int
     """The highest row id."""
     key: object
@@ -80,6 +91,10 @@ class _Seen(NamedTuple):
 
 class SqliteDatabase(SqlDatabase):
     """See the module's docstring.
+
+    Args:
+        follows: as for `DatabaseFile`.
+        clock: seconds that only grow.
 
     Raises:
         OSError: the file is not there, is no SQLite file, or has not the tables of a SqliteSaver.
@@ -103,90 +118,121 @@ class SqliteDatabase(SqlDatabase):
         placeholders=_placeholders,
     )
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, follows: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
         require()
-        super().__init__(f"the checkpoint database {path}")
-        self.path = path
+        super().__init__(f"the checkpoint database {path}", clock)
+        self.path = os.path.abspath(path)
         self._translated = translate_errors(f"'{path}' can't be read", lambda _: errno.EIO)
-        if os.path.isfile(path) and os.path.getsize(path) == 0:
-            raise OSError(errno.EINVAL, f"'{path}' is an empty file, no checkpoint database of LangGraph")
         self.file = os.path.realpath(path)
         self.identity = f"sqlite:{self.file}"
-        self._connection, self._immutable = open_read_only(path)
-        self._writer: sqlite3.Connection | None = None
+        self._immutable = False
+        self._at_once = 16  # ids in a statement
+        self._writer: DatabaseFile | None = None
+        self._at = DatabaseFile(path, self._opened, follows=follows)
         try:
             self._begin()
         except BaseException:
-            self._connection.close()
+            self._at.close()
             raise
 
     def close(self) -> None:
-        self._connection.close()
-        if self._writer is not None:
-            self._writer.close()
+        for opened in (self._at, self._writer):
+            if opened is not None:
+                opened.close()
+
+    @property
+    def trouble(self) -> tuple[float, str] | None:
+        return self._at.trouble
+
+    @property
+    def _connection(self) -> sqlite3.Connection:
+        return self._at.opened
+
+    def _opened(self) -> sqlite3.Connection:
+        if os.path.isfile(self.path) and os.path.getsize(self.path) == 0:
+            raise OSError(errno.EINVAL, f"'{self.path}' is an empty file, no checkpoint database of LangGraph")
+        connection, self._immutable = open_read_only(self.path)
+        try:
+            self._prepare(f"'{self.path}'", lambda table: self._columns(connection, table))
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def _begin(self) -> None:
-        self._prepare(f"'{self.path}'")
-        self._version = self._data_version()
-        self._counted_at, self._count_s = time.monotonic(), 0.0
+        """Look at a file that was opened for the first time."""
+        with self._translated:
+            looked = self._at.look()
         self._recount = False
-        self._seen = {table: self._look(table) for table in self.dialect.tables}
+        seen = {table: self._look(table, 0) for table in self.dialect.tables}
+        self._seen = {table: seen[table]._replace(rows=rows) for table, rows in self._count(seen).items()}
+        self._looked, self._file_key = looked, self._at.key
 
-    def _columns(self, table: str) -> set[str]:
+    def _columns(self, connection: sqlite3.Connection, table: str) -> set[str]:
         with translate_errors(f"'{self.path}' can't be read as an SQLite database", lambda _: errno.EINVAL):
-            return {row[1] for row in self._connection.execute(f"PRAGMA table_info({table})")}
+            return {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
 
     # -- news --------------------------------------------------------------------------------------------------
 
     def news(self, *, now: bool = False) -> News | None:
-        if self._immutable is not None:
-            return self._reopen(self._immutable)
-        version = self._data_version()
-        if version == self._version and not (self._recount and self._may_count()):
+        with self._translated:
+            if self._immutable and has_wal(self.path):
+                self._at.reopen()
+            looked = self._at.look()
+        if looked == self._looked and not (self._recount and self._may_count()):
             return None
-        with self._translated, transaction(self._connection, "DEFERRED"):
-            everything, places = self._compare()
-        self._version = version
+        if self._at.key != self._file_key:
+            self._begin()
+            return News(True)
+        everything, places = self._compare()
+        self._looked = looked
         if everything:
             return News(True)
         return News(False, frozenset(places)) if places else None
 
-    def _reopen(self, before: FileState) -> News | None:
-        """Open a file anew that was opened as immutable, if it has changed."""
-        if FileState.of(self.path) == before:
-            return None
-        connection, self._immutable = open_read_only(self.path)
-        self._connection.close()
-        self._connection = connection
-        self._begin()
-        return News(True)
-
     def _compare(self) -> tuple[bool, set[Place]]:
         """Whether anything was deleted or replaced; and the lines with added rows."""
         count = self._may_count()
+        kept = self._count(self._seen) if count else {table: seen.rows for table, seen in self._seen.items()}
         everything, places, now = False, set(), {}
-        for table, seen in self._seen.items():
-            added = self._ask(f"SELECT thread_id, checkpoint_ns FROM {table} WHERE rowid > :last", last=seen.last)
-            places |= {Place(*ids) for ids in added if all(isinstance(id_, str) for id_ in ids)}
-            expected = seen.rows + len(added)
-            now[table] = self._look(table, None if count else expected)
-            everything |= now[table].rows != expected or self._key(table, seen.last) != seen.key
+        with self._translated, transaction(self._connection, "DEFERRED"):
+            for table, seen in self._seen.items():
+                added = self._ask(f"SELECT thread_id, checkpoint_ns FROM {table} WHERE rowid > :last", last=seen.last)
+                places |= {Place(*ids) for ids in added if all(isinstance(id_, str) for id_ in ids)}
+                everything |= kept[table] != seen.rows or self._key(table, seen.last) != seen.key
+                now[table] = self._look(table, kept[table] + len(added))
         self._seen, self._recount = now, not count
         return everything, places
 
-    def _data_version(self) -> int:
-        with self._translated:
-            return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
-
     def _may_count(self) -> bool:
-        return time.monotonic() - self._counted_at >= self._count_s / COUNTING_SHARE
+        return self._clock() - self._counted_at >= self._count_s / COUNTING_SHARE
 
-    def _look(self, table: str, rows: int | None = None) -> _Seen:
-        if rows is None:
-            start = time.monotonic()
-            rows = int(self._ask(f"SELECT count(*) FROM {table}")[0][0])
-            self._counted_at = time.monotonic()
-            self._count_s = self._counted_at - start
+    def _count(self, seen: Mapping[str, _Seen]) -> dict[str, int]:
+        """The rows up to the last one seen of each table. Others may add rows meanwhile: only a deletion changes it."""
+        began = self._clock()
+        counted = {table: self._count_rows(table, last) for table, (_, last, _) in seen.items()}
+        self._counted_at = self._clock()
+        self._count_s = self._counted_at - began
+        return counted
+
+    def _count_rows(self, table: str, last: int) -> int:
+        """In portions of whole threads, as `PORTION_S` asks for."""
+        rows, start, more = 0, "", True
+        while more:
+            ends = self._ask(
+                f"SELECT thread_id FROM {table} WHERE thread_id > CAST(:start AS TEXT) AND thread_id < x'' "
+                "ORDER BY thread_id LIMIT 1 OFFSET :portion",
+                start=start,
+                portion=ROWS_AT_ONCE,
+            )
+            more, until = bool(ends), " AND thread_id < CAST(:end AS TEXT)" if ends else ""
+            end = ends[0][0] if ends else ""
+            counted = f"SELECT count(*) FROM {table} WHERE thread_id >= CAST(:start AS TEXT){until} AND rowid <= :last"
+            rows += self._ask(counted, start=start, last=last, **({"end": end} if ends else {}))[0][0]
+            start = end
+        return rows
+
+    def _look(self, table: str, rows: int) -> _Seen:
         last = self._ask(f"SELECT max(rowid) FROM {table}")[0][0] or 0
         return _Seen(rows, last, self._key(table, last))
 
@@ -201,24 +247,22 @@ class SqliteDatabase(SqlDatabase):
         # Answered from the index: nothing is read where there are no odd rows.
         odd = self._ask("SELECT rowid FROM checkpoints WHERE thread_id >= x'' OR thread_id < '' LIMIT 1")
         if odd:
-            self._log.tell(f"row {odd[0][0]} of the table 'checkpoints' has a thread_id that is no text; not shown")
+            self.log.tell(f"row {odd[0][0]} of the table 'checkpoints' has a thread_id that is no text; not shown")
         return super().threads()
+
+    def _row(self, row: object) -> object:
+        """The rows of a file that took another one's place are other ones, whatever their numbers."""
+        return f"{self._file_key[1]}.{row}"
 
     # -- contents ----------------------------------------------------------------------------------------------
 
-    def ancestry(self, place: Place, checkpoint: str, channel: str) -> Generator[Link, None, None]:
-        met: set[str] = set()
-        values = {**place._asdict(), "checkpoint": checkpoint}
-        with self._translated:
-            cursor = self._connection.execute(_ANCESTRY, _bound(values))
-        with contextlib.closing(cursor):
-            while True:
-                with self._translated:
-                    row = cursor.fetchone()
-                if row is None or row[0] in met:
-                    return  # the second: a checkpoint that was stored anew below its own descendant
-                met.add(row[0])
-                yield self._link(row, channel)
+    def _page(self, place: Place, checkpoint: str, channel: str, limit: int) -> list[Any]:
+        return self._ask(_ANCESTRY, **place._asdict(), checkpoint=checkpoint, limit=limit)
+
+    def _more(self, count: int, took_s: float, most: int) -> int:
+        """So many that a query takes `PORTION_S` at most: until it ends, no writer can commit to a file with a rollback
+        journal."""
+        return max(1, min(count * 4, most, int(count * PORTION_S / 2 / max(took_s, 1e-6))))
 
     def links(self, place: Place, checkpoints: Sequence[str], channel: str) -> list[Link]:
         return links_of(self._ask_among(_LINKS, place, checkpoints), lambda row: self._link(row, channel))
@@ -232,7 +276,7 @@ class SqliteDatabase(SqlDatabase):
 
     def _document(self, checkpoint: str, kind: Any, data: Any) -> Mapping[str, Any]:
         try:
-            found = loads(Raw(kind, data))
+            found = loads(Raw(kind, data), IN_DOCUMENT)
         except Damaged as error:
             raise Damaged(f"checkpoint {checkpoint}: {error}") from None
         return document_of(checkpoint, found)
@@ -242,16 +286,20 @@ class SqliteDatabase(SqlDatabase):
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[Append]:
         with translate_errors(f"'{self.path}' can't be written to", _errno_of_writing):
+            self._at.at.require()
             if self._writer is None:
-                self._writer = open_file(self.path, "mode=rw")
-            with transaction(self._writer):
-                yield self._append
+                self._writer = DatabaseFile(self.path, lambda: open_file(self.path, "mode=rw"))
+            connection, at = self._writer.get(), self._writer.at
+            with transaction(connection):
+                yield functools.partial(self._append, connection)
+                at.require()
+                if at.key != self._file_key:
+                    raise oserror(errno.ESTALE)  # what was read is of another file
 
-    def _append(self, place: Place, checkpoint: str, channel: str, value: Raw) -> None:
+    def _append(self, connection: sqlite3.Connection, place: Place, checkpoint: str, channel: str, value: Raw) -> None:
         """After the present ones: savers number the writes of a task from 0 and never replace one."""
-        assert self._writer is not None
         values = {"checkpoint": checkpoint, "channel": channel, "kind": value.kind, "data": value.data}
-        self._writer.execute(self._sql.append, _bound({**place._asdict(), **values}))
+        connection.execute(self._sql.append, _bound({**place._asdict(), **values}))
 
     # -- statements --------------------------------------------------------------------------------------------
 
@@ -260,11 +308,17 @@ class SqliteDatabase(SqlDatabase):
             return self._connection.execute(statement, _bound(values)).fetchall()
 
     def _ask_among(self, statement: str, place: Place, checkpoints: Sequence[str], **values: Any) -> list[Any]:
-        rows = []
-        for start in range(0, len(checkpoints), IDS_AT_ONCE):
-            ids = {f"id{number}": id_ for number, id_ in enumerate(checkpoints[start : start + IDS_AT_ONCE])}
+        rows: list[Any] = []
+        start = 0
+        while start < len(checkpoints):
+            some = checkpoints[start : start + self._at_once]
+            ids = {f"id{number}": id_ for number, id_ in enumerate(some)}
             among = f"({', '.join(f'CAST(:{name} AS TEXT)' for name in ids)})"
+            began = self._clock()
             rows += self._ask(statement.replace("{among}", among), **place._asdict(), **ids, **values)
+            start += len(some)
+            if len(some) == self._at_once or self._clock() - began > PORTION_S / 2:
+                self._at_once = self._more(len(some), self._clock() - began, IDS_AT_ONCE)
         return rows
 
 

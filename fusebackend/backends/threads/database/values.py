@@ -16,14 +16,15 @@ checkpoint itself are for the one that follows; only those of `NULL_TASK` count 
 from __future__ import annotations
 
 import base64
+import contextlib
 import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from fusebackend.backends.threads.database.rows import NOTHING, Damaged, Raw
+from fusebackend.backends.threads.database.rows import NOTHING, Damaged, LeftOut, Raw
 
 # The codes of LangGraph's serialiser (langgraph.checkpoint.serde.jsonplus).
 SINGLE_ARGUMENT: Final = 0
@@ -64,15 +65,18 @@ class Ext:
 
     @property
     def class_name(self) -> str | None:
-        """`module.Class` of an object, None for anything else."""
+        """`module.Class` of an object, None for anything else, and where it can't be read."""
         if not self.is_object:
             return None
-        parts = self.parts()
+        try:
+            parts = self.parts()
+        except Damaged:
+            return None
         return f"{parts[0]}.{parts[1]}"
 
     def parts(self) -> Any:
         """Module, class, arguments, and the method's name for some; or a snapshot's value."""
-        inner = unpack(self.data)
+        inner = unpack(self.data, _IN_OBJECT if self.is_object else IN_CHANNEL)
         if self.is_object and not (isinstance(inner, (list, tuple)) and len(inner) >= 3):
             raise Damaged(f"extension type {self.code} does not hold what it should")
         return inner
@@ -102,18 +106,145 @@ COUNTED_BYTES = 1 << 20
 """A shorter piece can't have many more."""
 
 MAX_JSON_BYTES = 16 << 20
-"""Of values in JSON, which only old checkpoints have. It is decoded in one go, too."""
+"""Of a piece of JSON, which only old checkpoints have. It is decoded in one go, too."""
+
+ALL_PIECES: Final = 8
+"""All pieces of a value together may have so many times what one may."""
+
+MAX_MEMBERS = 200_000
+"""So many pieces are read one by one: in some seconds, with Python's lock free in between."""
+
+MAX_SHOWN_CHARS: Final = 200
+"""Of a key in a line of the log."""
+
+IN_DOCUMENT: Final = 3
+"""Levels of a checkpoint's document whose members can be read one by one: its fields, the channels, and what is in one,
+such as files or messages."""
+
+IN_CHANNEL: Final = 1
+"""The same of a channel's value by itself."""
+
+_IN_OBJECT: Final = 4
+"""The same of an object: its parts, its arguments, and a channel in an `Overwrite`."""
 
 
-def unpack(data: bytes) -> Any:
-    """MessagePack as plain data and `Ext`."""
+class _Room:
+    """How much all pieces of a value together may still have, and how many they may be."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+        self.members = MAX_MEMBERS
+
+
+class _Format(NamedTuple):
+    """How values are stored, and how large a piece may be that is decoded in one go."""
+
+    name: str
+    decode: Callable[[bytes], Any]
+    """ValueError, TypeError, RecursionError."""
+    split: Callable[[bytes], dict[Any, Any] | list[Any]]
+    """The members of a mapping or list, as bytes. ValueError, RecursionError."""
+    size: Callable[[bytes], int]
+    most: int
+    few_bytes: int
+    """So many can't have many more than `most`: not measured."""
+    too_large: str
+
+    def read(self, data: bytes, levels: int) -> Any:
+        """A value. Where it is too large or damaged, its members are read one by one, and those that are so themselves
+        are `LeftOut`.
+
+        Args:
+            levels: the levels of members.
+
+        Raises:
+            Damaged: it can't be read, and has no members that can.
+        """
+        try:
+            if len(data) > self.few_bytes and self.size(data) > self.most:
+                raise Damaged(self.too_large)
+            return self._decoded(data)
+        except Damaged as error:
+            if not levels:
+                raise
+            return self._members(data, levels, _Room(self.most * ALL_PIECES), error)
+
+    def _members(self, data: bytes, levels: int, room: _Room, error: Damaged) -> Any:
+        """Raises the error of the whole where that has no members."""
+        try:
+            members = self.split(data)
+        except (ValueError, RecursionError):
+            raise error from None
+        room.members -= len(members)
+        if room.members < 0:
+            raise error
+        pairs = list(members.items() if isinstance(members, dict) else enumerate(members))
+        found: dict[Any, Any] = dict.fromkeys(key for key, _ in pairs)
+        for key, member in sorted(pairs, key=lambda pair: len(pair[1])):  # the largest may find no room
+            found[key] = self._member(bytes(member), levels - 1, room)
+        return found if isinstance(members, dict) else list(found.values())
+
+    def _member(self, data: bytes, levels: int, room: _Room) -> Any:
+        size = self.size(data)
+        try:
+            if size > self.most:
+                raise Damaged(self.too_large)
+            if size <= room.left:
+                value = self._decoded(data)
+                room.left -= size
+                return value
+        except Damaged as error:
+            with contextlib.suppress(Damaged):
+                if levels:
+                    return self._members(data, levels, room, error)
+            return LeftOut(str(error))
+        return LeftOut(self.too_large)
+
+    def _decoded(self, data: bytes) -> Any:
+        try:
+            return self.decode(data)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise Damaged(f"not valid {self.name}: {error}") from None
+
+
+def _decoded_pack(data: bytes) -> Any:
     library = _ormsgpack()
-    if len(data) > COUNTED_BYTES and _has_more_values(data, MAX_VALUES):
-        raise Damaged(f"MessagePack with more than {MAX_VALUES:,} values")
-    try:
-        return library.unpackb(data, ext_hook=Ext, option=library.OPT_NON_STR_KEYS)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise Damaged(f"not valid MessagePack: {error}") from None
+    return library.unpackb(data, ext_hook=Ext, option=library.OPT_NON_STR_KEYS)
+
+
+def _split_pack(data: bytes) -> dict[Any, Any] | list[Any]:
+    import msgspec
+
+    if not data or _members_of(data) > MAX_MEMBERS:
+        raise ValueError("no members, or too many")
+    return msgspec.msgpack.decode(data, type=dict[Any, msgspec.Raw] | list[msgspec.Raw])
+
+
+def _split_json(data: bytes) -> dict[Any, Any] | list[Any]:
+    import msgspec
+
+    if data.count(b",") > MAX_VALUES * ALL_PIECES:
+        raise ValueError("too many members")
+    return msgspec.json.decode(data, type=dict[str, msgspec.Raw] | list[msgspec.Raw])
+
+
+_PACK: Final = _Format(
+    "MessagePack",
+    _decoded_pack,
+    _split_pack,
+    lambda data: _count(data, MAX_VALUES),
+    MAX_VALUES,
+    COUNTED_BYTES,
+    f"MessagePack with more than {MAX_VALUES:,} values",
+)
+_JSON: Final = _Format(
+    "JSON", json.loads, _split_json, len, MAX_JSON_BYTES, 0, f"JSON of more than {MAX_JSON_BYTES >> 20} MiB"
+)
+
+
+def unpack(data: bytes, levels: int = 0) -> Any:
+    """MessagePack as plain data and `Ext`. `levels` as for `_Format.read`."""
+    return _PACK.read(data, levels)
 
 
 _LENGTHS = {
@@ -132,14 +263,13 @@ _CONTAINERS = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
 """First bytes of arrays and maps: the size of the count, and the values in an item."""
 
 
-def _has_more_values(data: bytes, most: int) -> bool:
-    """Count the values of MessagePack without making them. Strings are skipped, and other threads may run meanwhile."""
+def _count(data: bytes, most: int) -> int:
+    """Count the values of MessagePack without making them, up to one more than `most`. Strings are skipped, and other
+    threads may run meanwhile."""
     count, left, at = 0, 1, 0
     size = len(data)
-    while left and at < size:
+    while left and at < size and count <= most:
         count += 1
-        if count > most:
-            return True
         left -= 1
         byte = data[at]
         at += 1
@@ -158,7 +288,14 @@ def _has_more_values(data: bytes, most: int) -> bool:
             width, values = _CONTAINERS[byte]
             left += values * int.from_bytes(data[at : at + width])
             at += width
-    return False
+    return count
+
+
+def _members_of(data: bytes) -> int:
+    """The members that MessagePack says its array or map has."""
+    if data[0] in _CONTAINERS:
+        return int.from_bytes(data[1 : 1 + _CONTAINERS[data[0]][0]])
+    return data[0] & 0x0F
 
 
 def pack(value: Any) -> Raw:
@@ -170,8 +307,12 @@ def pack(value: Any) -> Raw:
         raise Damaged(f"a value can't be stored: {error}") from None
 
 
-def loads(raw: Raw) -> Any:
-    """A stored value as plain data and `Ext`."""
+def loads(raw: Raw, levels: int = IN_CHANNEL) -> Any:
+    """A stored value as plain data and `Ext`, with `LeftOut` for the members down to some levels that can't be read.
+
+    Args:
+        levels: `IN_CHANNEL` or `IN_DOCUMENT`.
+    """
     kind, data = raw.kind, raw.data
     if not isinstance(kind, str | None) or not isinstance(data, bytes | bytearray | memoryview | str | None):
         raise Damaged(f"a value is kept as {type(kind).__name__} and {type(data).__name__}")
@@ -180,16 +321,13 @@ def loads(raw: Raw) -> Any:
     if data is None:
         raise Damaged(f"a value of the type {kind!r} is missing")
     if kind == "msgpack":
-        return unpack(data)
+        if isinstance(data, str):
+            raise Damaged("not valid MessagePack: it is kept as text")
+        return unpack(data, levels)
     if kind in ("bytes", "bytearray"):
         return data.encode("utf-8", "surrogateescape") if isinstance(data, str) else bytes(data)
     if kind == "json":
-        if len(data) > MAX_JSON_BYTES:
-            raise Damaged(f"JSON of more than {MAX_JSON_BYTES >> 20} MiB")
-        try:
-            return json.loads(data)
-        except (ValueError, RecursionError) as error:
-            raise Damaged(f"not valid JSON: {error}") from None
+        return _JSON.read(data.encode("utf-8", "surrogatepass") if isinstance(data, str) else bytes(data), levels)
     if kind is not None and "+" in kind:
         raise Damaged(f"encrypted ({kind}): only the program that has the key can read it")
     if kind == "pickle":
@@ -213,6 +351,8 @@ def shallow(value: Any) -> Any:
         return value if math.isfinite(value) else str(value)
     if isinstance(value, dict):
         return value
+    if isinstance(value, LeftOut):
+        return {"error": value.reason}
     if isinstance(value, (list, tuple)):
         return list(value)
     if isinstance(value, (bytes, bytearray, memoryview)):
@@ -257,14 +397,20 @@ _nameless = itertools.count()
 class Files:
     """The channel `files`: a dict from key to record; None deletes a key.
 
+    A key that is no text is left out: no path could be its.
+
     Args:
         keep: turns a record into the kept value.
+        tell: is called with a line about each part that is left out.
     """
 
     name: Final = "files"
 
-    def __init__(self, keep: Callable[[Any], Any] = lambda record: record) -> None:
+    def __init__(
+        self, keep: Callable[[Any], Any] = lambda record: record, tell: Callable[[str], None] = lambda what: None
+    ) -> None:
         self._keep = keep
+        self._tell = tell
 
     def whole(self, stored: Any) -> dict[str, Any]:
         """A stored value."""
@@ -272,17 +418,17 @@ class Files:
         if value is None or value is NOTHING:
             return {}
         if not isinstance(value, Mapping):
-            raise Damaged(f"'files' is no mapping but {_kind(value)}")
+            raise Damaged(f"'files'{_why_not(value, 'mapping')}")
         return self.merge({}, value)
 
     def merge(self, files: dict[str, Any], written: Any) -> dict[str, Any]:
         """One write on top, in place."""
         if not isinstance(written, Mapping):
-            raise Damaged(f"a write to 'files' is no mapping but {_kind(written)}")
+            raise Damaged(f"a write to 'files'{_why_not(written, 'mapping')}")
         for key, record in written.items():
             if not isinstance(key, str):
-                raise Damaged(f"'files' holds a key that is no string: {key!r}")
-            if record is None:
+                self._tell(f"'files' has the key {str(key)[:MAX_SHOWN_CHARS]!r}, which is no text; not shown")
+            elif record is None:
                 files.pop(key, None)
             else:
                 files[key] = self._keep(record)
@@ -325,6 +471,8 @@ class Messages:
         value = snapshot(stored)
         if value is None or value is NOTHING:
             return {}
+        if isinstance(value, LeftOut):
+            raise Damaged(f"'messages': {value.reason}")
         items = value if isinstance(value, (list, tuple)) else [value]
         same = self._same(items)
         if same == len(items) == len(self._latest):
@@ -362,10 +510,10 @@ class Messages:
 
     def _plain(self, item: Any) -> Message:
         if not isinstance(item, Ext):
-            return Message(plain_message(item))
+            return Message(_any_message(item))
         message = self._decoded.get(item.data)
         if message is None:
-            message = self._decoded[item.data] = Message(plain_message(item), item.data)
+            message = self._decoded[item.data] = Message(_any_message(item), item.data)
         return message
 
 
@@ -416,6 +564,14 @@ def overwriting(value: Any) -> Any:
 _TYPE_OF_ROLE = {"user": "human", "assistant": "ai", "developer": "system"}
 
 
+def _any_message(value: Any) -> dict[str, Any]:
+    """As `plain_message`, with a message of the type `unreadable`, and why, in the place of one that can't be read."""
+    try:
+        return plain_message(value)
+    except Damaged as error:
+        return {"type": "unreadable", "error": str(error)}
+
+
 def plain_message(value: Any) -> dict[str, Any]:
     """A message as a dict with a `type` (human, ai, tool, system …), from each form in which one is stored."""
     if isinstance(value, Ext):
@@ -435,7 +591,7 @@ def plain_message(value: Any) -> dict[str, Any]:
             rest = {key: item for key, item in value.items() if key != "role"}
             return {"type": _TYPE_OF_ROLE.get(role, role), **rest}
         return {str(key): item for key, item in value.items()}
-    raise Damaged(f"a message is no object but {_kind(value)}")
+    raise Damaged(f"a message{_why_not(value, 'object')}")
 
 
 def _typed(arguments: Mapping[Any, Any], class_name: str) -> dict[str, Any]:
@@ -444,5 +600,7 @@ def _typed(arguments: Mapping[Any, Any], class_name: str) -> dict[str, Any]:
     return {"type": type_name, **{str(key): item for key, item in arguments.items() if key != "type"}}
 
 
-def _kind(value: Any) -> str:
-    return f"extension type {value.code}" if isinstance(value, Ext) else type(value).__name__
+def _why_not(value: Any, wanted: str) -> str:
+    if isinstance(value, LeftOut):
+        return f": {value.reason}"
+    return f" is no {wanted} but {f'extension type {value.code}' if isinstance(value, Ext) else type(value).__name__}"

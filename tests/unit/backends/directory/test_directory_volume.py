@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from nodes import put, whole
 
+from fusebackend.backends import FilesystemBackend
 from fusebackend.backends.directory import dirfd, nodes
 from fusebackend.backends.directory.dirfd import DescriptorCache
 from fusebackend.backends.directory.volume import PAGE_ENTRIES, DirectoryVolume
@@ -113,6 +114,43 @@ def test_the_root_has_its_number_and_stays_it_when_it_is_renamed(volume, disk):
     put(volume, b"file")
     assert (disk.with_name("moved") / "file").exists()
     assert volume.getattr(ROOT_NODE).is_dir
+
+
+def test_a_root_that_was_removed_is_an_error_and_looks_like_no_empty_directory(volume, disk, caplog):
+    put(volume, b"f", b"x")
+    assert volume.trouble is None
+    shutil.rmtree(disk)
+    disk.mkdir()
+    with fails(errno.EIO):
+        volume.lookup(ROOT_NODE, b"f")
+    with fails(errno.EIO):
+        volume.lookup(ROOT_NODE, b"absent")
+    with fails(errno.EIO):
+        listing(volume)
+    with fails(errno.EIO):
+        put(volume, b"new")
+    assert os.listdir(disk) == []
+    assert volume.trouble is not None and f"its directory {disk} was moved or deleted" in volume.trouble[1]
+    assert caplog.text.count("was moved or deleted") == 1
+
+
+def test_a_root_whose_path_leads_elsewhere_stays_it_and_says_so(volume, disk, tmp_path):
+    (tmp_path / "link").symlink_to(disk)
+    backend = FilesystemBackend(tmp_path / "link")
+    other = tmp_path / "other"
+    other.mkdir()
+    os.rename(disk, tmp_path / "aside")
+    os.rename(other, disk)
+    put(volume, b"f", b"x")
+    assert os.listdir(tmp_path / "aside") == ["f"] and os.listdir(disk) == []
+    assert volume.trouble is not None and backend.volume.trouble is not None
+    os.rename(disk, other)
+    os.rename(tmp_path / "aside", disk)
+    assert volume.trouble is None and backend.volume.trouble is None
+    (tmp_path / "link").unlink()
+    (tmp_path / "link").symlink_to(other)
+    assert backend.volume.trouble is not None, "a link that is switched leads nobody out of a directory"
+    assert backend.write("/g", "y").error is None and sorted(os.listdir(disk)) == ["f", "g"]
 
 
 @pytest.mark.parametrize("name", [b"..", b".", b"", b"a/b", b"../x", b"/etc", b"a\0b"])

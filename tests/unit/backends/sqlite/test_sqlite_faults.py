@@ -18,6 +18,7 @@ from fusebackend.backends.sqlite import backend as sqlite
 from fusebackend.backends.sqlite import flusher
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.backends.sqlite.check import check
+from fusebackend.backends.sqlite.schema import connect_again
 from fusebackend.backends.sqlite.stored_tree import DirtyBuffer
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
 from fusebackend.testing.posix.case import fails
@@ -290,6 +291,25 @@ def is_eio(call: Callable[[], object]) -> bool:
     except OSError as error:
         return error.errno == errno.EIO
     return False
+
+
+def test_no_row_of_another_volume_is_read_or_freed_once_that_took_the_path(tmp_path: Path) -> None:
+    """Connections are made when they are first needed: for snapshots, for the index, for the background."""
+    path, other = tmp_path / "volume.db", tmp_path / "other.db"
+    for name, file in ((b"theirs", other), (b"ours", path)):
+        made = SqliteVolume(file)
+        made.mkdir(ROOT_NODE, name, 0o755, ME)
+        made.take_snapshot("s")
+        made.close()
+    volume = SqliteVolume(path)
+    os.rename(path, tmp_path / "aside.db")
+    os.rename(other, path)
+    assert is_eio(lambda: volume.snapshot("s").readdir(ROOT_NODE, b"", 10))
+    assert is_eio(lambda: connect_again(str(path)))
+    os.rename(path, other)
+    os.rename(tmp_path / "aside.db", path)
+    assert [name for name, _ in volume.snapshot("s").readdir(ROOT_NODE, b"", 10)] == [b"ours"]
+    volume.close()
 
 
 @pytest.mark.parametrize("how", ["moved", "deleted", "replaced"])

@@ -13,9 +13,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import graphs
+import msgspec
 import ormsgpack
 import pytest
 import threadcases
@@ -23,9 +24,13 @@ from eventually import eventually
 from for_each import for_each
 from graphs import say, thread, use, user, write
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+from nodes import node_at
 
 from fusebackend.backends import ThreadsBackend
+from fusebackend.backends.threads.database import values
 from fusebackend.backends.threads.database.postgres import PostgresDatabase
+from fusebackend.backends.threads.database.rows import NULL_TASK, Place
+from fusebackend.testing.each import each
 from fusebackend.urls.opening import UrlError, open_backend
 
 
@@ -113,6 +118,24 @@ def test_what_follows_from_a_damaged_write_says_so_and_what_came_before_is_there
         assert json.loads(read(backend, "/plain/messages.jsonl").splitlines()[0])["type"] == "human"
 
 
+@pytest.mark.parametrize("value", [b"\x81", b"\x05"])
+def test_a_damaged_write_that_comes_while_a_line_is_shown_hides_its_files_alone(path: str, value: bytes) -> None:
+    with ThreadsBackend.from_sqlite(path) as backend:
+        expected = read(backend, "/plain/messages.jsonl")
+        assert names(backend, "/plain/head") == ["a.txt", "c.txt", "second.txt"]
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            connection.execute(
+                "INSERT INTO writes (thread_id, checkpoint_ns, checkpoint_id, task_id, idx, channel, type, value) "
+                f"SELECT thread_id, '', max(checkpoint_id), '{NULL_TASK}', 0, 'files', 'msgpack', ? FROM checkpoints",
+                (value,),
+            )
+            connection.commit()
+        assert names(backend, "/plain/head") == ["ERROR.txt"]
+        assert "a write to 'files'" in read(backend, "/plain/head/ERROR.txt")
+        assert read(backend, "/plain/messages.jsonl") == expected
+        assert json.loads(read(backend, "/plain/state.json"))["thread_id"] == "plain"
+
+
 def test_a_head_that_could_be_written_to_says_so_as_well(path: str) -> None:
     damaged = "UPDATE writes SET value = x'81' WHERE rowid = (SELECT min(rowid) FROM writes WHERE channel = 'files')"
     with changed(path, damaged):
@@ -135,8 +158,8 @@ def test_a_record_that_cannot_be_stored_again_stays_where_it_is(tmp_path: Path) 
         assert list(graphs.state_at(agent, thread("t"))["files"]) == ["/moved.txt"]
 
 
-@pytest.mark.parametrize("value", [5, [1, 2], {7: {"content": "x"}}])
-def test_files_that_are_no_mapping_of_texts(path: str, value: Any) -> None:
+@pytest.mark.parametrize("value", [5, [1, 2]])
+def test_files_that_are_no_mapping(path: str, value: Any) -> None:
     statement = "UPDATE writes SET value = ? WHERE rowid = (SELECT min(rowid) FROM writes WHERE channel = 'files')"
     packed = ormsgpack.packb(value, option=ormsgpack.OPT_NON_STR_KEYS)
     with changed(path, statement, values=(packed,)) as backend:
@@ -431,6 +454,168 @@ def test_a_table_without_task_paths_is_that_of_an_older_saver(path: str) -> None
     ]
     with changed(path, *older) as backend:
         assert names(backend, "/plain/head") == ["a.txt", "c.txt", "second.txt"]
+
+
+# -- one part of a checkpoint ----------------------------------------------------------------------------------------
+
+MANY: Final = [0] * 3000
+"""More values than one piece of MessagePack may have in these tests. `test_threads_parts.py` has the true bound."""
+
+BROKEN: Final = msgspec.msgpack.Ext(5, b"\xc1")
+
+
+def rewrite(kind: str, where: str, channel: str, change: Callable[[Any], Any], mark: bytes = b"") -> None:
+    """Change the value of a channel in all checkpoints of a thread, as LangGraph stores it. `mark` becomes bytes that
+    are no UTF-8."""
+
+    def changed_bytes(data: bytes) -> bytes:
+        value = msgspec.msgpack.encode(change(msgspec.msgpack.decode(data, strict=False)))
+        return value.replace(mark, b"\xff" * len(mark)) if mark else value
+
+    if kind == "postgres":
+        import psycopg
+
+        with psycopg.connect(where) as connection:
+            rows = connection.execute(
+                "SELECT version, blob FROM checkpoint_blobs WHERE channel = %s AND type = 'msgpack'", (channel,)
+            ).fetchall()
+            for version, blob in rows:
+                connection.execute(
+                    "UPDATE checkpoint_blobs SET blob = %s WHERE channel = %s AND version = %s",
+                    (changed_bytes(blob), channel, version),
+                )
+        return
+    with contextlib.closing(sqlite3.connect(where)) as connection:
+        for rowid, blob in connection.execute("SELECT rowid, checkpoint FROM checkpoints").fetchall():
+            document = msgspec.msgpack.decode(blob)
+            values = document["channel_values"]
+            if channel in values:
+                values[channel] = msgspec.Raw(changed_bytes(msgspec.msgpack.encode(values[channel])))
+                connection.execute(
+                    "UPDATE checkpoints SET checkpoint = ? WHERE rowid = ?", (msgspec.msgpack.encode(document), rowid)
+                )
+        connection.commit()
+
+
+ODD_FILES: Final[dict[str, tuple[Any, str]]] = {
+    "too large": ({"content": MANY}, "MessagePack with more than 500,000 values"),
+    "no text": ({"content": "@@@@@@"}, "not valid MessagePack"),
+    "no file data": (5, "must be a mapping"),
+}
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.services)])
+def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, str, ThreadsBackend]]:
+    """A thread whose checkpoints have all of their files and messages, and its database."""
+    small = values._PACK._replace(most=1000, few_bytes=100)
+    for name, value in (("_PACK", small), ("MAX_MEMBERS", 1000)):
+        request.getfixturevalue("monkeypatch").setattr(values, name, value)
+    kind = request.param
+    where = str(tmp_path / "threads.db") if kind == "sqlite" else request.getfixturevalue("postgres_dsn")
+    with graphs.sqlite_saver(where) if kind == "sqlite" else graphs.postgres_saver(where) as saver:
+        threadcases.old(saver)
+    make = ThreadsBackend.from_sqlite if kind == "sqlite" else ThreadsBackend.from_postgres
+    with make(where, cache=False) as backend:
+        yield kind, where, backend
+
+
+def test_one_odd_file_is_an_error_and_hides_no_other(
+    stored: tuple[str, str, ThreadsBackend], caplog: pytest.LogCaptureFixture
+) -> None:
+    kind, where, _ = stored
+    files = {f"/odd/{name}": record for name, (record, _) in ODD_FILES.items()}
+    rewrite(kind, where, "files", lambda value: {**value, **files, 7: {"content": "x"}}, mark=b"@@@@@@")
+    make = ThreadsBackend.from_sqlite if kind == "sqlite" else ThreadsBackend.from_postgres
+    with make(where, cache=False) as backend:
+        newest = f"/old/history/{history(backend, '/old')[-1]}"
+        for directory in ("/old/head", newest):
+            assert names(backend, directory) == ["a.txt", "d.txt", "in.txt", "odd", "relative.md"]
+            assert read(backend, f"{directory}/a.txt") == "changed"
+            assert names(backend, f"{directory}/odd") == sorted(ODD_FILES)
+            for case in each(ODD_FILES):
+                with case as (_, says):
+                    name = case.name
+                    assert backend.download_files([f"{directory}/odd/{name}"])[0].error
+                    node = node_at(backend.volume, f"{directory}/odd/{name}")
+                    assert says in backend.volume.getxattr(node, b"user.fusebackend.error").decode()
+        assert len(read(backend, "/old/messages.jsonl").splitlines()) > 2
+        assert len(names(backend, "/old/changes")) > 2
+    assert caplog.text.count("'files' has the key '7', which is no text; not shown") == 1
+
+
+def test_one_odd_message_says_so_in_its_place(stored: tuple[str, str, ThreadsBackend]) -> None:
+    kind, where, before = stored
+    expected = read(before, "/old/messages.jsonl").splitlines()
+    odd = [BROKEN, 5, {"type": "human", "content": MANY}]
+    rewrite(kind, where, "messages", lambda value: [value[0], *odd, *value[1:]])
+    make = ThreadsBackend.from_sqlite if kind == "sqlite" else ThreadsBackend.from_postgres
+    with make(where, cache=False) as backend:
+        first, *found, second = read(backend, "/old/messages.jsonl").splitlines()[: len(odd) + 2]
+        assert [first, second] == expected[:2]
+        assert [json.loads(line)["type"] for line in found] == ["unreadable"] * len(odd)
+        for line, says in zip(found, ("not valid MessagePack", "no object but int", "more than 500,000"), strict=True):
+            assert says in json.loads(line)["error"]
+        assert names(backend, "/old/messages")[1:4] == [f"000{number}-unreadable.md" for number in (2, 3, 4)]
+        assert "more than 500,000" in read(backend, "/old/messages/0004-unreadable.md")
+        assert names(backend, "/old/head") == ["a.txt", "d.txt", "in.txt", "relative.md"]
+
+
+def test_one_odd_channel_says_so_and_hides_no_file_message_or_step(stored: tuple[str, str, ThreadsBackend]) -> None:
+    kind, where, before = stored
+    expected = [read(before, "/old/messages.jsonl"), names(before, "/old/head"), history(before, "/old")]
+    rewrite(kind, where, "updates", lambda value: MANY)
+    make = ThreadsBackend.from_sqlite if kind == "sqlite" else ThreadsBackend.from_postgres
+    with make(where, cache=False) as backend:
+        assert [read(backend, "/old/messages.jsonl"), names(backend, "/old/head"), history(backend, "/old")] == expected
+        state = json.loads(read(backend, "/old/state.json"))
+        assert "more than 500,000 values" in state["values"]["updates"]["error"]
+        rewrite(kind, where, "files", lambda value: MANY)
+    with make(where, cache=False) as backend:
+        assert "more than 500,000 values" in read(backend, "/old/head/ERROR.txt")
+        assert read(backend, "/old/messages.jsonl") == expected[0]
+
+
+def test_a_checkpoint_that_is_its_own_parent_ends_its_ancestry(stored: tuple[str, str, ThreadsBackend]) -> None:
+    kind, where, _ = stored
+    statement = "UPDATE checkpoints SET parent_checkpoint_id = checkpoint_id"
+    if kind == "postgres":
+        import psycopg
+
+        with psycopg.connect(where) as connection:
+            connection.execute(statement)
+    else:
+        with changed(where, statement):
+            pass
+    make = ThreadsBackend.from_sqlite if kind == "sqlite" else ThreadsBackend.from_postgres
+    with make(where, cache=False) as backend:
+        assert names(backend, "/old/head") == ["a.txt", "d.txt", "in.txt", "relative.md"]
+        place, database = Place("old", ""), backend.volume._database
+        newest = database.newest(place)
+        assert newest is not None and [link.id for link in database.ancestry(place, newest, "none")] == [newest]
+
+
+def test_a_checkpoint_in_json_that_is_too_large_lacks_its_large_channel_alone(tmp_path: Path) -> None:
+    where = str(tmp_path / "threads.db")
+    with graphs.sqlite_saver(where) as saver:
+        threadcases.old(saver)
+    document = {
+        "id": "1",
+        "ts": "2026-01-01T00:00:00+00:00",
+        "channel_values": {
+            "files": {"/a.txt": {"content": "small"}, "/b.txt": {"content": "x" * (17 << 20)}},
+            "messages": [{"type": "human", "content": "hello"}],
+            "huge": "y" * (17 << 20),
+        },
+        "channel_versions": {"files": 1, "messages": 1, "huge": 1},
+    }
+    statement = f"UPDATE checkpoints SET type = 'json', checkpoint = ? WHERE {NEWEST}"
+    with changed(where, statement, values=(json.dumps(document),)) as backend:
+        newest = f"/old/history/{history(backend, '/old')[-1]}"
+        assert names(backend, newest) == ["a.txt", "b.txt"]
+        assert read(backend, f"{newest}/a.txt") == "small"
+        assert backend.download_files([f"{newest}/b.txt"])[0].error
+        assert json.loads(read(backend, f"{newest}.messages.jsonl"))["content"] == "hello"
+        assert "more than 16 MiB" in json.loads(read(backend, f"{newest}.state.json"))["values"]["huge"]["error"]
 
 
 # -- PostgreSQL ------------------------------------------------------------------------------------------------------

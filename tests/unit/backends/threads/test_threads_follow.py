@@ -403,7 +403,7 @@ def test_a_count_that_takes_long_is_made_later(
     opened, other = database
     now = [1000.0]
     monkeypatch.setattr(sqlite_module, "COUNTING_SHARE", 1 / 20)
-    monkeypatch.setattr(sqlite_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(opened, "_clock", lambda: now[0])
     opened._counted_at, opened._count_s = 1000.0, 1.0
     other.execute("DELETE FROM checkpoints WHERE thread_id = 'one'")
     other.commit()
@@ -413,6 +413,74 @@ def test_a_count_that_takes_long_is_made_later(
     now[0] += 2
     assert opened.news() == News(True)
     assert opened.news() is None
+
+
+def test_rows_are_counted_in_portions_and_added_ones_are_no_deletion(
+    database: tuple[SqliteDatabase, sqlite3.Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, other = database
+    row = "INSERT INTO checkpoints SELECT {}, '', checkpoint_id, NULL, type, checkpoint, metadata FROM checkpoints"
+    for odd in ("''", "'a'", "'p' || char(1)", "x'6f'", "CAST(x'ff' AS TEXT)", "'two '"):
+        other.execute(f"{row.format(odd)} LIMIT 1")
+    other.commit()
+    assert opened.news() is not None
+    monkeypatch.setattr(sqlite_module, "ROWS_AT_ONCE", 3)
+    counts = {
+        table: other.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in ("checkpoints", "writes")
+    }
+    asked = []
+
+    def ask(statement: str, **values: object) -> list[object]:
+        asked.append(statement)
+        if len(asked) == 2:  # between two portions
+            other.execute(row.format("'later'") + " LIMIT 1")
+            other.commit()
+        return plain(statement, **values)
+
+    plain = opened._ask
+    monkeypatch.setattr(opened, "_ask", ask)
+    assert opened._count(opened._seen) == counts
+    assert len(asked) > 8
+    assert opened.news() == News(False, frozenset({Place("later", "")}))
+
+
+def test_a_writer_may_commit_while_an_ancestry_is_read(database: tuple[SqliteDatabase, sqlite3.Connection]) -> None:
+    """With a rollback journal, a reader that has a row of a query keeps every writer from its commit."""
+    opened, other = database
+    (newest,) = other.execute("SELECT max(checkpoint_id) FROM checkpoints WHERE thread_id = 'one'").fetchone()
+    opened.close()
+    assert other.execute("PRAGMA journal_mode = DELETE").fetchone() == ("delete",)
+    with contextlib.closing(SqliteDatabase(opened.path)) as reader:
+        whole = [link.id for link in reader.ancestry(Place("one", ""), newest, "files")]
+        assert len(whole) > 3
+        links = reader.ancestry(Place("one", ""), newest, "files")
+        found = [next(links).id]
+        with contextlib.closing(sqlite3.connect(opened.path, timeout=0)) as writer:
+            writer.execute("DELETE FROM writes WHERE thread_id = 'two'")
+            writer.commit()
+        assert found + [link.id for link in links] == whole
+
+
+def test_queries_become_smaller_where_they_take_long(
+    database: tuple[SqliteDatabase, sqlite3.Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, _ = database
+    now, sizes, step_s = [0.0], [], [1.0]
+
+    def ask(statement: str, **values: object) -> list[object]:
+        now[0] += step_s[0]
+        sizes.append(sum(name.startswith("id") for name in values))
+        return plain(statement, **values)
+
+    plain = opened._ask
+    monkeypatch.setattr(opened, "_ask", ask)
+    monkeypatch.setattr(opened, "_clock", lambda: now[0])
+    opened.writes(Place("one", ""), [str(number) for number in range(20)])
+    assert sizes == [16, 1, 1, 1, 1]
+    step_s[0] = 0.001
+    sizes.clear()
+    opened.writes(Place("one", ""), [str(number) for number in range(1000)])
+    assert sizes == [1, 4, 16, 64, 256, 500, 159]
 
 
 def test_asking_costs_microseconds(database: tuple[SqliteDatabase, sqlite3.Connection]) -> None:

@@ -224,7 +224,10 @@ def test_a_saver_that_fails_is_an_error_in_its_own_words() -> None:
         ThreadsBackend.from_saver(Broken())
 
 
-def test_values_that_can_not_be_packed_harm_no_file() -> None:
+@pytest.mark.parametrize("channel", ["odd", "files"])
+def test_values_that_can_not_be_packed_harm_no_other(channel: str) -> None:
+    is_odd = False
+
     class Odd:
         def __reduce__(self) -> Any:
             raise TypeError("never")
@@ -232,8 +235,8 @@ def test_values_that_can_not_be_packed_harm_no_file() -> None:
     class WithAnOddValue(OfSomebody):
         def get_tuple(self, config: Any) -> Any:
             found = self.inner.get_tuple(config)
-            if found is not None:
-                found.checkpoint["channel_values"]["odd"] = Odd()
+            if found is not None and is_odd:
+                found.checkpoint["channel_values"][channel] = Odd()
             return found
 
         def __getattribute__(self, name: str) -> Any:
@@ -243,8 +246,15 @@ def test_values_that_can_not_be_packed_harm_no_file() -> None:
 
     saver = WithAnOddValue()
     threadcases.plain(saver)
+    is_odd = True
     assert isinstance(database_of_saver(saver), SaverDatabase)
     with ThreadsBackend.from_saver(saver) as backend:
+        head = {entry["path"] for entry in backend.ls("/plain/head").entries or []}
+        if channel == "files":
+            assert head == {"/plain/head/ERROR.txt"}
+            assert b"can't be packed" in (backend.download_files(["/plain/head/ERROR.txt"])[0].content or b"")
+            assert b"unreadable" in (backend.download_files(["/plain/README.md"])[0].content or b"")
+            return
         assert backend.download_files(["/plain/head/a.txt"])[0].content == b"three\n"
         state = json.loads(backend.download_files(["/plain/state.json"])[0].content or b"")
         assert "can't be packed" in json.dumps(state)
