@@ -29,12 +29,14 @@ from fusebackend.backends.threads.volume import ThreadsVolume
 point, database, most = sys.argv[1:]
 ThreadsVolume.most_nodes = int(most) or None
 
+# No `cwd=` in the mount: Python holds its lock until the child is there, and the mount's thread could not answer it.
+
 def walk():
-    return sorted(subprocess.run(["find", "."], cwd=point, capture_output=True, check=True).stdout.splitlines())
+    return sorted(subprocess.run(["find", point], capture_output=True, check=True).stdout.splitlines())
 
 def digest():
-    done = subprocess.run("find . -type f -print0 | sort -z | xargs -0 cat | sha256sum",
-                          shell=True, cwd=point, capture_output=True, check=True)
+    done = subprocess.run("find " + point + " -type f -print0 | sort -z | xargs -0 cat | sha256sum",
+                          shell=True, capture_output=True, check=True)
     return done.stdout.decode()
 
 def text(path):
@@ -47,7 +49,9 @@ def known():
 with fusebackend.mount(ThreadsBackend.from_sqlite(database, cache=False), point):
     first = walk()
     directory = f"{point}/thread-0000/history"
-    with subprocess.Popen(["sleep", "60"], cwd=directory) as inside, open(f"{point}/thread-0001/state.json") as state:
+    program = ["sh", "-c", "cd " + directory + " && echo there && exec sleep 60"]
+    with subprocess.Popen(program, stdout=subprocess.PIPE) as inside, open(f"{point}/thread-0001/state.json") as state:
+        inside.stdout.readline()
         before, beginning, counts = digest(), state.read(100), []
         for _ in range(3):
             again = walk()
