@@ -321,7 +321,7 @@ class HistoryFile:
         self.made: set[int] = set()
         self._end_interrupted()
         self._wake = threading.Event()
-        self._closed = False
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fusebackend-history", daemon=True)
         self._thread.start()
 
@@ -366,11 +366,11 @@ class HistoryFile:
 
     def close(self) -> None:
         """End open calls, write everything, and let go of the file. Twice is once."""
-        if self._closed:
+        if self._closed.is_set():
             return
         for number in tuple(self._open):
             self.end_call(number)
-        self._closed = True
+        self._closed.set()
         self._wake.set()
         self._thread.join()
         self.flush()
@@ -665,10 +665,9 @@ class HistoryFile:
         self._waiting.append((statement, row))
 
     def _run(self) -> None:
-        while not self._closed:
+        while not self._closed.is_set():
             self._wake.wait()
-            if not self._closed:
-                time.sleep(RETRY_S if self._errno else WRITE_EVERY_S)  # so that a burst is one transaction
+            self._closed.wait(RETRY_S if self._errno else WRITE_EVERY_S)  # so that a burst is one transaction
             self.flush()
 
     def flush(self) -> None:
