@@ -12,6 +12,7 @@ from typing import NoReturn
 
 import click
 
+from fusebackend.base.lines import split_lines
 from fusebackend.cli.progress import waiting
 from fusebackend.cli.show import escaped
 from fusebackend.cli.target import complete_mountpoint
@@ -179,9 +180,9 @@ def _errors_since(path: object, start: int) -> list[str]:
     if not isinstance(path, str):
         return []
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
+        with open(path, "rb") as file:
             file.seek(start)
-            lines = file.read().splitlines()
+            lines = split_lines(file.read().decode("utf-8", "replace"))
     except OSError:
         return []
     return [line.partition(" ERROR ")[2] for line in lines if " ERROR " in line[:40]]
