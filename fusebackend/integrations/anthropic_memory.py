@@ -30,6 +30,7 @@ from fusebackend.base.errors import IS_DIRECTORY
 from fusebackend.base.sizes import short_size
 from fusebackend.integrations.deepagents import adopt
 from fusebackend.integrations.texts import ABSENT, NO_TEXT, NotChanged, NoText, Texts
+from fusebackend.text import as_shown, keep_line_ends, replace_string
 
 MEMORIES = "/memories"
 """The directory's name in each command and each answer."""
@@ -79,7 +80,7 @@ class MemoryTool(BetaAbstractMemoryTool):
             lines = [f"{DIRECTORY_SIZE}\t{command.path}", *self._listed(path, command.path, DEPTH)]
             return f"{header}, excluding hidden items:\n" + "\n".join(lines)
         with _refusing(command.path):
-            lines = self._texts.read(path).split("\n")
+            lines = as_shown(self._texts.read(path)).split("\n")
         if len(lines) > MAX_LINES:
             raise ToolError(f"File {command.path} exceeds maximum line limit of {MAX_LINES:,} lines.")
         first, last = 1, len(lines)
@@ -96,28 +97,29 @@ class MemoryTool(BetaAbstractMemoryTool):
         return f"File created successfully at: {command.path}"
 
     def str_replace(self, command: beta.BetaMemoryTool20250818StrReplaceCommand) -> str:
-        old, new = command.old_str, command.new_str
+        old, new = as_shown(command.old_str), as_shown(command.new_str)
 
         def replaced(text: str) -> tuple[str, str]:
-            if text.count(old) == 1:
-                return old, new
-            places = re.finditer(f"(?={re.escape(old)})", text)  # overlapping ones too
-            lines = ", ".join(str(text.count("\n", 0, place.start()) + 1) for place in places)
+            shown = as_shown(text)
+            if shown.count(old) == 1:
+                return (old, new) if shown == text else (text, replace_string(text, old, new)[0])
+            places = re.finditer(f"(?={re.escape(old)})", shown)  # overlapping ones too
+            lines = ", ".join(str(shown.count("\n", 0, place.start()) + 1) for place in places)
             raise ToolError((TWICE if lines else NOT_THERE).format(old, command.path, lines))
 
         with _refusing(command.path):
-            text = self._texts.change(self._path(command.path), replaced)
+            text = as_shown(self._texts.change(self._path(command.path), replaced))
         line = text.count("\n", 0, text.index(old))
         return EDITED + _numbered(text.replace(old, new).split("\n")[max(0, line - 2) : line + 3], max(1, line - 1))
 
     def insert(self, command: beta.BetaMemoryTool20250818InsertCommand) -> str:
         def inserted(text: str) -> tuple[str, str]:
-            lines = text.removesuffix("\n").split("\n") if text else []
+            lines = as_shown(text).removesuffix("\n").split("\n") if text else []
             if not 0 <= command.insert_line <= len(lines):
                 raise ToolError(NO_SUCH_LINE.format(command.insert_line, len(lines)))
             lines.insert(command.insert_line, command.insert_text.rstrip("\n"))
             new = "\n".join(lines)
-            return text, new if new.endswith("\n") else new + "\n"
+            return text, keep_line_ends(text, new if new.endswith("\n") else new + "\n")
 
         with _refusing(command.path):
             self._texts.change(self._path(command.path), inserted)

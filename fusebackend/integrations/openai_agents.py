@@ -39,6 +39,7 @@ from fusebackend.integrations.texts import ABSENT, NotChanged, NoText, Texts
 from fusebackend.integrations.tools import TOOLS, Refused, Tool
 from fusebackend.linux.command import streams
 from fusebackend.protocol.actors import NOBODY, acting, current_actor
+from fusebackend.text import as_shown, keep_line_ends
 
 READING = ("ls", "read", "grep", "glob")
 
@@ -118,7 +119,7 @@ class PatchEditor:
             target = self._place.path(operation.move_to or operation.path)
             if target != path and self._texts.kind(target):
                 raise Refused(f"{operation.move_to} is there already")
-            self._texts.change(path, lambda text: (text, _patched(text, operation, "default")))
+            self._texts.change(path, lambda text: (text, keep_line_ends(text, _patched(as_shown(text), operation))))
             if target == path:
                 return f"Updated {operation.path}"
             error = self._place.files.move(path, target).error
@@ -193,7 +194,7 @@ def _check(error: str | None) -> None:
         raise Refused(error)
 
 
-def _patched(text: str, operation: ApplyPatchOperation, mode: Literal["default", "create"]) -> str:
+def _patched(text: str, operation: ApplyPatchOperation, mode: Literal["default", "create"] = "default") -> str:
     try:
         return agents.apply_diff(text, operation.diff or "", mode)
     except ValueError as error:

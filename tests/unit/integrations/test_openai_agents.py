@@ -289,6 +289,17 @@ def test_texts_of_all_kinds(backend: Any) -> None:
     assert (content(backend, "/한글.md"), content(backend, "/moved/날.md")) == (None, "x\n日本\n".encode())
 
 
+def test_a_patch_keeps_the_line_ends_of_a_mixed_file(backend: Any) -> None:
+    backend.upload_files([("/mixed", b"one\r\ntwo\nthree\rthree\r\nfour\nfive\r\n")])
+    editor = PatchEditor(backend)
+    assert apply(editor, "update_file", "mixed", "@@\n one\n-two\n+2\n+2b\n three\rthree\n@@\n-five\n") == (
+        "completed: Updated mixed"
+    )
+    assert content(backend, "/mixed") == b"one\r\n2\n2b\nthree\rthree\r\nfour\n"
+    assert apply(editor, "update_file", "mixed", "@@\n-one\n+1\n+1b\n 2\n") == "completed: Updated mixed"
+    assert content(backend, "/mixed") == b"1\r\n1b\r\n2\n2b\nthree\rthree\r\nfour\n"
+
+
 def test_a_backend_that_refuses_is_told() -> None:
     class Full(InMemoryBackend):
         def edit(self, *args: Any, **options: Any) -> Any:
