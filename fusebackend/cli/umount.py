@@ -13,8 +13,8 @@ from typing import NoReturn
 import click
 
 from fusebackend.base.lines import split_lines
+from fusebackend.base.shown import shown
 from fusebackend.cli.progress import waiting
-from fusebackend.cli.show import escaped
 from fusebackend.cli.target import complete_mountpoint
 from fusebackend.control.rendezvous import Served, find_served
 from fusebackend.linux import mount_table as table
@@ -159,9 +159,9 @@ def show_holders(error: BusyError, name: str = "Error", lazy: str = "--lazy") ->
     """
     click.echo(f"{name}: {error}", err=True)
     for path in error.mounted_below:
-        click.echo(f"  mounted below it: {escaped(str(path))}", err=True)
+        click.echo(f"  mounted below it: {shown(str(path))}", err=True)
     for holder in error.holders:
-        words = escaped(f"({holder.command}) has {holder.path} open as {holder.how}")
+        words = shown(f"({holder.command}) has {holder.path} open as {holder.how}")
         click.echo(f"  process {holder.pid} {words}", err=True)
     if not error.holders and not error.mounted_below and os.geteuid() != 0:
         click.echo("  the processes with open files there are another user's; root can see them", err=True)

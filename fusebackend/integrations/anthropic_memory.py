@@ -27,6 +27,7 @@ from anthropic.types import beta
 
 from fusebackend.base.awaiting import aside
 from fusebackend.base.errors import IS_DIRECTORY
+from fusebackend.base.shown import name_meant, name_shown, shown
 from fusebackend.base.sizes import short_size
 from fusebackend.integrations.deepagents import adopt
 from fusebackend.integrations.texts import ABSENT, NO_TEXT, NotChanged, NoText, Texts
@@ -93,7 +94,7 @@ class MemoryTool(BetaAbstractMemoryTool):
         path = self._path(command.path)
         error = self._files.write(path, command.file_text).error if path != self._root else "it is the root"
         if error is not None:
-            raise ToolError(f"File {command.path} already exists" if self._texts.kind(path) else error)
+            raise ToolError(f"File {command.path} already exists" if self._texts.kind(path) else shown(error))
         return f"File created successfully at: {command.path}"
 
     def str_replace(self, command: beta.BetaMemoryTool20250818StrReplaceCommand) -> str:
@@ -147,7 +148,7 @@ class MemoryTool(BetaAbstractMemoryTool):
         """The path in the backend. `ToolError` for one outside of `/memories`; with a verb, for `/memories` as well."""
         if given != MEMORIES and not given.startswith(MEMORIES + "/"):
             raise ToolError(f"Path must start with {MEMORIES}, got: {given}")
-        path = posixpath.normpath(given)
+        path = posixpath.normpath(name_meant(given))
         if path != MEMORIES and not path.startswith(MEMORIES + "/"):
             raise ToolError(f"Path {given} would escape {MEMORIES} directory")
         if verb and path == MEMORIES:
@@ -156,18 +157,19 @@ class MemoryTool(BetaAbstractMemoryTool):
 
     def _require(self, error: str | None, path: str, given: str) -> None:
         if error is not None:
-            raise ToolError(error if self._texts.kind(path) else f"The path {given} does not exist")
+            raise ToolError(shown(error) if self._texts.kind(path) else f"The path {given} does not exist")
 
-    def _listed(self, path: str, shown: str, depth: int) -> Iterator[str]:
+    def _listed(self, path: str, above: str, depth: int) -> Iterator[str]:
         """The lines of `view` below a directory: sizes, and paths as the model knows them."""
         entries = {posixpath.basename(each["path"].rstrip("/")): each for each in self._files.ls(path).entries or []}
         for name, entry in sorted(entries.items()):
             if name.startswith("."):
                 continue
             is_dir = entry.get("is_dir", False)
-            yield f"{DIRECTORY_SIZE if is_dir else short_size(entry.get('size', 0))}\t{shown}/{name}{'/' * is_dir}"
+            place = f"{above}/{name_shown(name)}"
+            yield f"{DIRECTORY_SIZE if is_dir else short_size(entry.get('size', 0))}\t{place}{'/' * is_dir}"
             if is_dir and depth > 1:
-                yield from self._listed(f"{path}/{name}", f"{shown}/{name}", depth - 1)
+                yield from self._listed(f"{path}/{name}", place, depth - 1)
 
 
 class AsyncMemoryTool(BetaAsyncAbstractMemoryTool):
@@ -192,9 +194,9 @@ def _refusing(given: str) -> Iterator[None]:
     try:
         yield
     except NoText as error:
-        raise ToolError(REFUSALS.get(error.reason, CANT_BE_READ).format(given, error.reason)) from None
+        raise ToolError(REFUSALS.get(error.reason, CANT_BE_READ).format(given, shown(error.reason))) from None
     except NotChanged as error:
-        raise ToolError(str(error)) from None
+        raise ToolError(shown(str(error))) from None
 
 
 def _numbered(lines: list[str], first: int) -> str:

@@ -19,6 +19,7 @@ from deepagents.backends import protocol as theirs
 
 from fusebackend.base import errors, paths
 from fusebackend.base.paths import PathError
+from fusebackend.base.shown import name_meant, name_shown, shown
 from fusebackend.composite.backend import CompositeBackend, keeps_in_graph, supports_execution
 from fusebackend.databases.graph_state import GraphRuntime
 from fusebackend.dialects.agent_face import AgentFace, is_factory
@@ -40,12 +41,12 @@ def _answering(record: Callable[..., Any]) -> Callable[[Verb], Verb]:
         @functools.wraps(verb)
         def answering(*args: Any, **options: Any) -> Any:
             try:
-                return verb(*args, **options)
+                return _shown(verb(*args, **options))
             except (BadArgument, PathError, NotImplementedError) as error:
-                return record(error=str(error))
+                return record(error=shown(str(error), but="\n"))
             except Exception as error:  # an agent's run must not end by it
                 log.exception("%s failed", verb.__name__)
-                return record(error=f"{verb.__name__} failed: {type(error).__name__}: {error}")
+                return record(error=shown(f"{verb.__name__} failed: {type(error).__name__}: {error}", but="\n"))
 
         return answering  # type: ignore[return-value]
 
@@ -93,13 +94,13 @@ class Exported(theirs.BackendProtocol):
 
     @_answering(theirs.LsResult)
     def ls(self, path: str) -> theirs.LsResult:
-        found = self._files().ls(_text("path", path))
+        found = self._files().ls(_path("path", path))
         entries: Any = found.entries
         return theirs.LsResult(error=found.error, entries=entries)
 
     @_answering(theirs.ReadResult)
     def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> theirs.ReadResult:
-        path = _text("file_path", file_path)
+        path = _path("file_path", file_path)
         return _read_result(self._files().read(path, _whole("offset", offset), _whole("limit", limit)))
 
     @_answering(theirs.GrepResult)
@@ -107,17 +108,16 @@ class Exported(theirs.BackendProtocol):
         self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
     ) -> theirs.GrepResult:
         _text("pattern", pattern)
-        for name, value in (("path", path), ("glob", glob)):
-            if value is not None:
-                _text(name, value)
+        if glob is not None:
+            _text("glob", glob)
         most = None if max_count is None else _whole("max_count", max_count)
-        found = self._files().grep(pattern, path, glob, max_count=most)
+        found = self._files().grep(pattern, None if path is None else _path("path", path), glob, max_count=most)
         matches: Any = found.matches
         return theirs.GrepResult(error=found.error, matches=matches, truncated=found.truncated)
 
     @_answering(theirs.GlobResult)
     def glob(self, pattern: str, path: str | None = None) -> theirs.GlobResult:
-        found = self._files().glob(_text("pattern", pattern), None if path is None else _text("path", path))
+        found = self._files().glob(_text("pattern", pattern), None if path is None else _path("path", path))
         matches: Any = found.matches
         result = theirs.GlobResult(error=found.error, matches=matches, truncated=found.truncated)
         if _HAS_REASON and found.truncation_reason in _REASONS:
@@ -128,7 +128,7 @@ class Exported(theirs.BackendProtocol):
         """As ours, and a path with `~` is `file_not_found`: deepagents' memory takes such sources for optional."""
         answers = [theirs.FileDownloadResponse(path=path, error=_refused(path)) for path in _items(paths)]
         asked = [answer for answer in answers if answer.error is None]
-        found = self._batch("download_files", [answer.path for answer in asked])
+        found = self._batch("download_files", [name_meant(answer.path) for answer in asked])
         for answer, one in zip(asked, found, strict=True):
             answer.content, answer.error = one.content, one.error
             if answer.path.startswith("~"):
@@ -148,12 +148,12 @@ class Exported(theirs.BackendProtocol):
     @_answering(theirs.WriteResult)
     def write(self, file_path: str, content: str) -> theirs.WriteResult:
         """Create a file, or replace it."""
-        path, text = paths.normalise(_text("file_path", file_path)), _text("content", content)
+        path, text = paths.normalise(_path("file_path", file_path)), _text("content", content)
         try:
             data = text.encode("utf-8")
         except UnicodeEncodeError as error:
             return theirs.WriteResult(error=f"Error writing file '{file_path}': content is not valid text: {error}")
-        (answer,) = self._files().upload_files([(file_path, data)])
+        (answer,) = self._files().upload_files([(path, data)])
         if answer.error is not None:
             return theirs.WriteResult(error=f"Error writing file '{file_path}': {errors.words_of(answer.error)}")
         return theirs.WriteResult(path=path)
@@ -161,7 +161,7 @@ class Exported(theirs.BackendProtocol):
     @_answering(theirs.EditResult)
     def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> theirs.EditResult:
         old, new = _text("old_string", old_string), _text("new_string", new_string)
-        done = self._files().edit(_text("file_path", file_path), old, new, bool(replace_all))
+        done = self._files().edit(_path("file_path", file_path), old, new, bool(replace_all))
         return theirs.EditResult(error=done.error, path=done.path, occurrences=done.occurrences)
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[theirs.FileUploadResponse]:
@@ -173,7 +173,7 @@ class Exported(theirs.BackendProtocol):
             if not isinstance(content, (bytes, bytearray, memoryview)):
                 error = error or f"content must be bytes, not {type(content).__name__}"
             elif error is None:
-                asked.append((path, bytes(content)))
+                asked.append((name_meant(path), bytes(content)))
             answers.append(theirs.FileUploadResponse(path=path, error=error))
         waiting = [answer for answer in answers if answer.error is None]
         for answer, one in zip(waiting, self._batch("upload_files", asked), strict=True):
@@ -184,7 +184,7 @@ class Exported(theirs.BackendProtocol):
 class Deleting(Exported):
     @_answering(theirs.DeleteResult)
     def delete(self, file_path: str) -> theirs.DeleteResult:
-        done = self._files().delete(_text("file_path", file_path))
+        done = self._files().delete(_path("file_path", file_path))
         return theirs.DeleteResult(error=done.error, path=done.path)
 
 
@@ -247,6 +247,19 @@ def _class(*, deletes: bool, executes: bool, in_graph: bool) -> type[Exported]:
 # -- records ---------------------------------------------------------------------------------------------------
 
 
+def _shown(result: Any) -> Any:
+    """A record that goes to a model and into a checkpoint, which take UTF-8 alone: with the names as `name_shown` has
+    them. Each verb takes them back."""
+    for name in ("entries", "matches"):
+        if getattr(result, name, None):
+            setattr(result, name, [{**each, "path": name_shown(each["path"])} for each in getattr(result, name)])
+    if getattr(result, "path", None) is not None:
+        result.path = name_shown(result.path)
+    if getattr(result, "error", None) is not None:
+        result.error = shown(result.error, but="\n")
+    return result
+
+
 def _read_result(result: ReadResult) -> theirs.ReadResult:
     """Their record, which raises for a window that makes no sense; a backend's that does is left out of it."""
     if result.error is not None or result.file_data is None:
@@ -274,6 +287,11 @@ def _text(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise BadArgument(f"{name} must be text, not {type(value).__name__}")
     return value
+
+
+def _path(name: str, value: Any) -> str:
+    """A path as answers have it."""
+    return name_meant(_text(name, value))
 
 
 def _whole(name: str, value: Any) -> int:

@@ -72,7 +72,9 @@ def detach(mountpoint: str, *, lazy: bool = False) -> None:
         ) from None
     if done.returncode == 0:
         return
-    reason = split_lines(done.stderr.decode("utf-8", "replace").strip())[-1:] or [f"{command[0]} ended with status {done.returncode}"]
+    reason = split_lines(done.stderr.decode("utf-8", "replace").strip())[-1:] or [
+        f"{command[0]} ended with status {done.returncode}"
+    ]
     if "busy" in reason[0]:
         below = [entry.mountpoint for entry in table.mounts_below(mountpoint)]
         raise BusyError(mountpoint, list(holders(mountpoint)), below)

@@ -229,7 +229,9 @@ class TestReplacement:
             assert middle.replace("\r\n", "\n") == new
 
     @relaxed
-    @given(st.lists(st.sampled_from(["\n", "\r\n"]), max_size=12), st.integers(0, 12), st.integers(0, 12), st.booleans())
+    @given(
+        st.lists(st.sampled_from(["\n", "\r\n"]), max_size=12), st.integers(0, 12), st.integers(0, 12), st.booleans()
+    )
     def test_lines_that_a_change_leaves_keep_their_ends(self, ends, first, last, has_end):
         first, last = sorted((first, last))
         lines = [f"{number}{end}" for number, end in enumerate(ends)] + ([] if has_end else ["last"])
@@ -242,7 +244,9 @@ class TestReplacement:
     def test_a_change_of_more_lines_than_are_compared_leaves_those_around(self):
         lines = [str(number) + "\r" * (number % 2) + "\n" for number in range(2000)]
         new = [f"new {number}\n" for number in range(1000)]
-        changed = text.keep_line_ends("".join(lines), "".join([*lines[:500], *new, *lines[1500:]]).replace("\r\n", "\n"))
+        changed = text.keep_line_ends(
+            "".join(lines), "".join([*lines[:500], *new, *lines[1500:]]).replace("\r\n", "\n")
+        )
         expected = [f"new {number}" + "\r" * (number % 2) + "\n" for number in range(1000)]
         assert changed == "".join([*lines[:500], *expected, *lines[1500:]])
 
