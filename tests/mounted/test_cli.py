@@ -248,13 +248,17 @@ class TestMount:
         shell.ok("umount", inner)
         shell.ok("umount", point)
 
-    @pytest.mark.parametrize("name", ["with space", "tab\there", "back\\slash", "데이터", "-rf", "percent%20?x=1"])
+    @pytest.mark.parametrize(
+        "name",
+        ["with space", "tab\there", "back\\slash", "데이터", "-rf", "percent%20?x=1",
+         "ends of lines \r \x0b \x0c \x1c \x1d \x1e \x85 \u2028 \u2029"],
+    )  # fmt: skip
     def test_odd_names(self, shell: Shell, tmp_path: Path, name: str) -> None:
         odd = tmp_path / name
         odd.mkdir()
         shell.ok("mount", odd)
         (odd / "a").write_text("kept")
-        assert shell.status(odd)["state"] == "alive"
+        assert is_mounted(odd) and shell.status(odd)["state"] == "alive"
         shell.ok("umount", odd)
         assert not is_mounted(odd)
 

@@ -35,6 +35,7 @@ from two_faces import TwoFaces, two_faces
 import fusebackend
 from fusebackend.backends import SqliteBackend
 from fusebackend.backends.sqlite import check as sqlite_check
+from fusebackend.integrations.tools import TOOLS
 
 pytestmark = pytest.mark.mounted
 
@@ -156,6 +157,15 @@ def test_an_agent_s_change_is_whole(faces: TwoFaces) -> None:
     assert seen and seen <= {old, new}
     assert "not found" in faces.ask("edit", "/file", new, old)["error"].lower()
     assert "exists" in faces.ask("write", "/file", "")["error"]
+
+    (faces.path / "mixed").write_bytes(b"a\rb\x0cc\xe2\x80\xa8d\r\nneedle\nlast\r\n")
+    (match,) = faces.call("grep", "needle", "/mixed")["matches"]
+    sed = subprocess.run(["sed", "-n", "2p", faces.path / "mixed"], capture_output=True, check=True)
+    assert (match["line"], match["text"], sed.stdout) == (2, "needle", b"needle\n")
+    assert faces.call("read", "/mixed", match["line"] - 1, 1)["file_data"]["content"] == "needle\n"
+    shown = faces.call("read", "/mixed")["file_data"]["content"]
+    faces.call("edit", "/mixed", shown, shown.replace("needle\n", "needle\nnew\n"))
+    assert (faces.path / "mixed").read_bytes() == b"a\rb\x0cc\xe2\x80\xa8d\r\nneedle\nnew\nlast\r\n"
 
 
 def test_a_route_that_others_change_unseen_is_believed_for_its_ttl(tmp_path: Path, serve: Serve) -> None:
@@ -419,6 +429,12 @@ def test_names_are_bytes(faces: TwoFaces) -> None:
     with pytest.raises(OSError) as failure:
         (faces.path / ("x" * 256)).touch()
     assert failure.value.errno == errno.ENAMETOOLONG
+    with fusebackend.connect(faces.path) as files:
+        listed = anyio.run(lambda: TOOLS["ls"].answer(files, {}))
+        shown = sorted(line.split("\t")[0] for line in listed.split("\n"))
+        assert shown == sorted(["/a\\nb", "/\\377\\376", "/-rf", "/" + "x" * 255, "/日本"])
+        assert anyio.run(lambda: TOOLS["delete"].answer(files, {"path": "/\\377\\376"})) == "/\\377\\376 is deleted"
+    assert not os.path.lexists(os.path.join(os.fsencode(faces.path), b"\xff\xfe"))
 
 
 def test_every_key_of_a_store_has_a_name(tmp_path: Path, serve: Serve) -> None:

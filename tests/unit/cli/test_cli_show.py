@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fusebackend.base.shown import shown
 from fusebackend.cli import ls
-from fusebackend.cli.show import Complaints, Failed, Output, encode, escaped, one_line, write_all
+from fusebackend.cli.show import Complaints, Failed, Output, encode, one_line, write_all
 
 
 @given(st.binary())
@@ -18,20 +19,20 @@ def test_names_are_printed_as_the_bytes_they_are(name):
     assert encode(name.decode("utf-8", "surrogateescape")) == name
 
 
-def test_what_stands_for_no_bytes_is_escaped():
+def test_what_stands_for_no_bytes_is_shown():
     assert encode("a\ud800b") == b"a\\ud800b"
 
 
 @given(st.binary())
 def test_names_steer_no_terminal(name):
-    shown = escaped(name.decode("utf-8", "surrogateescape")).encode()
-    assert not any(byte < 0x20 or byte == 0x7F for byte in shown)
-    assert not any(0x80 <= ord(character) < 0xA0 for character in shown.decode())
+    text = shown(name.decode("utf-8", "surrogateescape")).encode()
+    assert not any(byte < 0x20 or byte == 0x7F for byte in text)
+    assert not any(0x80 <= ord(character) < 0xA0 for character in text.decode())
 
 
 def test_names_are_escaped_as_ls_does():
-    assert escaped("\u202etxt\u2066.exe\u202c ‏עברית") == "\\u202etxt\\u2066.exe\\u202c ‏עברית"
-    assert escaped("a\n\t\x1b[31m\udcff ä😀") == "a\\n\\t\\033[31m\\377 ä😀"
+    assert shown("\u202etxt\u2066.exe\u202c ‏עברית") == "\\u202etxt\\u2066.exe\\u202c \\u200fעברית"
+    assert shown("a\n\t\x1b[31m\udcff ä😀") == "a\\n\\t\\033[31m\\377 ä😀"
 
 
 def test_errors_are_one_line():
