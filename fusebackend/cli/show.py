@@ -211,6 +211,14 @@ def flush() -> None:
     sys.stdout.flush()
 
 
+def announce(lines: Sequence[str]) -> None:
+    """Print lines."""
+    output = Output()
+    with contextlib.suppress(OSError):  # there may be no reader; the mount is there all the same
+        output.line("\n".join(map(output.text, lines)))
+        output.flush()
+
+
 def report_copies(files: list[dict[str, Any]], key: str, skipped: list[tuple[str, str]], as_json: bool) -> None:
     """Report a copy of files: as JSON, or the `skipped` files with their reasons; `key` is their name in JSON."""
     if as_json:

@@ -15,6 +15,7 @@ import click
 from fusebackend.base.lines import split_lines
 from fusebackend.base.shown import shown
 from fusebackend.cli.progress import waiting
+from fusebackend.cli.show import announce
 from fusebackend.cli.target import complete_mountpoint
 from fusebackend.control.rendezvous import Served, find_served
 from fusebackend.linux import mount_table as table
@@ -49,7 +50,7 @@ def umount(mountpoint: str, lazy: bool, timeout_s: float) -> None:
         return
     os.chdir("/")  # from inside, this process would be one that keeps it busy
     try:
-        click.echo(end_mount(path, lazy=lazy, timeout_s=timeout_s))
+        announce([end_mount(path, lazy=lazy, timeout_s=timeout_s)])
     except BusyError as error:
         show_holders(error)
         sys.exit(1)
@@ -98,7 +99,7 @@ def _end_served(served: Served, timeout_s: float) -> None:
             does = "is stopped" if is_stopped(server.pid) else "is still storing"
             lost = "what it has not stored is lost if it is killed"
             raise MountError(errno.ETIMEDOUT, f"'{served.place}': process {server.pid} {does}; {lost}")
-    click.echo(f"ended {served.socket}")
+    announce([f"ended {served.socket}"])
 
 
 def _refuse_hung(entry: MountEntry, lazy: bool) -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 
 import click
 import pytest
@@ -10,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusebackend.base.shown import shown
-from fusebackend.cli import ls
-from fusebackend.cli.show import Complaints, Failed, Output, encode, one_line, write_all
+from fusebackend.cli import ls, serve, status
+from fusebackend.cli.show import Complaints, Failed, Output, announce, encode, one_line, write_all
+from fusebackend.linux.mount_table import MountState
 
 
 @given(st.binary())
@@ -123,3 +125,24 @@ def test_colours_are_for_terminals_that_want_them(monkeypatch):
     monkeypatch.delenv("NO_COLOR")
     monkeypatch.setenv("TERM", "dumb")
     assert Output().paint("x", "red") == "x"
+
+
+def test_one_mount_point_that_is_no_utf8_hides_no_mount(capsys):
+    status._print([MountState("/mnt/odd\udcff\n", "dead"), MountState("/mnt/plain", "dead")])
+    printed = capsys.readouterr().out
+    assert "/mnt/odd\\377\\n  " in printed and "/mnt/plain  " in printed
+
+
+def test_what_is_announced_has_the_bytes_of_names(capsysbinary):
+    announce(["mounted /mnt/\udcff", "  /  memory:"])
+    assert capsysbinary.readouterr().out == b"mounted /mnt/\xff\n  /  memory:\n"
+
+
+def test_a_record_of_the_log_is_one_line_whatever_the_names_in_it():
+    formatter = serve._Lines(serve.LOG_FORMAT)
+    record = logging.LogRecord(
+        "fusebackend", logging.WARNING, "", 0, "'%s' is lost", ("/a\n2026 ERROR \x1b\udcff",), None
+    )
+    text = formatter.format(record)
+    assert text.endswith("WARNING fusebackend: '/a\\n2026 ERROR \\033\\377' is lost")
+    text.encode()
