@@ -84,7 +84,7 @@ def _print(states: list[MountState]) -> None:
     for number, state in enumerate(states):
         if number:
             console.print()
-        console.print(Text.assemble((shown(state.mountpoint), "bold"), "  ", _headline(state)), soft_wrap=True)
+        console.print(Text.assemble((shown(state.mountpoint), "bold"), "  ", shown(_headline(state))), soft_wrap=True)
         if state.state != "alive":
             continue
         for line in _details(state):

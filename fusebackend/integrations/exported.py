@@ -128,7 +128,7 @@ class Exported(theirs.BackendProtocol):
         """As ours, and a path with `~` is `file_not_found`: deepagents' memory takes such sources for optional."""
         answers = [theirs.FileDownloadResponse(path=path, error=_refused(path)) for path in _items(paths)]
         asked = [answer for answer in answers if answer.error is None]
-        found = self._batch("download_files", [name_meant(answer.path) for answer in asked])
+        found = self._batch("download_files", [_meant(answer.path) for answer in asked])
         for answer, one in zip(asked, found, strict=True):
             answer.content, answer.error = one.content, one.error
             if answer.path.startswith("~"):
@@ -173,7 +173,7 @@ class Exported(theirs.BackendProtocol):
             if not isinstance(content, (bytes, bytearray, memoryview)):
                 error = error or f"content must be bytes, not {type(content).__name__}"
             elif error is None:
-                asked.append((name_meant(path), bytes(content)))
+                asked.append((_meant(path), bytes(content)))
             answers.append(theirs.FileUploadResponse(path=path, error=error))
         waiting = [answer for answer in answers if answer.error is None]
         for answer, one in zip(waiting, self._batch("upload_files", asked), strict=True):
@@ -247,14 +247,23 @@ def _class(*, deletes: bool, executes: bool, in_graph: bool) -> type[Exported]:
 # -- records ---------------------------------------------------------------------------------------------------
 
 
+def _escaped(path: str) -> str:
+    """A path that UTF-8 can hold: that of a name that is none is escaped, and one that looks like such an escape."""
+    return name_shown(path) if any("\udc80" <= character <= "\udcff" for character in path + name_meant(path)) else path
+
+
+def _meant(path: str) -> str:
+    meant = name_meant(path)
+    return meant if _escaped(meant) == path else path
+
+
 def _shown(result: Any) -> Any:
-    """A record that goes to a model and into a checkpoint, which take UTF-8 alone: with the names as `name_shown` has
-    them. Each verb takes them back."""
+    """A record that goes to a model and into a checkpoint, which take UTF-8 alone. Each verb takes its paths back."""
     for name in ("entries", "matches"):
         if getattr(result, name, None):
-            setattr(result, name, [{**each, "path": name_shown(each["path"])} for each in getattr(result, name)])
+            setattr(result, name, [{**each, "path": _escaped(each["path"])} for each in getattr(result, name)])
     if getattr(result, "path", None) is not None:
-        result.path = name_shown(result.path)
+        result.path = _escaped(result.path)
     if getattr(result, "error", None) is not None:
         result.error = shown(result.error, but="\n")
     return result
@@ -291,7 +300,7 @@ def _text(name: str, value: Any) -> str:
 
 def _path(name: str, value: Any) -> str:
     """A path as answers have it."""
-    return name_meant(_text(name, value))
+    return _meant(_text(name, value))
 
 
 def _whole(name: str, value: Any) -> int:

@@ -6,6 +6,7 @@ import io
 import logging
 
 import click
+import click.testing
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
