@@ -148,10 +148,6 @@ def test_log_asks_for_what_is_named(command: Command, files: Files) -> None:
     assert files.asked == [("log", ("c1", "c2"), {}), ("log", (), asked)]
 
 
-def test_log_since_a_time_that_is_none(command: Command) -> None:
-    assert command.refused("log", "--since", "often").startswith("--since: 'often' is no time; there are: 10m, 2h")
-
-
 def test_log_with_changes(command: Command, files: Files) -> None:
     files.calls = [call(1)]
     files.listed = [
@@ -198,16 +194,6 @@ def test_a_request_has_one_row_on_a_terminal(command: Command, files: Files) -> 
     command.on_a_terminal()
     (line,) = command.ok("approval", "list").splitlines()
     assert len(line) <= 40 and line.endswith("…")
-
-
-def test_log_of_a_branch_shows_its_own_paths(command: Command, files: Files) -> None:
-    files.calls = [call(1)]
-    files.listed = [ChangeInfo(1, "c1", 0, "create", "/plan.md")]
-    lines = command.ok("log", "--branch", "try", "--changes", "/plan.md", "--mount", MOUNT).splitlines()
-    assert lines[1:] == ["    create     /plan.md"]
-    asked = {"by": None, "since": None, "paths": ["/plan.md"], "limit": log.SHOWN, "branch": "try"}
-    assert files.asked == [("log", (), asked)]
-    assert set(files.of) == {"try"}
 
 
 def test_log_follows_calls_until_it_is_ended(command: Command, files: Files) -> None:
