@@ -23,7 +23,7 @@ from fusebackend.base.lines import split_lines
 from fusebackend.protocol import READ_LIMIT_LINES, FileData, ReadResult
 
 SPLIT_CHARACTERS = 64 << 10
-"""Text is split into lines in pieces of this size, for `str.split` holds Python's lock."""
+"""Text is split into lines in pieces of this size, for that holds Python's lock."""
 
 KEPT_FACTOR = 4
 """Copies of a window in memory while an answer is made of it: its parts, joined, with LF, as JSON."""
@@ -55,8 +55,8 @@ MAX_VIDEO_BYTES = 1 << 30
 class LineWindow:
     """Collects the lines of one window from text that comes in pieces; keeps no other line in memory.
 
-    `add` each piece in order, then call `result` once. A piece of any length is cut into short ones, as
-    `str.split` holds Python's lock all the time: 0.5 s for 40 MB of short lines.
+    `add` each piece in order, then call `result` once. A piece of any length is cut into short ones, for Python's lock
+    is held while one is looked through.
 
     Args:
         kept: called with the number of bytes that are kept in addition; an exception it raises ends the reading.
@@ -86,27 +86,30 @@ class LineWindow:
                 self._blank.append(piece)
             else:
                 self._blank = None
-        lines = split_lines(piece, with_ends=True)
-        rest = lines.pop() if lines and lines[-1][-1] != "\n" else ""
-        if lines:
-            self._finish(lines)
+        cut = piece.rfind("\n") + 1
+        if cut:
+            self._finish(piece[:cut], piece.count("\n"))
+        rest = piece[cut:]
         if rest:
             self._begun = True
             if self._first <= self._total < self._first + self._limit:
                 self._keep(self._unfinished, rest)
 
-    def _finish(self, lines: list[str]) -> None:
-        """Take whole lines; the first one continues the unfinished line."""
+    def _finish(self, block: str, count: int) -> None:
+        """Take whole lines; the first one continues the unfinished line. Only at the ends of the window are they
+        split."""
         begin = max(self._first - self._total, 0)
-        chosen = lines[begin : max(self._first + self._limit - self._total, 0)]
-        if chosen:
+        end = min(self._first + self._limit - self._total, count)
+        if begin < end:
             if begin == 0:
                 self._kept += self._unfinished
-            self._keep(self._kept, "".join(chosen))
-            self._lines += len(chosen)
+            if end < count:
+                block = block[: len(block) - len(block.split("\n", end)[end])]
+            self._keep(self._kept, block.split("\n", begin)[begin])
+            self._lines += end - begin
         self._unfinished.clear()
         self._begun = False
-        self._total += len(lines)
+        self._total += count
 
     def _keep(self, where: list[str], text: str) -> None:
         self._note(KEPT_FACTOR * sys.getsizeof(text))
@@ -115,7 +118,7 @@ class LineWindow:
     def result(self) -> ReadResult:
         """Return the window, with LF for each CRLF in it, or a record with an error."""
         if self._begun:
-            self._finish([""])
+            self._finish("", 1)
         if self._limit == 0:
             return ReadResult(file_data=FileData(content="", encoding="utf-8"), no_lines_requested=True)
         if self._blank is not None:
