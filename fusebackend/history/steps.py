@@ -15,6 +15,7 @@ import contextlib
 import logging
 import stat
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
@@ -256,7 +257,7 @@ class Steps:
             self._keep_tree(call, found, place.path, place.attr)
         return found
 
-    def _keep(self, call: OpenCall, found: _Before, path: AgentPath, attr: Attr) -> None:
+    def _keep(self, call: OpenCall, found: _Before, path: AgentPath, attr: Attr, gone: int = 0) -> None:
         recorder, volume, prefix, how = self._recorder, found.route.volume, found.route.prefix, found.how
         node = attr.node
         if how == "put" and (not stat.S_ISREG(attr.mode) or recorder.of(volume).has_bytes(call, node)):
@@ -264,15 +265,19 @@ class Steps:
         kept = recorder.keep(call, volume, attr)
         if how == "put":
             recorder.of(volume).own(call, node, CONTENT)
-        linked = how != "put" and kept.before.nlink > 1 and not stat.S_ISDIR(kept.before.mode)
+        linked = how != "put" and kept.is_linked
+        kept = kept._replace(before=kept.before._replace(nlink=kept.before.nlink - gone))
         kind: RecordKind = "content" if how == "put" else "remove"
         number = recorder.add(call, prefix, kind, to_name(path), kept, linked=linked)
         found.numbers[number] = (path, kept)
 
     def _keep_tree(self, call: OpenCall, found: _Before, path: AgentPath, attr: Attr) -> None:
-        """Keep a directory and everything below it: a directory after its entries, as it is removed."""
+        """Keep a directory and everything below it: a directory after its entries, as it is removed. A file with
+        several names there has one less each time."""
+        gone: Counter[int] = Counter()
         for inner, entry in reversed([(path, attr), *_below(found.route.volume, path, attr)]):
-            self._keep(call, found, inner, entry)
+            self._keep(call, found, inner, entry, gone[entry.node])
+            gone[entry.node] += entry.nlink > 1 and not entry.is_dir
 
     # -- after -----------------------------------------------------------------------------------------------------
 

@@ -4,13 +4,13 @@ deepagents asks the class what a backend can do, so `exported` chooses among cla
 `execute` or without, and a subclass of their `StateBackend` where files are in the graph's state, so that
 `create_deep_agent` gives the state a key for files.
 
-The tools of an agent ask what `FilesystemMiddleware.backend` gives, in every version of deepagents 0.7. `_ToolsBackend`
-takes the place of that attribute, for two promises that a backend can't keep by itself when it is given as it is:
+The tools of an agent ask what `FilesystemMiddleware.backend` gives, in every version of deepagents 0.7. That is what
+`for_tools` makes (`protocol/registered.py`), for two promises that a backend can't keep when it is given as it is:
 
 - `write_file` replaces, as its description tells the model. `export` is that, so a backend of ours is exported here.
 - No symbolic link leads around `permissions=`. deepagents before 0.7.25 compares rules with the names that it is given,
   and later ones resolve links of their own `FilesystemBackend` alone. So each path that leads elsewhere is compared by
-  where it leads as well (`_Rules`), by the function of deepagents' own that compares the names.
+  where it leads as well (`Ruled`), by the function of deepagents' own that compares the names.
 
 Processes that change links while a verb runs are not waited for, here as in deepagents.
 """
@@ -290,9 +290,8 @@ class Ruled(Exported):
             return f"cannot resolve {self.prefix}{path}"
         if real == path:
             return None
-        decide = getattr(middleware, "_check_fs_permission", None)
-        known = decide is not None and self.rules is not None
-        if known and decide(self.rules, operation, self.prefix + real) == "allow":
+        decide = None if self.rules is None else getattr(middleware, "_check_fs_permission", None)
+        if decide is not None and decide(self.rules, operation, self.prefix + real) == "allow":
             return None
         return f"permission denied for {operation} on {self.prefix}{path} (resolves to {self.prefix}{real})"
 
@@ -358,36 +357,17 @@ class RuledDeleting(Ruled, Deleting):
         return super().delete(file_path)
 
 
-class _ToolsBackend:
-    """`FilesystemMiddleware.backend`: as it was given, but for backends of ours (see the module's docstring)."""
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        if instance is None:
-            return self
-        own = vars(instance)
-        if "backend" not in own:
-            raise AttributeError("backend")
-        given, rules = own["backend"], own.get("_permissions")
-        made = own.get("_fusebackend")
-        if made is None or made[0] is not given or made[1] is not rules:
-            made = own["_fusebackend"] = given, rules, _for_tools(given, rules, "")
-        return made[2]
-
-    def __set__(self, instance: Any, backend: Any) -> None:
-        vars(instance)["backend"] = backend
-
-
-def _for_tools(given: Any, rules: Sequence[Any] | None, prefix: str) -> Any:
+def for_tools(given: Any, rules: Sequence[Any] | None, prefix: str = "") -> Any:
     """Return a backend as the tools of an agent with these rules ask it; one that is none of ours as it is."""
     if isinstance(given, DeepagentsCompositeBackend):
         made = copy.copy(given)
-        made.default = _for_tools(given.default, rules, prefix)
-        made.routes = {path: _for_tools(part, rules, prefix + path.rstrip("/")) for path, part in given.routes.items()}
+        made.default = for_tools(given.default, rules, prefix)
+        made.routes = {path: for_tools(part, rules, prefix + path.rstrip("/")) for path, part in given.routes.items()}
         made.sorted_routes = [(path, made.routes[path]) for path, _ in given.sorted_routes]
         parts = [(made.default, given.default), *((made.routes[path], part) for path, part in given.routes.items())]
         return given if all(ours is part for ours, part in parts) else made
     if isinstance(given, Approving):
-        return Approving(_for_tools(given.files, rules, prefix), given.owner)
+        return Approving(for_tools(given.files, rules, prefix), given.owner)
     backend = given.backend if isinstance(given, Exported) else given
     if not isinstance(given, Exported | BackendProtocol):
         return given
@@ -395,9 +375,6 @@ def _for_tools(given: Any, rules: Sequence[Any] | None, prefix: str) -> Any:
     if isinstance(tools, Ruled):
         tools.rules, tools.prefix = rules, prefix
     return tools
-
-
-middleware.FilesystemMiddleware.backend = _ToolsBackend()  # type: ignore[assignment]
 
 
 # -- records ---------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from fusebackend.protocol.records import (
     ReadResult,
     WriteResult,
 )
-from fusebackend.protocol.registered import register_all, registered_with
+from fusebackend.protocol.registered import registered_with
 from fusebackend.protocol.verbs import AGENT_VERBS, SEED_VERBS
 
 __all__ = [
@@ -73,14 +73,6 @@ class BackendProtocol(abc.ABC):
                 continue
             if list(inspect.signature(verb).parameters) != list(inspect.signature(inherited).parameters):
                 setattr(cls, f"a{name}", _async_twin(verb))
-
-    if not TYPE_CHECKING:
-
-        @property
-        def __class__(self):
-            """The class, as always; `isinstance` asks for it."""
-            register_all()
-            return type(self)
 
     def __repr__(self) -> str:
         where = self._where()

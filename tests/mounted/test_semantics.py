@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import anyio
 import mounts
@@ -36,7 +37,7 @@ from services.s3 import Bucket
 from two_faces import TwoFaces, two_faces
 
 import fusebackend
-from fusebackend.backends import SqliteBackend
+from fusebackend.backends import FilesystemBackend, InMemoryBackend, SqliteBackend
 from fusebackend.backends.sqlite import check as sqlite_check
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.integrations.tools import TOOLS
@@ -164,6 +165,9 @@ def test_an_agent_s_change_is_whole(faces: TwoFaces) -> None:
     assert seen and seen <= {old, new}
     assert "not found" in faces.ask("edit", "/file", new, old)["error"].lower()
     assert "exists" in faces.ask("write", "/file", "")["error"]
+    assert told(InMemoryBackend(), *[("write_file", "/f", {"content": content}) for content in (old, new)]) == [
+        "Updated file /f", "Updated file /f",
+    ]  # fmt: skip
 
     (faces.path / "mixed").write_bytes(b"a\rb\x0cc\xe2\x80\xa8d\r\nneedle\nlast\r\n")
     (match,) = faces.call("grep", "needle", "/mixed")["matches"]
@@ -173,6 +177,15 @@ def test_an_agent_s_change_is_whole(faces: TwoFaces) -> None:
     shown = faces.call("read", "/mixed")["file_data"]["content"]
     faces.call("edit", "/mixed", shown, shown.replace("needle\n", "needle\nnew\n"))
     assert (faces.path / "mixed").read_bytes() == b"a\rb\x0cc\xe2\x80\xa8d\r\nneedle\nnew\nlast\r\n"
+
+
+def told(backend: Any, *calls: tuple[str, str, dict[str, str]], **options: Any) -> list[str]:
+    """Return what deepagents' tools say to an agent."""
+    import graphs
+
+    script = [graphs.use(graphs.call(tool, file_path=path, **more)) for tool, path, more in calls]
+    state = graphs.deep_agent(None, script, backend=backend, **options).invoke(graphs.user("go"))
+    return [message.content for message in state["messages"] if message.type == "tool"]
 
 
 def test_a_route_that_others_change_unseen_is_believed_for_its_ttl(tmp_path: Path, serve: Serve) -> None:
@@ -1082,6 +1095,17 @@ def test_a_view_shows_what_its_rules_allow(tmp_path: Path, serve: Serve) -> None
         with fails(errno.EPERM):
             client.view_socket("v")
         assert "Permission denied" in client.execute("cat /secrets/key").output
+    from deepagents import FilesystemPermission
+
+    (tmp_path / "files/secrets").mkdir(parents=True)
+    (tmp_path / "files/way").symlink_to("secrets")
+    for name in ("secrets/key", "plain"):
+        (tmp_path / "files" / name).write_text("text")
+    with FilesystemBackend(tmp_path / "files") as files:
+        rules = [FilesystemPermission(operations=["read"], paths=["/secrets/**"], mode="deny")]
+        said = told(files, ("read_file", "/way/key", {}), ("read_file", "/plain", {}), permissions=rules)
+        assert said[0] == "Error: permission denied for read on /way/key (resolves to /secrets/key)"
+        assert said[1].endswith("text")
 
 
 def test_what_is_interrupted_waits_for_an_approval(tmp_path: Path, serve: Serve) -> None:

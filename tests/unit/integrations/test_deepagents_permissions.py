@@ -111,6 +111,32 @@ def test_the_oldest(tmp_path):
     check(found["outcomes"], "1  open")
 
 
+ORDERS = {
+    "ours first": "from fusebackend.backends import InMemoryBackend\nimport deepagents",
+    "theirs first": "import deepagents\nfrom fusebackend.backends import InMemoryBackend",
+    "a backend first": "from fusebackend.backends import InMemoryBackend\nInMemoryBackend().ls('/')\nimport deepagents",
+}
+
+ONLY_A_ROUTE = """
+from deepagents.backends import CompositeBackend, StateBackend
+from deepagents.backends.protocol import BackendProtocol
+files = InMemoryBackend()
+backend = CompositeBackend(default=StateBackend(), routes={"/m/": files})
+tools = deepagents.FilesystemMiddleware(backend=backend).backend
+print(type(tools.routes["/m/"]).__module__, isinstance(files, BackendProtocol))
+"""
+
+
+def test_whatever_is_imported_first(tmp_path):
+    """deepagents asks a route of a composite of its own nothing before the verb."""
+    for case in each(ORDERS):
+        with case as imports:
+            environment = {**os.environ, "PYTHONPATH": str(TESTS.parent)}
+            program = [sys.executable, "-c", imports + ONLY_A_ROUTE]
+            done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=120)
+            assert done.stdout == "fusebackend.integrations.exported True\n", done.stderr
+
+
 # -- what is asked for it ----------------------------------------------------------------------------------------------
 
 
