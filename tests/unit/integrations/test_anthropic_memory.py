@@ -210,7 +210,8 @@ def test_a_file_with_mixed_line_ends_keeps_them(backend):
     tool = MemoryTool(backend)
     assert "\r" not in said(tool, command="view", path=path)
     answer = said(tool, command="str_replace", path=path, old_str="one\ntwo", new_str="1\n2\n2b")
-    assert "     3\t2b\n     4\tthree\x0cthree\n" in answer
+    assert answer.endswith("     1\t1\n     2\t2\n     3\t2b")
+    assert "     4\tthree\x0cthree\n     5\t" in said(tool, command="view", path=path)
     assert backend.download_files([path])[0].content == b"1\r\n2\n2b\nthree\x0cthree\r\n"
     said(tool, command="insert", path=path, insert_line=1, insert_text="new")
     assert backend.download_files([path])[0].content == b"1\r\nnew\r\n2\n2b\nthree\x0cthree\r\n"
