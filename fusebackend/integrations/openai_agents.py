@@ -175,7 +175,8 @@ class _Place:
             yield
 
     def function(self, tool: Tool) -> agents.FunctionTool:
-        begin = {} if "path" in tool.schema.get("required", ["path"]) else {"path": name_shown(self.root)}
+        has_default = "path" in tool.schema["properties"] and "path" not in tool.schema.get("required", ())
+        begin = {"path": name_shown(self.root)} if has_default else {}
 
         async def call(context: ToolContext[Any], given: str) -> str:
             try:

@@ -179,6 +179,14 @@ def test_paths_that_lead_out_are_refused(path: str) -> None:
     assert {content(backend, made) for made in ("/x", "/etc/passwd", "/workers/x", "/work2/x")} == {b"secret\n"}
 
 
+def test_a_tool_that_has_no_path_is_given_none() -> None:
+    backend = InMemoryBackend()
+    backend.upload_files([("/work/a", b"a\n")])
+    moved = answers(file_tools(backend, "move", root="/work"), called("move", source="a", destination="b"))
+    assert [each["output"] for each in moved] == ["/work/a is /work/b now"]
+    assert content(backend, "/work/b") == b"a\n"
+
+
 @pytest.mark.parametrize("path", ["../x", "/../x", "a/../../x"])
 def test_nor_out_of_the_whole_backend(path: str) -> None:
     backend = InMemoryBackend()
