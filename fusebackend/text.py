@@ -3,8 +3,8 @@
 Pure functions over bytes and strings; every backend uses them, so that all agree. The rules come from the seeds and
 from deepagents 0.7; where those differ, the docstrings name the rule in force.
 
-Reading and searching split lines differently, on purpose: reading as `str.splitlines` does (also at `\\x0c` or U+2028,
-like deepagents), `grep` at `\\n` alone, like grep and ripgrep.
+A line ends at `\\n` and nowhere else (`base/lines.py`), so that the number of a line is the same for `read`, `grep`,
+`blame`, sed and git. `read` shows CRLF as LF, and `edit` takes text as `read` shows it.
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ from __future__ import annotations
 import base64
 import codecs
 import datetime
+import functools
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from fusebackend.base import budget
+from fusebackend.base.git_patch import line_changes
+from fusebackend.base.lines import split_lines
 from fusebackend.protocol import READ_LIMIT_LINES, FileData, ReadResult
 
 SPLIT_CHARACTERS = 64 << 10
-"""Text is split into lines in pieces of this size, for `str.splitlines` holds Python's lock."""
+"""Text is split into lines in pieces of this size, for that holds Python's lock."""
 
 KEPT_FACTOR = 4
 """Copies of a window in memory while an answer is made of it: its parts, joined, with LF, as JSON."""
@@ -44,8 +47,6 @@ VIDEO_EXTENSIONS = frozenset({"mp4", "mpeg", "mov", "avi", "flv", "mpg", "webm",
 MAX_VIDEO_BYTES = 1 << 30
 """`read` refuses a larger video, as deepagents does (MAX_VIDEO_INPUT_BYTES)."""
 
-_LINE_ENDS = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"  # where str.splitlines splits
-
 # --------------------------------------------------------------------------------------------------------------
 # Reading: windows of lines
 # --------------------------------------------------------------------------------------------------------------
@@ -54,8 +55,8 @@ _LINE_ENDS = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"  # where str.splitlines 
 class LineWindow:
     """Collects the lines of one window from text that comes in pieces; keeps no other line in memory.
 
-    `add` each piece in order, then call `result` once. A piece of any length is cut into short ones, as
-    `str.splitlines` holds Python's lock all the time: 0.5 s for 40 MB of short lines.
+    `add` each piece in order, then call `result` once. A piece of any length is cut into short ones, for Python's lock
+    is held while one is looked through.
 
     Args:
         kept: called with the number of bytes that are kept in addition; an exception it raises ends the reading.
@@ -72,7 +73,6 @@ class LineWindow:
         self._lines = 0  # in `_kept`
         self._begun = False
         self._unfinished: list[str] = []  # pieces of a line without its end yet; joined once, so linear
-        self._held = ""  # a last "\r", which may be half of a "\r\n"
         self._blank: list[str] | None = []  # the whole text, as long as it is white space
 
     def add(self, piece: str) -> None:
@@ -86,41 +86,39 @@ class LineWindow:
                 self._blank.append(piece)
             else:
                 self._blank = None
-        piece = self._held + piece
-        self._held = ""
-        if piece.endswith("\r"):
-            piece, self._held = piece[:-1], "\r"
-        lines = piece.splitlines(keepends=True)
-        rest = lines.pop() if lines and lines[-1][-1] not in _LINE_ENDS else ""
-        if lines:
-            self._finish(lines)
+        cut = piece.rfind("\n") + 1
+        if cut:
+            self._finish(piece[:cut], piece.count("\n"))
+        rest = piece[cut:]
         if rest:
             self._begun = True
             if self._first <= self._total < self._first + self._limit:
                 self._keep(self._unfinished, rest)
 
-    def _finish(self, lines: list[str]) -> None:
-        """Take whole lines; the first one continues the unfinished line."""
+    def _finish(self, block: str, count: int) -> None:
+        """Take whole lines; the first one continues the unfinished line. Only at the ends of the window are they
+        split."""
         begin = max(self._first - self._total, 0)
-        chosen = lines[begin : max(self._first + self._limit - self._total, 0)]
-        if chosen:
+        end = min(self._first + self._limit - self._total, count)
+        if begin < end:
             if begin == 0:
                 self._kept += self._unfinished
-            self._keep(self._kept, "".join(chosen))
-            self._lines += len(chosen)
+            if end < count:
+                block = block[: len(block) - len(block.split("\n", end)[end])]
+            self._keep(self._kept, block.split("\n", begin)[begin])
+            self._lines += end - begin
         self._unfinished.clear()
         self._begun = False
-        self._total += len(lines)
+        self._total += count
 
     def _keep(self, where: list[str], text: str) -> None:
         self._note(KEPT_FACTOR * sys.getsizeof(text))
         where.append(text)
 
     def result(self) -> ReadResult:
-        """Return the window, with LF for each CRLF and CR in it, or a record with an error."""
-        if self._held or self._begun:
-            self._finish([self._held])
-            self._held = ""
+        """Return the window, with LF for each CRLF in it, or a record with an error."""
+        if self._begun:
+            self._finish("", 1)
         if self._limit == 0:
             return ReadResult(file_data=FileData(content="", encoding="utf-8"), no_lines_requested=True)
         if self._blank is not None:
@@ -128,7 +126,7 @@ class LineWindow:
         if self._first >= self._total:
             return ReadResult(error=f"Line offset {self._first} exceeds file length ({self._total} lines)")
         end = self._first + self._lines
-        content = "".join(self._kept).replace("\r\n", "\n").replace("\r", "\n")
+        content = as_shown("".join(self._kept))
         return ReadResult(
             file_data=FileData(content=content, encoding="utf-8"),
             total_lines=self._total,
@@ -147,6 +145,11 @@ def read_window(content: str, offset: int = 0, limit: int = READ_LIMIT_LINES) ->
     window = LineWindow(offset, limit)
     window.add(content)
     return window.result()
+
+
+def as_shown(content: str) -> str:
+    """Return text as `read` shows it: with LF for CRLF. A CR alone ends no line, and stays."""
+    return content.replace("\r\n", "\n")
 
 
 def _unheard(size: int) -> None:
@@ -210,45 +213,93 @@ def has_binary_extension(path: str) -> bool:
 
 
 def replace_string(content: str, old: str, new: str, replace_all: bool = False) -> tuple[str, int] | str:
-    """Replace an exact string; return the new content and the number of replacements, or the text of an error.
+    """Replace a string; return the new content and the number of replacements, or the text of an error.
 
-    An agent reads CRLF as LF, so `old` and `new` without a CR also mean lines that end in CRLF: in a file that ends
-    every line so, the edit is made as if it were LF and the file stays CRLF; in a mixed one, `old` is tried first as
-    it is and then with CRLF. An agent that writes CRLF where the file has LF means LF (deepagents' FilesystemBackend):
-    `old` if it is not there as it is, and `new` if the file has no CR. Occurrences don't overlap, as in `str.count`.
+    `old` is found as `read` shows the file (`as_shown`), and `new` is put there with the line ends of what it replaces
+    (`keep_line_ends`); all else keeps its bytes. An `old` with CRLF that is there as it is means these bytes, and `new`
+    is written as it is. Where nothing else is found, a newline of `old` is a CR alone, too. Occurrences don't overlap,
+    as in `str.count`.
     """
     if not old:
         return "Error: old_string is empty; give the text to replace"
-    if "\r\n" in old and old not in content:
-        old, new = old.replace("\r\n", "\n"), new.replace("\r\n", "\n")
-    elif "\r\n" in new and "\r" not in content:
-        new = new.replace("\r\n", "\n")
-    plain = "\r" not in old and "\r" not in new
-    if plain and _ends_every_line_in_crlf(content):
-        outcome = _replace(content.replace("\r\n", "\n"), old, new, replace_all)
-        return outcome if isinstance(outcome, str) else (outcome[0].replace("\n", "\r\n"), outcome[1])
-    as_crlf = old.replace("\n", "\r\n")
-    if plain and "\n" in old and old not in content and as_crlf in content:
-        return _replace(content, as_crlf, new.replace("\n", "\r\n"), replace_all, shown=old)
-    return _replace(content, old, new, replace_all)
+    if "\r\n" in old and old in content:
+        return _replace(content, old, new, replace_all)
+    new = as_shown(new)
+    if "\r" not in content:
+        return _replace(content, as_shown(old), new, replace_all)
+    if "\n" not in old and "\n" not in new:
+        return _replace(content, old, new, replace_all)
+    shown = as_shown(content)
+    if old not in shown:
+        old = as_shown(old)
+        alike = shown.replace("\r", "\n")
+        if old not in shown and old.replace("\r", "\n") in alike:
+            shown, old = alike, old.replace("\r", "\n")
+    outcome = _replace(shown, old, new, replace_all)
+    if isinstance(outcome, str):
+        return outcome
+    if "\r" not in shown and shown.count("\n") == content.count("\r\n"):
+        return outcome[0].replace("\n", "\r\n"), outcome[1]
+    return "".join(_mixed(content, shown.split(old), len(old), new)), outcome[1]
 
 
-def _ends_every_line_in_crlf(content: str) -> bool:
-    pairs = content.count("\r\n")
-    return pairs > 0 and pairs == content.count("\n") == content.count("\r")
+def _mixed(content: str, parts: list[str], size: int, new: str) -> Iterator[str]:
+    """Yield the pieces of a text with mixed line ends. `parts` of what is shown of it stay as they are; `new` is put
+    between them, in the place of `size` characters."""
+    last = content.rfind("\n")
+    at, line_end = 0, -1
+    put = functools.cache(keep_line_ends)  # what is replaced differs in its line ends alone
+    for number, part in enumerate(parts):
+        if number:
+            begin, at = at, _behind(content, at, size)
+            if line_end < at:
+                line_end = content.find("\n", at) if at <= last else last
+            is_crlf = content[line_end - 1 : line_end + 1] == "\r\n"
+            yield put(content[begin:at], new, "\r\n" if is_crlf else "\n")
+        begin, at = at, _behind(content, at, len(part))
+        yield content[begin:at]
 
 
-def _replace(content: str, old: str, new: str, replace_all: bool, shown: str = "") -> tuple[str, int] | str:
+def _behind(content: str, at: int, size: int) -> int:
+    """Return the place behind so many shown characters. Each turn goes on by the CRLF of the one before."""
+    while size:
+        end = at + size
+        end += content[end - 1 : end + 1] == "\r\n"
+        size -= len(as_shown(content[at:end]))
+        at = end
+    return at
+
+
+def keep_line_ends(before: str, after: str, otherwise: str = "") -> str:
+    """Return a changed text, whose lines all end in LF, with the line ends that the lines have in `before`.
+
+    A new line has the end of the line that it replaces or follows. `otherwise` is the end of a last line that has none.
+    """
+    old, new = split_lines(before, with_ends=True), split_lines(after, with_ends=True)
+    ends = ["\r\n" if line.endswith("\r\n") else "\n" for line in old] or [otherwise or "\n"]
+    if not before.endswith("\n"):
+        ends[-1] = otherwise or ["\n", *ends][-2]
+    result: list[str] = []
+    done = 0
+    for change in line_changes([as_shown(line) for line in old], new):
+        result += old[done : change.i1]
+        done = change.i2
+        for number, line in enumerate(new[change.j1 : change.j2], start=change.i1):
+            end = ends[min(number, max(change.i2 - 1, 0))]
+            result.append(line[:-1] + end if line.endswith("\n") else line)
+    return "".join(result + old[done:])
+
+
+def _replace(content: str, old: str, new: str, replace_all: bool) -> tuple[str, int] | str:
     occurrences = content.count(old)
-    shown = shown or old
     if occurrences == 0:
-        message = f"Error: String not found in file: '{shown}'"
+        message = f"Error: String not found in file: '{old}'"
         if old.endswith("\n") and old != "\n" and content.endswith(old[:-1]):
             message += ". The file does not end with a newline: give old_string without its last one"
         return message
     if occurrences > 1 and not replace_all:
         return (
-            f"Error: String '{shown}' appears {occurrences} times in file. Use replace_all=True to replace all "
+            f"Error: String '{old}' appears {occurrences} times in file. Use replace_all=True to replace all "
             "instances, or provide a more specific string with surrounding context."
         )
     growth = occurrences * (len(new) - len(old))

@@ -12,6 +12,8 @@ batches.py       lists that stay below a size
 recent.py        a dict of what was used last
 acl.py           POSIX ACLs, and modes
 json_text.py     any value as pretty JSON
+lines.py         lines end at LF alone
+shown.py         names as text for a wire or a terminal, and back
 merge_lines.py   a three-way merge of text by lines
 git_patch.py     the difference of two files, as `git apply` takes it
 xdg.py           the user's directories for data, state and caches

@@ -15,7 +15,9 @@ import hashlib
 import re
 import zlib
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import AnyStr, Final, NamedTuple
+
+from fusebackend.base.lines import split_lines
 
 MAX_DIFFED_BYTES: Final = 1 << 20
 """Of one side. A longer text is replaced as a whole."""
@@ -102,7 +104,8 @@ def edited_lines(before: Side | None, after: Side | None) -> tuple[int, int] | N
     """Return the number of lines that the patch deletes and inserts, or None where it is a binary one."""
     if not (shows_as_text(before) and shows_as_text(after)):
         return None
-    changes = _changes(_lines(_data(before) or b""), _lines(_data(after) or b""))
+    a, b = (split_lines(_data(side) or b"", with_ends=True) for side in (before, after))
+    changes = _changes(a, b)
     return sum(change.i2 - change.i1 for change in changes), sum(change.j2 - change.j1 for change in changes)
 
 
@@ -152,15 +155,8 @@ def shows_as_text(side: Side | None) -> bool:
     return True
 
 
-def _lines(data: bytes) -> list[bytes]:
-    """Lines with their newline, the last one perhaps without. Only LF ends a line, as in git."""
-    lines = data.split(b"\n")
-    last = lines.pop()
-    return [line + b"\n" for line in lines] + ([last] if last else [])
-
-
 def _text(old: str, new: str, before: bytes, after: bytes) -> Iterator[bytes]:
-    a, b = _lines(before), _lines(after)
+    a, b = split_lines(before, with_ends=True), split_lines(after, with_ends=True)
     if not a and not b:
         return  # an empty file is created or deleted: the lines above say all
     yield f"--- {old}{_tab(old)}\n+++ {new}{_tab(new)}\n".encode()
@@ -201,14 +197,15 @@ def _hunks(changes: list[Change]) -> Iterator[list[Change]]:
 def _changes(a: list[bytes], b: list[bytes]) -> list[Change]:
     """The changes from one list of lines to another, in order. Above the limits, a single one replaces all lines."""
     if max(sum(map(len, a)), sum(map(len, b))) <= MAX_DIFFED_BYTES:
-        found = _found(a, b)
-        if found is not None:
+        found = line_changes(a, b)
+        if sum(each.i2 - each.i1 + each.j2 - each.j1 for each in found) <= MAX_EDITS:
             return found
     return [Change(0, len(a), 0, len(b))]
 
 
-def _found(a: list[bytes], b: list[bytes]) -> list[Change] | None:
-    """Return None for more than `MAX_EDITS` lines."""
+def line_changes(a: list[AnyStr], b: list[AnyStr]) -> list[Change]:
+    """The changes from one list of lines to another, in order. Of more than `MAX_EDITS` lines, a single one replaces
+    those between the first and the last that differ."""
     first, n, m = 0, len(a), len(b)
     while first < min(n, m) and a[first] == b[first]:
         first += 1
@@ -216,7 +213,7 @@ def _found(a: list[bytes], b: list[bytes]) -> list[Change] | None:
         n, m = n - 1, m - 1
     edits = _edits(a[first:n], b[first:m])
     if edits is None:
-        return None
+        return [Change(first, n, first, m)]
     found: list[Change] = []
     for x, y, is_insertion in edits:
         i, j = x + first, y + first
@@ -228,7 +225,7 @@ def _found(a: list[bytes], b: list[bytes]) -> list[Change] | None:
     return found
 
 
-def _edits(a: list[bytes], b: list[bytes]) -> list[tuple[int, int, bool]] | None:
+def _edits(a: list[AnyStr], b: list[AnyStr]) -> list[tuple[int, int, bool]] | None:
     """The fewest deletions and insertions of a line, in order, each with its place in both lists.
 
     `furthest[k]` is the largest x that some number of edits reaches on the diagonal x - y = k.

@@ -55,7 +55,7 @@ def list_requests(with_decided: bool, follow: bool, as_json: bool, mount: str | 
             raise click.UsageError("--all and -f: give one of them")
         with in_a_line():
             for each in files.follow_approvals():
-                output.record(asdict(each)) if as_json else output.line(_line(output, each))
+                output.record(asdict(each)) if as_json else output.line(output.row(_line(output, each)))
                 output.flush()
         return
     with in_a_line():
@@ -64,7 +64,7 @@ def list_requests(with_decided: bool, follow: bool, as_json: bool, mount: str | 
         output.document([asdict(each) for each in found])
         return
     for each in found:
-        output.line(_line(output, each))
+        output.line(output.row(_line(output, each)))
     if not found:
         note("nothing waits for an approval")
 
@@ -72,7 +72,7 @@ def list_requests(with_decided: bool, follow: bool, as_json: bool, mount: str | 
 def _line(output: Output, info: ApprovalInfo) -> str:
     state = "" if info.state == PENDING else f"  ({info.state})"
     actor = output.told(who(info.actor))
-    return f"{info.number:>4}  {moment(info.time_ns)}  {actor:<12}  {output.told(info.title)}{state}"
+    return f"{info.number:>4}  {moment(info.time_ns)}  {actor:<12}{state}  {output.told(info.title)}"
 
 
 @approval.command()

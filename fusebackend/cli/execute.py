@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from fusebackend.base.paths import ROOT, AgentPath, is_below
+from fusebackend.base.shown import shown
 from fusebackend.cli import target
 from fusebackend.cli.branch import branch_path, complete_name
-from fusebackend.cli.show import Failed, Output, escaped, in_a_line, note, write_all
+from fusebackend.cli.show import Failed, Output, in_a_line, note, write_all
 from fusebackend.cli.target import Target, complete_path, mount_option
 from fusebackend.cli.view import complete_view, find_view
 
@@ -97,7 +98,7 @@ def execute(
         Output().record({"exit_code": answer.exit_code, "truncated": answer.truncated, "message": message})
     else:
         if message is not None:
-            click.echo(f"Error: {escaped(message)}", err=True)
+            click.echo(f"Error: {shown(message)}", err=True)
         if answer.truncated:
             note("there was more output than the server allows; the rest was dropped")
     click.get_current_context().exit(code)

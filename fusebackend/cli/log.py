@@ -264,7 +264,7 @@ class Shown:
             self.output.line(row.line(self.output, widths, number_width, columns))
             if self.with_changes:
                 for change in self._changes(each):
-                    self.output.line(f"    {self._change(change)}")
+                    self.output.line(self.output.row(f"    {self._change(change)}"))
 
     def show_change(self, call: CallInfo, change: ChangeInfo) -> None:
         """Print a change as it comes, and whose it is."""
@@ -272,7 +272,7 @@ class Shown:
             self.output.record(self._shown_paths(asdict(change)))
             return
         head = f"{moment(change.time_ns)}  {call.call:<5}  {_cut(self.output.told(who(call.actor)), WHO_COLUMNS):<12}"
-        self.output.line(f"{head}  {self._change(change)}")
+        self.output.line(self.output.row(f"{head}  {self._change(change)}"))
 
     def _changes(self, call: CallInfo) -> Iterator[ChangeInfo]:
         after = 0

@@ -12,6 +12,7 @@ import click
 from fusebackend import config
 from fusebackend.base import xdg
 from fusebackend.base.paths import ROOT
+from fusebackend.cli.show import announce
 from fusebackend.cli.target import complete_route, complete_url, complete_words
 from fusebackend.config import ConfigError, ConfigFile, MountPlan, RouteTable
 from fusebackend.linux import mount_point as point
@@ -75,7 +76,7 @@ def mount(
     path = table.resolve(mountpoint)
     plan = plan_of(path, file, config_path, default, routes, read_only, options)
     if make_ready(plan):
-        click.echo(f"the server of an earlier mount on {path} had died; it was cleared away")
+        announce([f"the server of an earlier mount on {path} had died; it was cleared away"])
     make_data_directory(default, file, path)
     if foreground:
         from fusebackend.cli.serve import serve
@@ -271,9 +272,3 @@ def route_lines(plan: MountPlan, log: str | None) -> list[str]:
         lines.append(f"  {prefix if prefix == '/' else prefix + '/'}  {urls.mask(url)}")
     lines += [f"  view {name}: {place}" for name, place in plan.view_mounts.items()]
     return lines
-
-
-def announce(lines: Sequence[str]) -> None:
-    """Print lines."""
-    with contextlib.suppress(OSError):  # there may be no reader; the mount is there all the same
-        click.echo("\n".join(lines))

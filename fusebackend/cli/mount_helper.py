@@ -18,7 +18,7 @@ from typing import NoReturn
 import click
 
 from fusebackend.cli.mount import announce_mounted, make_data_directory, make_ready, plan_of
-from fusebackend.cli.show import one_line
+from fusebackend.cli.show import announce, one_line
 from fusebackend.cli.umount import DEFAULT_TIMEOUT_S, end_mount, show_holders
 from fusebackend.config import LIBFUSE_WORDS, OWN_WORDS, ConfigError, ConfigFile, read_file
 from fusebackend.linux import mount_table as table
@@ -156,7 +156,7 @@ def umount_helper(
         show_holders(error, "umount.fusebackend", "umount -l")
         return FAILED
     if is_verbose:
-        click.echo(said)
+        announce([said])
     return 0
 
 

@@ -19,12 +19,20 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fusebackend.base import heap
+from fusebackend.base.shown import shown
 from fusebackend.config import MountPlan
 from fusebackend.urls.opening import UrlError, open_backend
 
 log = logging.getLogger("fusebackend.serve")
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class _Lines(logging.Formatter):
+    """A record is one line, but for its traceback: a name can't make one, nor steer the terminal of its reader."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # theirs
+        return shown(super().formatMessage(record))
 
 
 def serve(plan: MountPlan, on_ready: Callable[[Sequence[str]], None], *, log_file: str | None) -> None:
@@ -40,7 +48,9 @@ def serve(plan: MountPlan, on_ready: Callable[[Sequence[str]], None], *, log_fil
     Raises:
         UrlError, OSError: a backend can't be opened or made durable at the end, or the kernel refused the mount.
     """
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Lines(LOG_FORMAT))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.captureWarnings(True)
     faulthandler.enable()  # a crash in C code leaves the stack of each thread in the log
     _allow_many_files()

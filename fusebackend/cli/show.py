@@ -1,8 +1,7 @@
 """The output of commands: names and text on standard output, errors on standard error, JSON for programs.
 
-Names are bytes. They go out as the bytes they are, so that other programs can use them; on a terminal their control
-characters are escaped as `ls -b` does, because a name must not steer the terminal. So are those that turn the direction
-of the text around: the approver of a patch must see it in its own order.
+Names are bytes. They go out as the bytes they are, so that other programs can use them; on a terminal they are escaped
+(`base/shown.py`), because a name must not steer the terminal, and the approver of a patch must see all of it.
 """
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ import datetime
 import functools
 import json
 import os
+import re
+import shutil
 import stat
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -20,24 +21,15 @@ from typing import IO, Any, TypeVar
 
 import click
 
+from fusebackend.base.shown import shown
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as of a shell."""
 
-_ESCAPES = {
-    **{code: f"\\{code:03o}" for code in (*range(0x20), *range(0x7F, 0xA0))},
-    **{code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))},  # bidi controls
-    **{0xDC00 + byte: f"\\{byte:03o}" for byte in range(0x80, 0x100)},  # surrogateescape
-    **{ord(character): escape for character, escape in (("\n", "\\n"), ("\t", "\\t"), ("\r", "\\r"))},
-}
-_ESCAPES_IN_LINES = {code: escape for code, escape in _ESCAPES.items() if code != ord("\t")}
-_ESCAPES_IN_TEXT = {code: escape for code, escape in _ESCAPES_IN_LINES.items() if code != ord("\n")}
-
-
-def escaped(name: str) -> str:
-    """A name without control characters."""
-    return name.translate(_ESCAPES)
+_BLANKS = re.compile("(?<= ) |^ | $")
+"""A blank that makes two columns of one, or is not seen."""
 
 
 def json_option(shape: str) -> Callable[[F], F]:
@@ -50,14 +42,14 @@ def one_line(error: BaseException) -> str:
     text = str(error)
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror if error.filename is None else f"{error.strerror}: '{os.fsdecode(error.filename)}'"
-    return escaped(" ".join(text.split())) or type(error).__name__
+    return shown(" ".join(text.split())) or type(error).__name__
 
 
 class Failed(click.ClickException):
     """An error in one line; it becomes `Error: …` and exit status 1."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(escaped(message))
+        super().__init__(shown(message))
 
 
 @contextlib.contextmanager
@@ -85,7 +77,7 @@ class Complaints:
 
     def add(self, message: str) -> None:
         self.count += 1
-        click.echo(f"Error: {escaped(message)}", err=True)
+        click.echo(f"Error: {shown(message)}", err=True)
 
     def __enter__(self) -> Complaints:
         return self
@@ -142,7 +134,7 @@ def confirm_deletion(one: str, several: str, names: Sequence[str], known: Collec
 
 def note(message: str) -> None:
     """Something to know that is no error."""
-    click.echo(f"fusebackend: {escaped(message)}", err=True)
+    click.echo(f"fusebackend: {shown(message)}", err=True)
 
 
 class Output:
@@ -160,16 +152,21 @@ class Output:
 
     def name(self, name: str) -> str:
         """A name or a path, as it may be printed here."""
-        return escaped(name) if self.terminal else name
+        return shown(name) if self.terminal else name
 
     def text(self, text: str, *, lines: bool = False) -> str:
         """A line of text as it may be printed here, or several `lines`."""
-        return text.translate(_ESCAPES_IN_TEXT if lines else _ESCAPES_IN_LINES) if self.terminal else text
+        return shown(text, but="\t\n" if lines else "\t") if self.terminal else text
 
     def told(self, text: str) -> str:
         """What others have said of themselves and of what they do, such as an actor or a title, also for a program: a
-        newline in it would be one more line of the log. `--json` has it as it is."""
-        return text.translate(_ESCAPES)
+        newline in it would be one more line, and two blanks the end of a column. `--json` has it as it is."""
+        return _BLANKS.sub(r"\\040", shown(text))
+
+    def row(self, line: str) -> str:
+        """A line of a table, cut at the edge of a terminal, where the rest of it would look like a row of its own."""
+        columns = shutil.get_terminal_size().columns
+        return line if not self.terminal or len(line) <= columns else line[: columns - 1] + "…"
 
     def paint(self, text: str, colour: str, *, bold: bool = False) -> str:
         return click.style(text, fg=colour, bold=bold or None) if self.colours else text
@@ -212,6 +209,14 @@ def encode(text: str) -> bytes:
 def flush() -> None:
     """Flush the output, so that a closed pipe is noticed while it can still be handled."""
     sys.stdout.flush()
+
+
+def announce(lines: Sequence[str]) -> None:
+    """Print lines."""
+    output = Output()
+    with contextlib.suppress(OSError):  # there may be no reader; the mount is there all the same
+        output.line("\n".join(map(output.text, lines)))
+        output.flush()
 
 
 def report_copies(files: list[dict[str, Any]], key: str, skipped: list[tuple[str, str]], as_json: bool) -> None:

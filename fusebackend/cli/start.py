@@ -21,6 +21,7 @@ from typing import Any
 
 from fusebackend.base import xdg
 from fusebackend.base.deadline import is_readable
+from fusebackend.base.lines import split_lines
 from fusebackend.config import MountPlan
 from fusebackend.linux import mount_table as table
 from fusebackend.linux.mount_table import MountError
@@ -126,7 +127,7 @@ def _why(answer: dict[str, Any], log: str, log_start: int) -> str:
     """The error of a server that did not start, with libfuse's own words, which it prints, when there are some."""
     with open(log, "rb") as file:
         file.seek(log_start)
-        printed = file.read(65536).decode("utf-8", "replace").splitlines()
+        printed = split_lines(file.read(65536).decode("utf-8", "replace"))
     if not answer:
         last_words = f": {printed[-1]}" if printed else ""
         return f"the server ended before it was ready{last_words} (see {log})"

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fusebackend.cli.show import escaped, to_the_second
+from fusebackend.base.shown import shown
+from fusebackend.cli.show import to_the_second
 from fusebackend.cli.space import limit_text
 from fusebackend.cli.target import complete_mountpoint
 from fusebackend.linux import mount_table as table
@@ -83,29 +84,29 @@ def _print(states: list[MountState]) -> None:
     for number, state in enumerate(states):
         if number:
             console.print()
-        console.print(Text.assemble((state.mountpoint, "bold"), "  ", _headline(state)), soft_wrap=True)
+        console.print(Text.assemble((shown(state.mountpoint), "bold"), "  ", shown(_headline(state))), soft_wrap=True)
         if state.state != "alive":
             continue
         for line in _details(state):
-            console.print(Text(f"  {escaped(line)}"), soft_wrap=True)
+            console.print(Text(f"  {shown(line)}"), soft_wrap=True)
         routes = Table("route", "backend", "cached", "undo", "cannot", box=None, padding=(0, 1, 0, 1))
         for route in state.status.get("routes", []):
             routes.add_row(
-                Text(escaped(str(route.get("prefix"))), overflow="fold"),
-                Text(escaped(str(route.get("url") or route.get("volume"))), overflow="fold"),
+                Text(shown(str(route.get("prefix"))), overflow="fold"),
+                Text(shown(str(route.get("url") or route.get("volume"))), overflow="fold"),
                 Text(_caching(route)),
                 Text(str(route.get("undo") or "–")),
                 Text(cannot(route.get("features") or {}) or "–"),
             )
         console.print(routes)
         for line in _execution(state.status.get("execute") or {}):
-            console.print(Text(f"  {escaped(line)}"), soft_wrap=True)
+            console.print(Text(f"  {shown(line)}"), soft_wrap=True)
         for line in filter(None, map(_usage, state.status.get("routes", []))):
-            console.print(Text(f"  {escaped(line)}"), soft_wrap=True)
+            console.print(Text(f"  {shown(line)}"), soft_wrap=True)
         for route in state.status.get("routes", []):
             trouble = _trouble(route)
             if trouble:
-                console.print(Text(f"  {escaped(trouble)}", style="bold red"), soft_wrap=True)
+                console.print(Text(f"  {shown(trouble)}", style="bold red"), soft_wrap=True)
 
 
 PLAIN_WIDTH = 200

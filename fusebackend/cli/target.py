@@ -21,7 +21,8 @@ from click.shell_completion import CompletionItem
 
 from fusebackend.base import errors, paths
 from fusebackend.base.paths import ROOT, TREES_NAME, AgentPath, PathError
-from fusebackend.cli.show import Failed, escaped
+from fusebackend.base.shown import shown
+from fusebackend.cli.show import Failed
 
 if TYPE_CHECKING:
     from fusebackend.control.client.client import Client
@@ -328,7 +329,7 @@ def complete_names(
     with contextlib.suppress(Failed, OSError, ValueError, RuntimeError):
         found = list(names(here(context.params.get("mount")).files))
         return [
-            CompletionItem(name, help=None if text is None else escaped(text))
+            CompletionItem(name, help=None if text is None else shown(text))
             for name, text in found
             if name.startswith(incomplete)
         ]

@@ -12,8 +12,10 @@ from typing import NoReturn
 
 import click
 
+from fusebackend.base.lines import split_lines
+from fusebackend.base.shown import shown
 from fusebackend.cli.progress import waiting
-from fusebackend.cli.show import escaped
+from fusebackend.cli.show import announce
 from fusebackend.cli.target import complete_mountpoint
 from fusebackend.control.rendezvous import Served, find_served
 from fusebackend.linux import mount_table as table
@@ -48,7 +50,7 @@ def umount(mountpoint: str, lazy: bool, timeout_s: float) -> None:
         return
     os.chdir("/")  # from inside, this process would be one that keeps it busy
     try:
-        click.echo(end_mount(path, lazy=lazy, timeout_s=timeout_s))
+        announce([end_mount(path, lazy=lazy, timeout_s=timeout_s)])
     except BusyError as error:
         show_holders(error)
         sys.exit(1)
@@ -97,7 +99,7 @@ def _end_served(served: Served, timeout_s: float) -> None:
             does = "is stopped" if is_stopped(server.pid) else "is still storing"
             lost = "what it has not stored is lost if it is killed"
             raise MountError(errno.ETIMEDOUT, f"'{served.place}': process {server.pid} {does}; {lost}")
-    click.echo(f"ended {served.socket}")
+    announce([f"ended {served.socket}"])
 
 
 def _refuse_hung(entry: MountEntry, lazy: bool) -> NoReturn:
@@ -158,9 +160,9 @@ def show_holders(error: BusyError, name: str = "Error", lazy: str = "--lazy") ->
     """
     click.echo(f"{name}: {error}", err=True)
     for path in error.mounted_below:
-        click.echo(f"  mounted below it: {escaped(str(path))}", err=True)
+        click.echo(f"  mounted below it: {shown(str(path))}", err=True)
     for holder in error.holders:
-        words = escaped(f"({holder.command}) has {holder.path} open as {holder.how}")
+        words = shown(f"({holder.command}) has {holder.path} open as {holder.how}")
         click.echo(f"  process {holder.pid} {words}", err=True)
     if not error.holders and not error.mounted_below and os.geteuid() != 0:
         click.echo("  the processes with open files there are another user's; root can see them", err=True)
@@ -179,9 +181,9 @@ def _errors_since(path: object, start: int) -> list[str]:
     if not isinstance(path, str):
         return []
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
+        with open(path, "rb") as file:
             file.seek(start)
-            lines = file.read().splitlines()
+            lines = split_lines(file.read().decode("utf-8", "replace"))
     except OSError:
         return []
     return [line.partition(" ERROR ")[2] for line in lines if " ERROR " in line[:40]]

@@ -10,8 +10,8 @@ from dataclasses import replace
 import click
 
 from fusebackend import config
-from fusebackend.cli.mount import announce, make_data_directory, plan_of, plan_options, route_lines, word_options
-from fusebackend.cli.show import Failed
+from fusebackend.cli.mount import make_data_directory, plan_of, plan_options, route_lines, word_options
+from fusebackend.cli.show import Failed, announce
 from fusebackend.config import ConfigFile, MountPlan
 from fusebackend.control import rendezvous
 from fusebackend.linux import mount_table as table

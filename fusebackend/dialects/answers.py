@@ -10,10 +10,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fusebackend.base import paths
+from fusebackend.base.lines import split_lines
 from fusebackend.base.paths import AgentPath, PathError
 from fusebackend.protocol import FileData, FileDownloadResponse, FileInfo, GrepMatch, ReadResult
 from fusebackend.protocol.records import EMPTY_REMINDER, MARKER_WIDTH
-from fusebackend.text import has_binary_extension
+from fusebackend.text import as_shown, has_binary_extension
 
 
 def field_of(answer: Any, name: str) -> Any:
@@ -135,7 +136,7 @@ def parse_numbered(text: str, offset: int) -> ReadResult:
             return ReadResult(error=text)
         if text == EMPTY_REMINDER or not text.strip():
             return ReadResult(file_data=FileData(content="", encoding="utf-8"))
-        lines = text.splitlines()  # a dialect that does not number
+        lines = split_lines(as_shown(text))  # a dialect that does not number
     return ReadResult(
         file_data=FileData(content="\n".join(lines), encoding="utf-8"),
         start_line=first,

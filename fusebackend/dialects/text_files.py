@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fusebackend import text
 from fusebackend.base import paths
 from fusebackend.base.errors import FILE_NOT_FOUND, IS_DIRECTORY
+from fusebackend.base.lines import split_lines
 from fusebackend.base.paths import AgentPath
 from fusebackend.dialects.answers import error_of, field_of, is_text, unnumber
 from fusebackend.protocol import (
@@ -190,17 +191,17 @@ class TextFiles:
 
     def _recorded(self, path: AgentPath, size: int | None, answer: Any) -> str | bytes:
         """A file by records, each with a window of its lines."""
-        whole, lines = "", 0
-        while True:
-            data, more = _window(path, answer, lines)
+        whole = ""
+        lines: int | None = 0
+        while lines is not None:
+            data, lines = _window(path, answer, lines)
             if isinstance(data, bytes):
                 return data
             whole += data
-            if not more:
-                self._form = "records"
-                return self._fitting(path, size, [whole], [_as_crlf(whole)])
-            lines += len(data.splitlines())
-            answer = self._read(path, lines)
+            if lines is not None:
+                answer = self._read(path, lines)
+        self._form = "records"
+        return self._fitting(path, size, [whole], [_as_crlf(whole)])
 
     def _fitting(self, path: AgentPath, size: int | None, texts: list[str], by_bytes: list[str]) -> str:
         """The one text that has this size. `by_bytes` are those that only a size in bytes can tell."""
@@ -289,8 +290,9 @@ class TextFiles:
         return result
 
 
-def _window(path: AgentPath, answer: Any, offset: int) -> tuple[str | bytes, bool]:
-    """The content of a record of `read`: text, and whether more follows; or the whole file's bytes. Raises `Untold`."""
+def _window(path: AgentPath, answer: Any, offset: int) -> tuple[str | bytes, int | None]:
+    """The content of a record of `read`: text, and the offset of what follows; or the whole file's bytes. Raises
+    `Untold`. Backends count lines as they like: at LF, or as `str.splitlines` does."""
     error, record = error_of(answer), field_of(answer, "file_data")
     if error is not None:
         raise Untold(error)
@@ -306,11 +308,13 @@ def _window(path: AgentPath, answer: Any, offset: int) -> tuple[str | bytes, boo
     if field_of(record, "encoding") == "base64":
         if more or offset:
             raise Untold(f"read of '{path}' gave a piece of base64")
-        return data, False
+        return data, None
     content = data.decode()
-    if more and (not content or len(content.splitlines()) + offset != end):
+    if not more:
+        return content, None
+    if not content or end - offset not in (len(split_lines(content)), len(content.splitlines())):
         raise Untold(f"read of '{path}' gave other lines than it says")
-    return content, more
+    return content, end
 
 
 def _units_of(candidate: str, size: int | None) -> set[str]:

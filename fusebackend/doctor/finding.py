@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from fusebackend.base.deadline import GivenUp, within
+from fusebackend.base.lines import split_lines
+from fusebackend.linux import proc
 from fusebackend.protocol.scheme import mask
 
 Verdict: TypeAlias = Literal["ok", "warning", "error"]
@@ -83,9 +85,8 @@ def worst(findings: Iterable[Finding]) -> Verdict:
 
 def status_of_self() -> dict[str, str]:
     """Return the fields of /proc/self/status (proc_pid_status(5))."""
-    with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
-        lines = (line.partition(":") for line in file)
-        return {name: value.strip() for name, _, value in lines}
+    lines = (line.partition(":") for line in split_lines(os.fsdecode(proc.read("self/status"))))
+    return {name: value.strip() for name, _, value in lines}
 
 
 def is_no_new_privileges() -> bool:

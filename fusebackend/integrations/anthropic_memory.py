@@ -27,9 +27,11 @@ from anthropic.types import beta
 
 from fusebackend.base.awaiting import aside
 from fusebackend.base.errors import IS_DIRECTORY
+from fusebackend.base.shown import name_meant, name_shown, shown
 from fusebackend.base.sizes import short_size
 from fusebackend.integrations.deepagents import adopt
 from fusebackend.integrations.texts import ABSENT, NO_TEXT, NotChanged, NoText, Texts
+from fusebackend.text import as_shown, keep_line_ends, replace_string
 
 MEMORIES = "/memories"
 """The directory's name in each command and each answer."""
@@ -79,7 +81,7 @@ class MemoryTool(BetaAbstractMemoryTool):
             lines = [f"{DIRECTORY_SIZE}\t{command.path}", *self._listed(path, command.path, DEPTH)]
             return f"{header}, excluding hidden items:\n" + "\n".join(lines)
         with _refusing(command.path):
-            lines = self._texts.read(path).split("\n")
+            lines = as_shown(self._texts.read(path)).split("\n")
         if len(lines) > MAX_LINES:
             raise ToolError(f"File {command.path} exceeds maximum line limit of {MAX_LINES:,} lines.")
         first, last = 1, len(lines)
@@ -92,32 +94,33 @@ class MemoryTool(BetaAbstractMemoryTool):
         path = self._path(command.path)
         error = self._files.write(path, command.file_text).error if path != self._root else "it is the root"
         if error is not None:
-            raise ToolError(f"File {command.path} already exists" if self._texts.kind(path) else error)
+            raise ToolError(f"File {command.path} already exists" if self._texts.kind(path) else shown(error))
         return f"File created successfully at: {command.path}"
 
     def str_replace(self, command: beta.BetaMemoryTool20250818StrReplaceCommand) -> str:
-        old, new = command.old_str, command.new_str
+        old, new = as_shown(command.old_str), as_shown(command.new_str)
 
         def replaced(text: str) -> tuple[str, str]:
-            if text.count(old) == 1:
-                return old, new
-            places = re.finditer(f"(?={re.escape(old)})", text)  # overlapping ones too
-            lines = ", ".join(str(text.count("\n", 0, place.start()) + 1) for place in places)
+            shown = as_shown(text)
+            if shown.count(old) == 1:
+                return (old, new) if shown == text else (text, replace_string(text, old, new)[0])
+            places = re.finditer(f"(?={re.escape(old)})", shown)  # overlapping ones too
+            lines = ", ".join(str(shown.count("\n", 0, place.start()) + 1) for place in places)
             raise ToolError((TWICE if lines else NOT_THERE).format(old, command.path, lines))
 
         with _refusing(command.path):
-            text = self._texts.change(self._path(command.path), replaced)
+            text = as_shown(self._texts.change(self._path(command.path), replaced))
         line = text.count("\n", 0, text.index(old))
         return EDITED + _numbered(text.replace(old, new).split("\n")[max(0, line - 2) : line + 3], max(1, line - 1))
 
     def insert(self, command: beta.BetaMemoryTool20250818InsertCommand) -> str:
         def inserted(text: str) -> tuple[str, str]:
-            lines = text.removesuffix("\n").split("\n") if text else []
+            lines = as_shown(text).removesuffix("\n").split("\n") if text else []
             if not 0 <= command.insert_line <= len(lines):
                 raise ToolError(NO_SUCH_LINE.format(command.insert_line, len(lines)))
             lines.insert(command.insert_line, command.insert_text.rstrip("\n"))
             new = "\n".join(lines)
-            return text, new if new.endswith("\n") else new + "\n"
+            return text, keep_line_ends(text, new if new.endswith("\n") else new + "\n")
 
         with _refusing(command.path):
             self._texts.change(self._path(command.path), inserted)
@@ -145,7 +148,7 @@ class MemoryTool(BetaAbstractMemoryTool):
         """The path in the backend. `ToolError` for one outside of `/memories`; with a verb, for `/memories` as well."""
         if given != MEMORIES and not given.startswith(MEMORIES + "/"):
             raise ToolError(f"Path must start with {MEMORIES}, got: {given}")
-        path = posixpath.normpath(given)
+        path = posixpath.normpath(name_meant(given))
         if path != MEMORIES and not path.startswith(MEMORIES + "/"):
             raise ToolError(f"Path {given} would escape {MEMORIES} directory")
         if verb and path == MEMORIES:
@@ -154,18 +157,19 @@ class MemoryTool(BetaAbstractMemoryTool):
 
     def _require(self, error: str | None, path: str, given: str) -> None:
         if error is not None:
-            raise ToolError(error if self._texts.kind(path) else f"The path {given} does not exist")
+            raise ToolError(shown(error) if self._texts.kind(path) else f"The path {given} does not exist")
 
-    def _listed(self, path: str, shown: str, depth: int) -> Iterator[str]:
+    def _listed(self, path: str, above: str, depth: int) -> Iterator[str]:
         """The lines of `view` below a directory: sizes, and paths as the model knows them."""
         entries = {posixpath.basename(each["path"].rstrip("/")): each for each in self._files.ls(path).entries or []}
         for name, entry in sorted(entries.items()):
             if name.startswith("."):
                 continue
             is_dir = entry.get("is_dir", False)
-            yield f"{DIRECTORY_SIZE if is_dir else short_size(entry.get('size', 0))}\t{shown}/{name}{'/' * is_dir}"
+            place = f"{above}/{name_shown(name)}"
+            yield f"{DIRECTORY_SIZE if is_dir else short_size(entry.get('size', 0))}\t{place}{'/' * is_dir}"
             if is_dir and depth > 1:
-                yield from self._listed(f"{path}/{name}", f"{shown}/{name}", depth - 1)
+                yield from self._listed(f"{path}/{name}", place, depth - 1)
 
 
 class AsyncMemoryTool(BetaAsyncAbstractMemoryTool):
@@ -190,9 +194,9 @@ def _refusing(given: str) -> Iterator[None]:
     try:
         yield
     except NoText as error:
-        raise ToolError(REFUSALS.get(error.reason, CANT_BE_READ).format(given, error.reason)) from None
+        raise ToolError(REFUSALS.get(error.reason, CANT_BE_READ).format(given, shown(error.reason))) from None
     except NotChanged as error:
-        raise ToolError(str(error)) from None
+        raise ToolError(shown(str(error))) from None
 
 
 def _numbered(lines: list[str], first: int) -> str:

@@ -25,6 +25,7 @@ from typing import Any, Protocol
 
 from fusebackend.base import paths
 from fusebackend.base.paths import PathError
+from fusebackend.base.shown import name_shown, shown
 from fusebackend.protocol import (
     AGENT_VERBS,
     READING,
@@ -121,8 +122,8 @@ class Approving(SandboxBackendProtocol):
             "action_requests": [
                 {
                     "name": each.verb,
-                    "args": {"request": each.number, "paths": each.paths, "view": each.view},
-                    "description": f"{each.title}\n\n{self.owner.approval(each.number).change}",
+                    "args": {"request": each.number, "paths": list(map(name_shown, each.paths)), "view": each.view},
+                    "description": shown(f"{each.title}\n\n{self.owner.approval(each.number).change}", but="\t\n"),
                 }
                 for each in pending
             ],

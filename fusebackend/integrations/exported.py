@@ -32,7 +32,8 @@ from deepagents.backends import protocol as theirs
 from deepagents.middleware import filesystem as middleware
 
 from fusebackend.base import errors, paths
-from fusebackend.base.paths import PathError
+from fusebackend.base.paths import AgentPath, PathError
+from fusebackend.base.shown import name_meant, name_shown, shown
 from fusebackend.composite.backend import CompositeBackend, keeps_in_graph, supports_execution
 from fusebackend.databases.graph_state import GraphRuntime
 from fusebackend.dialects.agent_face import AgentFace, is_factory
@@ -56,12 +57,12 @@ def _answering(record: Callable[..., Any]) -> Callable[[Verb], Verb]:
         @functools.wraps(verb)
         def answering(*args: Any, **options: Any) -> Any:
             try:
-                return verb(*args, **options)
+                return _shown(verb(*args, **options))
             except (BadArgument, PathError, NotImplementedError) as error:
-                return record(error=str(error))
+                return record(error=shown(str(error), but="\n"))
             except Exception as error:  # an agent's run must not end by it
                 log.exception("%s failed", verb.__name__)
-                return record(error=f"{verb.__name__} failed: {type(error).__name__}: {error}")
+                return record(error=shown(f"{verb.__name__} failed: {type(error).__name__}: {error}", but="\n"))
 
         return answering  # type: ignore[return-value]
 
@@ -107,19 +108,19 @@ class Exported(theirs.BackendProtocol):
 
     def real_paths(self, wanted: list[str]) -> list[str | None]:
         """See `BackendProtocol.real_paths`."""
-        return self._files().real_paths(wanted)
+        return self._files().real_paths(list(map(_meant, wanted)))
 
     # -- reading -----------------------------------------------------------------------------------------------
 
     @_answering(theirs.LsResult)
     def ls(self, path: str) -> theirs.LsResult:
-        found = self._files().ls(_text("path", path))
+        found = self._files().ls(_path("path", path))
         entries: Any = found.entries
         return theirs.LsResult(error=found.error, entries=entries)
 
     @_answering(theirs.ReadResult)
     def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> theirs.ReadResult:
-        path = _text("file_path", file_path)
+        path = _path("file_path", file_path)
         return _read_result(self._files().read(path, _whole("offset", offset), _whole("limit", limit)))
 
     @_answering(theirs.GrepResult)
@@ -127,17 +128,16 @@ class Exported(theirs.BackendProtocol):
         self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
     ) -> theirs.GrepResult:
         _text("pattern", pattern)
-        for name, value in (("path", path), ("glob", glob)):
-            if value is not None:
-                _text(name, value)
+        if glob is not None:
+            _text("glob", glob)
         most = None if max_count is None else _whole("max_count", max_count)
-        found = self._files().grep(pattern, path, glob, max_count=most)
+        found = self._files().grep(pattern, None if path is None else _path("path", path), glob, max_count=most)
         matches: Any = found.matches
         return theirs.GrepResult(error=found.error, matches=matches, truncated=found.truncated)
 
     @_answering(theirs.GlobResult)
     def glob(self, pattern: str, path: str | None = None) -> theirs.GlobResult:
-        found = self._files().glob(_text("pattern", pattern), None if path is None else _text("path", path))
+        found = self._files().glob(_text("pattern", pattern), None if path is None else _path("path", path))
         matches: Any = found.matches
         result = theirs.GlobResult(error=found.error, matches=matches, truncated=found.truncated)
         if _HAS_REASON and found.truncation_reason in _REASONS:
@@ -148,7 +148,7 @@ class Exported(theirs.BackendProtocol):
         """As ours, and a path with `~` is `file_not_found`: deepagents' memory takes such sources for optional."""
         answers = [theirs.FileDownloadResponse(path=path, error=_refused(path)) for path in _items(paths)]
         asked = [answer for answer in answers if answer.error is None]
-        found = self._batch("download_files", [answer.path for answer in asked])
+        found = self._batch("download_files", [_meant(answer.path) for answer in asked])
         for answer, one in zip(asked, found, strict=True):
             answer.content, answer.error = one.content, one.error
             if answer.path.startswith("~"):
@@ -168,12 +168,12 @@ class Exported(theirs.BackendProtocol):
     @_answering(theirs.WriteResult)
     def write(self, file_path: str, content: str) -> theirs.WriteResult:
         """Create a file, or replace it."""
-        path, text = paths.normalise(_text("file_path", file_path)), _text("content", content)
+        path, text = paths.normalise(_path("file_path", file_path)), _text("content", content)
         try:
             data = text.encode("utf-8")
         except UnicodeEncodeError as error:
             return theirs.WriteResult(error=f"Error writing file '{file_path}': content is not valid text: {error}")
-        (answer,) = self._files().upload_files([(file_path, data)])
+        (answer,) = self._files().upload_files([(path, data)])
         if answer.error is not None:
             return theirs.WriteResult(error=f"Error writing file '{file_path}': {errors.words_of(answer.error)}")
         return theirs.WriteResult(path=path)
@@ -181,7 +181,7 @@ class Exported(theirs.BackendProtocol):
     @_answering(theirs.EditResult)
     def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> theirs.EditResult:
         old, new = _text("old_string", old_string), _text("new_string", new_string)
-        done = self._files().edit(_text("file_path", file_path), old, new, bool(replace_all))
+        done = self._files().edit(_path("file_path", file_path), old, new, bool(replace_all))
         return theirs.EditResult(error=done.error, path=done.path, occurrences=done.occurrences)
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[theirs.FileUploadResponse]:
@@ -193,7 +193,7 @@ class Exported(theirs.BackendProtocol):
             if not isinstance(content, (bytes, bytearray, memoryview)):
                 error = error or f"content must be bytes, not {type(content).__name__}"
             elif error is None:
-                asked.append((path, bytes(content)))
+                asked.append((_meant(path), bytes(content)))
             answers.append(theirs.FileUploadResponse(path=path, error=error))
         waiting = [answer for answer in answers if answer.error is None]
         for answer, one in zip(waiting, self._batch("upload_files", asked), strict=True):
@@ -204,7 +204,7 @@ class Exported(theirs.BackendProtocol):
 class Deleting(Exported):
     @_answering(theirs.DeleteResult)
     def delete(self, file_path: str) -> theirs.DeleteResult:
-        done = self._files().delete(_text("file_path", file_path))
+        done = self._files().delete(_path("file_path", file_path))
         return theirs.DeleteResult(error=done.error, path=done.path)
 
 
@@ -345,13 +345,15 @@ class RuledDeleting(Ruled, Deleting):
     def delete(self, file_path: str) -> theirs.DeleteResult:
         """A link is deleted itself. Through one nothing is: rules about what is in a directory are compared with the
         name that is given alone."""
-        path = paths.normalise(_text("file_path", file_path))
+        given = paths.normalise(_text("file_path", file_path))
+        path = AgentPath(_meant(given))
         directory, name = paths.parent_and_name(path)
-        (above,) = self.real_paths([directory])
+        (above,) = self._files().real_paths([directory])
         real = None if above is None else paths.join(above, name)
-        if real != path:
+        refusal = self._refusal("write", given, real)
+        if refusal is not None or real != path:
             why = f"{self.prefix}{path} goes through a symbolic link: delete {self.prefix}{real}"
-            return theirs.DeleteResult(error=f"Error: {self._refusal('write', path, real) or why}")
+            return theirs.DeleteResult(error=f"Error: {refusal or why}")
         return super().delete(file_path)
 
 
@@ -376,6 +378,28 @@ def for_tools(given: Any, rules: Sequence[Any] | None, prefix: str = "") -> Any:
 
 
 # -- records ---------------------------------------------------------------------------------------------------
+
+
+def _escaped(path: str) -> str:
+    """A path that UTF-8 can hold: that of a name that is none is escaped, and one that looks like such an escape."""
+    return name_shown(path) if any("\udc80" <= character <= "\udcff" for character in path + name_meant(path)) else path
+
+
+def _meant(path: str) -> str:
+    meant = name_meant(path)
+    return meant if _escaped(meant) == path else path
+
+
+def _shown(result: Any) -> Any:
+    """A record that goes to a model and into a checkpoint, which take UTF-8 alone. Each verb takes its paths back."""
+    for name in ("entries", "matches"):
+        if getattr(result, name, None):
+            setattr(result, name, [{**each, "path": _escaped(each["path"])} for each in getattr(result, name)])
+    if getattr(result, "path", None) is not None:
+        result.path = _escaped(result.path)
+    if getattr(result, "error", None) is not None:
+        result.error = shown(result.error, but="\n")
+    return result
 
 
 def _read_result(result: ReadResult) -> theirs.ReadResult:
@@ -405,6 +429,11 @@ def _text(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise BadArgument(f"{name} must be text, not {type(value).__name__}")
     return value
+
+
+def _path(name: str, value: Any) -> str:
+    """A path as answers have it."""
+    return _meant(_text(name, value))
 
 
 def _whole(name: str, value: Any) -> int:

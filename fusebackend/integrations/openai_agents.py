@@ -34,11 +34,13 @@ from agents.tool_context import ToolContext
 
 from fusebackend.base.awaiting import aside
 from fusebackend.base.errors import IS_DIRECTORY
+from fusebackend.base.shown import name_meant, name_shown, shown
 from fusebackend.integrations.deepagents import adopt
 from fusebackend.integrations.texts import ABSENT, NotChanged, NoText, Texts
 from fusebackend.integrations.tools import TOOLS, Refused, Tool
 from fusebackend.linux.command import streams
 from fusebackend.protocol.actors import NOBODY, acting, current_actor
+from fusebackend.text import as_shown, keep_line_ends
 
 READING = ("ls", "read", "grep", "glob")
 
@@ -115,10 +117,10 @@ class PatchEditor:
 
     async def update_file(self, operation: ApplyPatchOperation) -> ApplyPatchResult:
         def update(path: str) -> str:
-            target = self._place.path(operation.move_to or operation.path)
+            target = self._place.path(name_meant(operation.move_to or operation.path))
             if target != path and self._texts.kind(target):
                 raise Refused(f"{operation.move_to} is there already")
-            self._texts.change(path, lambda text: (text, _patched(text, operation, "default")))
+            self._texts.change(path, lambda text: (text, keep_line_ends(text, _patched(as_shown(text), operation))))
             if target == path:
                 return f"Updated {operation.path}"
             error = self._place.files.move(path, target).error
@@ -140,9 +142,9 @@ class PatchEditor:
     async def _result(self, operation: ApplyPatchOperation, make: Callable[[str], str]) -> ApplyPatchResult:
         def made() -> ApplyPatchResult:
             try:
-                return ApplyPatchResult("completed", make(self._place.path(operation.path)))
+                return ApplyPatchResult("completed", make(self._place.path(name_meant(operation.path))))
             except (Refused, NoText, NotChanged, OSError, NotImplementedError) as error:
-                return ApplyPatchResult("failed", f"{operation.path}: {error}")
+                return ApplyPatchResult("failed", shown(f"{operation.path}: {error}", but="\n"))
 
         with self._place.acting(getattr(operation.ctx_wrapper, "tool_call_id", "")):
             return await aside(self, operation.type, made)
@@ -173,15 +175,14 @@ class _Place:
             yield
 
     def function(self, tool: Tool) -> agents.FunctionTool:
-        begin = {} if "path" in tool.schema.get("required", ["path"]) else {"path": self.root}
+        has_default = "path" in tool.schema["properties"] and "path" not in tool.schema.get("required", ())
+        begin = {"path": name_shown(self.root)} if has_default else {}
 
         async def call(context: ToolContext[Any], given: str) -> str:
             try:
                 arguments = begin | json.loads(given or "{}")
-                for name in {"path", "source", "destination"} & arguments.keys():
-                    arguments[name] = self.path(str(arguments[name]))
                 with self.acting(context.tool_call_id):
-                    return await tool.answer(self.files, arguments)
+                    return await tool.answer(self.files, arguments, self.path)
             except (Refused, json.JSONDecodeError, TypeError) as error:
                 return f"error: {error}"
 
@@ -193,7 +194,7 @@ def _check(error: str | None) -> None:
         raise Refused(error)
 
 
-def _patched(text: str, operation: ApplyPatchOperation, mode: Literal["default", "create"]) -> str:
+def _patched(text: str, operation: ApplyPatchOperation, mode: Literal["default", "create"] = "default") -> str:
     try:
         return agents.apply_diff(text, operation.diff or "", mode)
     except ValueError as error:

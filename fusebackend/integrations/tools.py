@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from fusebackend.base.awaiting import aside
+from fusebackend.base.shown import name_meant, name_shown, shown
 from fusebackend.control.client.client import Client
 from fusebackend.protocol import MergeResult, RestoreResult, UndoConflict, UndoneChange, UndoResult
 
@@ -30,11 +31,17 @@ LINE_CHARACTERS = 2_000
 COMMAND_LIMIT_S = 120.0
 """Of a command that comes without one."""
 
+NAMES = frozenset(("path", "paths", "source", "destination", "name", "ref", "branch"))
+"""Arguments that are paths, or names of trees."""
+
 T = TypeVar("T")
 
 
 class Refused(Exception):
     """A tool did not do it; the text says why."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(shown(text, but="\n"))
 
 
 def _about(text: str, **limits: Any) -> Any:
@@ -76,12 +83,19 @@ class Tool:
         schema = components[self.arguments.__name__]
         return {key: value for key, value in schema.items() if key not in ("title", "description")}
 
-    async def answer(self, files: Any, given: Mapping[str, Any]) -> str:
-        """Call it with the arguments that a model gives. A tool of files takes any backend. Raises `Refused`."""
+    async def answer(self, files: Any, given: Mapping[str, Any], place: Callable[[str], str] = str) -> str:
+        """Call it with the arguments that a model gives, with paths as answers have them (`name_shown`). A tool of
+        files takes any backend; `place` gives its path for that of a model. Raises `Refused`."""
         try:
             asked = msgspec.convert(given, self.arguments)
         except msgspec.ValidationError as error:
             raise Refused(f"Wrong arguments of {self.name}: {error}") from None
+        for name in NAMES & given.keys():
+            value = getattr(asked, name)
+            if isinstance(value, str):
+                setattr(asked, name, place(name_meant(value)))
+            elif value is not None:
+                setattr(asked, name, [place(name_meant(each)) for each in value])
         try:
             lines = await self.call(files, asked)
         except (OSError, ValueError, NotImplementedError, RuntimeError) as error:
@@ -120,9 +134,8 @@ async def ls(files: Client, asked: Ls) -> Iterable[str]:
     found = await files.als(asked.path)
     _check(found.error)
     return [
-        "\t".join(
-            (entry["path"], *([] if entry.get("is_dir") else [str(entry.get("size")), entry.get("modified_at", "")]))
-        )
+        name_shown(entry["path"])
+        + ("" if entry.get("is_dir") else f"\t{entry.get('size')}\t{entry.get('modified_at', '')}")
         for entry in found.entries or []
     ]
 
@@ -154,7 +167,7 @@ class Write(Arguments):
 async def write(files: Client, asked: Write) -> Iterable[str]:
     """Make a new text file. One that exists is refused: change it with edit."""
     _check((await files.awrite(asked.path, asked.content)).error)
-    return [f"{asked.path} is written"]
+    return [f"{name_shown(asked.path)} is written"]
 
 
 class Edit(Arguments):
@@ -169,7 +182,7 @@ async def edit(files: Client, asked: Edit) -> Iterable[str]:
     """Replace a text in a file."""
     done = await files.aedit(asked.path, asked.old_string, asked.new_string, asked.replace_all)
     _check(done.error)
-    return [f"{asked.path}: {done.occurrences} replaced"]
+    return [f"{name_shown(asked.path)}: {done.occurrences} replaced"]
 
 
 class Delete(Arguments):
@@ -180,7 +193,7 @@ class Delete(Arguments):
 async def delete(files: Client, asked: Delete) -> Iterable[str]:
     """Delete a file, or a directory with all that is in it."""
     _check((await files.adelete(asked.path)).error)
-    return [f"{asked.path} is deleted"]
+    return [f"{name_shown(asked.path)} is deleted"]
 
 
 class Move(Arguments):
@@ -192,7 +205,7 @@ class Move(Arguments):
 async def move(files: Client, asked: Move) -> Iterable[str]:
     """Rename a file or directory. The destination must not exist."""
     _check((await files.amove(asked.source, asked.destination)).error)
-    return [f"{asked.source} is {asked.destination} now"]
+    return [f"{name_shown(asked.source)} is {name_shown(asked.destination)} now"]
 
 
 class Grep(Arguments):
@@ -207,7 +220,7 @@ async def grep(files: Client, asked: Grep) -> Iterable[str]:
     """Find lines that contain a text, in all files at and below a path: path:line: text."""
     found = await files.agrep(asked.pattern, asked.path, asked.glob)
     _check(found.error)
-    lines = [f"{match['path']}:{match['line']}: {match['text']}" for match in found.matches or []]
+    lines = [f"{name_shown(match['path'])}:{match['line']}: {match['text']}" for match in found.matches or []]
     return lines + _gaps(found.truncated, found.missing)
 
 
@@ -222,7 +235,7 @@ async def glob(files: Client, asked: Glob) -> Iterable[str]:
     """Find files by a pattern for their paths."""
     found = await files.aglob(asked.pattern, asked.path)
     _check(found.error)
-    return [entry["path"] for entry in found.matches or []] + _gaps(found.truncated, found.missing)
+    return [name_shown(entry["path"]) for entry in found.matches or []] + _gaps(found.truncated, found.missing)
 
 
 class Execute(Arguments):
@@ -271,9 +284,9 @@ async def log(files: Client, asked: Log) -> Iterable[str]:
             (
                 call.call,
                 datetime.fromtimestamp(call.began_ns / 1e9).isoformat(timespec="seconds"),
-                call.actor.agent or call.actor.command.split(" ")[0],
+                shown(call.actor.agent or call.actor.command.split(" ")[0]),
                 str(call.changes),
-                call.title + (f" (undone by {call.undone_by})" if call.undone_by else ""),
+                shown(call.title) + (f" (undone by {call.undone_by})" if call.undone_by else ""),
             )
         )
         for call in calls
@@ -308,8 +321,8 @@ class Blame(Arguments):
 async def blame(files: Client, asked: Blame) -> Iterable[str]:
     """Show which call left a file as it is, and each of its lines."""
     found = await _aside(files, "blame", asked.path)
-    head = [f"{asked.path}: last changed by {found.last or 'no call that the log has'}"]
-    titles = [f"{name}\t{call.title}" for name, call in found.calls.items()]
+    head = [f"{name_shown(asked.path)}: last changed by {found.last or 'no call that the log has'}"]
+    titles = [f"{name}\t{shown(call.title)}" for name, call in found.calls.items()]
     lines = [f"{'|'.join(line.calls) or '-'}\t{line.text}" for line in found.lines or []]
     return head + titles + lines
 
@@ -338,7 +351,8 @@ async def undo(files: Client, asked: Undo) -> Iterable[str]:
     )
     _check_conflicts(done.conflicts, "nothing was undone; keep_newer or merge_lines decide it")
     what = f"{', '.join(done.calls)} undone" + (f" by {done.undo}" if done.undo else " (dry run)")
-    return [what, *_changes(done.changes), *(f"kept {each.path}: {each.reason}" for each in done.kept), *done.partly]
+    return [what, *_changes(done.changes), *(shown(f"kept {each.path}: {each.reason}") for each in done.kept),
+            *map(shown, done.partly)]  # fmt: skip
 
 
 class Restore(Arguments):
@@ -364,7 +378,7 @@ class SnapshotList(Arguments):
 async def snapshot_list(files: Client, asked: SnapshotList) -> Iterable[str]:
     """List the snapshots of the mount, the oldest first: name and time."""
     found = [each for each in await _aside(files, "snapshots") if asked.automatic or not each.name.startswith("@")]
-    return [f"{each.name}\t{_time(each.time_ns)}" for each in found] or ["(there are none)"]
+    return [f"{name_shown(each.name)}\t{_time(each.time_ns)}" for each in found] or ["(there are none)"]
 
 
 class SnapshotCreate(Arguments):
@@ -386,7 +400,8 @@ async def branch_list(files: Client, asked: BranchList) -> Iterable[str]:
     """List the branches of the mount: name, time, number of changes. Files are below /.fusebackend/branches/NAME."""
     found = await _aside(files, "branches")
     return [
-        f"{each.name}\t{_time(each.time_ns)}\t{each.changes}" + (f"\t{each.error}" if each.error else "")
+        f"{name_shown(each.name)}\t{_time(each.time_ns)}\t{each.changes}"
+        + (f"\t{shown(each.error)}" if each.error else "")
         for each in found
     ] or ["(there are none)"]
 
@@ -400,7 +415,8 @@ class BranchCreate(Arguments):
 async def branch_create(files: Client, asked: BranchCreate) -> Iterable[str]:
     """Make a branch: all files again below /.fusebackend/branches/NAME, where changes stay until they are merged."""
     made = await _aside(files, "create_branch", asked.name, asked.ref)
-    return [f"branch {made.name}: its files are below /.fusebackend/branches/{made.name}"]
+    name = name_shown(made.name)
+    return [f"branch {name}: its files are below /.fusebackend/branches/{name}"]
 
 
 class BranchMerge(Arguments):
@@ -418,7 +434,8 @@ async def branch_merge(files: Client, asked: BranchMerge) -> Iterable[str]:
         files, "merge_branch", asked.name, asked.paths or None, asked.keep, asked.merge_lines, asked.dry_run
     )
     _check_conflicts(done.conflicts, "nothing was merged; keep or merge_lines decide it")
-    return [f"{asked.name} is merged" + (" (dry run)" if asked.dry_run else ""), *_changes(done.changes), *done.partly]
+    what = f"{name_shown(asked.name)} is merged" + (" (dry run)" if asked.dry_run else "")
+    return [what, *_changes(done.changes), *map(shown, done.partly)]
 
 
 class BranchDelete(Arguments):
@@ -436,22 +453,20 @@ async def branch_delete(files: Client, asked: BranchDelete) -> Iterable[str]:
 
 
 def page(lines: Iterable[str], begin: int) -> str:
-    """The part of an answer from line `begin` on that fits, and at its end how to go on. A newline in a name, or in the
-    word of an agent for itself, makes no line."""
-    shown: list[str] = []
+    """The part of an answer from line `begin` on that fits, and at its end how to go on."""
+    fitting: list[str] = []
     left = PAGE_CHARACTERS
     for number, line in enumerate(lines):
         if number < begin:
             continue
-        line = line.replace("\n", "\\n")
         if len(line) > LINE_CHARACTERS:
             line = f"{line[:LINE_CHARACTERS]}… ({len(line)} characters)"
         left -= len(line) + 1
         if left < 0:
-            shown.append(f"(more: cursor={number})")
+            fitting.append(f"(more: cursor={number})")
             break
-        shown.append(line)
-    return "\n".join(shown) or "(nothing)"
+        fitting.append(line)
+    return "\n".join(fitting).encode("utf-8", "backslashreplace").decode() or "(nothing)"  # output of others' backends
 
 
 async def _aside(files: Client, verb: str, *args: Any, **options: Any) -> Any:
@@ -476,11 +491,15 @@ def _words(error: Exception) -> str:
 
 
 def _changes(changes: Sequence[UndoneChange]) -> list[str]:
-    return [f"{each.change}\t{f'{each.old_path} -> ' if each.old_path else ''}{each.path}" for each in changes]
+    ends = [[name_shown(path) for path in (each.old_path, each.path) if path] for each in changes]
+    return [f"{each.change}\t{' -> '.join(names)}" for each, names in zip(changes, ends, strict=True)]
 
 
 def _gaps(truncated: bool, missing: str | None) -> list[str]:
-    return [*(["(not all were found: search for less)"] if truncated else []), *([f"({missing})"] if missing else [])]
+    return [
+        *(["(not all were found: search for less)"] if truncated else []),
+        *([f"({shown(missing)})"] if missing else []),
+    ]
 
 
 def _time(time_ns: int) -> str:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import IO, Literal, TypeAlias
 
 from fusebackend.base import budget
+from fusebackend.base.lines import split_lines
 from fusebackend.protocol import ExecuteResponse
 
 log = logging.getLogger(__name__)
@@ -296,7 +297,7 @@ def streams(answer: ExecuteResponse) -> tuple[str, str, bool]:
     """Take an answer of `execute` apart: stdout, stderr, and whether the command timed out. A line of stdout that
     begins with `[stderr] ` is taken for one of stderr."""
     text = answer.output.removesuffix(f"\n\nExit code: {answer.exit_code}").removesuffix(NO_OUTPUT)
-    lines = text.splitlines(keepends=True)
+    lines = split_lines(text, with_ends=True)
     errors = "".join(line.removeprefix(STDERR) for line in lines if line.startswith(STDERR))
     plain = "".join(line for line in lines if not line.startswith(STDERR))
     return plain, errors, answer.exit_code == TIMED_OUT and plain.startswith("Error: Command timed out")

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from fusebackend.base.lines import split_lines
 from fusebackend.linux import proc
 
 SUBTYPE = "fusebackend"
@@ -82,7 +83,7 @@ class MountEntry:
 def parse(text: str) -> list[MountEntry]:
     """The lines of a mountinfo file, in its order: a later mount at the same place covers an earlier one."""
     found = []
-    for line in text.splitlines():
+    for line in split_lines(text):
         fields, separator, kind = line.partition(" - ")
         words, kinds = fields.split(" "), kind.split(" ")
         if separator and len(words) >= 6 and len(kinds) >= 2:

@@ -71,4 +71,4 @@ def _devices(pid: str) -> dict[int, int]:
 
 
 def _command(pid: str) -> str:
-    return os.fsdecode(proc.read(f"{pid}/comm")).strip()
+    return os.fsdecode(proc.read(f"{pid}/comm")).removesuffix("\n")

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fusebackend.base.deadline import is_readable
+from fusebackend.base.lines import split_lines
 from fusebackend.linux import mount_table as table
 from fusebackend.linux import proc
 from fusebackend.linux.distribution import install
@@ -62,8 +63,6 @@ def detach(mountpoint: str, *, lazy: bool = False) -> None:
             command,
             env={**os.environ, "LC_ALL": "C"},
             capture_output=True,
-            text=True,
-            errors="replace",
             timeout=COMMAND_TIMEOUT_S,
             cwd="/",
         )
@@ -73,7 +72,9 @@ def detach(mountpoint: str, *, lazy: bool = False) -> None:
         ) from None
     if done.returncode == 0:
         return
-    reason = done.stderr.strip().splitlines()[-1:] or [f"{command[0]} ended with status {done.returncode}"]
+    reason = split_lines(done.stderr.decode("utf-8", "replace").strip())[-1:] or [
+        f"{command[0]} ended with status {done.returncode}"
+    ]
     if "busy" in reason[0]:
         below = [entry.mountpoint for entry in table.mounts_below(mountpoint)]
         raise BusyError(mountpoint, list(holders(mountpoint)), below)
@@ -94,13 +95,13 @@ def serves(pid: int) -> bool:
 def server_of(entry: table.MountEntry) -> int | None:
     """The process that serves a mount, found without asking the mount: it has the connection open (fdinfo of
     `/dev/fuse`, Linux 6.14). None where that can't be seen."""
-    connection = f"fuse_connection:\t{entry.device.partition(':')[2]}"
+    connection = f"fuse_connection:\t{entry.device.partition(':')[2]}".encode()
     for name in os.listdir("/proc"):
         if name.isdigit() and serves(int(name)):
             with contextlib.suppress(OSError):
                 for descriptor in os.listdir(f"/proc/{name}/fdinfo"):
-                    with contextlib.suppress(FileNotFoundError), open(f"/proc/{name}/fdinfo/{descriptor}") as file:
-                        if connection in file.read().splitlines():
+                    with contextlib.suppress(FileNotFoundError):
+                        if connection in split_lines(proc.read(f"{name}/fdinfo/{descriptor}")):
                             return int(name)
     return None
 

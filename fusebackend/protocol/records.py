@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NotRequired, TypeAlias, TypedDict
 
+from fusebackend.base.lines import split_lines
 from fusebackend.protocol.actors import Actor
 
 __all__ = [
@@ -170,7 +171,7 @@ class ReadResult:
             return EMPTY_REMINDER
         if self.file_data is not None and self.file_data.get("encoding") == "base64":
             return content
-        return number_lines(content.splitlines(), self.start_line or 1)
+        return number_lines(split_lines(content), self.start_line or 1)
 
     def __contains__(self, needle: str) -> bool:
         return needle in str(self)

@@ -24,6 +24,7 @@ from fusebackend.base import git_patch, paths
 from fusebackend.base.errors import VANISHED
 from fusebackend.base.git_patch import Side
 from fusebackend.base.paths import AgentPath, PathError, to_name
+from fusebackend.base.shown import name_shown
 from fusebackend.history.requests import Asked, Request, digest, new_key, unpacked
 from fusebackend.history.undo_plan import whole
 from fusebackend.linux.command import Command
@@ -163,7 +164,7 @@ class Asking:
         """
         if not all(self.may_ask(view, path) for path in named):
             return None, None
-        title = f"{verb} {' '.join(named)}".replace("\n", "\\n")
+        title = f"{verb} {' '.join(map(_titled, named))}"
         return self._ask(f"'{named[0]}'", partial(self._asked, view, verb, named, title, change))
 
     def reading(
@@ -178,7 +179,7 @@ class Asking:
         if mode in ("deny", "hide"):
             return None, None
         try:
-            request = self._asked(view, verb, [path], f"{verb} {path}".replace("\n", "\\n"), change)
+            request = self._asked(view, verb, [path], f"{verb} {_titled(path)}", change)
             if request.state == "made":
                 return self.face(request), None
         except CanNotAsk as error:
@@ -238,7 +239,7 @@ class Asking:
         granted = [self._leads_to(verb, path) for path in named] if stamps else []
         for path, place in zip(named, granted, strict=bool(stamps)):
             if place != path:  # the approver must know
-                title += f" ({path} leads to {place})".replace("\n", "\\n")
+                title += f" ({_titled(path)} leads to {_titled(place)})"
         actor = current_actor(self._server)
         asked = Asked(time_ns, expires_ns, actor, view, verb, list(named), list[str](granted), title, stamps)
         return self.approvals.ask(asked, change, key, command)
@@ -354,6 +355,12 @@ ABSENT: Final = "absent"
 
 LED: Final = "led to "
 """Begins the stamp of a path that has symbolic links. Where nothing is yet, only this tells two targets apart."""
+
+
+def _titled(path: str) -> str:
+    """Return a path for the title of a request, which a name can't make look like that of another one."""
+    shown = name_shown(path)
+    return f"'{shown}'" if " " in shown or "'" in shown else shown
 
 
 def _difference(before: str, now: str) -> str:

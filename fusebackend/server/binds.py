@@ -24,6 +24,7 @@ from fusebackend.backends.sandbox.docker import DockerBackend
 from fusebackend.backends.sandbox.script_answers import status_of
 from fusebackend.backends.sandbox.scripts import Script
 from fusebackend.base import paths
+from fusebackend.base.lines import split_lines
 from fusebackend.base.paths import AgentPath
 from fusebackend.linux import mount_table as table
 from fusebackend.linux.mount_table import UnmountWatch
@@ -153,7 +154,7 @@ class Binds:
         number = f"{os.major(device)}:{os.minor(device)}"
         there = {
             entry.mountpoint: entry.root
-            for line in os.fsdecode(piece.data).splitlines()
+            for line in split_lines(os.fsdecode(piece.data))
             if line.split(" ")[2:3] == [number]
             for entry in table.parse(line)
         }

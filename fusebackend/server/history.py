@@ -18,6 +18,7 @@ from functools import partial
 from fusebackend.base import paths
 from fusebackend.base.errors import oserror
 from fusebackend.base.git_patch import quoted
+from fusebackend.base.lines import split_lines
 from fusebackend.base.merge_lines import is_binary
 from fusebackend.base.paths import ROOT, AgentPath, to_name, to_text
 from fusebackend.control.verbs import NOT_HELD, DiffForm
@@ -217,11 +218,11 @@ class MountHistory:
         named = {steps[0].record.call} if steps else set()
         data = _bytes(NodeSource(volume, found.node))
         if data is not None and not is_binary(data):
-            now = data.splitlines(keepends=True)
+            now = split_lines(data, with_ends=True)
             origins = blame(steps, is_new, now, (found.size, found.mtime_ns), self._lines, call)
             result.lines = [
                 BlamedLine(
-                    line.rstrip(b"\r\n").decode("utf-8", "replace"),
+                    line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8", "replace"),
                     [f"c{number}" for number in sorted(origin.calls, reverse=True)],
                     origin.others,
                 )
@@ -248,7 +249,7 @@ class MountHistory:
             data = _bytes(self._source(record))
         except OSError:
             return None
-        return None if data is None else data.splitlines(keepends=True)
+        return None if data is None else split_lines(data, with_ends=True)
 
     def verify(self) -> VerifyResult:
         """Check that the history is as it was written."""

@@ -30,6 +30,7 @@ from typing import IO, Final
 
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import to_name
+from fusebackend.base.shown import name_shown
 from fusebackend.history.history_file import Filter, HistoryFile
 from fusebackend.history.records import Call
 from fusebackend.protocol import BLOCK_BYTES, ROOT_NODE, Attr, StatFs
@@ -59,13 +60,6 @@ COLUMNS: Final = (
     "title",
 )  # fmt: skip
 """Of the table."""
-
-_ESCAPES: Final = {
-    **{code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))},
-    **{code: f"\\u{code:04x}" for code in (0x2028, 0x2029)},  # some take them for the end of a line
-    **str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}),
-}
-"""What agents say of themselves, and names, must steer no terminal."""
 
 _WRITING: Final = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND
 _NS: Final = 10**9
@@ -231,8 +225,7 @@ def _row(call: Call) -> bytes:
         call.ref, _iso(call.began_ns), _iso(call.ended_ns), call.kind, actor.agent, actor.thread, actor.call,
         actor.command, actor.uid, actor.pid, call.changes, " ".join(f"c{each}" for each in call.undoes), call.title,
     )  # fmt: skip
-    texts = ("" if word is None else str(word).translate(_ESCAPES) for word in words)
-    return "\t".join(texts).encode("utf-8", "surrogateescape") + b"\n"
+    return "\t".join("" if word is None else name_shown(str(word)) for word in words).encode() + b"\n"
 
 
 def _iso(time_ns: int | None) -> str:

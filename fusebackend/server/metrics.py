@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from fusebackend.base import paths
 from fusebackend.base.extras import needed_by
 from fusebackend.base.paths import ROOT, AgentPath, PathError
+from fusebackend.base.shown import name_shown
 from fusebackend.base.version import __version__
 from fusebackend.config import MetricsOptions
 from fusebackend.control.verbs import VERBS, Call, SocketVerb
@@ -238,8 +239,8 @@ class Metrics:
         label = self._labels.get(prefix)
         if label is None:
             own = self._tree.trees_path
-            shown = own if own is not None and paths.is_below(prefix, own) else prefix
-            label = self._labels[prefix] = shown if shown == ROOT else f"{shown}/"
+            above = own if own is not None and paths.is_below(prefix, own) else prefix
+            label = self._labels[prefix] = name_shown(above if above == ROOT else f"{above}/")
         return label
 
 
@@ -318,7 +319,7 @@ class _Counted:
 
         status = self._status()
         about = GaugeMetricFamily("fusebackend_mount_info", "The mount.", labels=("mountpoint", "version"))
-        about.add_metric((status["mountpoint"] or status["place"], __version__), 1)
+        about.add_metric((name_shown(status["mountpoint"] or status["place"]), __version__), 1)
         yield about
         yield gauge("start_time_seconds", "When the mount was made, in seconds since 1970.", status["started_at"])
         yield gauge("known_inodes", "Files and directories that the kernel knows.", status["known_inodes"])
@@ -373,7 +374,7 @@ class _Counted:
             "fusebackend_route_refused", "Calls that failed at once, because the route was down.", labels=("route",)
         )
         for route in routes:
-            prefix, health = route["prefix"], route["health"]
+            prefix, health = name_shown(route["prefix"]), route["health"]
             state.add_metric((prefix, health["state"]), 1)
             unstored.add_metric((prefix,), route["unstored"])
             timeouts.add_metric((prefix,), route["timeouts"])

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from fusebackend.base.lines import split_lines
 from fusebackend.linux.distribution import install
 from fusebackend.shell import system
 from fusebackend.shell.options import ShellOptions
@@ -174,7 +175,7 @@ def trial(program: Sequence[str]) -> str | None:
 
 def in_one_line(said: bytes | bytearray) -> str:
     """Return bwrap's output in one line, for a message."""
-    lines = said.decode("utf-8", "replace").splitlines()
+    lines = split_lines(said.decode("utf-8", "replace"))
     return "; ".join(line.removeprefix("bwrap: ") for line in lines if line.strip()) or "it does not say why"
 
 

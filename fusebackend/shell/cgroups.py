@@ -23,7 +23,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from fusebackend.linux import runtime_directory
+from fusebackend.base.lines import split_lines
+from fusebackend.linux import proc, runtime_directory
 from fusebackend.linux.mount_table import MountEntry, mounts
 from fusebackend.shell.options import Bounds, ShellOptions
 from fusebackend.shell.usernamespace import RLIMITS, rlimits
@@ -64,8 +65,7 @@ class ControlGroups:
     @classmethod
     def of_this_process(cls) -> ControlGroups:
         try:
-            with open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as file:
-                return cls(places(file.read(), mounts()))
+            return cls(places(os.fsdecode(proc.read("self/cgroup")), mounts()))
         except FileNotFoundError:
             return cls([])  # a kernel without control groups
 
@@ -151,7 +151,7 @@ def places(membership: str, table: list[MountEntry]) -> list[Place]:
     found: list[Place] = []
     wanted = set(CONTROLLERS)
     unified: str | None = None
-    for line in membership.splitlines():
+    for line in split_lines(membership):
         number, controllers, path = line.split(":", 2)
         mine = wanted & set(controllers.split(","))
         if number == "0" and not controllers:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
+from fusebackend.base.lines import split_lines
 from fusebackend.linux import mount_table as table
 from fusebackend.linux import proc
 from fusebackend.linux.mount_table import MountEntry
@@ -226,7 +227,7 @@ class Sandboxed(Launch):
             return False
         while self._listen():
             pass
-        return not any("exit-code" in json.loads(line) for line in self._said.splitlines())
+        return not any("exit-code" in json.loads(line) for line in split_lines(self._said))
 
     def end(self) -> None:
         if self.process.poll() is None:

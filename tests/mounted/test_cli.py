@@ -217,12 +217,13 @@ class TestMount:
         shell.ok("umount", point)
 
     def test_an_odd_name(self, shell: Shell, tmp_path: Path) -> None:
-        for name in ("-rf", "with space\ttab back\\slash 데이터 percent%20?x=1"):
+        ends = "ends of lines \r \x0b \x0c \x1c \x1d \x1e \x85 \u2028 \u2029"
+        for name in ("-rf", "with space\ttab back\\slash 데이터 percent%20?x=1", ends):
             odd = tmp_path / name
             odd.mkdir()
             shell.ok("mount", odd)
             (odd / "a").write_text("kept")
-            assert shell.status(odd)["state"] == "alive"
+            assert is_mounted(odd) and shell.status(odd)["state"] == "alive"
             shell.ok("umount", odd)
             assert not is_mounted(odd)
 

@@ -57,12 +57,12 @@ def test_calls_are_lines_of_files(mounted: Mounted) -> None:
 def test_what_agents_say_steers_no_terminal(mounted: Mounted) -> None:
     directory = mounted.path / ".fusebackend/log"
     with fusebackend.connect(mounted.path, actor=Actor(agent="eve\x1b]0;x\x07\nc9\u2028")) as files:
-        files.write("/\x1b[2J\x9b", "1")
+        files.write("/\x1b[2J\x9b\udcff", "1")
     for name in ("calls.tsv", "today.jsonl"):
-        text = (directory / name).read_text(encoding="utf-8", errors="surrogateescape")
+        text = (directory / name).read_text(encoding="utf-8")
         assert not {"\x1b", "\x07", "\x9b"} & set(text), name
     (row,) = csv.DictReader((directory / "calls.tsv").read_text().splitlines(), dialect="excel-tab")
-    assert (row["agent"], row["title"]) == ("eve\\x1b]0;x\\x07\\nc9\\u2028", "write /\\x1b[2J\\x9b")
+    assert (row["agent"], row["title"]) == ("eve\\033]0;x\\007\\nc9\\u2028", "write /\\033[2J\\u009b\\377")
 
 
 def test_tail_follows_a_file_and_sees_each_call_once(mounted: Mounted) -> None:

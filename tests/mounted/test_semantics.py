@@ -40,6 +40,7 @@ import fusebackend
 from fusebackend.backends import FilesystemBackend, InMemoryBackend, SqliteBackend
 from fusebackend.backends.sqlite import check as sqlite_check
 from fusebackend.backends.sqlite.backend import SqliteVolume
+from fusebackend.integrations.tools import TOOLS
 from fusebackend.testing.posix.case import fails
 
 pytestmark = pytest.mark.mounted
@@ -167,6 +168,15 @@ def test_an_agent_s_change_is_whole(faces: TwoFaces) -> None:
     assert told(InMemoryBackend(), *[("write_file", "/f", {"content": content}) for content in (old, new)]) == [
         "Updated file /f", "Updated file /f",
     ]  # fmt: skip
+
+    (faces.path / "mixed").write_bytes(b"a\rb\x0cc\xe2\x80\xa8d\r\nneedle\nlast\r\n")
+    (match,) = faces.call("grep", "needle", "/mixed")["matches"]
+    sed = subprocess.run(["sed", "-n", "2p", faces.path / "mixed"], capture_output=True, check=True)
+    assert (match["line"], match["text"], sed.stdout) == (2, "needle", b"needle\n")
+    assert faces.call("read", "/mixed", match["line"] - 1, 1)["file_data"]["content"] == "needle\n"
+    shown = faces.call("read", "/mixed")["file_data"]["content"]
+    faces.call("edit", "/mixed", shown, shown.replace("needle\n", "needle\nnew\n"))
+    assert (faces.path / "mixed").read_bytes() == b"a\rb\x0cc\xe2\x80\xa8d\r\nneedle\nnew\nlast\r\n"
 
 
 def told(backend: Any, *calls: tuple[str, str, dict[str, str]], **options: Any) -> list[str]:
@@ -433,6 +443,12 @@ def test_names_are_bytes(faces: TwoFaces) -> None:
     assert faces.download("/\udcff\udcfe") == b"\xff\xfe"
     with fails(errno.ENAMETOOLONG):
         (faces.path / ("x" * 256)).touch()
+    with fusebackend.connect(faces.path) as files:
+        listed = anyio.run(lambda: TOOLS["ls"].answer(files, {}))
+        shown = sorted(line.split("\t")[0] for line in listed.split("\n"))
+        assert shown == sorted(["/a\\nb", "/\\377\\376", "/-rf", "/" + "x" * 255, "/日本"])
+        assert anyio.run(lambda: TOOLS["delete"].answer(files, {"path": "/\\377\\376"})) == "/\\377\\376 is deleted"
+    assert not os.path.lexists(os.path.join(os.fsencode(faces.path), b"\xff\xfe"))
 
 
 def test_every_key_of_a_store_has_a_name(tmp_path: Path, serve: Serve) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import datetime
 import itertools
+import re
 
 import pytest
 from for_each import for_each
@@ -28,16 +29,16 @@ def cut(data, positions):
 
 
 def naive_window(content, offset, limit):
-    """The rules of a read as deepagents states them, over `str.splitlines`."""
+    """The rules of a read as deepagents states them, over lines that end at LF."""
     if limit <= 0:
         return ReadResult(file_data=FileData(content="", encoding="utf-8"), no_lines_requested=True)
     if not content.strip():
         return ReadResult(file_data=FileData(content=content, encoding="utf-8"))
-    lines = content.splitlines(keepends=True)
+    lines = re.findall(r"[^\n]*\n|[^\n]+", content)
     offset = max(0, offset)
     if offset >= len(lines):
         return ReadResult(error=f"Line offset {offset} exceeds file length ({len(lines)} lines)")
-    window = "".join(lines[offset : offset + limit]).replace("\r\n", "\n").replace("\r", "\n")
+    window = "".join(lines[offset : offset + limit]).replace("\r\n", "\n")
     end = min(offset + limit, len(lines))
     return ReadResult(
         file_data=FileData(content=window, encoding="utf-8"),
@@ -72,7 +73,7 @@ class TestWindows:
             result = text.read_window(content, offset, limit)
             collected += result.file_data["content"]
             offset = result.next_offset
-        unified = content if not content.strip() else content.replace("\r\n", "\n").replace("\r", "\n")
+        unified = content if not content.strip() else content.replace("\r\n", "\n")
         assert collected == unified
 
     def test_numbers_of_a_window_in_the_middle(self):
@@ -191,11 +192,63 @@ class TestReplacement:
             ("a\r\nb\nc\r\n", "a\nb", "x\ny", "x\r\ny\nc\r\n"),  # as it is it isn't there; with CRLF it is
             ("a\r\nb\r\n", "a\r\nb", "x\ny", "x\ny\r\n"),  # who writes CR means it
             ("a\r\nb\r\n", "b", "x\r\ny", "a\r\nx\r\ny\r\n"),
-            ("a\rb\rc", "b", "x\ny", "a\rx\ny\rc"),  # CR alone ends lines too, but is left as it is
+            ("a\rb\rc", "b", "x\ny", "a\rx\ny\rc"),  # CR alone ends no line, and is left as it is
+            ("a\r\nb\nc\r\nd", "a\nb\nc\nd", "a\nx\nc\nd", "a\r\nx\nc\r\nd"),  # each line keeps its end
+            ("a\r\nb\nc", "b\nc", "b\nx\nc", "a\r\nb\nx\nc"),  # a new line has that of the line before it
+            ("a\nb\r\nc\n", "a\nb", "a\nx\ny", "a\nx\r\ny\r\nc\n"),  # or of the line that it replaces
+            ("a\nb\r\nc", "c", "x\ny", "a\nb\r\nx\r\ny"),  # the last line has no end: as the one before
+            ("a\r\nb\rc\nd", "a\nb\rc", "x\ny\rz", "x\r\ny\rz\nd"),  # a CR alone is shown, and given, as it is
+            ("a\rb\r\nc", "a\nb", "x\ny", "x\r\ny\r\nc"),  # a model may write a CR alone as a newline
+            ("a\nb\r\n", "a\r\nb", "x\r\ny", "x\ny\r\n"),  # CRLF that is not there as it is means a newline
+            ("a\r\r\nb\n", "a\r\nb", "x", "x\n"),  # `read` shows a CR before CRLF
         ],
     )
     def test_line_ends(self, content, old, new, after):
         assert text.replace_string(content, old, new) == (after, 1)
+
+    def test_lines_that_read_shows_alike_are_as_often_there(self):
+        outcome = text.replace_string("a\nb\n--\na\r\nb\r\n", "a\nb", "x\ny")
+        assert outcome.startswith("Error: String 'a\nb' appears 2 times")
+        everywhere = text.replace_string("a\nb\n--\na\r\nb\r\n", "a\nb", "x\ny", replace_all=True)
+        assert everywhere == ("x\ny\n--\nx\r\ny\r\n", 2)
+
+    @relaxed
+    @given(LINES.filter(len), st.integers(0, 59), st.integers(1, 60), st.text("xy\n", max_size=6))
+    @example("a\rb\r\nc", 0, 60, "x\ny")
+    @example("a\r\r\nb", 1, 2, "x")
+    def test_text_of_a_read_is_found_and_nothing_else_changes(self, content, start, size, new):
+        shown = re.findall(r"\r\n|[^|]", content)
+        start %= len(shown)
+        old = "".join(shown[start : start + size]).replace("\r\n", "\n")
+        outcome = text.replace_string(content, old, new, replace_all=True)
+        assert not isinstance(outcome, str), outcome
+        if outcome[1] == 1 and "\r\n" not in old:
+            before, after = "".join(shown[:start]), "".join(shown[start + size :])
+            assert outcome[0].startswith(before) and outcome[0].endswith(after)
+            middle = outcome[0][len(before) : len(outcome[0]) - len(after)]
+            assert middle.replace("\r\n", "\n") == new
+
+    @relaxed
+    @given(
+        st.lists(st.sampled_from(["\n", "\r\n"]), max_size=12), st.integers(0, 12), st.integers(0, 12), st.booleans()
+    )
+    def test_lines_that_a_change_leaves_keep_their_ends(self, ends, first, last, has_end):
+        first, last = sorted((first, last))
+        lines = [f"{number}{end}" for number, end in enumerate(ends)] + ([] if has_end else ["last"])
+        rest = "".join(lines[last:])
+        after = "".join(lines[:first]) + "new\nlines\n" + rest
+        changed = text.keep_line_ends("".join(lines), after.replace("\r\n", "\n"))
+        assert changed.replace("\r\n", "\n") == after.replace("\r\n", "\n")
+        assert changed.startswith("".join(lines[:first])) and changed.endswith(rest)
+
+    def test_a_change_of_more_lines_than_are_compared_leaves_those_around(self):
+        lines = [str(number) + "\r" * (number % 2) + "\n" for number in range(2000)]
+        new = [f"new {number}\n" for number in range(1000)]
+        changed = text.keep_line_ends(
+            "".join(lines), "".join([*lines[:500], *new, *lines[1500:]]).replace("\r\n", "\n")
+        )
+        expected = [f"new {number}" + "\r" * (number % 2) + "\n" for number in range(1000)]
+        assert changed == "".join([*lines[:500], *expected, *lines[1500:]])
 
     def test_the_texts_of_errors(self):
         assert text.replace_string("abc", "x", "y") == "Error: String not found in file: 'x'"

@@ -58,6 +58,7 @@ from fusebackend.base.batches import by_size
 from fusebackend.base.budget import Spent
 from fusebackend.base.errors import VANISHED, oserror
 from fusebackend.base.globs import Matcher
+from fusebackend.base.lines import split_lines
 from fusebackend.base.paths import AgentPath, PathError
 from fusebackend.linux.command import TIMED_OUT
 from fusebackend.protocol import (
@@ -324,7 +325,7 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
         """Run a script of several calls: a status of each, in their order."""
         answer = self.ask(script, self.script_timeout_s).decode("utf-8", "replace")
         # Others are the second line of what a tool says.
-        lines = [line for line in answer.splitlines() if line == "ok" or line in ERRNO or line.startswith("!")]
+        lines = [line for line in split_lines(answer) if line == "ok" or line in ERRNO or line.startswith("!")]
         if not lines:
             raise OSError(errno.EIO, "The sandbox gave no answer")
         return lines

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from fusebackend.base.errors import errno_of, oserror
+from fusebackend.base.lines import split_lines
 from fusebackend.protocol import FileInfo
 from fusebackend.text import iso_time
 
@@ -139,7 +140,7 @@ def pieces_of(answer: bytes, mark: str) -> list[Piece] | None:
     sizes = [int(line.split()[1]) for line in before]
     if count == 1:
         sizes = [len(content)]  # there is nothing to tell apart; and a file of /proc has no size, and yet bytes
-    elif before != after.splitlines() or sum(sizes) != len(content):
+    elif before != split_lines(after) or sum(sizes) != len(content):
         return None
     return list(_cut(codes, sizes, before, content))
 

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from fusebackend.backends.sqlite import schema
 from fusebackend.backends.sqlite.index import text_of
 from fusebackend.backends.sqlite.old_rows import is_needed
+from fusebackend.base.lines import split_lines
 from fusebackend.databases.sqlite import open_file
 from fusebackend.protocol import BLOCK_BYTES, NAME_MAX_BYTES, ROOT_NODE
 from fusebackend.volumes import trigram
@@ -283,7 +284,7 @@ def describe(connection: sqlite3.Connection) -> list[str]:
 def damaged_pages(connection: sqlite3.Connection) -> Iterator[str]:
     """The problems that SQLite finds in the pages below the tables."""
     for (answer,) in connection.execute(f"PRAGMA integrity_check({MAX_PROBLEMS})"):
-        for line in answer.splitlines():
+        for line in split_lines(answer):
             if line != "ok" and not line.startswith("***"):  # the name of the database, always `main`
                 yield f"SQLite: {line}"
 

@@ -28,6 +28,7 @@ from mcp.shared.exceptions import MCPError
 from mcp.shared.subscriptions import ResourceUpdated, ServerEvent
 
 from fusebackend.base.awaiting import aside
+from fusebackend.base.shown import name_shown, shown
 from fusebackend.base.version import __version__
 from fusebackend.control.client.client import Client
 from fusebackend.integrations.tools import TOOLS, Refused, Tool
@@ -133,7 +134,9 @@ class MountServer:
     ) -> types.ListResourcesResult:
         found = await self._files.als("/")
         paths = [entry["path"] for entry in found.entries or [] if not entry.get("is_dir")]
-        resources = [types.Resource(uri=_uri(path), name=path[1:], mime_type=_mime_type(path)) for path in paths]
+        resources = [
+            types.Resource(uri=_uri(path), name=name_shown(path[1:]), mime_type=_mime_type(path)) for path in paths
+        ]
         return types.ListResourcesResult(resources=resources)
 
     async def _list_templates(
@@ -152,11 +155,11 @@ class MountServer:
         size = (await aside(self._files, "stat", lambda: self._files.stat(path, follow=True))).size or 0
         if size > RESOURCE_BYTES:
             raise MCPError(
-                types.INVALID_PARAMS, f"{path} has {size} bytes, too many for a resource: use the tool `read`"
+                types.INVALID_PARAMS, shown(f"{path} has {size} bytes, too many for a resource: use the tool `read`")
             )
         (answer,) = await self._files.adownload_files([path])
         if answer.error is not None or answer.content is None:
-            raise MCPError(types.INVALID_PARAMS, f"{path}: {answer.error}")
+            raise MCPError(types.INVALID_PARAMS, shown(f"{path}: {answer.error}"))
         kind = _mime_type(path)
         try:
             text = types.TextResourceContents(uri=uri, mime_type=kind, text=answer.content.decode())
@@ -242,13 +245,13 @@ def _client(context: Context) -> str:
 
 
 def _uri(path: str) -> str:
-    return SCHEME + quote(path)
+    return SCHEME + quote(path, errors="surrogateescape")
 
 
 def _path(uri: str) -> str:
     if not uri.startswith(SCHEME + "/"):
         raise MCPError(types.INVALID_PARAMS, f"'{uri}' is no file of this mount; its files are {SCHEME}/PATH")
-    return unquote(uri[len(SCHEME) :])
+    return unquote(uri[len(SCHEME) :], errors="surrogateescape")
 
 
 def _mime_type(path: str) -> str:

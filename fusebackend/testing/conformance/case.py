@@ -61,7 +61,7 @@ class Case:
     finds_text_only: bool = True
     """`grep` treats files with a NUL byte, or that are not UTF-8, as binary, and finds nothing in them."""
     preserves_crlf: bool = True
-    """`edit` keeps CRLF in a file whose lines end in CRLF."""
+    """`read` ends lines at LF alone, and `edit` keeps the line ends that a file has, CRLF or not."""
     sizes_in_bytes: bool = True
     """The size in a listing is that of the bytes, not of the characters."""
     awaits_under_trio: bool = True

@@ -92,6 +92,13 @@ class EditingCases(Case):
         assert b.edit("/mixed.txt", "two", "2").error is None
         assert b.bytes_of("/mixed.txt") == b"one\r\n2\nthree\r\n"
 
+    @needs("preserves_crlf", "reads_records")
+    def test_edit_takes_what_read_shows(self, b: Probe) -> None:
+        b.put("/mixed.txt", "one\r\ntwo\nthree\rthree\r\nfour\x0cfour\n")
+        shown = b.read("/mixed.txt").file_data["content"]
+        assert b.edit("/mixed.txt", shown, shown.replace("two\n", "2\n2b\n")).error is None
+        assert b.bytes_of("/mixed.txt") == b"one\r\n2\n2b\nthree\rthree\r\nfour\x0cfour\n"
+
     @needs("byte_exact", "reads_records")
     def test_edit_of_bytes_is_refused(self, b: Probe) -> None:
         b.put_bytes("/data.bin", b"\xff\xfe text")

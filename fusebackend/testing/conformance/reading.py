@@ -102,11 +102,20 @@ class ReadingCases(Case):
 
     @needs("reads_records")
     def test_crlf_is_lf_in_the_window_and_stays_in_the_file(self, b: Probe) -> None:
-        b.put("/dos.txt", "one\r\ntwo\rthree\r\n")
+        b.put("/dos.txt", "one\r\ntwo\r\nthree\n")
         result = b.read("/dos.txt")
         assert result.file_data["content"] == "one\ntwo\nthree\n"
         assert result.total_lines == 3
-        assert b.bytes_of("/dos.txt") == b"one\r\ntwo\rthree\r\n"
+        assert b.bytes_of("/dos.txt") == b"one\r\ntwo\r\nthree\n"
+
+    @needs("reads_records", "preserves_crlf")
+    def test_a_line_has_the_number_that_grep_gives_it(self, b: Probe) -> None:
+        b.put("/odd.txt", "a\rb\x0bc\x0cd\x1ce\x1df\x1eg\x85h\u2028i\u2029j\r\nneedle\rlast")
+        ((_, number, line),) = b.grepped("needle")
+        result = b.read("/odd.txt", offset=number - 1)
+        assert (result.start_line, result.end_line, result.total_lines) == (2, 2, 2)
+        assert result.file_data["content"] == line == "needle\rlast"
+        assert str(result) == "     2\tneedle\rlast"
 
     def test_text_of_every_script(self, b: Probe) -> None:
         content = "日本語\nпривет\n한국어\nnaïve 🎉\n"

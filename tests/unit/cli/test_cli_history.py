@@ -44,6 +44,7 @@ class Files:
         self.of: list[str | None] = []
         """The branches whose changes were asked for."""
         self.undone = UndoResult([])
+        self.requests: list[ApprovalInfo] = []
         self.going = PruneResult(["@1", "@2"], 3, 5 << 20)
 
     def log(self, calls: Any = (), **options: Any) -> list[CallInfo]:
@@ -64,6 +65,9 @@ class Files:
 
     def has_ended(self) -> bool:
         return False
+
+    def approvals(self) -> list[ApprovalInfo]:
+        return self.requests
 
     def undo(self, *calls: str, **options: Any) -> UndoResult:
         self.asked.append(("undo", calls, options))
@@ -172,12 +176,24 @@ def test_what_an_agent_says_of_itself_is_no_line_of_the_log(command: Command, fi
     files.listed = [ChangeInfo(1, "c1", 0, "rename", "/a\n    remove     /kept", "/b\x1b[2J")]
     lines = command.ok("log", "--changes", "--mount", MOUNT).splitlines()
     assert len(lines) == 2 and lines[0].startswith("c1  ")
-    assert "\\nc7  forged" in lines[0] and "eve\\nc8" in lines[0]
-    assert lines[1] == "    rename     /a\\n    remove     /kept -> /b\\033[2J"
+    assert "\\nc7 \\040forged" in lines[0] and "eve\\nc8" in lines[0]
+    blanks = " \\040\\040\\040"
+    assert lines[1] == f"    rename     /a\\n{blanks}remove{blanks}\\040/kept -> /b\\033[2J"
     assert "\x1b" not in "".join(lines)
     info = ApprovalInfo(1, "pending", "write", ["/a"], "v", files.calls[0].actor, 0, 0, "write /a\nx\x1b")
     shown = approval._line(Output(), info)
     assert "\n" not in shown and "\x1b" not in shown and "eve\\nc8" in shown
+
+
+def test_a_request_has_one_row_on_a_terminal(command: Command, files: Files) -> None:
+    """A name that fills a line, and goes on as the next row would."""
+    forged = f"{'x' * 60}   2  10:00:00  alice         write /harmless\u2028\u200b"
+    files.requests = [ApprovalInfo(1, "pending", "write", ["/a"], "v", call(1).actor, 0, 0, f"write /{forged}")]
+    (line,) = command.ok("approval", "list").splitlines()
+    assert "write /x" in line and "  2  " not in line and line.endswith("\\u2028\\u200b")
+    command.on_a_terminal()
+    (line,) = command.ok("approval", "list").splitlines()
+    assert len(line) <= 40 and line.endswith("…")
 
 
 def test_log_follows_calls_until_it_is_ended(command: Command, files: Files) -> None:

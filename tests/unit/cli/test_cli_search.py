@@ -106,7 +106,7 @@ class TestGrep:
     def test_on_a_terminal(self, command, files, monkeypatch):
         files.upload_files([("/esc", b"\x1b[2J needle \xc2\x9b\tend\n")])
         command.on_a_terminal()
-        assert command.ok("grep", "--mount", MOUNT, "needle") == "/esc:1:\\033[2J needle \\233\tend\n"
+        assert command.ok("grep", "--mount", MOUNT, "needle") == "/esc:1:\\033[2J needle \\u009b\tend\n"
         monkeypatch.delenv("NO_COLOR")
         assert command.ok("grep", "--mount", MOUNT, "needle", "/esc").startswith(
             "\x1b[35m/esc\x1b[0m\x1b[36m:\x1b[0m\x1b[32m1\x1b[0m\x1b[36m:\x1b[0m\\033[2J \x1b[31m\x1b[1mneedle\x1b[0m "

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import io
+import logging
 
 import click
+import click.testing
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusebackend.cli import ls
-from fusebackend.cli.show import Complaints, Failed, Output, encode, escaped, one_line, write_all
+from fusebackend.base.shown import shown
+from fusebackend.cli import ls, serve, status
+from fusebackend.cli.show import Complaints, Failed, Output, announce, encode, one_line, write_all
+from fusebackend.linux.mount_table import MountState
 
 
 @given(st.binary())
@@ -18,20 +22,20 @@ def test_names_are_printed_as_the_bytes_they_are(name):
     assert encode(name.decode("utf-8", "surrogateescape")) == name
 
 
-def test_what_stands_for_no_bytes_is_escaped():
+def test_what_stands_for_no_bytes_is_shown():
     assert encode("a\ud800b") == b"a\\ud800b"
 
 
 @given(st.binary())
 def test_names_steer_no_terminal(name):
-    shown = escaped(name.decode("utf-8", "surrogateescape")).encode()
-    assert not any(byte < 0x20 or byte == 0x7F for byte in shown)
-    assert not any(0x80 <= ord(character) < 0xA0 for character in shown.decode())
+    text = shown(name.decode("utf-8", "surrogateescape")).encode()
+    assert not any(byte < 0x20 or byte == 0x7F for byte in text)
+    assert not any(0x80 <= ord(character) < 0xA0 for character in text.decode())
 
 
 def test_names_are_escaped_as_ls_does():
-    assert escaped("\u202etxt\u2066.exe\u202c ‏עברית") == "\\u202etxt\\u2066.exe\\u202c ‏עברית"
-    assert escaped("a\n\t\x1b[31m\udcff ä😀") == "a\\n\\t\\033[31m\\377 ä😀"
+    assert shown("\u202etxt\u2066.exe\u202c ‏עברית") == "\\u202etxt\\u2066.exe\\u202c \\u200fעברית"
+    assert shown("a\n\t\x1b[31m\udcff ä😀") == "a\\n\\t\\033[31m\\377 ä😀"
 
 
 def test_errors_are_one_line():
@@ -122,3 +126,24 @@ def test_colours_are_for_terminals_that_want_them(monkeypatch):
     monkeypatch.delenv("NO_COLOR")
     monkeypatch.setenv("TERM", "dumb")
     assert Output().paint("x", "red") == "x"
+
+
+def test_one_mount_point_that_is_no_utf8_hides_no_mount(capsys):
+    status._print([MountState("/mnt/odd\udcff\n", "dead"), MountState("/mnt/plain", "dead")])
+    printed = capsys.readouterr().out
+    assert "/mnt/odd\\377\\n  " in printed and "/mnt/plain  " in printed
+
+
+def test_what_is_announced_has_the_bytes_of_names(capsysbinary):
+    announce(["mounted /mnt/\udcff", "  /  memory:"])
+    assert capsysbinary.readouterr().out == b"mounted /mnt/\xff\n  /  memory:\n"
+
+
+def test_a_record_of_the_log_is_one_line_whatever_the_names_in_it():
+    formatter = serve._Lines(serve.LOG_FORMAT)
+    record = logging.LogRecord(
+        "fusebackend", logging.WARNING, "", 0, "'%s' is lost", ("/a\n2026 ERROR \x1b\udcff",), None
+    )
+    text = formatter.format(record)
+    assert text.endswith("WARNING fusebackend: '/a\\n2026 ERROR \\033\\377' is lost")
+    text.encode()

@@ -204,6 +204,19 @@ def test_a_directory_of_the_backend_is_the_memory():
     assert said(tool, command="view", path="/memoriesX").startswith("error: Path must start with /memories")
 
 
+def test_a_file_with_mixed_line_ends_keeps_them(backend):
+    path = "/memories/mixed.md"
+    backend.upload_files([(path, b"one\r\ntwo\nthree\x0cthree\r\n")])
+    tool = MemoryTool(backend)
+    assert "\r" not in said(tool, command="view", path=path)
+    answer = said(tool, command="str_replace", path=path, old_str="one\ntwo", new_str="1\n2\n2b")
+    assert answer.endswith("     1\t1\n     2\t2\n     3\t2b")
+    assert "     4\tthree\x0cthree\n     5\t" in said(tool, command="view", path=path)
+    assert backend.download_files([path])[0].content == b"1\r\n2\n2b\nthree\x0cthree\r\n"
+    said(tool, command="insert", path=path, insert_line=1, insert_text="new")
+    assert backend.download_files([path])[0].content == b"1\r\nnew\r\n2\n2b\nthree\x0cthree\r\n"
+
+
 def test_what_is_no_text_is_refused():
     backend = InMemoryBackend()
     backend.upload_files([("/memories/bin", b"\xff\xfe")])

@@ -446,6 +446,18 @@ class TestExportedAndAdopted(BackendConformance):
     def backend(self):
         return adopt(_Opaque(export(InMemoryBackend())))
 
+    def test_a_name_may_be_bytes_that_are_no_text(self, b):
+        """A model, and the checkpoint of its thread, take UTF-8: such names come as escapes, and are taken back."""
+        b.put("/\udcff", "of \\377")
+        for name in ("\\\\377", "日\\346\\227.txt"):
+            b.put(f"/{name}", f"of {name}")
+        expected = ["/\\377", "/\\\\377", "/日\\346\\227.txt"]
+        assert sorted(b.names("/")) == sorted(expected)
+        assert sorted(path for path, _, _ in b.grepped("of ")) == sorted(expected)
+        for path in expected:
+            assert b.bytes_of(path).decode() == f"of {path[1:]}"
+            assert b.edit(path, "of", "about").path == path
+
 
 class _Opaque:
     """An object with somebody's verbs, of no class that is known."""

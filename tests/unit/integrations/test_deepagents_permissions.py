@@ -76,6 +76,24 @@ def check(outcomes, lines):
             assert [list(each) for each in left] == [["/secrets/k", "SECRET\n"]]
 
 
+def test_an_escape_leads_around_no_rule(files):
+    """A name that is no UTF-8 is given as it is shown; rules are compared with the name."""
+    files.write("/odd\udcff/k", "SECRET\n")
+    rules = [FilesystemPermission(operations=["read", "write"], paths=["/odd\udcff", "/odd\udcff/**"], mode="deny")]
+    tools = tools_of(files, rules)
+    for path in ("/odd\\377/k", "/x/../odd\\377//k"):
+        for answer in (
+            tools.read(path), tools.edit(path, "SECRET", "x"), tools.write(path, "x"), tools.delete(path),
+            tools.grep("SECRET", path), tools.delete("/odd\\377"),
+        ):  # fmt: skip
+            assert "permission denied" in str(answer.error), answer
+    assert not tools.grep("SECRET", "/").matches or "/odd" not in str(tools.grep("SECRET", "/").matches)
+    assert files.download_files(["/odd\udcff/k"])[0].content == b"SECRET\n"
+    open_tools = tools_of(files, DENY)
+    assert open_tools.read("/odd\\377/k").file_data["content"] == "SECRET\n"
+    assert open_tools.delete("/odd\\377/k").error is None
+
+
 def test_the_newest(tmp_path):
     check(permitted.outcomes(tmp_path), "@@ lines 1-1 of 1 @@\nopen")
 

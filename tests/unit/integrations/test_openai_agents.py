@@ -179,6 +179,14 @@ def test_paths_that_lead_out_are_refused(path: str) -> None:
     assert {content(backend, made) for made in ("/x", "/etc/passwd", "/workers/x", "/work2/x")} == {b"secret\n"}
 
 
+def test_a_tool_that_has_no_path_is_given_none() -> None:
+    backend = InMemoryBackend()
+    backend.upload_files([("/work/a", b"a\n")])
+    moved = answers(file_tools(backend, "move", root="/work"), called("move", source="a", destination="b"))
+    assert [each["output"] for each in moved] == ["/work/a is /work/b now"]
+    assert content(backend, "/work/b") == b"a\n"
+
+
 @pytest.mark.parametrize("path", ["../x", "/../x", "a/../../x"])
 def test_nor_out_of_the_whole_backend(path: str) -> None:
     backend = InMemoryBackend()
@@ -287,6 +295,17 @@ def test_texts_of_all_kinds(backend: Any) -> None:
         "completed: Updated 한글.md\nMoved 한글.md to moved/날.md"
     )
     assert (content(backend, "/한글.md"), content(backend, "/moved/날.md")) == (None, "x\n日本\n".encode())
+
+
+def test_a_patch_keeps_the_line_ends_of_a_mixed_file(backend: Any) -> None:
+    backend.upload_files([("/mixed", b"one\r\ntwo\nthree\rthree\r\nfour\nfive\r\n")])
+    editor = PatchEditor(backend)
+    assert apply(editor, "update_file", "mixed", "@@\n one\n-two\n+2\n+2b\n three\rthree\n@@\n-five\n") == (
+        "completed: Updated mixed"
+    )
+    assert content(backend, "/mixed") == b"one\r\n2\n2b\nthree\rthree\r\nfour\n"
+    assert apply(editor, "update_file", "mixed", "@@\n-one\n+1\n+1b\n 2\n") == "completed: Updated mixed"
+    assert content(backend, "/mixed") == b"1\r\n1b\r\n2\n2b\nthree\rthree\r\nfour\n"
 
 
 def test_a_backend_that_refuses_is_told() -> None:
