@@ -89,6 +89,7 @@ class FailingSqliteMachine(SqliteMachine):
     def reopen_volume(self) -> SqliteVolume:
         if not hasattr(self, "failing"):
             self.bounds.setattr(sqlite, "FULL_RETRY_S", 0)
+            self.bounds.setattr(storedtree, "CACHE_NAMES", 2)
             self.failing = Failing(self.bounds)
         return cast("SqliteVolume", Retried(super().reopen_volume(), self.failing))
 
