@@ -104,6 +104,8 @@ class Retried:
         self._volume = volume
         self._failing = failing
         self.calls: int | None = None
+        self.writes_back = False
+        """Whether nothing waits in the dirty buffer when an operation begins."""
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._volume, name)
@@ -113,6 +115,8 @@ class Retried:
 
     def _twice(self, call: Callable[..., Any], *arguments: Any) -> Any:
         assert self.calls is not None
+        if self.writes_back:
+            self._volume.write_back()  # type: ignore[attr-defined]
         drop_caches(self._volume)
         try:
             with self._failing.after(self.calls):

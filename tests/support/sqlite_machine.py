@@ -93,6 +93,6 @@ class FailingSqliteMachine(SqliteMachine):
             self.failing = Failing(self.bounds)
         return cast("SqliteVolume", Retried(super().reopen_volume(), self.failing))
 
-    @rule(calls=st.sampled_from((None, *range(8))))
-    def fail_after(self, calls: int | None) -> None:
-        self.volume.calls = calls
+    @rule(calls=st.sampled_from((None, *range(8))), writes_back=st.booleans())
+    def fail_after(self, calls: int | None, writes_back: bool) -> None:
+        self.volume.calls, self.volume.writes_back = calls, writes_back
