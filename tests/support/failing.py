@@ -87,6 +87,16 @@ class Failing:
         return self._left < 0
 
 
+def drop_caches(volume: Any) -> None:
+    """Have all that can be read from the file of an SQLite volume read again."""
+    volume._names.clear()
+    volume._chunks.clear()
+    changed = volume._dirty.inodes.keys() | volume._dirty.xattrs.keys()
+    for inode in list(volume._inodes.values()):
+        if inode.opens == 0 and inode.nlink > 0 and inode.node not in changed:
+            del volume._inodes[inode.node]
+
+
 class Retried:
     """A volume whose operations are made again if they fail. `calls` is for `Failing.after`; None for no failure."""
 
@@ -94,6 +104,8 @@ class Retried:
         self._volume = volume
         self._failing = failing
         self.calls: int | None = None
+        self.writes_back = False
+        """Whether nothing waits in the dirty buffer when an operation begins."""
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._volume, name)
@@ -103,6 +115,9 @@ class Retried:
 
     def _twice(self, call: Callable[..., Any], *arguments: Any) -> Any:
         assert self.calls is not None
+        if self.writes_back:
+            self._volume.write_back()  # type: ignore[attr-defined]
+        drop_caches(self._volume)
         try:
             with self._failing.after(self.calls):
                 return call(*arguments)

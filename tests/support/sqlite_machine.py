@@ -89,9 +89,10 @@ class FailingSqliteMachine(SqliteMachine):
     def reopen_volume(self) -> SqliteVolume:
         if not hasattr(self, "failing"):
             self.bounds.setattr(sqlite, "FULL_RETRY_S", 0)
+            self.bounds.setattr(storedtree, "CACHE_NAMES", 2)
             self.failing = Failing(self.bounds)
         return cast("SqliteVolume", Retried(super().reopen_volume(), self.failing))
 
-    @rule(calls=st.sampled_from((None, *range(8))))
-    def fail_after(self, calls: int | None) -> None:
-        self.volume.calls = calls
+    @rule(calls=st.sampled_from((None, *range(8))), writes_back=st.booleans())
+    def fail_after(self, calls: int | None, writes_back: bool) -> None:
+        self.volume.calls, self.volume.writes_back = calls, writes_back

@@ -93,9 +93,9 @@ class Failing(SmallCaches):
         return cast("BranchVolume", failing.Retried(super()._opened(), self.failing))
 
     @precondition(lambda self: self.below is not None)
-    @rule(calls=st.sampled_from((None, *range(10))))
-    def fail_after(self, calls: int | None) -> None:
-        self.volume.calls = calls
+    @rule(calls=st.sampled_from((None, *range(10))), writes_back=st.booleans())
+    def fail_after(self, calls: int | None, writes_back: bool) -> None:
+        self.volume.calls, self.volume.writes_back = calls, writes_back
 
 
 class FailingSqliteBranchMachine(Failing, SqliteBranchMachine):
