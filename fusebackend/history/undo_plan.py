@@ -263,7 +263,8 @@ class UndoPlan:
             raise _Conflict("was in a directory that is not there any more", at_target=at_target)
         is_dir = stat.S_ISDIR(before.mode)
         if place.file is not None:
-            if not _is_restored(place.file.stamp, before):
+            has_less = not is_dir and place.file.links < before.nlink  # it is another name of the same file
+            if has_less or not _is_restored(place.file.stamp, before):
                 raise _Conflict("has been made anew", at_target=at_target)
             if is_dir:
                 self._close(view, place.file, before)
