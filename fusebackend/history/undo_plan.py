@@ -547,6 +547,9 @@ class _Twin(NamedTuple):
 
 
 def _words_for(record: Record, other: Record) -> str:
+    for path in filter(None, (other.path, other.to_path)):
+        if record.path.startswith(path + b"/") or record.to_path.startswith(path + b"/"):
+            return f"is below '{os.fsdecode(path)}', which was renamed since"
     if other.kind in ("create", "remove", "rename", "exchange") and other.path not in (record.path, record.to_path):
         return f"has '{os.fsdecode(other.to_path or other.path)}' in it, which was changed since"
     words = {"create": "was made anew", "remove": "was removed", "rename": "was renamed", "exchange": "was exchanged"}
