@@ -1072,9 +1072,19 @@ class HistoryFile:
             f" {pair} identities i ON i.identity = m.identity AND i.record > m.number"
             f" CROSS JOIN records o ON o.number = i.record WHERE (m.nlink > 1 OR o.nlink > 1) AND {both}"
         )
+        # A directory above that was moved: the path leads to another file, or to none.
+        pairs += "".join(
+            f" {pair} moves o WHERE o.number > m.number AND o.prefix = m.prefix "
+            f"AND substr(m.{ours}, 1, length(o.{theirs}) + 1) = CAST(o.{theirs} || '/' AS BLOB)"
+            for ours in _PATHS
+            for theirs in _PATHS
+        )
         rows = self._read(
             "WITH mine AS MATERIALIZED (SELECT number, call, prefix, path, to_path, kind, node, nlink, identity "
             f"FROM records LEFT JOIN identities ON record = number WHERE call IN ({marks})), "
+            "moves AS MATERIALIZED (SELECT number, prefix, path, to_path FROM records WHERE "
+            "number > (SELECT min(number) FROM mine) AND (kind = 'exchange' OR kind = 'rename' AND "
+            f"after_mode & {stat.S_IFMT(0xFFFF)} = {stat.S_IFDIR})), "
             f"pairs AS MATERIALIZED ({pairs}) "
             "SELECT pairs.mine, records.* FROM pairs CROSS JOIN records ON records.number = pairs.other "
             f"WHERE records.call NOT IN ({marks}) AND {_STANDS.format('pairs.call')} ORDER BY records.number",

@@ -263,7 +263,8 @@ class UndoPlan:
             raise _Conflict("was in a directory that is not there any more", at_target=at_target)
         is_dir = stat.S_ISDIR(before.mode)
         if place.file is not None:
-            if not _is_restored(place.file.stamp, before):
+            has_less = not is_dir and place.file.links < before.nlink  # it is another name of the same file
+            if has_less or not _is_restored(place.file.stamp, before):
                 raise _Conflict("has been made anew", at_target=at_target)
             if is_dir:
                 self._close(view, place.file, before)
@@ -546,6 +547,9 @@ class _Twin(NamedTuple):
 
 
 def _words_for(record: Record, other: Record) -> str:
+    for path in filter(None, (other.path, other.to_path)):
+        if record.path.startswith(path + b"/") or record.to_path.startswith(path + b"/"):
+            return f"is below '{os.fsdecode(path)}', which was renamed since"
     if other.kind in ("create", "remove", "rename", "exchange") and other.path not in (record.path, record.to_path):
         return f"has '{os.fsdecode(other.to_path or other.path)}' in it, which was changed since"
     words = {"create": "was made anew", "remove": "was removed", "rename": "was renamed", "exchange": "was exchanged"}

@@ -725,3 +725,19 @@ def test_a_link_from_outside_of_the_route_is_named(recorded: Recorded, files: Fi
         assert files.read("/one") == b"cached" and files.attr("/one").node == files.attr("/other").node
         assert (directory / "cached").stat().st_nlink == 1
         check(recorded)  # done again
+
+
+def test_a_directory_above_that_was_moved_since_is_a_conflict(recorded: Recorded, files: Files) -> None:
+    """The path leads to another name of the file."""
+    files.mkdir("/d")
+    files.mkdir("/e")
+    link(files, "/d/f", "/e/f")
+    with recorded.call():
+        files.remove("/d/f")
+    call = recorded.last()
+    with recorded.call():
+        files.rename("/d", "/e", RENAME_EXCHANGE)
+    after = files.dump()
+    (conflict,) = recorded.undoing.undo([call]).conflicts
+    assert (conflict.path, conflict.reason) == ("/d/f", "is below '/d', which was renamed since")
+    assert files.dump() == after
