@@ -32,7 +32,7 @@ START_LIMIT_S = 30.0
 
 
 @contextlib.contextmanager
-def mounted(place: Path, *, xattrs: str = "") -> Iterator[Path]:
+def mounted(place: Path, *, lacks: str = "") -> Iterator[Path]:
     """Mount on `place/folding`, over `place/stored`; give the mount point. Skips the test where nothing can be
     mounted."""
     import mounts
@@ -41,7 +41,7 @@ def mounted(place: Path, *, xattrs: str = "") -> Iterator[Path]:
     stored, point = place / "stored", place / "folding"
     stored.mkdir(parents=True)
     point.mkdir()
-    words = [sys.executable, __file__, str(stored), str(point), xattrs]
+    words = [sys.executable, __file__, str(stored), str(point), lacks]
     process = subprocess.Popen(words)
     try:
         deadline = time.monotonic() + START_LIMIT_S
@@ -63,7 +63,7 @@ def folded(name: str) -> str:
     return unicodedata.normalize("NFC", stored_as(name)).casefold()
 
 
-def serve(stored: str, point: str, xattrs: str) -> None:
+def serve(stored: str, point: str, lacks: str) -> None:
     import pyfuse3
     import trio
     from pyfuse3 import FUSEError
@@ -157,6 +157,7 @@ def serve(stored: str, point: str, xattrs: str) -> None:
 
         @failing
         def mknod(self, parent: int, name: bytes, mode: int, rdev: int, context: Any) -> Any:
+            self._has_them()
             path = self.new(parent, name)
             os.mknod(path, mode & ~context.umask, rdev)
             return self.made(path, context)
@@ -169,12 +170,14 @@ def serve(stored: str, point: str, xattrs: str) -> None:
 
         @failing
         def symlink(self, parent: int, name: bytes, target: bytes, context: Any) -> Any:
+            self._has_them()
             path = self.new(parent, name)
             os.symlink(target, path)
             return self.made(path, context)
 
         @failing
         def link(self, inode: int, parent: int, name: bytes, context: Any) -> Any:
+            self._has_them()
             path = self.new(parent, name)
             os.link(self.at(inode), path)
             return self.attributes(path)
@@ -253,28 +256,28 @@ def serve(stored: str, point: str, xattrs: str) -> None:
 
         async def forget(self, inodes: Any) -> None: ...
 
-        def _has_xattrs(self) -> None:
-            if xattrs:
-                raise OSError(getattr(errno, xattrs), "")
+        def _has_them(self) -> None:
+            if lacks:
+                raise OSError(getattr(errno, lacks), "")
 
         @failing
         def getxattr(self, inode: int, name: bytes, context: Any) -> bytes:
-            self._has_xattrs()
+            self._has_them()
             return os.getxattr(self.at(inode), name)
 
         @failing
         def setxattr(self, inode: int, name: bytes, value: bytes, context: Any) -> None:
-            self._has_xattrs()
+            self._has_them()
             os.setxattr(self.at(inode), name, value)
 
         @failing
         def listxattr(self, inode: int, context: Any) -> list[bytes]:
-            self._has_xattrs()
+            self._has_them()
             return [os.fsencode(name) for name in os.listxattr(self.at(inode))]
 
         @failing
         def removexattr(self, inode: int, name: bytes, context: Any) -> None:
-            self._has_xattrs()
+            self._has_them()
             os.removexattr(self.at(inode), name)
 
     options = {"fsname=folding", "default_permissions", *(("allow_other",) if os.geteuid() == 0 else ())}

@@ -23,13 +23,14 @@ import re
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from fusebackend.backends.directory import dirfd
 from fusebackend.backends.directory.dirfd import FILE_FLAGS, PATH_FLAGS, Descriptor, OpenFile, born_ns
 from fusebackend.backends.directory.nodes import Node, Places, attr_of, check_name, group_of_new
 from fusebackend.base import acl
-from fusebackend.base.errors import oserror
+from fusebackend.base.errors import ABSENT, LACKING, NOT_TAKEN, oserror, passing
 from fusebackend.base.paths import to_text
 from fusebackend.base.recent import Recent
 from fusebackend.protocol import DEFAULT_TTL_S, RENAME_EXCHANGE, Attr, AttrChanges, Caller, Features, StatFs
@@ -47,10 +48,6 @@ _PLAIN = re.compile(rb"\.?[\w-]+(?:\.[\w-]+)*")
 
 _NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT})
 """Of O_TMPFILE: the file system has none, or the kernel does not know it."""
-_NO_ACL = frozenset({errno.ENODATA, errno.ENOTSUP})
-"""Of the attribute: the file has none, or the file system knows none."""
-_NOT_GIVEN = frozenset({errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENOTSUP})
-"""Of owner, extended attributes, mode and times."""
 
 
 class _Listing(NamedTuple):
@@ -88,6 +85,11 @@ class DirectoryVolume(NativeVolume):
         self._nodes = self._places.table
         self._listings: Recent[int, _Listing] = Recent(LISTINGS)
         self._may_chown = os.geteuid() == 0
+        try:
+            os.listxattr(self._places.root.path)
+        except OSError as error:
+            if error.errno in LACKING:
+                self.features = replace(self.features, xattrs=False, acls=False)
 
     # -- names -------------------------------------------------------------------------------------------------
 
@@ -135,7 +137,12 @@ class DirectoryVolume(NativeVolume):
         refusal = OSError(errno.EINVAL, f"The file system below takes '{to_text(name)}' for another name")
         if _exists(at, name) and not self._is_listed(directory, at, name):
             raise refusal
-        yield
+        try:
+            yield
+        except OSError as error:
+            if error.errno in LACKING:
+                raise oserror(errno.EPERM, name) from None  # a link or special file
+            raise
         if not (self._is_plain(at, name) or self._listing(directory, at, b"").has(name)):
             take_back(name, dir_fd=at.fd)
             raise refusal
@@ -234,7 +241,7 @@ class DirectoryVolume(NativeVolume):
         try:
             default = os.getxattr(at.path, os.fsdecode(acl.DEFAULT))
         except OSError as error:
-            if error.errno not in _NO_ACL:
+            if error.errno not in ABSENT:
                 raise
             return mode & ~caller.umask
         return mode & ~0o777 | acl.inherited(default, mode & 0o777)[1]
@@ -375,7 +382,7 @@ class DirectoryVolume(NativeVolume):
             try:
                 return os.getxattr(at.path, name)
             except OSError as error:
-                if name in acl.NAMES and error.errno in _NO_ACL:
+                if name in acl.NAMES and error.errno in ABSENT:
                     raise oserror(errno.ENODATA, name) from None  # ENOTSUP fails the kernel's check of permissions
                 raise
 
@@ -387,7 +394,7 @@ class DirectoryVolume(NativeVolume):
     def listxattr(self, node: int) -> Sequence[bytes]:
         with self.lock:
             at = self._places.of(self._nodes.get(node))
-            return [os.fsencode(name) for name in os.listxattr(at.path)]
+            return _listxattr(at.path)
 
     def removexattr(self, node: int, name: bytes) -> None:
         with self.lock:
@@ -550,6 +557,12 @@ def _exists(at: Descriptor, name: bytes) -> bool:
     return True
 
 
+def _listxattr(file: str | int) -> list[bytes]:
+    with passing(LACKING):
+        return [os.fsencode(name) for name in os.listxattr(file)]
+    return []
+
+
 def _became(new: Descriptor, state: AttrChanges, xattrs: Mapping[bytes, bytes]) -> bool:
     """Give a new file all attributes; False if this process may not. A change of owner clears set-ID bits, so the mode
     comes after it."""
@@ -561,12 +574,12 @@ def _became(new: Descriptor, state: AttrChanges, xattrs: Mapping[bytes, bytes]) 
             os.fchown(new.fd, state.uid, state.gid)
         for key, value in xattrs.items():
             os.setxattr(new.fd, key, value)
-        if {os.fsencode(key) for key in os.listxattr(new.fd)} != xattrs.keys():  # such as a default ACL's
+        if set(_listxattr(new.fd)) != xattrs.keys():  # such as a default ACL's
             return False
         os.fchmod(new.fd, stat.S_IMODE(state.mode))
         os.utime(new.fd, ns=(state.atime_ns, state.mtime_ns))
     except OSError as error:
-        if error.errno not in _NOT_GIVEN:
+        if error.errno not in NOT_TAKEN:
             raise
         return False
     return True
