@@ -388,8 +388,6 @@ class NoAttributes(InMemoryVolume):
 @pytest.mark.parametrize(
     ("failing", "written"), [(errno.EIO, b"one"), (errno.EPERM, b"onetwo"), (errno.ENOTSUP, b"onetwo")]
 )
-    ("failing", "written"), [(errno.EIO, b"one"), (errno.EPERM, b"onetwo"), (errno.ENOTSUP, b"onetwo")]
-)
 def test_an_append_looks_for_capabilities_before_it_writes(failing: int, written: bytes) -> None:
     """Where there can be none it goes on, as Linux does; any other error is that of a write that has not begun."""
     volume = NoAttributes()
