@@ -54,6 +54,7 @@ VANISHED = frozenset({errno.ENOENT, errno.ESTALE, errno.ENOTDIR})
 #   listing of attributes     nothing to list                            the caller's error
 #   an attribute for a copy   left out                left out           left out
 #   an ACL of `dir:`          ENODATA                 ENODATA            the caller's error
+#   a default ACL, to make    none                    none               none
 #   capabilities, at a write  none                    none               none (cap_inode_need_killpriv)
 #   giving a copy attributes  lost, and said so       lost, and said so  lost, and said so
 #   link, symlink, mknod      EPERM                                      the caller's error

@@ -202,6 +202,7 @@ class TestTheKernelFace:
         """A directory may be open to who knows the names in it, and to nobody else."""
         for name in ("key", "a b", "12"):
             (root / name).touch()
+        node, there = put(volume, b"other"), set(os.listdir(root))
 
         def refuse(at: object) -> object:
             raise PermissionError(errno.EACCES, "")
@@ -213,6 +214,10 @@ class TestTheKernelFace:
                 volume.lookup(ROOT_NODE, name)
         with fails(errno.ENOENT):
             volume.lookup(ROOT_NODE, b"absent")
+        for change in makers(volume, node):
+            with fails(errno.EACCES):
+                change(b"new one")
+        assert set(os.listdir(root)) == there
 
     def test_globs_and_searches_begin_at_names(self, volume: DirectoryVolume) -> None:
         volume.mkdir(ROOT_NODE, b"src", 0o755, ME)

@@ -30,7 +30,7 @@ from fusebackend.backends.directory import dirfd
 from fusebackend.backends.directory.dirfd import FILE_FLAGS, PATH_FLAGS, Descriptor, OpenFile, born_ns
 from fusebackend.backends.directory.nodes import Node, Places, attr_of, check_name, group_of_new
 from fusebackend.base import acl
-from fusebackend.base.errors import ABSENT, LACKING, NOT_TAKEN, oserror, passing
+from fusebackend.base.errors import ABSENT, LACKING, NOT_TAKEN, UNREAD, oserror, passing
 from fusebackend.base.paths import to_text
 from fusebackend.base.recent import Recent
 from fusebackend.protocol import DEFAULT_TTL_S, RENAME_EXCHANGE, Attr, AttrChanges, Caller, Features, StatFs
@@ -143,8 +143,13 @@ class DirectoryVolume(NativeVolume):
             if error.errno in LACKING:
                 raise oserror(errno.EPERM, name) from None  # a link or special file
             raise
-        if not (self._is_plain(at, name) or self._listing(directory, at, b"").has(name)):
-            take_back(name, dir_fd=at.fd)
+        is_own = False
+        try:
+            is_own = self._is_plain(at, name) or self._listing(directory, at, b"").has(name)
+        finally:
+            if not is_own:
+                take_back(name, dir_fd=at.fd)
+        if not is_own:
             raise refusal
 
     def _note(self, directory: Node, at: Descriptor, name: bytes, is_there: bool) -> None:
@@ -241,7 +246,7 @@ class DirectoryVolume(NativeVolume):
         try:
             default = os.getxattr(at.path, os.fsdecode(acl.DEFAULT))
         except OSError as error:
-            if error.errno not in ABSENT:
+            if error.errno not in UNREAD:
                 raise
             return mode & ~caller.umask
         return mode & ~0o777 | acl.inherited(default, mode & 0o777)[1]
