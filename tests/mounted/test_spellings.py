@@ -203,6 +203,7 @@ class TestTheKernelFace:
         for name in ("key", "a b", "12"):
             (root / name).touch()
         node, there = put(volume, b"other"), set(os.listdir(root))
+        volume.ttl_s = 0.0
 
         def refuse(at: object) -> object:
             raise PermissionError(errno.EACCES, "")
