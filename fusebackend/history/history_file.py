@@ -31,7 +31,7 @@ import stat
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final, NamedTuple
@@ -106,6 +106,8 @@ CREATE INDEX IF NOT EXISTS calls_by_end ON calls (ended_ns);
 CREATE INDEX IF NOT EXISTS records_of_call ON records (call, number);
 CREATE INDEX IF NOT EXISTS records_of_path ON records (path, number);
 CREATE INDEX IF NOT EXISTS records_to_path ON records (to_path, number) WHERE to_path IS NOT NULL;
+CREATE INDEX IF NOT EXISTS records_of_links ON records (node, number) WHERE nlink > 1;
+CREATE INDEX IF NOT EXISTS identities_of_files ON identities (identity, record);
 CREATE INDEX IF NOT EXISTS records_with_image ON records (place, name) WHERE place IS NOT NULL;
 """
 
@@ -142,6 +144,9 @@ _END: Final = "UPDATE calls SET ended_ns = ? WHERE number = ?"
 _UNDONE: Final = "UPDATE calls SET undone_by = ? WHERE number = ?"
 _EVENTS: Final = {_END: "end", _UNDONE: "undone"}
 _DROP: Final = "DELETE FROM records WHERE number = ?"
+RETURNED: Final = b">"
+"""Between the two identities of a file that an undo has brought back: the one before, and the one since."""
+
 _IDENTITY: Final = "INSERT OR REPLACE INTO identities VALUES (?, ?)"
 _FORGET: Final = "DELETE FROM calls WHERE number = ?"
 _GAP: Final = "INSERT OR IGNORE INTO gaps VALUES (?, ?)"
@@ -444,7 +449,8 @@ class HistoryFile:
         """Add a record to a call that is open; returns its number.
 
         Args:
-            fields: further fields of `Record`, and `identity` of the file, where it has one (`Volume.lasting`).
+            fields: further fields of `Record`, and `identity` of the file that it has the state of: what
+                `Volume.lasting` says, or its node, as digits, where the record has another one.
         """
         return self.put(self.entry(call, prefix, kind, path, **fields))
 
@@ -880,10 +886,41 @@ class HistoryFile:
         """Return a record."""
         return next(iter(self._records("WHERE number = ?", (number,))), None)
 
-    def identity(self, number: int) -> bytes | None:
-        """Return the identity of the file of a record, see `add`."""
-        rows = self._read("SELECT identity FROM identities WHERE record = ?", (number,))
-        return rows[0][0] if rows else None
+    def identities(self, calls: Sequence[int]) -> dict[int, bytes]:
+        """Return the identities of the files of calls' records, by number; see `add`."""
+        marks = ", ".join("?" * len(calls))
+        found = f"SELECT record, identity FROM records JOIN identities ON record = number WHERE call IN ({marks})"
+        return dict(self._read(found, tuple(calls)))
+
+    def note_return(self, number: int, before: bytes, now: bytes) -> None:
+        """Note that the file which the record of an undo has made is an earlier one, with other names for both."""
+        with self._guard:
+            self._put(_IDENTITY, (number, before + RETURNED + now))
+
+    def returned(self, prefix: AgentPath, number: int) -> dict[bytes, bytes]:
+        """Return what the files of a route are since undos have brought them back: identity, or node, before → then.
+
+        Args:
+            number: nodes in records up to this one mean nothing any more.
+        """
+        rows = self._read(
+            "SELECT identity, number FROM identities JOIN records ON number = record "
+            "WHERE kind = 'create' AND prefix = ? ORDER BY number",
+            (to_name(prefix),),
+        )
+        pairs = ((identity.partition(RETURNED), each) for identity, each in rows)
+        return {before: now for (before, _, now), each in pairs if each > number or not before.isdigit()}
+
+    def was_removed(self, record: Record, identities: Collection[bytes]) -> bool:
+        """Return True if a call after a record's has removed a name of a file that has one of these identities, and is
+        not undone."""
+        rows = self._read(
+            "SELECT 1 FROM identities JOIN records ON number = record "
+            f"WHERE identity IN ({', '.join('?' * len(identities))}) AND number > ? AND call != ? "
+            f"AND kind IN ('remove', 'rename') AND {_STANDS.format('?')} LIMIT 1",
+            (*identities, record.number, record.call, record.call),
+        )
+        return bool(rows)
 
     def later(self, number: int, prefix: AgentPath, path: bytes, *, with_undone: bool = False) -> list[Record]:
         """Return the records of other calls after a record that touch a path of its route, in their order: at it, below
@@ -1000,8 +1037,9 @@ class HistoryFile:
         return next(iter(self._records(f"WHERE number = (SELECT max(found) FROM ({chosen}))", values)), None)
 
     def overlaps(self, calls: Sequence[int]) -> list[tuple[int, Record]]:
-        """Return what `later` gives for each record of these calls at its paths and below, in one query: pairs of the
-        record's number and a record of none of these calls. For 10,000 records it takes 0.1 s."""
+        """Return what `later` gives for each record of these calls at its paths and below, and what has changed its
+        file by another name, in one query: pairs of the record's number and a record of none of these calls. For
+        10,000 records it takes 0.1 s."""
         marks = ", ".join("?" * len(calls))
         low, high = "CAST(m.{0} || '/' AS BLOB)", "CAST(m.{0} || '0' AS BLOB)"
         conditions = [
@@ -1021,9 +1059,20 @@ class HistoryFile:
             f"WHERE {condition} AND o.number > m.number AND +o.prefix = m.prefix"
             for theirs, condition in conditions
         )
+        # A change of the same file by another of its names. Its node says so, or its identity where nodes don't last.
+        both = "m.kind IN ('content', 'attributes') AND o.kind IN ('content', 'attributes') AND +o.prefix = m.prefix"
+        same = f"o.node = m.node AND m.identity IS NULL AND {both}"
+        pair = "UNION SELECT m.number, m.call, o.number FROM mine m CROSS JOIN"
+        pairs += (
+            f" {pair} records o INDEXED BY records_of_links WHERE o.nlink > 1 AND o.number > m.number AND {same}"
+            f" {pair} records o WHERE m.nlink > 1 AND +o.number > m.number AND {same}"
+            f" {pair} identities i ON i.identity = m.identity AND i.record > m.number"
+            f" CROSS JOIN records o ON o.number = i.record WHERE (m.nlink > 1 OR o.nlink > 1) AND {both}"
+        )
         rows = self._read(
-            "WITH mine AS MATERIALIZED (SELECT number, call, prefix, path, to_path, kind FROM records "
-            f"WHERE call IN ({marks})), pairs AS MATERIALIZED ({pairs}) "
+            "WITH mine AS MATERIALIZED (SELECT number, call, prefix, path, to_path, kind, node, nlink, identity "
+            f"FROM records LEFT JOIN identities ON record = number WHERE call IN ({marks})), "
+            f"pairs AS MATERIALIZED ({pairs}) "
             "SELECT pairs.mine, records.* FROM pairs CROSS JOIN records ON records.number = pairs.other "
             f"WHERE records.call NOT IN ({marks}) AND {_STANDS.format('pairs.call')} ORDER BY records.number",
             (*calls, *calls),
@@ -1186,10 +1235,10 @@ class HistoryFile:
             for number in calls:
                 self._put(_FORGET, (number,))
         self.flush()
-        with self._writing, sqlite.translate_errors(f"the history '{self.path}' can't be made smaller"):
-            self._writer.execute("PRAGMA incremental_vacuum").fetchall()
         self.forgotten_ns = max(self.forgotten_ns, ends[0][0] or 0)
         self.forgets += 1
+        with self._writing, sqlite.translate_errors(f"the history '{self.path}' can't be made smaller"):
+            self._writer.execute("PRAGMA incremental_vacuum").fetchall()
 
 
 class _Foreign(Exception):

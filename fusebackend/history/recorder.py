@@ -79,7 +79,7 @@ class Kept(NamedTuple):
     """None for what has no bytes, and for bytes that an earlier record of the same call leads to."""
     ctime_ns: int
     identity: bytes | None = None
-    """Of a file with several names, see `Volume.lasting`."""
+    """See `Recorder.identity`."""
 
     @property
     def is_linked(self) -> bool:
@@ -219,8 +219,8 @@ class Recorder:
         """Keep a file as it is, before a change of its bytes or its removal.
 
         Args:
-            replaced: a rename removes it. Its image alone says which one it is, for names that the call has taken from
-                it before.
+            replaced: a rename removes it. The record's node is that of the renamed file, so the image says which one
+                this is, or else the identity.
         """
         node, is_file, ctime_ns = attr.node, stat.S_ISREG(attr.mode), attr.ctime_ns
         records = self.of(volume)
@@ -230,11 +230,16 @@ class Recorder:
         if is_file and (attr.nlink > 1 or is_parted or not records.has_bytes(call, node)):
             # Its node says which file a name led to that comes back as a link.
             image = self.images.keep(volume, attr)._replace(node=node)
-        identity = None
-        if attr.nlink > 1 and not attr.is_dir:
-            with contextlib.suppress(OSError):
-                identity = volume.lasting(node)
+        identity = self.identity(volume, attr)
+        if identity is None and replaced and image is None:
+            identity = b"%d" % node
         return Kept(node, before, image, ctime_ns, identity)
+
+    def identity(self, volume: Volume, attr: Attr) -> bytes | None:
+        """Return what names a file for longer than its node, see `Volume.lasting`; None if nothing does."""
+        with contextlib.suppress(OSError):
+            return None if attr.is_dir else volume.lasting(attr.node)
+        return None
 
     def drop(self, kept: Kept | None) -> None:
         """Forget what was kept for a change that was not made."""
@@ -348,10 +353,14 @@ def _is_as_planned(volume: Volume, found: Stamp | None, planned: Stamp) -> bool:
 
 
 def _directory(volume: Volume, directories: dict[bytes, int], path: bytes) -> int:
-    node = directories.get(path)
-    if node is None:
-        above, _, name = path.rpartition(b"/")
-        node = directories[path] = volume.lookup(_directory(volume, directories, above), name).node
+    above, names = path, list[bytes]()
+    while above not in directories:
+        above, _, name = above.rpartition(b"/")
+        names.append(name)
+    node = directories[above]
+    for name in reversed(names):
+        above += b"/" + name
+        node = directories[above] = volume.lookup(node, name).node
     return node
 
 
@@ -641,13 +650,13 @@ class RecordingVolume:
         if attr.nlink == 0:
             self.records.own(call, node, how)
             return None  # no name leads to it, so nothing can be taken back
-        path = self._name(node)
+        path, leads = self._name(node)
         if how == ATTRIBUTES:
-            kept = Kept(node, state_of(self._volume, attr), None, 0)
+            kept = Kept(node, state_of(self._volume, attr), None, 0, self.recorder.identity(self._volume, attr))
         else:
             kept = self.recorder.keep(call, self._volume, attr)
         kind: RecordKind = "attributes" if how == ATTRIBUTES else "content"
-        return _Pending(self, call, kind, lambda: path, kept, own=how, node=node)
+        return _Pending(self, call, kind, lambda: path, kept, own=how, node=node, linked=not leads)
 
     # -- how -------------------------------------------------------------------------------------------------------
 
@@ -682,15 +691,15 @@ class RecordingVolume:
             raise LookupError(f"the path of {os.fsdecode(name)!r} is not known")
         return to_name(above).rstrip(b"/") + b"/" + name
 
-    def _name(self, node: int) -> bytes:
+    def _name(self, node: int) -> tuple[bytes, bool]:
+        """Return the path of a file, and whether it leads there: an open file may have lost the name that is known."""
         path = self._names.of(self._route, node)
         if path is None and node in self._moved:
-            return self._moved[node]
-        if path is None:
-            path = self._names.last(self._route, node)
-        if path is None:
+            return self._moved[node], True
+        last = self._names.last(self._route, node) if path is None else path
+        if last is None:
             raise LookupError(f"the path of node {node} is not known")
-        return to_name(path)
+        return to_name(last), path is not None
 
 
 class _Recording:

@@ -32,6 +32,8 @@ RecordKind: TypeAlias = Literal["create", "remove", "rename", "exchange", "conte
 - `exchange`: `path` and `to_path` changed places.
 - `content`: the bytes of a file, or its size. Once for a file and call, before the first change.
 - `attributes`: mode, owner, times or extended attributes of a file whose bytes the call has not changed yet.
+
+The path of the last two may have been removed from the file, which has another name that is not known (`linked`).
 """
 
 

@@ -15,6 +15,7 @@ import contextlib
 import logging
 import stat
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
@@ -27,7 +28,7 @@ from fusebackend.history.recorder import CONTENT, MADE, Kept, Recorder
 from fusebackend.history.records import Image, RecordKind
 from fusebackend.protocol import STEP, Attr, LogRow, SnapshotVolume, Volume
 from fusebackend.vfs.junctions import MountTree, Route
-from fusebackend.volumes.walk import Place, below, find, resolve
+from fusebackend.volumes.walk import NOWHERE, Place, below, find, resolve
 
 log = logging.getLogger(__name__)
 
@@ -81,8 +82,8 @@ class _Noted:
             is_rename = _is_rename(self._before)
             for found in self._before:
                 if _keeper(found) is volume:
-                    for path, attr in _created(found, is_rename):
-                        self._note(found, "create", path, node=attr.node)
+                    for path, node in _created(found, is_rename):
+                        self._note(found, "create", path, node=node)
             if is_rename and _keeper(self._before[0]) is volume:
                 old, new = self._before
                 moved = find(new.route.volume, new.place.path)
@@ -256,7 +257,7 @@ class Steps:
             self._keep_tree(call, found, place.path, place.attr)
         return found
 
-    def _keep(self, call: OpenCall, found: _Before, path: AgentPath, attr: Attr) -> None:
+    def _keep(self, call: OpenCall, found: _Before, path: AgentPath, attr: Attr, gone: int = 0) -> None:
         recorder, volume, prefix, how = self._recorder, found.route.volume, found.route.prefix, found.how
         node = attr.node
         if how == "put" and (not stat.S_ISREG(attr.mode) or recorder.of(volume).has_bytes(call, node)):
@@ -264,15 +265,19 @@ class Steps:
         kept = recorder.keep(call, volume, attr)
         if how == "put":
             recorder.of(volume).own(call, node, CONTENT)
-        linked = how != "put" and kept.before.nlink > 1 and not stat.S_ISDIR(kept.before.mode)
+        linked = how != "put" and kept.is_linked
+        kept = kept._replace(before=kept.before._replace(nlink=kept.before.nlink - gone))
         kind: RecordKind = "content" if how == "put" else "remove"
         number = recorder.add(call, prefix, kind, to_name(path), kept, linked=linked)
         found.numbers[number] = (path, kept)
 
     def _keep_tree(self, call: OpenCall, found: _Before, path: AgentPath, attr: Attr) -> None:
-        """Keep a directory and everything below it: a directory after its entries, as it is removed."""
+        """Keep a directory and everything below it: a directory after its entries, as it is removed. A file with
+        several names there has one less each time."""
+        gone: Counter[int] = Counter()
         for inner, entry in reversed([(path, attr), *_below(found.route.volume, path, attr)]):
-            self._keep(call, found, inner, entry)
+            self._keep(call, found, inner, entry, gone[entry.node])
+            gone[entry.node] += entry.nlink > 1 and not entry.is_dir
 
     # -- after -----------------------------------------------------------------------------------------------------
 
@@ -307,13 +312,13 @@ class Steps:
     def _created(self, call: OpenCall, found: _Before, is_rename: bool, noted: _Noted | None) -> None:
         """Add the records of names that a verb has made: directories on the way, and all names below."""
         volume, prefix, recorder = found.route.volume, found.route.prefix, self._recorder
-        for path, attr in _created(found, is_rename):
+        for path, node in _created(found, is_rename):
             if noted is not None and ("create", prefix, path) in noted.made:
                 continue
-            if path in found.place.missing_paths and recorder.of(volume).how(call, attr.node) & MADE:
+            if len(path) < len(found.place.path) and recorder.of(volume).how(call, node) & MADE:
                 continue  # on the way to another path of the verb, too
-            recorder.of(volume).own(call, attr.node, MADE)
-            recorder.add(call, prefix, "create", to_name(path), node=attr.node)
+            recorder.of(volume).own(call, node, MADE)
+            recorder.add(call, prefix, "create", to_name(path), node=node)
 
     def _renamed(self, call: OpenCall, old: _Before, new: _Before, noted: _Noted | None) -> None:
         now = find(new.route.volume, new.place.path)
@@ -341,19 +346,23 @@ def _is_rename(before: Sequence[_Before]) -> bool:
     return len(before) == 2 and before[0].how == "rename"
 
 
-def _created(found: _Before, is_rename: bool) -> Iterator[tuple[AgentPath, Attr]]:
-    """Yield the names that are there, where there was none before a verb: directories on the way to a path, the
-    path unless it got there by a rename, and all below it."""
+def _created(found: _Before, is_rename: bool) -> Iterator[tuple[AgentPath, int]]:
+    """Yield the names that are there, where there was none before a verb, and their nodes: directories on the way to a
+    path, the path unless it got there by a rename, and all below it. Each name on the way is looked up once."""
     volume, place = found.route.volume, found.place
     if place.attr is not None:
         return
-    for path in place.missing_paths if is_rename else (*place.missing_paths, place.path):
-        attr = find(volume, path)
-        if attr is None:
-            return
-        yield path, attr
-        if path == place.path and attr.is_dir:
-            yield from _below(volume, path, attr)
+    try:
+        now = resolve(volume, place.path, follow=False)
+    except OSError as error:
+        if error.errno not in NOWHERE:
+            raise
+        return
+    yield from zip(place.missing_paths, now.trail[len(place.trail) :], strict=False)
+    if now.attr is not None and not is_rename:
+        yield place.path, now.attr.node
+        if now.attr.is_dir:
+            yield from ((path, attr.node) for path, attr in _below(volume, place.path, now.attr))
 
 
 def _below(volume: Volume, path: AgentPath, attr: Attr) -> Iterator[tuple[AgentPath, Attr]]:

@@ -126,7 +126,7 @@ class Undo:
             numbers = [call.number for call in chosen]
             halves = self._history.unfinished(numbers)
             plan = self._plan([*numbers, *halves], merge=merge_lines)
-            result = UndoResult([call.ref for call in chosen])
+            result = UndoResult([call.ref for call in chosen], partly=plan.partly)
             if plan.conflicts and not keep_newer:
                 result.conflicts = plan.conflicts
                 return result
@@ -184,7 +184,9 @@ class Undo:
             merge=merge,
             leave=leave,
             earlier=self._history.earlier,
-            identity=self._history.identity,
+            identities=self._history.identities(numbers),
+            returned=self._history.returned,
+            was_removed=self._history.was_removed,
         )
         plan.add(records, self._history.overlaps(numbers))
         for number, why in self._history.gaps(numbers).items():
@@ -213,13 +215,22 @@ class Undo:
             for prefix in {step.prefix for step in plan.steps}:
                 volumes[prefix].sync()  # else a killed server could lose what its history calls done
             # A number also if nothing was left to do: the calls are undone then, too.
-            self._history.mark_undone([*numbers, *halves], by=self._recorder.calls.number(call))
+            by = self._recorder.calls.number(call)
+            self._history.mark_undone(halves, by)
             for each in chosen:
-                if each.kind == "undo":
-                    self._history.mark_undone(each.undoes, by=None)
+                self._mark(each, by)
         if making.made:
             result.undo = f"c{call.number}"
         self._history.flush()
+
+    def _mark(self, call: Call, by: int | None) -> None:
+        """Note which undo has taken a call back; None if that was taken back. The calls that it took back itself stand
+        again then, or are undone again, and so on."""
+        self._history.mark_undone([call.number], by)
+        for number in call.undoes:
+            below = self._history.call(number)
+            if below is not None:
+                self._mark(below, None if by is not None else call.number)
 
     def _take_back(self, number: int, error: BaseException) -> None:
         """Take the made steps of an undo back, whose error is being raised. What others have put into directories that
@@ -423,9 +434,12 @@ class _Making:
         self._recorder.of(volume).own(self._call, attr.node, MADE)
         after = Stamp(attr.mode, attr.uid, attr.gid, attr.size, attr.mtime_ns) if stat.S_ISREG(attr.mode) else None
         if record is None:
-            self._record("create", step, node=attr.node, after=after)
+            record = self._record("create", step, node=attr.node, after=after)
         elif after is not None:
             self._recorder.history.set_after({record: after})
+        if step.file:
+            now = self._recorder.identity(volume, attr) or b"%d" % attr.node
+            self._recorder.history.note_return(record, step.file, now)
 
     def _not_made(self, number: int, step: Step, error: OSError) -> OSError:
         """Return the error to raise for a name that was not made. Where it may have been, for an answer was lost, the
@@ -487,7 +501,8 @@ class _Making:
         assert step.state is not None, "there are attributes"
         attr = self._found(volume, step, step.path)
         if not step.closes:  # the record of a directory that was made says all
-            self._record("attributes", step, Kept(attr.node, state_of(volume, attr), None, attr.ctime_ns))
+            identity = self._recorder.identity(volume, attr)
+            self._record("attributes", step, Kept(attr.node, state_of(volume, attr), None, attr.ctime_ns, identity))
             self._recorder.of(volume).own(self._call, attr.node, ATTRIBUTES)
         return placing.set_attributes(volume, attr.node, step.state, changes, os.fsdecode(step.path))
 

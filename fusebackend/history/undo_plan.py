@@ -17,7 +17,7 @@ import contextlib
 import os
 import stat
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from fusebackend.base.errors import VANISHED
@@ -84,6 +84,8 @@ class Step(NamedTuple):
     """None if steps before have made or changed the file."""
     node: int = 0
     """Of `link`: the file, if it has no name that the plan knows."""
+    file: bytes = b""
+    """Of `make`: what the file was named by, see `UndoPlan._key`."""
     closes: bool = False
     """Not shown to users: the attributes of a directory that a step before has made, when all is in it; a temporary
     name."""
@@ -100,12 +102,14 @@ class UndoPlan:
         leave: a directory that the call has made, and that has names of others by now, is no conflict and stays.
         earlier: the last record of an earlier server. Volumes without snapshots may number their files anew when they
             are opened, so the nodes in these records are taken for no file that is there.
-        identity: as `HistoryFile.identity`: it names a file with several names for longer than its node.
+        identities: of the records' files, see `HistoryFile.identities`.
+        returned, was_removed: as in `HistoryFile`.
 
     Attributes:
         steps: in their order. With conflicts, they take back the rest.
         conflicts: the paths that stay as they are.
         left: the directories that stay, with the name of another in each.
+        partly: a line for each file that comes back without its other names, which are not in the route.
     """
 
     def __init__(
@@ -117,20 +121,25 @@ class UndoPlan:
         merge: bool = False,
         leave: bool = False,
         earlier: int = 0,
-        identity: Callable[[int], bytes | None] = lambda number: None,
+        identities: Mapping[int, bytes],
+        returned: Callable[[AgentPath, int], Mapping[bytes, bytes]],
+        was_removed: Callable[[Record, Collection[bytes]], bool],
     ) -> None:
         self.steps: list[Step] = []
         self.conflicts: list[UndoConflict] = []
         self.left: list[tuple[str, str]] = []
+        self.partly: list[str] = []
         self._volumes = volumes
         self._image_path = image_path
         self._later = later
         self._merge = merge
         self._leave = leave
         self._earlier = earlier
-        self._identity = identity
+        self._identities = identities
+        self._returned = returned
+        self._was_removed = was_removed
         self._views: dict[AgentPath, _View] = {}
-        self._made: dict[tuple[AgentPath, int], _File] = {}  # by the node that the file had
+        self._made: dict[tuple[AgentPath, bytes], _File] = {}  # by `_key`
         self._closing: list[tuple[AgentPath, _File]] = []
 
     def add(self, records: Sequence[Record], overlaps: Sequence[tuple[int, Record]]) -> None:
@@ -156,11 +165,7 @@ class UndoPlan:
             for view in self._views.values()
             for place in view.hollow()
         ]
-        closing = [
-            (file.place.path, prefix, file.closing)
-            for prefix, file in self._closing
-            if file.place is not None and file.place.file is file
-        ]
+        closing = [(file.place.path, prefix, file.closing) for prefix, file in self._closing if file.place is not None]
         for path, prefix, state in sorted(closing, key=lambda each: each[0].count(b"/"), reverse=True):
             self.steps.append(Step("attributes", prefix, path, state=state, closes=True))
 
@@ -221,7 +226,8 @@ class UndoPlan:
                 raise _Conflict("belongs to a route that is not mounted any more")
             if volume.features.read_only:
                 raise _Conflict("is on a route that is read-only now")
-            view = self._views[prefix] = _View(prefix, volume)
+            earlier = 0 if isinstance(volume, SnapshotVolume) else self._earlier
+            view = self._views[prefix] = _View(prefix, volume, self._returned(prefix, earlier))
         return view
 
     def _is_gone(self, view: _View, record: Record, last: Record) -> bool:
@@ -261,27 +267,28 @@ class UndoPlan:
                 raise _Conflict("has been made anew", at_target=at_target)
             if is_dir:
                 self._close(view, place.file, before)
-            elif node := node_of(record):  # its other names may not be there yet
-                self._made[view.prefix, node] = place.file
-            place.file.place = place
+            elif key := self._key(view, record):  # its other names may not be there yet
+                self._made[view.prefix, key] = place.file
+            place.file.places += (place,)
             return  # the change was not made, though it was recorded: the server was killed in between
-        node = node_of(record)
-        if (twin := self._twin(view, node, record, before)) is not None:
-            self.steps.append(
-                Step("link", view.prefix, path, twin.path, node=0 if twin.seen is None else twin.seen.node)
-            )
+        key = self._key(view, record)
+        if (twin := self._twin(view, record, at_target=at_target)) is not None:
+            self.steps.append(Step("link", view.prefix, path, twin.path, node=twin.node))
             place.put(twin.file)
             return
         source = self._source(view, record, at_target=at_target)
+        if before.nlink > 1 and not is_dir and view.volume.features.links:
+            shown = mount_path(view.prefix, path)
+            self.partly.append(f"'{shown}': its other names are not in the route, so it is a file of its own")
         file = _File(None, stamp_of(before))
         file.hollow = record.image is None and before.size > 0 and stat.S_ISREG(before.mode)
         if is_dir:
             # Closed to its owner, it could not be filled.
             source = KeptSource(before._replace(mode=before.mode | stat.S_IRWXU))
             self._close(view, file, before)
-        elif node:
-            self._made[view.prefix, node] = file
-        self.steps.append(Step("make", view.prefix, path, source=source))
+        elif key:
+            self._made[view.prefix, key] = file
+        self.steps.append(Step("make", view.prefix, path, source=source, file=b"" if is_dir else key))
         place.put(file)
 
     def _close(self, view: _View, directory: _File, state: State) -> None:
@@ -290,40 +297,71 @@ class UndoPlan:
             self._closing.append((view.prefix, directory))
         directory.closing = state
 
-    def _twin(self, view: _View, node: int, record: Record, before: State) -> _Twin | None:
-        """Return the file of a name that was one of several: it has others still, or has come back with another one."""
-        if (before.nlink < 2 and not record.linked) or not record.node or stat.S_ISDIR(before.mode):
+    def _key(self, view: _View, record: Record) -> bytes:
+        """Return what names the file whose earlier state a record has, or the one that an undo has brought back for it
+        since: its identity, or its node where nodes last; empty if nothing does."""
+        return view.now(self._first_key(view, record))
+
+    def _first_key(self, view: _View, record: Record) -> bytes:
+        key = self._identities.get(record.number, b"")
+        if key and not key.isdigit():
+            return key
+        node = node_of(record) or int(key or 0)
+        return b"%d" % node if node and self._lasts(view, record) else b""
+
+    def _twin(self, view: _View, record: Record, *, at_target: bool = False) -> _Twin | None:
+        """Return the file of a name that was one of several: it has others still, or has come back with another one,
+        in this undo or before. None if it was the only one, or if the others are in no directory of the route.
+
+        Raises:
+            _Conflict: it is not known which file it was, or that has lost its other names since.
+        """
+        assert record.before is not None, "its state is known"
+        if stat.S_ISDIR(record.before.mode) or not view.volume.features.links:
             return None
-        if not view.volume.features.links:
+        first, had_others = self._first_key(view, record), record.before.nlink > 1
+        key = view.now(first)
+        if not had_others and not record.linked and key == first:
             return None
-        lasts = self._lasts(view, record)
-        made = self._made.get((view.prefix, node))
-        if made is not None and (lasts or made.stamp == stamp_of(before)):
-            place = made.place
-            if place is not None and place.file is made:
-                return _Twin(place.path, made, None)
-        if not lasts:
-            return self._survivor(view, record)
+        made = self._made.get((view.prefix, key))
+        if made is not None and made.place is not None:
+            return _Twin(made.place.path, made)
+        found = self._by_node(view, record) or view.by_identity(key)
+        if found is not None or not had_others:
+            return found
+        if not key or key.isdigit() or self._was_removed(record, {first, key}):
+            raise _Conflict("was one of several names of a file, and none of the others is found", at_target=at_target)
+        return None
+
+    def _is_it(self, view: _View, record: Record, file: _File) -> bool:
+        """Return True if a file is the one that a record of its path has changed. A file that had several names, or was
+        open, may have been changed when it had lost that one."""
+        node, names = (0, 0) if file.seen is None else (file.seen.node, file.seen.nlink)
+        if file.is_dir or (node == record.node and self._lasts(view, record)):
+            return True
+        key = self._key(view, record)
+        made = self._made.get((view.prefix, key))
+        if made is not None:
+            return made is file
+        if node and key and key == view.identity(node):
+            return True
+        assert record.before is not None, "its state is known"
+        return max(record.before.nlink, names) < 2 and not record.linked and self._by_node(view, record) is None
+
+    def _by_node(self, view: _View, record: Record) -> _Twin | None:
+        """Return the file of a record by its node."""
+        key = self._key(view, record)
+        node = int(key) if key.isdigit() else node_of(record) if self._lasts(view, record) else 0
+        if not node or view.identity(node) != key:
+            return None
         try:
             attr = view.volume.getattr(node)
         except OSError as error:
             if error.errno not in VANISHED:
                 raise
             return None
-        is_it = stat.S_IFMT(attr.mode) == stat.S_IFMT(before.mode) and attr.nlink > 0 and attr.rdev == before.rdev
-        if not is_it:
-            return None
         file = view.file(attr)
-        return _Twin(b"", file, file.seen)
-
-    def _survivor(self, view: _View, record: Record) -> _Twin | None:
-        """Return the file of a name by another name that it still has, where an earlier server has removed this one."""
-        identity = self._identity(record.number)
-        path = None if identity is None else view.path_of(identity)
-        place = None if path is None else view.at(path)
-        if place is None or place.file is None or place.is_moved or place.file.is_dir:
-            return None
-        return _Twin(place.path, place.file, None)
+        return _Twin(b"", file, node) if file.links else None
 
     def _lasts(self, view: _View, record: Record) -> bool:
         """Return True if the nodes of a record are still those of the volume's files."""
@@ -342,7 +380,9 @@ class UndoPlan:
             raise _Conflict("is not there any more", at_target=True)
         self._require_left(new, new.file, record)
         if record.before is not None:
-            self._source(view, record, at_target=True)  # a conflict now, and not when the file is renamed back
+            # A conflict now, and not when the file is renamed back.
+            self._source(view, record, at_target=True)
+            self._twin(view, record, at_target=True)
         self.steps.append(Step("rename", view.prefix, record.to_path, record.path, seen=new.file.expected))
         old.put(new.file)
         new.put(None)
@@ -386,6 +426,8 @@ class UndoPlan:
         place = view.at(record.path)
         if place is None or place.file is None or record.before is None:
             raise _Conflict("is not there any more")
+        if not self._is_it(view, record, place.file):
+            raise _Conflict("is not the file that was changed, which had several names")
         return place, place.file, record.before
 
     def _require_left(self, place: _Place, file: _File, record: Record) -> None:
@@ -497,9 +539,10 @@ class _Twin(NamedTuple):
     """A file that gets another name."""
 
     path: bytes
-    """A name that a step has given it; empty if it is in the volume."""
+    """A name of it when the steps before are made; empty if none is known."""
     file: _File
-    seen: Seen | None
+    node: int = 0
+    """If no name is known."""
 
 
 def _words_for(record: Record, other: Record) -> str:
@@ -531,12 +574,13 @@ class _File:
         is_changed: a step has changed it.
         checked: it was compared with what its call has left.
         hollow: a step has made it, and a later one gives it its bytes.
+        links: the number of its names when the steps are made.
         names: of a directory: the places that were looked at, or that steps have changed.
-        place: where a step has put it last, or one of a killed undo; None if none has.
+        places: where steps have put it, or those of a killed undo, the last one at the end. It may have left them.
         closing: of a directory that a step has made: its attributes, for when all is in it.
     """
 
-    __slots__ = ("checked", "closing", "hollow", "is_changed", "names", "place", "seen", "stamp")
+    __slots__ = ("checked", "closing", "hollow", "is_changed", "links", "names", "places", "seen", "stamp")
 
     def __init__(self, seen: Seen | None, stamp: Stamp) -> None:
         self.seen = seen
@@ -544,9 +588,15 @@ class _File:
         self.is_changed = False
         self.checked = False
         self.hollow = False
+        self.links = 0 if seen is None else seen.nlink
         self.names: dict[bytes, _Place] = {}
-        self.place: _Place | None = None
+        self.places: tuple[_Place, ...] = ()
         self.closing: State | None = None
+
+    @property
+    def place(self) -> _Place | None:
+        """The last place that has it still; None if none has."""
+        return next((place for place in reversed(self.places) if place.file is self), None)
 
     @property
     def is_dir(self) -> bool:
@@ -592,10 +642,13 @@ class _Place:
 
     def put(self, file: _File | None) -> None:
         """Have another file here, or none."""
+        if self.file is not None:
+            self.file.links -= 1
         self.file = file
         self.moved = True
         if file is not None:
-            file.place = self
+            file.links += 1
+            file.places += (self,)
             for below in file.names.values():
                 below.above = self
 
@@ -609,13 +662,18 @@ class _Place:
 
 
 class _View:
-    """The tree of a route with the planned steps in it."""
+    """The tree of a route with the planned steps in it.
 
-    def __init__(self, prefix: AgentPath, volume: Volume) -> None:
+    Args:
+        returned: as `HistoryFile.returned`.
+    """
+
+    def __init__(self, prefix: AgentPath, volume: Volume, returned: Mapping[bytes, bytes]) -> None:
         self.prefix = prefix
         self.volume = volume
+        self._returned = returned
         self._files: dict[int, _File] = {}  # by node
-        self._paths: dict[bytes, bytes] | None = None  # by identity
+        self._paths: dict[bytes, list[bytes]] | None = None  # by identity
         self._root = _Place(None, b"", self.file(volume.getattr(ROOT_NODE)))
 
     def at(self, path: bytes) -> _Place | None:
@@ -643,16 +701,53 @@ class _View:
                 raise
             return None
 
-    def path_of(self, identity: bytes) -> bytes | None:
-        """Return a path of a file by its identity, as the volume is now. The first call reads the whole tree."""
+    def now(self, key: bytes) -> bytes:
+        """Return what names a file by now that an undo may have brought back."""
+        seen = set()
+        while key in self._returned and key not in seen:
+            seen.add(key)
+            key = self._returned[key]
+        return key
+
+    def identity(self, node: int) -> bytes | None:
+        """Return what names a file of the volume: its identity, or its node where it has none."""
+        with contextlib.suppress(OSError):  # it is gone
+            return self.volume.lasting(node) or b"%d" % node
+        return None
+
+    def by_identity(self, key: bytes) -> _Twin | None:
+        """Return a file by what `lasting` says of it; None if no name in the volume leads to it."""
+        for path in () if key.isdigit() or not key else self._paths_of(key):
+            place = self._now_at(path)
+            if place is not None and place.file is not None:
+                return _Twin(place.path, place.file)
+        return None
+
+    def _paths_of(self, identity: bytes) -> Sequence[bytes]:
+        """Return the paths of a file as the volume is now. The first call reads the whole tree."""
         if self._paths is None:
             self._paths = {}
             for path, attr in below(self.volume, ROOT_NODE):
-                with contextlib.suppress(OSError):  # removed since
-                    found = None if attr.is_dir else self.volume.lasting(attr.node)
-                    if found is not None:
-                        self._paths[found] = path
-        return self._paths.get(identity)
+                found = None if attr.is_dir else self.identity(attr.node)
+                if found is not None:
+                    self._paths.setdefault(found, []).append(path)
+        return self._paths.get(identity, ())
+
+    def _now_at(self, path: bytes) -> _Place | None:
+        """Return the place to which the planned steps have moved what is at a path of the volume."""
+        place: _Place | None = self._root
+        for name in path.split(b"/")[1:]:
+            directory = None if place is None else place.file
+            if directory is None:
+                return None
+            below = directory.names.get(name)
+            if below is None:
+                below = directory.names[name] = _Place(place, name, self._look(directory, name))
+            if below.moved:
+                file = self._look(directory, name)
+                below = None if file is None else file.place
+            place = below
+        return place
 
     def file(self, attr: Attr) -> _File:
         """Return a file of the volume; the same one for each of its names."""

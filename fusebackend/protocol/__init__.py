@@ -11,7 +11,7 @@ commit_log.py    what a change adds to the log, in its transaction
 remote.py        files behind an API, `Remote`: list, head, read, put, delete, copy
 events.py        changes, for caches and watchers
 scheme.py        URL schemes of backends
-registered.py    `isinstance` for deepagents' classes
+registered.py    `isinstance` for deepagents' classes, and what its tools ask
 
 Each face is derived from the other once: `volumes/agent_face.py` gives every volume an agent face, and
 `remote/volume.py` gives every agent face a volume.

@@ -29,7 +29,7 @@ from fusebackend.protocol.records import (
     ReadResult,
     WriteResult,
 )
-from fusebackend.protocol.registered import register_all, registered_with
+from fusebackend.protocol.registered import registered_with
 from fusebackend.protocol.verbs import AGENT_VERBS, SEED_VERBS
 
 __all__ = [
@@ -73,14 +73,6 @@ class BackendProtocol(abc.ABC):
                 continue
             if list(inspect.signature(verb).parameters) != list(inspect.signature(inherited).parameters):
                 setattr(cls, f"a{name}", _async_twin(verb))
-
-    if not TYPE_CHECKING:
-
-        @property
-        def __class__(self):
-            """The class, as always; `isinstance` asks for it."""
-            register_all()
-            return type(self)
 
     def __repr__(self) -> str:
         where = self._where()
@@ -169,6 +161,16 @@ class BackendProtocol(abc.ABC):
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
         """Fetch the bytes of files. One response per item, in order; items fail singly."""
         raise NotImplementedError(f"{type(self).__name__} has no download_files")
+
+    # Where paths lead.
+
+    def real_paths(self, wanted: list[str]) -> list[str | None]:
+        """Return where paths lead when every symbolic link on them is followed, as the other verbs follow them.
+
+        None for a path that leads nowhere or out of its backend. An absent name has a path as well: what `write` would
+        make. A backend without links gives the paths themselves.
+        """
+        return list(wanted)
 
     # The seeds' names.
 

@@ -62,7 +62,8 @@ class MergeRecords:
             if content:
                 kept, how, kind = recorder.keep(call, volume, attr), CONTENT, "content"
             else:
-                kept, how, kind = Kept(attr.node, state_of(volume, attr), None, 0), ATTRIBUTES, "attributes"
+                identity = recorder.identity(volume, attr)
+                kept, how, kind = Kept(attr.node, state_of(volume, attr), None, 0, identity), ATTRIBUTES, "attributes"
             recorder.of(volume).own(call, kept.node, how)
             self._made.append(recorder.add(call, prefix, cast(RecordKind, kind), path, kept))
 

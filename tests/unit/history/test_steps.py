@@ -7,6 +7,7 @@ import os
 import threading
 
 import pytest
+from nodes import ME, put
 from replayed import Replay, shown, tree_of
 
 from fusebackend.backends import CompositeBackend, FilesystemBackend, InMemoryBackend
@@ -15,6 +16,7 @@ from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.images import Images
 from fusebackend.history.recorder import Recorder
 from fusebackend.history.steps import PathLocks, Steps
+from fusebackend.history.undo import Undo
 from fusebackend.vfs.mounted_tree import FileSystem
 
 DISK = AgentPath("/disk")
@@ -110,7 +112,7 @@ def test_a_change_by_another_call_meanwhile_is_a_conflict_for_both(place):
     def meanwhile():
         node = memory.volume.lookup(1, b"file").node
         door = place.recorder.door(place.filesystem.names, place.filesystem.tree.routes[0])
-        door._name = lambda found: b"/file"
+        door._name = lambda found: (b"/file", True)
         memory.volume.open(node, os.O_WRONLY)
         door.write(node, 4, b"kernel\n")
         memory.volume.release(node, os.O_WRONLY)
@@ -153,3 +155,23 @@ def test_a_failure_to_record_hinders_no_verb(place, caplog, monkeypatch):
     assert caplog.text.count("the history is incomplete") == 1
     assert place.recorder.incomplete is not None
     place.recorder.incomplete = None
+
+
+@pytest.mark.parametrize("prefix", ["/", DISK])
+def test_names_of_one_file_in_a_removed_tree_are_of_one_again(place, prefix):
+    """One of them is outside of the tree, or none."""
+    volume, at = place.volumes[AgentPath(prefix)], "" if prefix == "/" else prefix
+    top = volume.mkdir(1, b"tree", 0o755, ME).node
+    for first, others in ((b"a", [(top, b"b"), (top, b"c")]), (b"d", [(top, b"e"), (1, b"outside")])):
+        node = put(volume, first, b"bytes", top)
+        for parent, name in others:
+            volume.link(node, parent, name)
+    before = shown(tree_of(volume)[0])
+    place.do("delete", f"{at}/tree")
+    assert b"/tree" not in tree_of(volume)[0]
+    undone = Undo(place.recorder, place.volumes).undo()
+    assert (undone.conflicts, undone.partly) == ([], [])
+    tree, _ = tree_of(volume)
+    assert shown(tree) == before
+    assert tree[b"/tree/a"] is tree[b"/tree/b"] is tree[b"/tree/c"]
+    assert tree[b"/tree/d"] is tree[b"/tree/e"] is tree[b"/outside"]

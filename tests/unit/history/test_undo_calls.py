@@ -17,6 +17,7 @@ from recorded import Agent, Files, Recorded
 from fusebackend.backends import FilesystemBackend, InMemoryBackend, SqliteBackend
 from fusebackend.base import budget
 from fusebackend.base.paths import ROOT
+from fusebackend.history import history_file
 from fusebackend.history import undo as undo_module
 from fusebackend.history.records import Image
 from fusebackend.protocol import RENAME_EXCHANGE, AttrChanges, UndoneChange
@@ -39,6 +40,12 @@ def recorded_of(kind: str, directory: Path) -> Iterator[Recorded]:
             (directory / "files").mkdir()
             backend = FilesystemBackend(directory / "files", virtual_mode=True)
         yield stack.enter_context(contextlib.closing(Recorded(directory, {"/": backend.volume})))
+
+
+@pytest.fixture(autouse=True)
+def writing_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A history that is closed waits for so long."""
+    monkeypatch.setattr(history_file, "WRITE_EVERY_S", 0.001)
 
 
 @pytest.fixture(params=KINDS)
@@ -201,6 +208,23 @@ def test_an_undo_is_taken_back(recorded: Recorded, files: Files) -> None:
     assert recorded.history.call(work).undone_by is None, "so it can be undone again"
     check_again = recorded.undoing.undo([work])
     assert check_again.conflicts == [] and not files.exists("/repo/made")
+
+
+def test_an_undo_of_an_undo_of_an_undo(recorded: Recorded, files: Files) -> None:
+    """The call is undone again, so it can't be undone twice."""
+    files.write("/one", b"one")
+    files.write("/two", b"two")
+    with recorded.call():
+        files.rename("/one", "/two", RENAME_EXCHANGE)
+    call, before = recorded.last(), files.dump()
+    for _ in range(3):
+        check(recorded)
+    with pytest.raises(OSError, match=f"c{call} was taken back by c{call + 1} already"):
+        recorded.undoing.undo([call])
+    check(recorded)
+    assert files.dump() == before
+    assert recorded.undoing.undo([call]).conflicts == []
+    assert files.read("/one") == b"one"
 
 
 def test_without_a_call_it_goes_further_back_each_time(recorded: Recorded, files: Files) -> None:
@@ -595,3 +619,109 @@ def test_a_file_that_lost_its_names_one_by_one_has_them_again(recorded: Recorded
         files.write("/other", b"new")
         files.rename("/other", "/one")
     assert files.attr("/one").node == files.attr("/other").node
+
+
+def link(files: Files, old: str, new: str) -> None:
+    if old == "/fifo":
+        files.fifo(old)
+    elif old == "/symlink":
+        files.symlink("target", old)
+    else:
+        files.write(old, b"before")
+    files.link(old, new)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_what_was_written_by_a_name_that_was_removed(recorded: Recorded, files: Files, again: bool) -> None:
+    """`echo B > l; rm l`, where `f` is its other name; a later server knows `f` by another path and node."""
+    files.mkdir("/d")
+    link(files, "/d/f", "/d/l")
+    before = files.dump()
+    with recorded.call():
+        files.write("/d/l", b"after")
+        files.remove("/d/l")
+        if again:
+            files.rename("/d", "/e")
+    if again:
+        restart(recorded)
+    check(recorded)
+    assert recorded.files.dump() == before
+    assert recorded.files.read("/d/f") == b"before"
+
+
+@pytest.mark.parametrize("name", ["/file", "/fifo", "/symlink"])
+@pytest.mark.parametrize("replaces", [False, True])
+def test_names_that_a_call_each_has_removed_are_those_of_one_file(
+    recorded: Recorded, files: Files, name: str, replaces: bool
+) -> None:
+    link(files, name, "/other")
+    states, calls = [], []
+    for each in (name, "/other"):
+        states.append(files.dump())
+        with recorded.call():
+            if replaces:
+                files.write(f"{each}.new", b"new")
+                files.rename(f"{each}.new", each)
+            else:
+                files.remove(each)
+        calls.append(recorded.last())
+    after = files.dump()
+    (conflict,) = recorded.undoing.undo(calls[:1]).conflicts
+    assert (conflict.path, conflict.reason.partition(",")[0]) == (name, "was one of several names of a file")
+    assert files.dump() == after
+    for call in reversed(calls):
+        restart(recorded)
+        assert recorded.undoing.undo([call]).conflicts == []
+        assert recorded.files.dump() == states.pop()
+    assert recorded.files.attr(name).node == recorded.files.attr("/other").node
+
+
+def test_a_file_that_was_brought_back_is_the_one_of_earlier_calls(recorded: Recorded, files: Files) -> None:
+    link(files, "/one", "/other")
+    before = files.dump()
+    with recorded.call():
+        files.change("/one", mode=0o600)
+        files.append("/other", b" and after")
+    changed = files.dump()
+    with recorded.call():
+        files.remove("/one")
+        files.remove("/other")
+    for state in (changed, before):
+        restart(recorded)
+        assert recorded.undoing.undo().conflicts == []
+        assert recorded.files.dump() == state
+
+
+def test_a_change_by_another_name_since_is_a_conflict(recorded: Recorded, files: Files) -> None:
+    """An extended attribute is in no stamp."""
+    link(files, "/one", "/other")
+    with recorded.call():
+        files.change("/one", mode=0o600)
+    call = recorded.last()
+    with recorded.call():
+        files.xattr("/other", b"user.colour", b"red")
+    restart(recorded)
+    after = recorded.files.dump()
+    (conflict,) = recorded.undoing.undo([call]).conflicts
+    assert (conflict.path, conflict.reason, conflict.call) == ("/one", "was changed since", f"c{recorded.last()}")
+    assert recorded.files.dump() == after
+
+
+@pytest.mark.parametrize("recorded", ["dir"], indirect=True)
+def test_a_link_from_outside_of_the_route_is_named(recorded: Recorded, files: Files) -> None:
+    """As a package manager links its cache into a project."""
+    directory = recorded.directory.parent
+    (directory / "cached").write_bytes(b"cached")
+    os.link(directory / "cached", directory / "files" / "one")
+    files.link("/one", "/other")
+    with recorded.call():
+        files.remove("/one")
+        files.remove("/other")
+    call = recorded.last()
+    for _ in range(2):
+        undone = recorded.undoing.undo([call])
+        assert undone.conflicts == []
+        assert undone.partly == ["'/other': its other names are not in the route, so it is a file of its own"]
+        assert files.read("/one") == b"cached" and files.attr("/one").node == files.attr("/other").node
+        assert (directory / "cached").stat().st_nlink == 1
+        check(recorded)  # done again

@@ -1,0 +1,502 @@
+"""Random calls on files with several names, undone and redone in any order, with restarts and kills between.
+
+An undo that says it took calls back has made the state before them; one that is refused has changed nothing. The state
+is what programs see: bytes, attributes, and which names share a file. It is known wherever the same calls stand: before
+each call, and after each undo that was made. `dir` forgets nodes here, as under memory pressure, and numbers its files
+anew after a restart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import random
+import shutil
+import stat
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from profiles import amount
+from recorded import ME, Agent, Recorded
+
+from fusebackend.backends import FilesystemBackend, InMemoryBackend, SqliteBackend
+from fusebackend.base.paths import ROOT
+from fusebackend.history import history_file
+from fusebackend.history import undo as undo_module
+from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Volume
+from fusebackend.volumes.contents import opened
+from fusebackend.volumes.placing import state_of
+from fusebackend.volumes.walk import entries
+
+ROUNDS = amount("UNDO_LINK_ROUNDS", day=40, night=5_000)
+"""For each kind of volume."""
+
+FIRST = amount("UNDO_LINK_FIRST", day=0, night=0)
+"""The seed of the first round."""
+
+DIRECTORIES = ["/d", "/e"]
+NAMES = [f"{above}/{name}" for above in ("", *DIRECTORIES) for name in ("f", "g", "h")]
+
+DIRECTORY_KINDS = ["dir", "dir without birth times"]
+KINDS = ["memory", "sqlite", *DIRECTORY_KINDS]
+
+State = dict[str, tuple[Any, bytes, frozenset[str]]]
+
+
+class Killed(BaseException):
+    """The end of the server."""
+
+
+class Names:
+    """Stands for `NodePaths`, as far as it can know: the names by which the kernel has found each node."""
+
+    def __init__(self, volume: Volume) -> None:
+        self._volume = volume
+        self._found: dict[int, list[tuple[int, bytes]]] = {}
+
+    def note(self, node: int, parent: int, name: bytes) -> None:
+        there = self._found.setdefault(node, [])
+        if (parent, name) in there:
+            there.remove((parent, name))
+        there.append((parent, name))
+
+    def directory(self, route: object, node: int) -> str | None:
+        if node == ROOT_NODE:
+            return "/"
+        if node not in self._found:
+            return None
+        parent, name = self._found[node][-1]
+        above = self.directory(route, parent)
+        return None if above is None else f"{above.rstrip('/')}/{os.fsdecode(name)}"
+
+    last = directory
+
+    def of(self, route: object, node: int) -> str | None:
+        there = self._found.get(node, [])
+        while there and not self._leads(*there[-1], node):
+            if len(there) == 1:
+                return None
+            there.pop()
+        return self.directory(route, node)
+
+    def _leads(self, parent: int, name: bytes, node: int) -> bool:
+        try:
+            return self._volume.lookup(parent, name).node == node
+        except OSError:
+            return False
+
+    def forget(self) -> list[int]:
+        gone, self._found = list(self._found), {}
+        return gone
+
+
+class World:
+    """A volume with a history, and a kernel that changes it."""
+
+    def __init__(self, kind: str, directory: Path) -> None:
+        self.kind = kind
+        self._directory = directory
+        if kind in DIRECTORY_KINDS:
+            (directory / "files").mkdir()
+        self._backend = self._opened()
+        self.recorded = Recorded(directory, {"/": self._backend.volume})
+        self._begin()
+
+    def _opened(self) -> Any:
+        if self.kind == "memory":
+            return InMemoryBackend()
+        if self.kind == "sqlite":
+            return SqliteBackend(self._directory / "files.db")
+        return FilesystemBackend(self._directory / "files", virtual_mode=True)
+
+    def _begin(self) -> None:
+        self.volume: Volume = self._backend.volume
+        if self.kind == "dir without birth times":  # as on old kernels, and over some networks
+            anything: Any = self.volume
+            anything.lasting = lambda node: None
+        self.names = Names(self.volume)
+        names: Any = self.names
+        self.recorded.names[ROOT] = names
+        self.door = self.recorded.files.door
+        self.door._names = names
+
+    def close(self) -> None:
+        self.recorded.close()
+        self._backend.close()
+
+    def restart(self, killed: int = 0) -> None:
+        """Go on with another server. `killed` is the call that went on when this one was killed."""
+        if killed:
+            self.recorded.history.close()
+        else:
+            self.recorded.close()
+        if self.kind != "memory":
+            self._backend.close()
+            self._backend = self._opened()
+        self.recorded.volumes = {ROOT: self._backend.volume}
+        self.recorded.open()
+        if killed:
+            self.recorded.history.interrupted = [killed]
+            self.recorded.recorder.stamp_interrupted()
+        self._begin()
+
+    def forget(self) -> None:
+        """The kernel drops its dentries, and the volume the nodes that nobody holds."""
+        self.volume.forget(self.names.forget())
+        if self.kind in DIRECTORY_KINDS:
+            volume: Any = self.volume
+            table = volume._nodes
+            for node in list(table._numbers.values()):
+                if node is not table.root and not node.held and node.opened is None and not node.children:
+                    table._idle(node).pop(node.number, None)
+                    table._drop(node)
+
+    # -- what the kernel does --------------------------------------------------------------------------------------
+
+    def at(self, path: str) -> tuple[int, bytes]:
+        *above, name = os.fsencode(path).strip(b"/").split(b"/")
+        parent = ROOT_NODE
+        for each in above:
+            parent = self._look(parent, each)
+        return parent, name
+
+    def _look(self, parent: int, name: bytes) -> int:
+        node = self.volume.lookup(parent, name).node
+        self.volume.hold(node)
+        self.names.note(node, parent, name)
+        return node
+
+    def node(self, path: str) -> int:
+        return self._look(*self.at(path))
+
+    def made(self, make: Callable[..., Any], path: str, *args: Any) -> int:
+        parent, name = self.at(path)
+        node: int = make(parent, name, *args).node
+        self.volume.hold(node)
+        self.names.note(node, parent, name)
+        return node
+
+    def rename(self, old: str, new: str, flags: int = 0) -> None:
+        nodes = [(self.node(old), new)]
+        with contextlib.suppress(FileNotFoundError):
+            nodes.append((self.node(new), old))
+        self.door.rename(*self.at(old), *self.at(new), flags)
+        for node, path in nodes if flags else nodes[:1]:
+            self.names.note(node, *self.at(path))
+
+    @contextlib.contextmanager
+    def writing(self, path: str) -> Iterator[int]:
+        """Open a regular file; what is written to a FIFO never gets here."""
+        node = self.node(path)
+        if not stat.S_ISREG(self.volume.getattr(node).mode):
+            raise OSError(errno.EINVAL, "no regular file")
+        with opened(self.volume, node, os.O_WRONLY):
+            yield node
+
+    def plant(self, rng: random.Random) -> None:
+        """Make files of each kind, with one to three names each."""
+        for directory in DIRECTORIES:
+            self.made(self.door.mkdir, directory, 0o755, ME)
+        names = rng.sample(NAMES, len(NAMES) - 2)
+        while names:
+            first, *others = names[: rng.randrange(1, 4)]
+            names = names[len(others) + 1 :]
+            match rng.randrange(5):
+                case 0:
+                    self.made(self.door.symlink, first, b"f", ME)
+                case 1:
+                    self.made(self.door.mknod, first, stat.S_IFIFO | 0o600, 0, ME)
+                case _:
+                    data = b"planted " + bytes([rng.randrange(65, 91)]) * rng.randrange(8)
+                    self._filled(self.made(self.door.create, first, 0o644, os.O_WRONLY, ME), data)
+            for other in others:
+                self.link(first, other)
+
+    def link(self, old: str, new: str) -> None:
+        node = self.node(old)
+        parent, name = self.at(new)
+        self.door.link(node, parent, name)
+        self.names.note(node, parent, name)
+
+    def step(self, rng: random.Random) -> None:
+        """Make a random change; many are not possible."""
+        path, other = rng.choice(NAMES), rng.choice(NAMES)
+        data = bytes([rng.randrange(65, 91)]) * rng.randrange(1, 30)
+        door = self.door
+        match rng.choice(STEPS):
+            case "create":
+                self._filled(self.made(door.create, path, 0o644, os.O_WRONLY, ME), data)
+            case "replace":
+                self._filled(self.made(door.create, "/new", 0o644, os.O_WRONLY, ME), data)
+                self.rename("/new", path)
+            case "write":
+                with self.writing(path) as node:
+                    door.write(node, rng.randrange(4), data)
+            case "write through":  # an open file, whose name goes meanwhile
+                with self.writing(path) as node:
+                    door.unlink(*self.at(path))
+                    if rng.randrange(2):
+                        self._filled(self.made(door.create, path, 0o644, os.O_WRONLY, ME), b"other")
+                    door.write(node, 0, data)
+            case "truncate":
+                with self.writing(path) as node:
+                    door.setattr(node, AttrChanges(size=rng.randrange(20)))
+            case "chmod":
+                node = self.node(path)
+                if not stat.S_ISLNK(self.volume.getattr(node).mode):  # Linux has no such call
+                    door.setattr(node, AttrChanges(mode=rng.choice([0o600, 0o640, 0o755])))
+            case "touch":
+                door.setattr(self.node(path), AttrChanges(mtime_ns=rng.randrange(1, 4) * 10**18))
+            case "setxattr":
+                door.setxattr(self.node(path), b"user.x", data)
+            case "symlink":
+                self.made(door.symlink, path, rng.choice([b"f", b"g"]), ME)
+            case "fifo":
+                self.made(door.mknod, path, stat.S_IFIFO | 0o600, 0, ME)
+            case "link":
+                self.link(path, other)
+            case "unlink":
+                door.unlink(*self.at(path))
+            case "rename":
+                self.rename(path, other)
+            case "exchange":
+                self.rename(path, other, RENAME_EXCHANGE)
+            case "mkdir":
+                self.made(door.mkdir, rng.choice(DIRECTORIES), 0o755, ME)
+            case "rmdir":
+                door.rmdir(*self.at(rng.choice(DIRECTORIES)))
+            case "move directory":
+                self.rename(*rng.sample([*DIRECTORIES, "/i"], 2), rng.choice([0, RENAME_EXCHANGE]))
+
+    def _filled(self, node: int, data: bytes) -> None:
+        self.door.write(node, 0, data)
+        self.volume.release(node, os.O_WRONLY)
+
+    # -- what is there ---------------------------------------------------------------------------------------------
+
+    def state(self) -> State:
+        """Return all files, without the times of directories: bytes, attributes, and the names that share each."""
+        found: dict[str, tuple[Any, bytes, int]] = {}
+        names: dict[int, set[str]] = {}
+        left = [("", ROOT_NODE)]
+        while left:
+            above, directory = left.pop()
+            for name, attr in list(entries(self.volume, directory)):
+                path = f"{above}/{os.fsdecode(name)}"
+                state = state_of(self.volume, attr)._replace(atime_ns=0)
+                data = b""
+                if attr.is_dir:
+                    state = state._replace(mtime_ns=0, size=0, nlink=0)
+                    left.append((path, attr.node))
+                elif stat.S_ISREG(attr.mode):
+                    with opened(self.volume, attr.node, os.O_RDONLY) as node:
+                        data = self.volume.read(node, 0, 1000)
+                names.setdefault(attr.node, set()).add(path)
+                found[path] = state, data, attr.node
+        return {path: (state, data, frozenset(names[node])) for path, (state, data, node) in found.items()}
+
+
+STEPS = (
+    ["create", "replace", "write", "write", "truncate", "chmod", "touch", "setxattr", "symlink", "fifo"]
+    + ["link"] * 5 + ["unlink"] * 5 + ["rename"] * 4 + ["exchange"] * 2
+    + ["mkdir", "rmdir", "move directory", "write through"]
+)  # fmt: skip
+
+
+class Round:
+    """Some calls, and then undos of them. `known` has the state for each set of calls that stand."""
+
+    def __init__(self, world: World, seed: int) -> None:
+        self.world = world
+        self.rng = random.Random(seed)
+        self.standing: frozenset[int] = frozenset()
+        self.known: dict[frozenset[int], State] = {}
+        self.undos: dict[int, tuple[frozenset[int], frozenset[int]]] = {}  # → the calls that stood after and before it
+        self.outcomes: Counter[str] = Counter()
+        self.story: list[str] = []
+        self.killed = self.ended = False
+
+    def play(self) -> None:
+        with self.world.recorded.call("plant"):
+            self.world.plant(self.rng)
+        self.known[self.standing] = self.world.state()
+        if self.rng.randrange(4):
+            for _ in range(self.rng.randrange(1, 5)):
+                self._between()
+                self._call(self.rng.randrange(1, 6))
+        else:
+            self._beside()
+        for _ in range(self.rng.randrange(2, 9)):
+            if not self.ended:
+                self._between()
+                self._undo()
+
+    def _between(self) -> None:
+        match self.rng.randrange(6):
+            case 0:
+                self.story.append("restart")
+                self.world.restart()
+            case 1:
+                self.story.append("forget")
+                self.world.forget()
+
+    def _try(self) -> None:
+        before = self.rng.getstate()
+        failed = ""
+        try:
+            self.world.step(self.rng)
+        except OSError as error:
+            failed = f": {error.strerror}"
+        replayed = random.Random()
+        replayed.setstate(before)
+        path, other = replayed.choice(NAMES), replayed.choice(NAMES)
+        replayed.randrange(65, 91), replayed.randrange(1, 30)
+        self.story.append(f"  {replayed.choice(STEPS)} {path} {other}{failed}")
+
+    def _call(self, steps: int) -> None:
+        self.story.append("call")
+        with self.world.recorded.recorder.calls.inside("command", "a call") as call:
+            for _ in range(steps * 2):
+                self._try()
+        self._stands(call.number)
+
+    def _stands(self, number: int) -> None:
+        if number and self.world.recorded.history.call(number) and self.world.recorded.history.records(number):
+            self.standing |= {number}
+            self.story.append(f"was c{number}")
+            self.known[self.standing] = self.world.state()
+
+    def _beside(self) -> None:
+        """Calls that go on at the same time."""
+        agents = [Agent(self.world.recorded, f"agent {number}", str(number)) for number in range(3)]
+        for _ in range(self.rng.randrange(3, 25)):
+            number = self.rng.randrange(3)
+            self.story.append(f"agent {number}")
+            agents[number].do(self._try)
+        for agent in agents:
+            self._stands(agent.end())
+        self.known = {which: state for which, state in self.known.items() if which in (frozenset(), self.standing)}
+
+    def _undo(self) -> None:
+        chosen, after = self._choose()
+        if not chosen:
+            return
+        before = self.world.state()
+        assert before == self.known[self.standing], "another look finds the same"
+        self.story.append(f"undo {chosen}")
+        is_gone = bool(self.world.recorded.history.overlaps(chosen))
+        try:
+            result = self._undone(chosen)
+        except OSError as error:
+            self.story.append(f"{error}")
+            self.outcomes["error"] += 1
+            self._refused(before)
+            return
+        if result.conflicts:
+            self.story.append(f"{result.conflicts}")
+            self.outcomes["conflict"] += 1
+            self._refused(before)
+            return
+        assert not result.partly, result.partly
+        self.outcomes["took back"] += 1
+        if is_gone:  # nothing was left to do for names that a later call has removed, and an undo of that brings back
+            self.known = {self.standing: before}
+        for each in chosen:
+            self.undos.pop(each, None)
+        if result.undo and not self.killed:  # else that one has made the second part
+            self.undos[int(result.undo[1:])] = after, self.standing
+        self.standing = after
+        now = self.world.state()
+        self._same(self.known.setdefault(after, now), now, "not the state before")
+
+    def _refused(self, before: State) -> None:
+        if self.killed:
+            self.ended = True  # a part is done, and can't be finished
+        else:
+            self._same(before, self.world.state(), "an undo that was refused has changed something")
+
+    def _choose(self) -> tuple[list[int], frozenset[int]]:
+        rng = self.rng
+        redone = sorted(undo for undo, (after, _) in self.undos.items() if after == self.standing)
+        if redone and rng.randrange(3) == 0:
+            undo = rng.choice(redone)
+            return [undo], self.undos[undo][1]
+        if not self.standing:
+            return [], self.standing
+        order = sorted(self.standing)
+        match rng.randrange(4):
+            case 0 | 1:
+                chosen = order[-1:]
+            case 2:
+                chosen = [rng.choice(order)]
+            case _:
+                chosen = order[-rng.randrange(1, len(order) + 1) :]
+        return chosen, self.standing - set(chosen)
+
+    def _undone(self, chosen: list[int]) -> Any:
+        self.killed = False
+        if self.world.kind != "memory" and self.rng.randrange(8) == 0:
+            result = self._begun(chosen, self.rng.randrange(1, 6))
+            if result is not None:
+                return result
+            self.killed = True
+        return self.world.recorded.undoing.undo(chosen)
+
+    def _begun(self, chosen: list[int], after: int) -> Any:
+        """Kill the server when an undo has made some of its steps. Returns the outcome if it has less."""
+        undoing: Any = self.world.recorded.undoing
+        making, steps = undo_module._Making._placed, 0
+
+        def step(*words: Any) -> Any:
+            nonlocal steps
+            steps += 1
+            if steps == after:
+                raise Killed
+            return making(*words)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(undo_module._Making, "_placed", step)
+            patch.setattr(undoing, "_take_back", lambda number, error: None)
+            patch.setattr(self.world.recorded.history, "drop", lambda numbers: None)
+            try:
+                return undoing.undo(chosen)
+            except Killed:
+                self.story.append(f"killed at step {after}")
+        self.world.restart(killed=self.world.recorded.last())
+        return None
+
+    def _same(self, expected: State, found: State, words: str) -> None:
+        if expected != found:
+            paths = expected.keys() | found.keys()
+            differ = {
+                path: (expected.get(path), found.get(path))
+                for path in sorted(paths)
+                if expected.get(path) != found.get(path)
+            }
+            raise AssertionError(words + "".join(f"\n{path}\n  {one}\n  {two}" for path, (one, two) in differ.items()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_undo_makes_the_state_before_or_is_refused(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_file, "WRITE_EVERY_S", 0.001)  # a history that is closed waits for so long
+    outcomes: Counter[str] = Counter()
+    for seed in range(FIRST, FIRST + ROUNDS):
+        directory = tmp_path / str(seed)
+        directory.mkdir()
+        with contextlib.closing(World(kind, directory)) as world:
+            played = Round(world, seed)
+            try:
+                played.play()
+            except BaseException as error:
+                error.add_note(f"round {seed}:\n" + "\n".join(played.story))
+                raise
+        outcomes += played.outcomes
+        shutil.rmtree(directory)
+    assert min(outcomes["took back"], outcomes["conflict"]) > ROUNDS // 4, outcomes
+    assert outcomes["error"] <= ROUNDS // 20, outcomes
