@@ -165,7 +165,11 @@ class UndoPlan:
             for view in self._views.values()
             for place in view.hollow()
         ]
-        closing = [(file.place.path, prefix, file.closing) for prefix, file in self._closing if file.place is not None]
+        closing = [
+            (file.place.path, prefix, file.closing)
+            for prefix, file in self._closing
+            if file.place is not None
+        ]
         for path, prefix, state in sorted(closing, key=lambda each: each[0].count(b"/"), reverse=True):
             self.steps.append(Step("attributes", prefix, path, state=state, closes=True))
 
