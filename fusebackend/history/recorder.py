@@ -237,9 +237,10 @@ class Recorder:
 
     def identity(self, volume: Volume, attr: Attr) -> bytes | None:
         """Return what names a file for longer than its node, see `Volume.lasting`; None if nothing does."""
-        with contextlib.suppress(OSError):
+        try:
             return None if attr.is_dir else volume.lasting(attr.node)
-        return None
+        except OSError:
+            return None
 
     def drop(self, kept: Kept | None) -> None:
         """Forget what was kept for a change that was not made."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import sqlite3
 import stat
@@ -362,17 +363,22 @@ class BranchVolume(SqliteVolume):
 
     def _place_of(self, node: int, seen: frozenset[int] = frozenset()) -> bytes:
         """Return the path of a file: by its name in the branch, else by that below, else by its last name."""
-        if node == ROOT_NODE or node in seen:
-            return b""
-        seen |= {node}
-        found = self._db.execute("SELECT parent, name FROM dentry WHERE node = ?", (node,)).fetchone()
-        if found is None:
-            below = self.lower.path(node) if node < FIRST_OWN else None
-            if below:
-                return self._moved(below)
-            last = "SELECT parent, name FROM branch_change WHERE node = ? AND parent ORDER BY number DESC LIMIT 1"
-            found = self._db.execute(last, (node,)).fetchone()
-        return b"" if found is None else self._joined(found[0], found[1], seen)
+        names: list[bytes] = []
+        way, place = set(seen), b""
+        while node != ROOT_NODE and node not in way:
+            way.add(node)
+            found = self._db.execute("SELECT parent, name FROM dentry WHERE node = ?", (node,)).fetchone()
+            if found is None:
+                if below := self.lower.path(node) if node < FIRST_OWN else None:
+                    place = self._moved(below)
+                    break
+                last = "SELECT parent, name FROM branch_change WHERE node = ? AND parent ORDER BY number DESC LIMIT 1"
+                found = self._db.execute(last, (node,)).fetchone()
+                if found is None:
+                    break
+            node = found[0]
+            names.append(found[1])
+        return functools.reduce(join, reversed(names), place)
 
     def _moved(self, path: bytes) -> bytes:
         """Return where a path of the lower tree is in the branch: a directory above it may have another name."""

@@ -61,31 +61,6 @@ def test_a_branch_puts_nothing_on_the_mounts_own_directory(mounted: Mounted) -> 
     assert (mounted.path / "other").read_text() == "y"
 
 
-def test_a_branch_is_merged_and_taken_back(mounted: Mounted) -> None:
-    branch = branch_of(mounted)
-    for top in (branch, branch / "src"):
-        change(top)
-    assert "would rename notes -> papers" in command(mounted, "branch", "merge", "work", "-n")
-    assert (mounted.path / "old.txt").exists()
-    said = command(mounted, "branch", "merge", "work")
-    for top in (mounted.path, mounted.path / "src"):
-        assert (top / "papers" / "plan.md").read_text().splitlines()[3] == "branch"
-        assert not (top / "notes").exists()
-        assert not (top / "old.txt").exists()
-        assert (top / "run.sh").stat().st_mode & 0o777 == 0o755
-        assert (top / "new" / "file").read_text() == "new\n"
-    assert "merged" in command(mounted, "branch", "list")
-    assert "everything of 'work' already" in command(mounted, "branch", "merge", "work")
-    call = said.split("fusebackend undo ")[1].split("'")[0]
-    command(mounted, "undo", call)
-    for top in (mounted.path, mounted.path / "src"):
-        assert (top / "notes" / "plan.md").read_text() == LINES
-        assert (top / "old.txt").read_text() == "old\n"
-        assert (top / "run.sh").stat().st_mode & 0o777 == 0o644
-        assert not (top / "papers").exists()
-        assert not (top / "new").exists()
-
-
 def test_a_merge_names_the_writers_of_the_branch(serve: Serve) -> None:
     """By a verb and by the kernel, also in a copy of it. Readers are not named."""
     path = serve("memory:", options=["history=on", "snapshots=manual"]).path

@@ -239,21 +239,6 @@ def test_a_branch_begins_with_the_state_before_a_call_in_another(tmp_path: Path,
         assert kept == before
 
 
-def test_no_state_is_before_a_call_in_two_branches(tmp_path: Path) -> None:
-    with branched(tmp_path, KINDS[0]) as (files, path, _):
-        files.create_branch("other")
-        call = as_call(files, path, f"echo 1 > .{BRANCHES}/idea/docs/a; echo 1 > .{BRANCHES}/other/docs/a")
-        for ask in (
-            lambda: files.restore(["/docs/a"], call),
-            lambda: files.create_branch("third", call),
-            lambda: files.diff(f"{call}..main"),
-        ):
-            with pytest.raises(OSError, match=f"branches idea, other and nothing else.*undo {call}") as refused:
-                ask()
-            assert refused.value.errno == errno.ENOTSUP
-        assert not files.undo(call).conflicts
-
-
 @pytest.mark.parametrize(("kind", "after_s"), [(KINDS[0], 0.02), (KINDS[1], 0.2)])
 def test_a_killed_server_finishes_the_undo_with_the_same_command(tmp_path: Path, kind: str, after_s: float) -> None:
     (tmp_path / "files").mkdir()
@@ -313,17 +298,6 @@ def test_changes_that_a_kill_has_prevented_stand_in_no_way(tmp_path: Path) -> No
         assert not {each.call for each in files.log(paths=[BRANCHES])} & set(lost)
         assert files.undo(first).conflicts == [] and (branch / "a").read_text() == "one\n"
         assert files.verify_log().problems == []
-
-
-def test_what_is_forgotten_cannot_be_taken_back(tmp_path: Path) -> None:
-    with branched(tmp_path, KINDS[0]) as (files, _, branch):
-        as_call(files, branch, "echo hunter2 > docs/a")
-        last = as_call(files, branch, "echo clean > docs/a", "other")
-        of_below = as_call(files, branch, "mv docs/b moved; echo other > moved", "third")
-        files.forget("/docs/a", "/docs/b")
-        assert "hunter2" not in files.diff(last) and "two" not in files.diff(of_below)
-        assert files.undo(last).conflicts
-        assert files.undo(of_below).conflicts, (branch / "docs/b").read_text()
 
 
 def test_what_is_in_the_snapshot_below_is_not_copied(tmp_path: Path) -> None:

@@ -22,8 +22,9 @@ from fusebackend.control.client.client import Client
 
 pytestmark = pytest.mark.mounted
 
-KINDS = ["memory:", "sqlite:{tmp}/volume.db", "dir:{tmp}/files"]
-"""URLs of volumes below a branch, `{tmp}` is a directory: frozen ones, and one that is live."""
+KINDS = [pytest.param("memory:", marks=pytest.mark.night), "sqlite:{tmp}/volume.db", "dir:{tmp}/files"]
+"""URLs of volumes below a branch, `{tmp}` is a directory: frozen ones, which are alike to a program, and one that is
+live."""
 
 MANUAL = ["snapshots=manual"]
 STEPS = amount("FUSEBACKEND_BRANCH_STEPS", day=60, night=1000)

@@ -15,9 +15,7 @@ import fusebackend
 
 pytestmark = pytest.mark.mounted
 
-ROOT = Path(__file__).parents[2]
-LIMIT_S = 60
-KINDS = ["memory:", "sqlite:{tmp}/volume.db"]
+KINDS = [pytest.param("memory:", marks=pytest.mark.night), "sqlite:{tmp}/volume.db"]
 
 
 @pytest.fixture(params=KINDS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import sqlite3
 from collections.abc import Iterator
@@ -62,21 +61,6 @@ def test_the_mount_is_searched_alike(mount: tuple[Path, Any], program: str) -> N
     for pattern in PATTERNS:
         output = run(*words, "-F", "-n", "--null", "-e", pattern, "--", root, ok=(0, 1))
         assert asked(client, pattern) == printed(output, root), pattern
-
-
-def test_what_was_closed_is_found_and_what_was_changed_is_not(mount: tuple[Path, Any]) -> None:
-    root, client = mount
-    for number in range(20):
-        path = root / "data" / "fresh.txt" if number % 2 else root / "fresh.txt"
-        path.write_text(f"fresh{number}\n")
-        shown = str(path).removeprefix(str(root))
-        assert asked(client, f"fresh{number}") == [(shown, 1, f"fresh{number}")]
-        path.write_text("stale\n")
-        assert asked(client, f"fresh{number}") == []
-        os.rename(path, path.with_name("moved.txt"))
-        assert asked(client, "stale") == [(shown.replace("fresh", "moved"), 1, "stale")]
-        os.unlink(path.with_name("moved.txt"))
-        assert asked(client, "stale") == []
 
 
 def test_a_search_while_files_come_and_are_indexed(serve: mounts.Serve, tmp_path: Path) -> None:

@@ -15,8 +15,11 @@ from two_faces import TwoFaces, two_faces
 
 pytestmark = pytest.mark.mounted
 
+KINDS = [pytest.param("memory:", marks=pytest.mark.night), "sqlite:{tmp}/volume.db"]
+"""To a program, `memory:` is what `sqlite:` is."""
 
-@pytest.fixture(scope="module", params=["memory:", "sqlite:{tmp}/volume.db"], ids=["memory", "sqlite"])
+
+@pytest.fixture(scope="module", params=KINDS, ids=["memory", "sqlite"])
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoFaces]:
     tmp = tmp_path_factory.mktemp("listings")
     with two_faces(tmp / "mnt", request.param.format(tmp=tmp)) as faces:

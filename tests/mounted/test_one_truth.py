@@ -28,7 +28,8 @@ pytestmark = pytest.mark.mounted
 
 STEPS = 50
 LIMIT_S = 120.0
-NATIVE = ["memory:", "sqlite:{tmp}/volume.db", "dir:{tmp}/files"]
+NATIVE = [pytest.param("memory:", marks=pytest.mark.night), "sqlite:{tmp}/volume.db", "dir:{tmp}/files"]
+"""To a program, `memory:` is what `sqlite:` is."""
 
 
 class OneTruth:

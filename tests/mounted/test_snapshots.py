@@ -29,8 +29,9 @@ pytestmark = pytest.mark.mounted
 
 LIMIT_S = 60
 POSTGRES = pytest.param("postgres:{dsn}?volume=v", marks=pytest.mark.services)
-KINDS = ["memory:", "sqlite:{tmp}/volume.db", POSTGRES]
-"""URLs of volumes that keep snapshots; `{tmp}` is a directory, `{dsn}` a database."""
+KINDS = [pytest.param("memory:", marks=pytest.mark.night), "sqlite:{tmp}/volume.db", POSTGRES]
+"""URLs of volumes that keep snapshots; `{tmp}` is a directory, `{dsn}` a database. To a program, `memory:` is what
+`sqlite:` is."""
 
 MANUAL = ["snapshots=manual"]
 """So that no other snapshots than those of a test are there."""

@@ -123,53 +123,57 @@ class Tail:
 
 
 def test_readers_see_whole_messages_and_new_ones_soon(thread: Growing) -> None:
-    """In pieces, by rg and by tail, with what is there in the kernel's caches: names, sizes, pages, absent names."""
+    """In pieces and by rg, with what is there in the kernel's caches: names, sizes, pages, absent names."""
     seen: dict[str, int] = {}
 
     def grown(what: str, count: int) -> None:
         assert count >= seen.get(what, 0), f"{what} has lost messages"
         seen[what] = count
 
+    while thread.is_growing:
+        stored, messages = thread.stored, thread.path / "messages"
+        for path in (thread.path / "transcript.md", thread.path / "messages.jsonl"):
+            eventually(lambda path=path, stored=stored: last(path.read_text()) >= stored, LIMIT_S)
+        eventually(lambda: len(os.listdir(messages)) > stored, LIMIT_S)  # noqa: B023
+        lines = slowly(thread.path / "messages.jsonl")
+        assert lines.endswith("\n")
+        grown("messages.jsonl", len([json.loads(line) for line in lines.splitlines()]))
+        assert whole(lines) == seen["messages.jsonl"]
+        transcript = slowly(thread.path / "transcript.md")
+        assert transcript.endswith("\n")
+        grown("transcript.md", whole(transcript))
+        names = sorted(os.listdir(messages))
+        grown("messages/", len(names))
+        for name in names[-3:]:
+            assert whole((messages / name).read_text()) == 1
+        head = (thread.path / "head/log.txt").read_text()
+        assert whole(head) == 1
+        grown("head", last(head))
+        rows = (thread.path / "checkpoints.tsv").read_text()
+        assert rows.endswith("\n")
+        assert {line.count("\t") for line in rows.splitlines()} == {9}
+        grown("checkpoints.tsv", rows.count("\n"))
+        for path in sorted((thread.path / "changes").iterdir())[-2:]:
+            patch = path.read_text()
+            assert patch.count("+begin-") == patch.count("+end-") == 1
+        newest = run("tail", "-n", "1", str(thread.path / "messages.jsonl"))
+        assert whole(str(json.loads(newest)["content"])) == 1
+        begun, ended = (
+            run("rg", "--no-messages", "--count-matches", mark, str(messages)).splitlines()
+            for mark in ("begin-", "end-")
+        )
+        assert all(line.endswith(":1") for line in begun) and set(begun) <= set(ended)
+        grown("rg", len(begun))
+    thread.process.wait()
+    assert min(seen.values()) > 3
+
+
+def test_tail_follows(thread: Growing) -> None:
     with contextlib.ExitStack() as stack:
         tails = [Tail(thread.path / name) for name in ("messages.jsonl", "transcript.md")]
         for tail in tails:
             stack.callback(tail.end)
-        while thread.is_growing:
-            stored, messages = thread.stored, thread.path / "messages"
-            for path in (thread.path / "transcript.md", thread.path / "messages.jsonl"):
-                eventually(lambda path=path, stored=stored: last(path.read_text()) >= stored, LIMIT_S)
-            eventually(lambda: len(os.listdir(messages)) > stored, LIMIT_S)  # noqa: B023
-            lines = slowly(thread.path / "messages.jsonl")
-            assert lines.endswith("\n")
-            grown("messages.jsonl", len([json.loads(line) for line in lines.splitlines()]))
-            assert whole(lines) == seen["messages.jsonl"]
-            transcript = slowly(thread.path / "transcript.md")
-            assert transcript.endswith("\n")
-            grown("transcript.md", whole(transcript))
-            names = sorted(os.listdir(messages))
-            grown("messages/", len(names))
-            for name in names[-3:]:
-                assert whole((messages / name).read_text()) == 1
-            head = (thread.path / "head/log.txt").read_text()
-            assert whole(head) == 1
-            grown("head", last(head))
-            rows = (thread.path / "checkpoints.tsv").read_text()
-            assert rows.endswith("\n")
-            assert {line.count("\t") for line in rows.splitlines()} == {9}
-            grown("checkpoints.tsv", rows.count("\n"))
-            for path in sorted((thread.path / "changes").iterdir())[-2:]:
-                patch = path.read_text()
-                assert patch.count("+begin-") == patch.count("+end-") == 1
-            newest = run("tail", "-n", "1", str(thread.path / "messages.jsonl"))
-            assert whole(str(json.loads(newest)["content"])) == 1
-            begun, ended = (
-                run("rg", "--no-messages", "--count-matches", mark, str(messages)).splitlines()
-                for mark in ("begin-", "end-")
-            )
-            assert all(line.endswith(":1") for line in begun) and set(begun) <= set(ended)
-            grown("rg", len(begun))
         thread.process.wait()
-        assert min(seen.values()) > 3
         for tail in tails:
             eventually(lambda tail=tail: last(tail.output.decode(errors="replace")) >= thread.stored, LIMIT_S)
             assert b"\0" not in tail.output, "the kernel's page of an older size was read"

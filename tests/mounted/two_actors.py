@@ -200,7 +200,9 @@ class TwoActors(RuleBasedStateMachine):
 
     def open_files_show_the_truth(self) -> None:
         for fd, file in self.opened:
-            assert os.fstat(fd).st_size == len(file.content), "the size of an open file"
+            status = os.fstat(fd)
+            assert status.st_size == len(file.content), "the size of an open file"
+            assert status.st_nlink == list(self.tree.values()).count(file), "the links of an open file"
             assert os.pread(fd, 1 << 20, 0) == file.content, "the contents of an open file"
 
     def agent_sees_the_truth(self) -> None:

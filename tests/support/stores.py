@@ -14,8 +14,6 @@ from services.postgres import Postgres
 from fusebackend.backends import StoreBackend
 from fusebackend.backends.store.source import database_of, items_of
 
-STORES = ("memory", "sqlite", "postgres")
-
 _numbers = itertools.count()
 
 

@@ -339,8 +339,8 @@ class DirectoryVolume(NativeVolume):
         """The inode number with the birth time: the system uses a number again."""
         with self.lock:
             found = self._nodes.get(node)
-            number = self._places.status(found).st_ino
             made_ns = None if found.parent is None else born_ns(self._places.of(found.parent), found.name)
+            number = found.key[1] if isinstance(found.key, tuple) else found.key
             return None if made_ns is None else b"%d:%d" % (number, made_ns)
 
     def clone_to(self, node: int, descriptor: int) -> bool:

@@ -77,8 +77,8 @@ class Twins:
             moved: the node that has another name, if it is a directory.
         """
         notices, targets = self._notices(route.twins, *changed)
-        for twin in route.twins if moved is not None else ():
-            if self._inodes.get(inode_number(twin.index, moved)) is not None:
+        for twin in route.twins:
+            if moved is not None and self._inodes.get(inode_number(twin.index, moved)) is not None:
                 notices.append((twin, Change(node=moved)))
         if len(changed) > 1 and route.files is not route:
             for node, name in changed:  # a rename: the kernel knows both names now, and was given one

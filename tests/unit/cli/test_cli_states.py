@@ -91,6 +91,9 @@ def test_branches(command: Command, files: Client) -> None:
     assert found["path"] == f"{BRANCHES}/work" and found["size_bytes"] > 0
     assert "1 change " in command.ok("branch", "list")
     assert "add --yes" in command.refused("branch", "delete", "work")
+    command("branch", "merge", "work")
+    assert "merged" in command.ok("branch", "list") and command.ok("read", "/new") == "new"
+    assert "everything of 'work' already" in command("branch", "merge", "work").stderr
     command.ok("branch", "delete", "work", "--yes")
     assert files.branches() == []
     for name in ("", "..", "a/b", "-x", "@x", "10m", "main", "c42", "a..b", "x" * 250):
@@ -122,6 +125,38 @@ def test_calls_in_a_branch(command: Command, files: Client) -> None:
         files.log(["b999"], branch="idea")
 
 
+def test_no_state_is_before_a_call_in_two_branches(files: Client) -> None:
+    branches = ("idea", "other")
+    for name in branches:
+        files.create_branch(name)
+    files.upload_files([(f"{BRANCHES}/{name}/a", b"1") for name in branches])
+    call = files.log(branch="idea")[0].call
+    for ask in (
+        lambda: files.restore(["/a"], call),
+        lambda: files.create_branch("third", call),
+        lambda: files.diff(f"{call}..main"),
+    ):
+        with pytest.raises(OSError, match=f"branches idea, other and nothing else.*undo {call}") as refused:
+            ask()
+        assert refused.value.errno == errno.ENOTSUP
+    assert not files.undo(call).conflicts
+    assert all(each.error for each in files.download_files([f"{BRANCHES}/{name}/a" for name in branches]))
+
+
+def test_what_is_forgotten_in_a_branch_cannot_be_taken_back(files: Client) -> None:
+    files.upload_files([("/a", b"one\n"), ("/b", b"two\n")])
+    files.create_branch("idea")
+    by(files, "first", f"{BRANCHES}/idea/a", "hunter2\n")
+    last = by(files, "other", f"{BRANCHES}/idea/a", "clean\n")
+    with fusebackend.acting(Actor(agent="third", call="toolu_1")):
+        files.move(f"{BRANCHES}/idea/b", f"{BRANCHES}/idea/moved")
+        files.upload_files([(f"{BRANCHES}/idea/moved", b"other\n")])
+    of_below = files.log(by="third", branch="idea")[0].call
+    files.forget("/a", "/b")
+    assert "hunter2" not in files.diff(last) and "two" not in files.diff(of_below)
+    assert files.undo(last).conflicts and files.undo(of_below).conflicts
+
+
 def test_what_both_changed_is_refused_and_decided(command: Command, files: Client) -> None:
     lines = "".join(f"line {number}\n" for number in range(20))
     ours, theirs = lines.replace("line 3\n", "branch\n"), lines.replace("line 15\n", "main\n")
@@ -133,7 +168,10 @@ def test_what_both_changed_is_refused_and_decided(command: Command, files: Clien
     assert refused.exit_code == 1 and "/old': changed in both" in refused.output and "--keep-main" in refused.output
     assert files.download_files(["/live/old"])[0].content == b"old"
     assert [found["conflicts"] for found in command.json("branch", "list")] == [2]
-    assert command("branch", "merge", "work", "--merge-lines", "--keep-main").exit_code == 0
+    decided = ("branch", "merge", "work", "--merge-lines", "--keep-main")
+    assert "would replace /live/old" in command(*decided, "-n").stdout
+    assert files.download_files(["/live/old"])[0].content == b"old"
+    assert re.search(r"'fusebackend undo c\d+'", command(*decided).stdout)
     found = [answer.content for answer in files.download_files(["/old", "/live/old", "/plan"])]
     assert found == [b"the mount", b"branch", ours.replace("line 15\n", "main\n").encode()]
     files.delete("/live/old")
@@ -220,6 +258,32 @@ def test_each_line_of_a_file_has_its_call(command: Command, files: Client) -> No
     assert (shown["path"], shown["lines"][0]["calls"]) == ("/text", [first])
     files.upload_files([("/binary", b"\0")])
     assert command.ok("blame", "/binary").split()[3] == "/binary:"
+
+
+def test_what_is_gone_is_restored(command: Command, files: Client) -> None:
+    files.upload_files([("/d/one", b"one\n"), ("/two", b"two\n"), ("/stays", b"")])
+    files.create_snapshot("before")
+    for path in ("/d", "/two"):
+        files.delete(path)
+    files.write("/new", "new")
+    shown = command("diff", "before", "--name-status").stdout.splitlines()
+    assert {"D\td/one", "D\ttwo", "A\tnew"} <= set(shown)
+    assert (
+        "two" in command("diff", "before", "--stat").stdout
+        and "-two\n" in command("diff", "before", "--", "/two").stdout
+    )
+    missing = ("restore", "/d/one", "/two", "--from", "before")
+    assert "create     /two\n" in command.ok(*missing, "-n") and files.download_files(["/two"])[0].error
+    done = command.ok(*missing)
+    assert re.match(r"restored \d paths, removed 0; 'fusebackend undo c\d+' takes that back\n", done)
+    assert "everything was as it is to be already" in command(*missing).stderr
+    command.ok("restore", "/two", "--from", "before", "--to", "/copy")
+    command.ok("restore", "/two", "/d/one", "--from", "before", "--to", "/notes/")
+    paths = ["/d/one", "/two", "/copy", "/notes/two", "/notes/one"]
+    found = [answer.content for answer in files.download_files(paths)]
+    assert found == [b"one\n", b"two\n", b"two\n", b"two\n", b"one\n"]
+    files.delete("/notes/two")
+    files.delete("/notes/one")
 
 
 def test_log_in_pages(files: Client) -> None:

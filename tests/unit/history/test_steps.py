@@ -11,15 +11,12 @@ from nodes import ME, put
 from replayed import Replay, shown, tree_of
 
 from fusebackend.backends import CompositeBackend, FilesystemBackend, InMemoryBackend
-from fusebackend.base.paths import AgentPath
 from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.images import Images
 from fusebackend.history.recorder import Recorder
 from fusebackend.history.steps import PathLocks, Steps
 from fusebackend.history.undo import Undo
 from fusebackend.vfs.mounted_tree import FileSystem
-
-DISK = AgentPath("/disk")
 
 
 class Place:

@@ -72,8 +72,7 @@ def test_no_verb_costs_more_than_it_is_sent(tmp_path: Path, kind: str, view: str
     root.mkdir()
     default = SqliteBackend(tmp_path / "volume.db") if kind == "sqlite" else FilesystemBackend(str(root))
     counted = Counted(default.volume)
-    with live(tmp_path, default, views={"agent": RULES}) as server:
-        files = server.connect(view=view) if view else server.connect()
+    with live(tmp_path, default, views={"agent": RULES}) as server, server.connect(view=view) as files:
         deep, shallow = "/d" * levels, "/s" * (levels // PATHS)
         for case in each({name: (verb, deep, levels) for name, verb in VERBS.items()}
                          | {name: (verb, shallow, levels + 2 * PATHS) for name, verb in BATCHES.items()}):  # fmt: skip

@@ -44,11 +44,12 @@ def said(verb: Verb, files: Any, path: str) -> object:
 def test_no_verb_tells_that_there_is_one(tmp_path: Path) -> None:
     routes = {"/route/": InMemoryBackend(), "/way/route/": InMemoryBackend()}
     with live(tmp_path, InMemoryBackend(), routes, views={"agent": HIDDEN}) as server:
-        server.connect().upload_files([("/way/file", b"x"), ("/route/file", b"x"), ("/way/route/file", b"x")])
-        files = server.connect(view="agent")
-        for case in each(VERBS):
-            with case as verb:
-                for above in ("", "/way"):
-                    for below in ("", "/file", "/new", "/new/file"):
-                        there, not_there = f"{above}/route{below}", f"{above}/plain{below}"
-                        assert said(verb, files, there) == said(verb, files, not_there), there
+        paths = ["/way/file", "/route/file", "/way/route/file"]
+        with server.connect() as everything, server.connect(view="agent") as files:
+            everything.upload_files([(path, b"x") for path in paths])
+            for case in each(VERBS):
+                with case as verb:
+                    for above in ("", "/way"):
+                        for below in ("", "/file", "/new", "/new/file"):
+                            there, not_there = f"{above}/route{below}", f"{above}/plain{below}"
+                            assert said(verb, files, there) == said(verb, files, not_there), there

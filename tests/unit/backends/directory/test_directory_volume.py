@@ -28,7 +28,6 @@ from fusebackend.protocol import (
 from fusebackend.testing.posix.case import fails
 
 ME = Caller(os.geteuid(), os.getegid())
-OTHER = Caller(12345, 54321)
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 

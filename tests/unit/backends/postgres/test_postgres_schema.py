@@ -15,12 +15,10 @@ from together import together
 from fusebackend.backends import PostgresBackend
 from fusebackend.backends.postgres import schema
 from fusebackend.backends.postgres.volume import PostgresVolume
-from fusebackend.protocol import ROOT_NODE, Caller
+from fusebackend.protocol import ROOT_NODE
 from fusebackend.urls.opening import UrlError, open_backend
 
 pytestmark = pytest.mark.services
-
-ME = Caller(1000, 1000)
 
 
 def rows(dsn: str, query: str) -> Sequence[tuple[object, ...]]:
