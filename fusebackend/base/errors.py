@@ -8,8 +8,10 @@ backend has a table from the errors of its database or service to errno (`databa
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+from collections.abc import Collection, Iterator
 
 FILE_NOT_FOUND = "file_not_found"
 PERMISSION_DENIED = "permission_denied"
@@ -43,6 +45,28 @@ ERRNO_OF_CODE: dict[str, int] = {
 
 VANISHED = frozenset({errno.ENOENT, errno.ESTALE, errno.ENOTDIR})
 """Errors in a walk when a file that it has just seen is removed."""
+
+# What is not everywhere: extended attributes, ACLs, links, special files, owners. An error of it has one of three
+# meanings, for whoever asks:
+#
+#                             none, for any file      not of this file   refused to this process
+#                             ENOTSUP, ENOSYS         ENODATA            EPERM, EACCES (EINVAL: an owner, a mode)
+#   listing of attributes     nothing to list                            the caller's error
+#   an attribute for a copy   left out                left out           left out
+#   an ACL of `dir:`          ENODATA                 ENODATA            the caller's error
+#   a default ACL, to make    none                    none               none
+#   capabilities, at a write  none                    none               none (cap_inode_need_killpriv)
+#   giving a copy attributes  lost, and said so       lost, and said so  lost, and said so
+#   link, symlink, mknod      EPERM                                      the caller's error
+
+LACKING = frozenset({errno.ENOTSUP, errno.ENOSYS})
+ABSENT = LACKING | {errno.ENODATA}
+UNREAD = ABSENT | {errno.EPERM, errno.EACCES}
+NOT_TAKEN = UNREAD | {errno.EINVAL}
+
+ERRNO_OF_LACK: dict[str, int] = dict.fromkeys(("link", "symlink", "mknod"), errno.EPERM)
+"""Of these methods of a volume that has none, as in POSIX and Linux (`vfs_link`); of others ENOTSUP. At EPERM programs
+copy instead (yarn, bun, emacs), at ENOTSUP they fail."""
 
 _ERRNO_OF_WORDS: dict[str, int] = {os.strerror(number): number for number in errno.errorcode}
 
@@ -78,6 +102,16 @@ def about(error: OSError, path: str | None) -> OSError:
     if path is None or error.errno is None or error.strerror != os.strerror(error.errno):
         return error
     return OSError(error.errno, error.strerror, path)
+
+
+@contextlib.contextmanager
+def passing(numbers: Collection[int]) -> Iterator[None]:
+    """Pass over an `OSError` with one of these errnos."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in numbers:
+            raise
 
 
 def oserror(number: int, what: object = None) -> OSError:

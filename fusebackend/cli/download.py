@@ -20,6 +20,7 @@ from typing import IO
 import click
 
 from fusebackend.base.batches import by_size
+from fusebackend.base.errors import LACKING
 from fusebackend.cli import target
 from fusebackend.cli.progress import Advance, progress
 from fusebackend.cli.show import Complaints, Failed, json_option, report_copies
@@ -237,7 +238,7 @@ def _put_in_place(temporary: str, local: str, force: bool) -> None:
         except FileExistsError:
             raise Failed(f"'{local}' exists; --force replaces it") from None
         except OSError as error:
-            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
+            if error.errno not in LACKING | {errno.EPERM, errno.EMLINK}:
                 raise
             if os.path.lexists(local):  # a file system without hard links
                 raise Failed(f"'{local}' exists; --force replaces it") from None

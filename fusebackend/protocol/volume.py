@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
-from fusebackend.base.errors import oserror
+from fusebackend.base.errors import ERRNO_OF_LACK, oserror
 from fusebackend.base.paths import AgentPath
 from fusebackend.protocol.events import Change, Changes
 
@@ -376,7 +376,7 @@ class Volume(abc.ABC):
         raise self._refusal("rename")
 
     def _refusal(self, what: str) -> OSError:
-        """The error of a change that this volume can't make: EROFS if it is read-only, else ENOTSUP."""
+        """The error of a change that this volume can't make: EROFS if it is read-only, else as `unsupported`."""
         return oserror(errno.EROFS) if self.features.read_only else unsupported(what)
 
     def wrong_links(self, links: Sequence[Link]) -> Sequence[Link]:
@@ -555,8 +555,9 @@ class Routed(Protocol):
 
 
 def unsupported(what: str) -> OSError:
-    """The error of an operation that a volume can't do, ever: ENOTSUP, as POSIX says."""
-    return OSError(errno.ENOTSUP, f"{os.strerror(errno.ENOTSUP)}: {what}")
+    """The error of an operation that a volume can't do, ever: ENOTSUP, and EPERM where POSIX says so."""
+    number = ERRNO_OF_LACK.get(what, errno.ENOTSUP)
+    return OSError(number, f"{os.strerror(number)}: {what}")
 
 
 # -- volumes that report changes --------------------------------------------------------------------------------

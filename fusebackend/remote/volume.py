@@ -37,6 +37,7 @@ from fusebackend.base.stamps import now_ns
 from fusebackend.base.waiting import Lock, will_wait
 from fusebackend.protocol import DEFAULT_TTL_S, WHOLE_FILES, Attr, AttrChanges, Caller, Change, StatFs, Volume
 from fusebackend.protocol.remote import Remote
+from fusebackend.protocol.volume import unsupported
 from fusebackend.remote.agent_remote import MAX_FILE_BYTES, AgentRemote
 from fusebackend.remote.buffer import Buffer
 from fusebackend.remote.entry import OWN, Entry
@@ -119,7 +120,7 @@ class RemoteVolume(NativeVolume):
 
     def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
         if not stat.S_ISREG(mode):
-            raise oserror(errno.ENOTSUP, name)
+            raise unsupported("mknod")
         return self.make_file(parent, name, mode, b"", caller)
 
     def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr:

@@ -20,6 +20,7 @@ from fusebackend.base.errors import oserror
 from fusebackend.protocol import ROOT_NODE, Attr, Volume
 from fusebackend.trees.composed import WAY, At, ComposedTree, Places, Under
 from fusebackend.volumes.contents import opened
+from fusebackend.volumes.placing import xattrs_of
 
 NODE_BITS: Final = 37
 ROUTE_BITS: Final = 8
@@ -336,13 +337,7 @@ class LowerTree(ComposedTree):
         if at.under is None:
             return {}
         volume, node = self._ask(number, self.view)
-        if not volume.features.xattrs:
-            return {}
-        found = {}
-        for name in volume.listxattr(node):
-            with contextlib.suppress(OSError):  # removed since, or not for this user
-                found[name] = volume.getxattr(node, name)
-        return found
+        return xattrs_of(volume, node)
 
     def open(self, number: int, flags: int) -> tuple[Volume, int]:
         """Open a file; returns its volume, and the node to read and to release."""

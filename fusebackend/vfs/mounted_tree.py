@@ -426,6 +426,8 @@ class FileSystem:
         if handle.route.executor.blocking or handle.route.author is not None:
             on_behalf_of(handle.opener)
         self.resolver.own_changes += 1
+        if handle.direct and not handle.bare:
+            await self.capabilities.writes(handle)
         inode, appending = handle.inode, bool(handle.flags & _APPENDING)
         write = partial(self.append_end.write, handle) if appending else handle.write
         if handle.route.executor.blocking:
@@ -437,8 +439,6 @@ class FileSystem:
             self.append_end.wrote(inode, known, offset + written, appending)
         if inode in self.set_id.marked and not handle.privileged:
             await self.set_id.written(inode, handle.route, handle.node, handle.opener)
-        if handle.direct and not handle.bare:
-            await self.capabilities.written(handle)
         return written
 
     async def _write_in_order(

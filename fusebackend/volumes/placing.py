@@ -14,7 +14,7 @@ the bytes take. A volume that stores whole files needs no temporary name, nor do
 (`NativeVolume.place`).
 
 A volume may keep less than the state has (an owner that this process may not give, extended attributes): `Placed.lost`
-names those attributes. A kind of file that it can't hold is ENOTSUP. One process places one name at
+names those attributes. A kind of file that it can't hold is EPERM. One process places one name at
 a time: temporary names depend on the name alone, so that the next attempt removes what a crash has left.
 """
 
@@ -28,7 +28,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from fusebackend.base.errors import VANISHED, oserror
+from fusebackend.base.errors import NOT_TAKEN, UNREAD, VANISHED, oserror, passing
 from fusebackend.linux.holes import data_ranges
 from fusebackend.protocol import (
     RENAME_EXCHANGE,
@@ -59,7 +59,6 @@ AHEAD_BYTES: Final = 2 << 20
 HOLE_BYTES: Final = 64 << 10
 """Zeros of a whole block of this size are not written to a new file."""
 
-_NO_XATTRS = frozenset({errno.ENOTSUP, errno.ENOSYS, errno.EPERM, errno.EACCES, errno.ENODATA})
 _WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
@@ -82,15 +81,22 @@ class State(NamedTuple):
 
 def state_of(volume: Volume, attr: Attr) -> State:
     """Return the state of a node of a volume. A volume without extended attributes has none to show."""
-    xattrs: dict[bytes, bytes] = {}
     is_link = stat.S_ISLNK(attr.mode)
-    if volume.features.xattrs and not is_link:
-        for name in volume.listxattr(attr.node):
-            with contextlib.suppress(OSError):  # removed since, or not for this user
-                xattrs[name] = volume.getxattr(attr.node, name)
+    xattrs = {} if is_link else xattrs_of(volume, attr.node)
     target = volume.readlink(attr.node) if is_link else b""
     return State(attr.mode, attr.uid, attr.gid, attr.rdev, attr.size, attr.nlink, attr.atime_ns, attr.mtime_ns, xattrs,
                  target)  # fmt: skip
+
+
+def xattrs_of(volume: Volume, node: int) -> dict[bytes, bytes]:
+    """Return the extended attributes of a node that this process may read."""
+    found: dict[bytes, bytes] = {}
+    if volume.features.xattrs:
+        with passing(UNREAD):
+            for name in volume.listxattr(node):
+                with passing(UNREAD):  # removed since, or not for this user
+                    found[name] = volume.getxattr(node, name)
+    return found
 
 
 # -- sources -----------------------------------------------------------------------------------------------------
@@ -246,7 +252,7 @@ def make(volume: Volume, parent: int, name: bytes, source: Source, changes: Chan
         path: of the name, in the volume, for watchers; a directory's without the slash at its end.
 
     Raises:
-        OSError: EEXIST; ENOTSUP for a kind that the volume can't hold; from the volume.
+        OSError: EEXIST; EPERM for a kind that the volume can't hold; from the volume.
     """
     state = source.state
     kind = stat.S_IFMT(state.mode)
@@ -423,7 +429,7 @@ def _make_other(volume: Volume, parent: int, name: bytes, kind: int, source: Sou
 
 
 def link(volume: Volume, node: int, parent: int, name: bytes, changes: Changes, path: str) -> Placed:
-    """Give a file another name, which is vacant. ENOTSUP on volumes without hard links."""
+    """Give a file another name, which is vacant. EPERM on volumes without hard links."""
     attr = volume.link(node, parent, name)
     changes += [Change(node=parent), Change(node=node), Change(node, parent, name, "created", path)]
     return Placed(attr)
@@ -518,7 +524,7 @@ def set_attributes(volume: Volume, node: int, state: State, changes: Changes | N
         try:
             attr = volume.setattr(node, AttrChanges(uid=state.uid, gid=state.gid))
         except OSError as error:
-            if error.errno not in (errno.EPERM, errno.EINVAL, errno.ENOTSUP):
+            if error.errno not in NOT_TAKEN:
                 raise
             lost.append("owner")
     if not is_link and not _set_xattrs(volume, attr, state.xattrs):
@@ -532,7 +538,7 @@ def set_attributes(volume: Volume, node: int, state: State, changes: Changes | N
     try:
         attr = volume.setattr(node, wanted)
     except OSError as error:
-        if error.errno not in (errno.EPERM, errno.ENOTSUP) and not (is_link and error.errno in VANISHED):
+        if error.errno not in NOT_TAKEN and not (is_link and error.errno in VANISHED):
             raise
         lost += ["times"] if is_link else ["mode", "times"]
     return Placed(attr, tuple(lost))
@@ -542,10 +548,7 @@ def _set_xattrs(volume: Volume, attr: Attr, wanted: dict[bytes, bytes]) -> bool:
     """Return True if the node has these extended attributes now, and no others."""
     if not volume.features.xattrs:
         return not wanted
-    there = {}
-    for name in volume.listxattr(attr.node):
-        with contextlib.suppress(OSError):
-            there[name] = volume.getxattr(attr.node, name)
+    there = xattrs_of(volume, attr.node)
     if there == wanted:
         return True
     if not attr.mode & stat.S_IWUSR:
@@ -564,7 +567,7 @@ def _tried(change: object, *args: object) -> bool:
     try:
         change(*args)
     except OSError as error:
-        if error.errno not in _NO_XATTRS:
+        if error.errno not in NOT_TAKEN:
             raise
         return False
     return True

@@ -47,10 +47,13 @@ class DirectoryFace(VolumeBackend):
             attr = resolve(self.volume, path).attr
             if attr is None or not attr.is_dir:
                 return None
+            below, depth = (matcher.prefix, matcher.depth) if matcher is not None else ((), None)
             directory = self.volume.open_directory(attr.node)
+            node = attr.node
+            for name in below:  # which `LocalTree` opens
+                node = self.volume.lookup(node, paths.to_name(name)).node
         except Refusal:
             return None
-        below, depth = (matcher.prefix, matcher.depth) if matcher is not None else ((), None)
         return paths.normalise(path), LocalTree(directory, below=below, depth=depth), matcher
 
     # -- glob --------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import resource
 import struct
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from fusebackend.base.errors import oserror
 from fusebackend.linux.holes import next_data
@@ -30,16 +30,54 @@ FILE_FLAGS = os.O_NOCTTY | os.O_CLOEXEC | os.O_NONBLOCK
 FICLONE = getattr(fcntl, "FICLONE", 0x40049409)  # the module has it from Python 3.13 on; linux/fs.h
 NO_CLONE = frozenset({errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.EPERM})
 """Of FICLONE: the file system shares no blocks, or not those of such files; or they are on different ones."""
+NO_FLAGS = frozenset({errno.ENOTTY, errno.EOPNOTSUPP})
+"""Of FS_IOC_GETFLAGS: the file system has no flags."""
 LIST_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class _Flag(NamedTuple):
+    """A bit in the answer of an ioctl(2)."""
+
+    request: int
+    size: int
+    """Of the answer, in bytes."""
+    offset: int
+    bit: int
+
+
+_CASEFOLD = _Flag(0x80006601 | struct.calcsize("l") << 16, struct.calcsize("l"), 0, 1 << 30)
+"""Of a directory: FS_IOC_GETFLAGS, FS_CASEFOLD_FL; linux/fs.h."""
+_ASCII_CI = _Flag(0x80705864, 112, 92, 1 << 12)
+"""Of the file system: XFS_IOC_FSGEOMETRY_V1, XFS_FSOP_GEOM_FLAGS_DIRV2CI; xfs_fs.h."""
+
+EXACT: dict[int, _Flag | None] = {
+    0xEF53: _CASEFOLD,  # ext4
+    0xF2F52010: _CASEFOLD,  # f2fs
+    0x01021994: _CASEFOLD,  # tmpfs
+    0x794C7630: _CASEFOLD,  # overlayfs
+    0x58465342: _ASCII_CI,  # xfs
+    0x9123683E: None,  # btrfs
+    0x9FA0: None,  # proc
+}
+"""File systems that find a file by the bytes of its name and by nothing else, unless a flag is set: `f_type` of
+statfs(2). Of others, such as vfat, CIFS, NFS and FUSE, this can't be told."""
 
 
 class Descriptor:
     """A descriptor that is closed when the last reference to it goes; keep one in a local variable while using `fd`."""
 
-    __slots__ = ("fd",)
+    __slots__ = ("_is_exact", "fd")
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
+        self._is_exact: bool | None = None
+
+    @property
+    def is_exact(self) -> bool:
+        """Of a directory: whether it is known to find a file by its name alone, and by no other spelling."""
+        if self._is_exact is None:
+            self._is_exact = _is_exact(self)
+        return self._is_exact
 
     def __del__(self, _close: Callable[[int], None] = os.close) -> None:
         _close(self.fd)
@@ -104,6 +142,22 @@ def open_names(directory: Descriptor) -> Descriptor:
     return Descriptor(os.open(".", LIST_FLAGS, dir_fd=directory.fd))
 
 
+def _is_exact(directory: Descriptor) -> bool:
+    import ctypes
+
+    found = ctypes.create_string_buffer(_STATFS_BYTES)
+    _check(_libc().fstatfs(directory.fd, found))
+    kind = _KIND.unpack_from(found)[0] & 0xFFFFFFFF
+    if (flag := EXACT.get(kind)) is None:
+        return kind in EXACT
+    try:
+        opened = open_names(directory)
+        answer = fcntl.ioctl(opened.fd, flag.request, bytes(flag.size))
+    except OSError as error:
+        return error.errno in NO_FLAGS  # not where the directory may not be read
+    return not _MASK.unpack_from(answer, flag.offset)[0] & flag.bit
+
+
 def rename(source: Descriptor, name: bytes, target: Descriptor, new_name: bytes, flags: int) -> None:
     """`renameat2(2)`: `os.rename` between two directories, and the flags that Python does not know."""
     if flags == 0:
@@ -155,6 +209,9 @@ def born_ns(directory: Descriptor, name: bytes) -> int | None:
     return int(seconds) * 1_000_000_000 + int(nanoseconds) if mask & _STATX_BTIME else None
 
 
+_STATFS_BYTES = 256
+_KIND = struct.Struct("l")
+
 # include/uapi/linux/stat.h
 _STATX_BYTES = 256
 _STATX_BTIME = 0x800
@@ -170,6 +227,7 @@ def _libc() -> Any:
 
     library = ctypes.CDLL(None, use_errno=True)
     library.renameat2.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
+    library.fstatfs.argtypes = (ctypes.c_int, ctypes.c_char_p)
     library.syncfs.argtypes = (ctypes.c_int,)
     library.statx.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_char_p)
     return library

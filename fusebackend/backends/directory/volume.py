@@ -4,6 +4,11 @@ Every step down the tree is one `openat` with O_NOFOLLOW from the directory abov
 directory that is swapped for one lead out; links are read and never followed. If the file of a node has moved, calls
 fail with ESTALE, and the kernel looks its name up again. FIFOs, sockets and devices are never opened.
 
+A file has the name that its directory lists. Another spelling by which the file system finds it as well (vfat, CIFS:
+case, Unicode forms, dots at the end, `LONGNA~1`) is ENOENT here, and nothing is made by one. So rules, the log and the
+kernel's dentries know each file by one name. What a file system finds is compared with a listing, once in a TTL for
+names that are there; not where it is known to find a file by its name alone (`dirfd.EXACT`).
+
 The calls don't wait for a network, so the mount makes them inline. Others may change the directory unseen: there is no
 change feed, and the kernel's caches of it expire.
 """
@@ -14,36 +19,56 @@ import bisect
 import contextlib
 import errno
 import os
+import re
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 from fusebackend.backends.directory import dirfd
 from fusebackend.backends.directory.dirfd import FILE_FLAGS, PATH_FLAGS, Descriptor, OpenFile, born_ns
 from fusebackend.backends.directory.nodes import Node, Places, attr_of, check_name, group_of_new
 from fusebackend.base import acl
 from fusebackend.base.at_path import AtPath
-from fusebackend.base.errors import oserror
+from fusebackend.base.errors import ABSENT, LACKING, NOT_TAKEN, UNREAD, oserror, passing
+from fusebackend.base.paths import to_text
 from fusebackend.base.recent import Recent
-from fusebackend.protocol import RENAME_EXCHANGE, Attr, AttrChanges, Caller, Features, StatFs
+from fusebackend.protocol import DEFAULT_TTL_S, RENAME_EXCHANGE, Attr, AttrChanges, Caller, Features, StatFs
 from fusebackend.volumes.native import NativeVolume, Pieces
 
 PAGE_ENTRIES = 1000
 """The most entries of one answer of `readdir`: far fewer than the idle nodes that are kept."""
 
-LISTINGS = 8
-"""Directories with a cached list of sorted names, while they are read page by page."""
+LISTINGS = 32
+"""Directories with a cached list of sorted names: while they are read page by page, or names are compared with it."""
 
 
 _ELSEWHERE = (
     "its directory {} was moved or deleted, and files go on in the one that was mounted; bring it back, or mount again"
 )
+_PLAIN = re.compile(rb"\.?[\w-]+(?:\.[\w-]+)*")
+"""A name whose other spellings differ in case alone: ASCII, no `~`, no dot or space at its end."""
 
 _NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT})
 """Of O_TMPFILE: the file system has none, or the kernel does not know it."""
-_NO_ACL = frozenset({errno.ENODATA, errno.ENOTSUP})
-"""Of the attribute: the file has none, or the file system knows none."""
-_NOT_GIVEN = frozenset({errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENOTSUP})
-"""Of owner, extended attributes, mode and times."""
+
+
+class _Listing(NamedTuple):
+    """The names of a directory, in order."""
+
+    names: list[bytes]
+    read_s: float
+    """When, by the monotonic clock."""
+
+    def has(self, name: bytes) -> bool:
+        index = bisect.bisect_left(self.names, name)
+        return index < len(self.names) and self.names[index] == name
+
+    def note(self, name: bytes, is_there: bool) -> None:
+        """Keep up with a change of a name."""
+        index = bisect.bisect_left(self.names, name)
+        self.names[index : index + self.has(name)] = [name] if is_there else []
 
 
 class DirectoryVolume(NativeVolume):
@@ -65,8 +90,13 @@ class DirectoryVolume(NativeVolume):
         self._nodes = self._places.table
         status = os.fstat(self._places.root.fd)
         self._at = AtPath(os.path.abspath(root), (status.st_dev, status.st_ino), _ELSEWHERE)
-        self._listings: Recent[int, list[bytes]] = Recent(LISTINGS)
+        self._listings: Recent[int, _Listing] = Recent(LISTINGS)
         self._may_chown = os.geteuid() == 0
+        try:
+            os.listxattr(self._places.root.path)
+        except OSError as error:
+            if error.errno in LACKING:
+                self.features = replace(self.features, xattrs=False, acls=False)
 
     @property
     def trouble(self) -> tuple[float, str] | None:
@@ -79,35 +109,91 @@ class DirectoryVolume(NativeVolume):
         with self.lock:
             return self._lookup(*self._places.directory(parent), name)
 
-    def _lookup(self, directory: Node, at: Descriptor, name: bytes) -> Attr:
+    def _lookup(self, directory: Node, at: Descriptor, name: bytes, *, is_listed: bool = False) -> Attr:
+        status = self._status(directory, at, name, is_listed)
+        return attr_of(self._nodes.seen(directory, name, status), status)
+
+    def _status(self, directory: Node, at: Descriptor, name: bytes, is_listed: bool = False) -> os.stat_result:
+        """`stat` of a name of a directory. ENOENT, also for another spelling of one."""
         check_name(name)
         status = os.stat(name, dir_fd=at.fd, follow_symlinks=False)
-        return attr_of(self._nodes.seen(directory, name, status), status)
+        if not (is_listed or at.is_exact or self._is_listed(directory, at, name)):
+            raise oserror(errno.ENOENT, name)
+        return status
+
+    def _is_listed(self, directory: Node, at: Descriptor, name: bytes) -> bool:
+        known = self._listings.use(directory.number)
+        ttl_s = DEFAULT_TTL_S if self.ttl_s is None else self.ttl_s
+        if known is not None and time.monotonic() - known.read_s < ttl_s and known.has(name):
+            return True
+        try:
+            return self._listing(directory, at, b"").has(name)
+        except PermissionError:
+            if self._is_plain(at, name):
+                return True
+            raise
+
+    def _is_plain(self, at: Descriptor, name: bytes) -> bool:
+        """Return True for a name of which no other spelling is found, as far as one more `stat` can tell."""
+        return _PLAIN.fullmatch(name) is not None and name != (other := name.swapcase()) and not _exists(at, other)
+
+    @contextlib.contextmanager
+    def _naming(
+        self, directory: Node, at: Descriptor, name: bytes, take_back: Callable[..., object] = os.unlink
+    ) -> Iterator[None]:
+        """Enclose what makes a name. EINVAL for another spelling of a name that is there, and for one that the file
+        system stores as another (`x.` on vfat): `take_back` then undoes it, given the name and `dir_fd`."""
+        if at.is_exact:
+            yield
+            return
+        refusal = OSError(errno.EINVAL, f"The file system below takes '{to_text(name)}' for another name")
+        if _exists(at, name) and not self._is_listed(directory, at, name):
+            raise refusal
+        try:
+            yield
+        except OSError as error:
+            if error.errno in LACKING:
+                raise oserror(errno.EPERM, name) from None  # a link or special file
+            raise
+        is_own = False
+        try:
+            is_own = self._is_plain(at, name) or self._listing(directory, at, b"").has(name)
+        finally:
+            if not is_own:
+                take_back(name, dir_fd=at.fd)
+        if not is_own:
+            raise refusal
+
+    def _note(self, directory: Node, at: Descriptor, name: bytes, is_there: bool) -> None:
+        """Note a change of a name, for the names that are compared with a listing."""
+        if not at.is_exact and (known := self._listings.get(directory.number)) is not None:
+            known.note(name, is_there)
 
     def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
         with self.lock:
             directory, at = self._places.directory(node)
-            names = self._listing(directory, at, after)
+            names = self._listing(directory, at, after).names
             page: list[tuple[bytes, Attr]] = []
             limit = min(limit, PAGE_ENTRIES)
             for index in range(bisect.bisect_right(names, after), len(names)):
                 if len(page) >= limit:
                     break
                 try:
-                    page.append((names[index], self._lookup(directory, at, names[index])))
+                    page.append((names[index], self._lookup(directory, at, names[index], is_listed=True)))
                 except FileNotFoundError:
                     continue  # it went away since the names were read
-            if not page:
+            if not page and at.is_exact:
                 self._listings.pop(node, None)
             return page
 
-    def _listing(self, directory: Node, at: Descriptor, after: bytes) -> list[bytes]:
-        """The names of a directory in order: as they are when a listing starts, and as they were then for its rest."""
-        names = self._listings.use(directory.number) if after else None
-        if names is None:
-            opened = dirfd.open_names(at)
-            names = self._listings[directory.number] = sorted(map(os.fsencode, os.listdir(opened.fd)))
-        return names
+    def _listing(self, directory: Node, at: Descriptor, after: bytes) -> _Listing:
+        """The names of a directory: as they are when a listing starts, and as they were then for its rest."""
+        listing = self._listings.use(directory.number) if after else None
+        if listing is None:
+            opened, read_s = dirfd.open_names(at), time.monotonic()
+            listing = _Listing(sorted(map(os.fsencode, os.listdir(opened.fd))), read_s)
+            self._listings[directory.number] = listing
+        return listing
 
     def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
         kind = stat.S_IFMT(mode) or stat.S_IFREG
@@ -145,7 +231,8 @@ class DirectoryVolume(NativeVolume):
         An error undoes it."""
         check_name(name)
         directory, at = self._places.directory(parent)
-        make(at.fd)
+        with self._naming(directory, at, name, unmake):
+            make(at.fd)
         new = Descriptor(os.open(name, PATH_FLAGS, dir_fd=at.fd))
         status = os.fstat(new.fd)
         if not stat.S_ISDIR(status.st_mode) and status.st_nlink != 1:
@@ -160,7 +247,7 @@ class DirectoryVolume(NativeVolume):
             with contextlib.suppress(OSError):  # the first error is the one to tell
                 unmake(name, dir_fd=at.fd)
             raise
-        return self._made(directory, name, status)
+        return self._made(directory, at, name, status)
 
     def _mode_of_new(self, at: Descriptor, mode: int, caller: Caller) -> int:
         """The mode of something new in a directory: a default ACL takes the place of the umask (acl(5)).
@@ -171,12 +258,13 @@ class DirectoryVolume(NativeVolume):
         try:
             default = os.getxattr(at.path, os.fsdecode(acl.DEFAULT))
         except OSError as error:
-            if error.errno not in _NO_ACL:
+            if error.errno not in UNREAD:
                 raise
             return mode & ~caller.umask
         return mode & ~0o777 | acl.inherited(default, mode & 0o777)[1]
 
-    def _made(self, directory: Node, name: bytes, status: os.stat_result, *, new: bool = True) -> Attr:
+    def _made(self, directory: Node, at: Descriptor, name: bytes, status: os.stat_result, *, new: bool = True) -> Attr:
+        self._note(directory, at, name, True)
         node = self._nodes.seen(directory, name, status, new=new)
         node.name_unsynced = True
         return attr_of(node, status)
@@ -189,8 +277,9 @@ class DirectoryVolume(NativeVolume):
                 raise oserror(errno.EPERM)
             found = self._places.of(source)
             directory, at = self._places.directory(new_parent)
-            os.link(found.path, new_name, dst_dir_fd=at.fd, follow_symlinks=True)
-            return self._made(directory, new_name, os.fstat(found.fd), new=False)
+            with self._naming(directory, at, new_name):
+                os.link(found.path, new_name, dst_dir_fd=at.fd, follow_symlinks=True)
+            return self._made(directory, at, new_name, os.fstat(found.fd), new=False)
 
     def unlink(self, parent: int, name: bytes) -> None:
         self._remove(parent, name, os.unlink)
@@ -204,6 +293,7 @@ class DirectoryVolume(NativeVolume):
             directory, at = self._places.directory(parent)
             node, pin = self._pinned(directory, at, name)
             remove(name, dir_fd=at.fd)
+            self._note(directory, at, name, False)
             self._unname(node, pin, directory, name)
 
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
@@ -213,14 +303,23 @@ class DirectoryVolume(NativeVolume):
             source, source_at = self._places.directory(parent)
             target, target_at = self._places.directory(new_parent)
             moved, _ = self._pinned(source, source_at, name)
-            replaced, pin = self._pinned(target, target_at, new_name)
-            dirfd.rename(source_at, name, target_at, new_name, flags)
+            replaced, pin = None, None
+            with contextlib.suppress(FileNotFoundError):
+                replaced, pin = self._pinned(target, target_at, new_name)
+
+            def take_back(new_name: bytes, *, dir_fd: int) -> None:
+                dirfd.rename(target_at, new_name, source_at, name, 0)
+
+            with self._naming(target, target_at, new_name, take_back):
+                dirfd.rename(source_at, name, target_at, new_name, flags)
             if moved is not None and moved is replaced:
                 return  # two names of one file: POSIX leaves both
             if flags == RENAME_EXCHANGE and replaced is not None:
                 self._nodes.place(replaced, source, name)
                 replaced.name_unsynced = True
             else:
+                self._note(source, source_at, name, flags == RENAME_EXCHANGE)
+                self._note(target, target_at, new_name, True)
                 self._unname(replaced, pin, target, new_name)
             if moved is not None:
                 self._nodes.place(moved, target, new_name)
@@ -228,11 +327,8 @@ class DirectoryVolume(NativeVolume):
 
     def _pinned(self, directory: Node, at: Descriptor, name: bytes) -> tuple[Node | None, Descriptor | None]:
         """The node of a name that may be about to go, if it is known; and a descriptor of it if it has to outlive the
-        name."""
-        try:
-            node = self._nodes.find(os.stat(name, dir_fd=at.fd, follow_symlinks=False))
-        except FileNotFoundError:
-            return None, None
+        name. ENOENT."""
+        node = self._nodes.find(self._status(directory, at, name))
         if node is None or not (node.held or node.opened is not None):
             return node, None
         if node.parent is not directory or node.name != name:
@@ -303,7 +399,7 @@ class DirectoryVolume(NativeVolume):
             try:
                 return os.getxattr(at.path, name)
             except OSError as error:
-                if name in acl.NAMES and error.errno in _NO_ACL:
+                if name in acl.NAMES and error.errno in ABSENT:
                     raise oserror(errno.ENODATA, name) from None  # ENOTSUP fails the kernel's check of permissions
                 raise
 
@@ -315,7 +411,7 @@ class DirectoryVolume(NativeVolume):
     def listxattr(self, node: int) -> Sequence[bytes]:
         with self.lock:
             at = self._places.of(self._nodes.get(node))
-            return [os.fsencode(name) for name in os.listxattr(at.path)]
+            return _listxattr(at.path)
 
     def removexattr(self, node: int, name: bytes) -> None:
         with self.lock:
@@ -329,7 +425,8 @@ class DirectoryVolume(NativeVolume):
             check_name(name)
             directory, at = self._places.directory(parent)
             how = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | FILE_FLAGS
-            new = Descriptor(os.open(name, how, 0o600, dir_fd=at.fd))
+            with self._naming(directory, at, name):
+                new = Descriptor(os.open(name, how, 0o600, dir_fd=at.fd))
             try:
                 if self._may_chown:
                     os.fchown(new.fd, caller.uid, group_of_new(at, caller))
@@ -339,7 +436,7 @@ class DirectoryVolume(NativeVolume):
                 with contextlib.suppress(OSError):  # the first error is the one to tell
                     os.unlink(name, dir_fd=at.fd)
                 raise
-            attr = self._made(directory, name, status)
+            attr = self._made(directory, at, name, status)
             node = self._nodes.get(attr.node)
             node.opened = OpenFile.created(new, flags)
             self._nodes.settle(node)
@@ -366,8 +463,9 @@ class DirectoryVolume(NativeVolume):
                 os.ftruncate(new.fd, state.size or 0)
             if not _became(new, state, xattrs):
                 return None
-            os.link(new.path, name, dst_dir_fd=at.fd, follow_symlinks=True)
-            return self._made(directory, name, os.fstat(new.fd))
+            with self._naming(directory, at, name):
+                os.link(new.path, name, dst_dir_fd=at.fd, follow_symlinks=True)
+            return self._made(directory, at, name, os.fstat(new.fd))
 
     def open(self, node: int, flags: int) -> None:
         with self.lock:
@@ -468,6 +566,20 @@ class DirectoryVolume(NativeVolume):
             return self._nodes.twin(other._nodes, node)
 
 
+def _exists(at: Descriptor, name: bytes) -> bool:
+    try:
+        os.stat(name, dir_fd=at.fd, follow_symlinks=False)
+    except OSError as error:
+        return error.errno != errno.ENOENT
+    return True
+
+
+def _listxattr(file: str | int) -> list[bytes]:
+    with passing(LACKING):
+        return [os.fsencode(name) for name in os.listxattr(file)]
+    return []
+
+
 def _became(new: Descriptor, state: AttrChanges, xattrs: Mapping[bytes, bytes]) -> bool:
     """Give a new file all attributes; False if this process may not. A change of owner clears set-ID bits, so the mode
     comes after it."""
@@ -479,12 +591,12 @@ def _became(new: Descriptor, state: AttrChanges, xattrs: Mapping[bytes, bytes]) 
             os.fchown(new.fd, state.uid, state.gid)
         for key, value in xattrs.items():
             os.setxattr(new.fd, key, value)
-        if {os.fsencode(key) for key in os.listxattr(new.fd)} != xattrs.keys():  # such as a default ACL's
+        if set(_listxattr(new.fd)) != xattrs.keys():  # such as a default ACL's
             return False
         os.fchmod(new.fd, stat.S_IMODE(state.mode))
         os.utime(new.fd, ns=(state.atime_ns, state.mtime_ns))
     except OSError as error:
-        if error.errno not in _NOT_GIVEN:
+        if error.errno not in NOT_TAKEN:
             raise
         return False
     return True

@@ -2,13 +2,14 @@
 
 Race: none; a duty that the kernel leaves to us. It removes `security.capability` before a cached write
 (`file_remove_privs`, fs/inode.c) and not before one with FOPEN_DIRECT_IO (`page_cache.py`). A program that any user
-may append to would run other bytes with the same privileges.
+may append to would run other bytes with the same privileges. After an error here nothing has been written.
 
 Cost: one `listxattr` of the volume for the first append to a file that existed before. Switch: `capabilities`.
 """
 
 from __future__ import annotations
 
+from fusebackend.base.errors import UNREAD, passing
 from fusebackend.protocol import Volume, Writable
 from fusebackend.rules.ruled_volume import unruled
 from fusebackend.vfs.handles import FileHandle, HandleTable
@@ -33,8 +34,8 @@ class Capabilities:
             if handle.inode == inode:
                 handle.bare = False
 
-    async def written(self, handle: FileHandle) -> None:
-        """Remove capabilities after a write past the page cache, through a handle that is not known to be `bare`."""
+    async def writes(self, handle: FileHandle) -> None:
+        """Remove capabilities before a write past the page cache, through a handle that is not known to be `bare`."""
         handle.bare = True
         if self._on and handle.inode not in self._bare:
             self._bare.add(handle.inode)
@@ -44,5 +45,7 @@ class Capabilities:
 def _discharge(volume: Volume, changing: Writable, node: int) -> None:
     # A reader who may not read the file, or only append to it, may not do this; the mount has to.
     volume, changing, node = unruled(volume, changing, node)
-    if volume.features.xattrs and CAPABILITY in volume.listxattr(node):
-        changing.removexattr(node, CAPABILITY)
+    if volume.features.xattrs:
+        with passing(UNREAD):
+            if CAPABILITY in volume.listxattr(node):
+                changing.removexattr(node, CAPABILITY)

@@ -208,7 +208,7 @@ def test_mknod_stores_an_empty_file_at_once(volume, duck):
     volume.mknod(ROOT_NODE, b"f", stat.S_IFREG | 0o600, 0, ME)
     assert duck.files == {"/f": b""}
     fails(errno.EEXIST, volume.mknod, ROOT_NODE, b"f", stat.S_IFREG, 0, ME)
-    fails(errno.ENOTSUP, volume.mknod, ROOT_NODE, b"p", stat.S_IFIFO, 0, ME)
+    fails(errno.EPERM, volume.mknod, ROOT_NODE, b"p", stat.S_IFIFO, 0, ME)
 
 
 def test_truncate_without_a_handle_is_stored_at_once(volume, duck):
@@ -596,8 +596,8 @@ def test_names_that_are_no_text_are_refused(volume):
 
 def test_what_can_not_be_has_a_clear_errno(volume):
     node = put(volume, b"f", b"x")
-    fails(errno.ENOTSUP, volume.symlink, ROOT_NODE, b"s", b"f", ME)
-    fails(errno.ENOTSUP, volume.link, node, ROOT_NODE, b"l")
+    fails(errno.EPERM, volume.symlink, ROOT_NODE, b"s", b"f", ME)
+    fails(errno.EPERM, volume.link, node, ROOT_NODE, b"l")
     fails(errno.ENOTSUP, volume.setxattr, node, b"user.a", b"")
     fails(errno.EINVAL, volume.rename, ROOT_NODE, b"f", ROOT_NODE, b"g", RENAME_EXCHANGE)
     assert volume.statfs().blocks_free > 0

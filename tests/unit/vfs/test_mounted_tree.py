@@ -376,3 +376,28 @@ class TestAppends:
         volume, inode, number = file
         run(tree.write(number, 0, b"m" * 4096))
         assert volume.read(inode, 0, 9000) == b"m" * 4096
+
+
+class NoAttributes(InMemoryVolume):
+    failing = 0
+
+    def listxattr(self, node: int) -> list[bytes]:
+        raise OSError(self.failing, "injected")
+
+
+@pytest.mark.parametrize(
+    ("failing", "written"), [(errno.EIO, b"one"), (errno.EPERM, b"onetwo"), (errno.ENOTSUP, b"onetwo")]
+)
+def test_an_append_looks_for_capabilities_before_it_writes(failing: int, written: bytes) -> None:
+    """Where there can be none it goes on, as Linux does; any other error is that of a write that has not begun."""
+    volume = NoAttributes()
+    volume.failing = failing
+    filesystem = FileSystem({ROOT: volume})
+    attr = volume.create(1, b"file", 0o644, os.O_RDWR, ME)
+    volume.write(attr.node, 0, b"one")
+    opened = run(filesystem.open(walk(filesystem, "/file").inode, os.O_WRONLY | os.O_APPEND))
+    try:
+        assert run(filesystem.write(opened.number, 3, b"two")) == 3
+    except OSError as error:
+        assert error.errno == failing
+    assert volume.read(attr.node, 0, 100) == written

@@ -117,7 +117,7 @@ def test_a_volume_without_links_says_so() -> None:
     link = STATE._replace(mode=stat.S_IFLNK | 0o777, target=b"else")
     with pytest.raises(OSError) as refused, placing.changing(volume) as told:
         placing.make(volume, ROOT_NODE, b"link", KeptSource(link), told, "/link")
-    assert refused.value.errno == errno.ENOTSUP
+    assert refused.value.errno == errno.EPERM
     assert told == []
 
 

@@ -18,7 +18,7 @@ from nodes import put, whole
 from fusebackend.backends import FilesystemBackend
 from fusebackend.backends.directory import dirfd, nodes
 from fusebackend.backends.directory.dirfd import DescriptorCache
-from fusebackend.backends.directory.volume import PAGE_ENTRIES, DirectoryVolume
+from fusebackend.backends.directory.volume import LISTINGS, PAGE_ENTRIES, DirectoryVolume
 from fusebackend.protocol import (
     RENAME_EXCHANGE,
     RENAME_NOREPLACE,
@@ -523,11 +523,11 @@ def test_listings_are_bounded(volume, disk):
     for number in range(PAGE_ENTRIES + 10):
         (disk / f"{number:05}").touch()
     assert len(volume.readdir(ROOT_NODE, b"", 10**9)) == PAGE_ENTRIES
-    for number in range(20):
+    for number in range(LISTINGS + 12):
         node = volume.mkdir(ROOT_NODE, b"dir%02d" % number, 0o755, ME).node
         put(volume, b"file", parent=node)
         volume.readdir(node, b"", 1)
-    assert len(volume._listings) <= 8
+    assert len(volume._listings) <= LISTINGS
 
 
 # -- nodes -----------------------------------------------------------------------------------------------------------
