@@ -1,8 +1,12 @@
 """A file or a directory moves from one backend into another, and no crash can lose it.
 
-The order makes it safe: copy, read the copy back and compare, put it in place, make it durable, see that the source is
-still what was copied, take the source away. A failure before the last step leaves the source as it was and removes the
-copy; a crash leaves the source, the copy, or both, and never neither.
+The order makes it safe: see that the source may be removed, copy, read the copy back and compare, put it in place, make
+it durable, see that the source is still what was copied, take the source away. A failure leaves the source as it was
+and removes the copy: what is gone of the source by then is made again from the copy. A crash leaves the source, the
+copy, or both, and never neither; so does a backend that doesn't answer when the source is to be deleted.
+
+The rules of views and routes decide about every path of both sides before anything is copied. From then on the volumes
+are used without them, for the server's own hidden names are none that rules know.
 
 Between volumes of this package everything is kept: links, modes, owners (where this process may set them), times,
 extended attributes, holes. The copy grows under a hidden name next to its place and gets its name by one rename; the
@@ -17,23 +21,42 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import copy as copying
 import errno
 import hashlib
+import logging
 import os
 import secrets
 import stat
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 from fusebackend.base import acl, budget, errors, paths
 from fusebackend.base.paths import AgentPath
-from fusebackend.dialects.agent_face import AgentFace
-from fusebackend.protocol import RENAME_NOREPLACE, Attr, AttrChanges, Caller, Change, ObservableVolume, Volume
+from fusebackend.dialects.agent_face import AgentFace, Guard
+from fusebackend.protocol import (
+    RENAME_NOREPLACE,
+    Attr,
+    AttrChanges,
+    Caller,
+    Change,
+    DeleteResult,
+    ObservableVolume,
+    Volume,
+    verbs,
+)
 from fusebackend.remote.volume import ForeignVolume, volume_of
+from fusebackend.rules import met
 from fusebackend.volumes import placing
+from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.contents import PIECE_BYTES, data_pieces, opened
-from fusebackend.volumes.native import silently
-from fusebackend.volumes.walk import Place, below, resolve
+from fusebackend.volumes.native import NativeVolume, silently
+from fusebackend.volumes.removal import REMOVED_AT_ONCE
+from fusebackend.volumes.walk import Place, below, find, resolve
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 DIRECTORY_MODE = 0o755
 
@@ -83,18 +106,27 @@ def transfer(
         OSError: ENOENT; EEXIST for the target; EROFS and ENOTSUP where one of them lacks a feature; EBUSY when the
             source changed meanwhile; errors of the volumes. The source is as it was then.
     """
+    ruled, seen = _volume_of_paths(source), _volume_of_paths(target)
+    source, target = _without_rules(source, ruled), _without_rules(target, seen)
     volume, into = _volume_of_paths(source), _volume_of_paths(target)
     for foreign in (volume, into):
         if isinstance(foreign, ForeignVolume):
             foreign.expire()
+    # Links on the way are followed here alone, where rules see where they lead.
+    source_path, there = resolve(ruled, source_path, follow=False).path, resolve(seen, target_path, follow=False)
     place = resolve(volume, source_path, follow=False)
     items = list(_tree(volume, place.found))
     _require_able(source, target, volume, into, items)
-    if resolve(into, target_path, follow=False).attr is not None:
+    if there.attr is not None:
         raise errors.oserror(errno.EEXIST)
-    copy: _Copy = _FileCopy(target, target_path)
-    if isinstance(into, ObservableVolume) and not isinstance(into, ForeignVolume):
-        copy = _NodeCopy(target, target_path, into)
+    with met.deciding():
+        if isinstance(ruled, NativeVolume):
+            ruled.require_removable(source_path)
+        if isinstance(seen, NativeVolume):
+            seen.require_new(*there.missing_paths, *(_below(there.path, item.names) for item in items), changed=True)
+    copy: _Copy = _FileCopy(target, there.path)
+    if _is_native(into):
+        copy = _NodeCopy(target, there.path, into, seen)
     with contextlib.ExitStack() as undoing:
         undoing.callback(copy.undo)
         for item in items:
@@ -102,18 +134,96 @@ def transfer(
                 raise errors.oserror(errno.ECANCELED)
             copy.add(volume, item)
         copy.finish(items)
-        if isinstance(volume, ForeignVolume):
-            _require_unchanged(volume, place, items, copy.digests)
-            undoing.pop_all()  # deleting may fail half-way: from here on the copy is kept
-            deleted = source.delete(source_path)
+        if _is_native(volume):
+            left = _set_aside(volume, place, items, ruled)
         else:
-            away = _set_aside(volume, place, items)
-            undoing.pop_all()
-            with silently():  # it was reported as deleted
-                deleted = source.delete(paths.join(paths.parent_and_name(source_path)[0], paths.to_text(away)))
-    if deleted.error is not None:
-        raise OSError(errno.EIO, f"It was copied, but the source could not be removed: {deleted.error}")
-    return deleted.files_update or {}, copy.files_update
+            _require_unchanged(volume, place, items, copy.digests)
+            left = source_path
+        undoing.pop_all()  # from here on the copy is kept, but where the source is whole again
+    try:
+        deleted = _delete(source, left, silent=left != source_path)
+        if deleted.error is None:
+            return deleted.files_update or {}, copy.files_update
+        back = _NodeCopy(source, source_path, volume, volume) if _is_native(volume) else _FileCopy(source, source_path)
+        _put_back(back, volume, left, items, into, there.path)
+    except OSError as error:
+        rest = "" if left == source_path else f"; what is left of it is '{paths.parent_and_name(left)[1]}'"
+        text = f"It was copied, but the source could not be removed: {error.strerror}{rest}"
+        raise OSError(errno.EIO, text) from error
+    copy.undo()
+    why = deleted.error.removeprefix(verbs.DELETE.failed.format(left) + ": ")
+    raise OSError(errno.EIO, f"Its source could not be removed, and stays as it was: {why}")
+
+
+def _without_rules(face: AgentFace, volume: Volume) -> AgentFace:
+    if not isinstance(volume, NativeVolume) or volume.without_rules is volume:
+        return face
+    plain = AgentFace(VolumeBackend(volume.without_rules), face.name)
+    plain.guard = face.guard
+    return plain
+
+
+class _Answers:
+    """Runs calls as a guard does, and keeps what a deletion raises: it may have been made, or be made later."""
+
+    def __init__(self, guard: Guard | None) -> None:
+        self._guard = guard
+        self.error: Exception | None = None
+
+    def run(self, verb: str, call: Callable[[], T], files: int = 1) -> T:
+        try:
+            return call() if self._guard is None else self._guard.run(verb, call, files)
+        except Exception as error:
+            if verb == "delete" and not isinstance(error, NotImplementedError):
+                self.error = error
+            raise
+
+
+def _delete(source: AgentFace, path: AgentPath, *, silent: bool) -> DeleteResult:
+    """Delete. OSError: there was no answer.
+
+    Args:
+        silent: it was reported as deleted.
+    """
+    direct = copying.copy(source)
+    direct.guard = answers = _Answers(source.guard)
+    with silently() if silent else contextlib.nullcontext():
+        deleted = direct.delete(path)
+    if answers.error is not None:
+        raise OSError(errno.EIO, deleted.error) from answers.error
+    return deleted
+
+
+def _put_back(back: _Copy, volume: Volume, left: AgentPath, items: list[Item], into: Volume, copied: AgentPath) -> None:
+    """Make what is gone of the source from its copy.
+
+    Args:
+        left: the path of what is there of it.
+        copied: that of the copy, in `into`.
+    """
+    for each in (volume, into):
+        if isinstance(each, ForeignVolume):
+            each.expire()
+    back.hide_as(paths.to_name(paths.parent_and_name(left)[1]))
+    copies = {item.names: resolve(into, _below(copied, item.names), follow=False).found.node for item in items}
+    missing = []
+    for item in items:
+        there = find(volume, _below(left, item.names))
+        if there is None:
+            missing.append(item._replace(node=copies[item.names]))
+        else:
+            back.nodes[item.names] = back.twins[copies[item.names]] = there.node
+    for item in missing:
+        back.add(into, item)
+    back.finish(items)
+
+
+def _is_native(volume: Volume) -> TypeGuard[ObservableVolume]:
+    return isinstance(volume, ObservableVolume) and not isinstance(volume, ForeignVolume)
+
+
+def _below(top: AgentPath, names: Names) -> AgentPath:
+    return AgentPath("/".join([top, *map(paths.to_text, names)]))
 
 
 def _volume_of_paths(face: AgentFace) -> Volume:
@@ -206,8 +316,15 @@ class _Copy(abc.ABC):
     def __init__(self, target: AgentFace, path: AgentPath) -> None:
         self._target = target
         self._path = path
+        self.nodes: dict[Names, int] = {}
+        """Of what is there, where it has any."""
+        self.twins: dict[int, int] = {}
+        """A source node with several names → its copy."""
         self.digests: dict[Names, bytes] = {}
         self.files_update: dict[str, Any] = {}
+
+    def hide_as(self, name: bytes) -> None:
+        """Have another hidden name for the top."""
 
     @abc.abstractmethod
     def add(self, source: Volume, item: Item) -> None: ...
@@ -233,54 +350,53 @@ class _FileCopy(_Copy):
         for offset, piece in data_pieces(source, item.node):
             data += bytes(offset - len(data)) + piece
         self.digests[item.names] = _digest_of(bytes(data))
-        (answer,) = self._target.upload_files([(self._inner(item), bytes(data))])
+        (answer,) = self._target.upload_files([(_below(self._path, item.names), bytes(data))])
         if answer.error is not None:
             raise OSError(errors.errno_of(answer.error), answer.error)
         self.files_update.update(answer.files_update or {})
 
     def finish(self, items: list[Item]) -> None:
-        for item in items:
-            if item.is_file:
-                (answer,) = self._target.download_files([self._inner(item)])
-                _require_same(_digest_of(answer.content or b""), self.digests[item.names])
+        for names, digest in self.digests.items():
+            (answer,) = self._target.download_files([_below(self._path, names)])
+            _require_same(_digest_of(answer.content or b""), digest)
 
     def undo(self) -> None:
         for names in self.digests:
-            self._target.delete(self._below(names))
-
-    def _inner(self, item: Item) -> AgentPath:
-        return self._below(item.names)
-
-    def _below(self, names: Names) -> AgentPath:
-        return AgentPath("/".join([self._path, *map(paths.to_text, names)]))
+            self._target.delete(_below(self._path, names))
 
 
 class _NodeCopy(_Copy):
-    """In a volume of this package, under a hidden name until it is complete."""
+    """In a volume of this package, under a hidden name until it is complete.
 
-    def __init__(self, target: AgentFace, path: AgentPath, volume: ObservableVolume) -> None:
+    Args:
+        seen: the volume with its rules.
+    """
+
+    def __init__(self, target: AgentFace, path: AgentPath, volume: ObservableVolume, seen: Volume) -> None:
         super().__init__(target, path)
         self._volume = volume
+        self._seen = seen
         self._caller = Caller(os.geteuid(), os.getegid(), os.getpid())
         self._place = resolve(volume, path, follow=False)
         self._name = self._hidden = _hidden(self._place.name)
-        self._nodes: dict[Names, int] = {}
-        self._twins: dict[int, int] = {}  # a source node with several names → its copy
         self._made: list[tuple[int, bytes]] = []
         self._parent = self._place.parent
+
+    def hide_as(self, name: bytes) -> None:
+        self._name = self._hidden = name
 
     def add(self, source: Volume, item: Item) -> None:
         if not item.names:
             self._make_parents()
-        parent = self._nodes[item.names[:-1]] if item.names else self._parent
+        parent = self.nodes[item.names[:-1]] if item.names else self._parent
         name = item.names[-1] if item.names else self._hidden
-        twin = self._twins.get(item.node)
+        twin = self.twins.get(item.node)
         if twin is not None:
-            self._nodes[item.names] = self._volume.link(twin, parent, name).node
+            self.nodes[item.names] = self._volume.link(twin, parent, name).node
             return
-        node = self._nodes[item.names] = self._make(source, item, parent, name)
+        node = self.nodes[item.names] = self._make(source, item, parent, name)
         if item.nlink > 1 and not item.is_dir and self._volume.features.links:
-            self._twins[item.node] = node
+            self.twins[item.node] = node
         if item.is_file:
             self.digests[item.names] = self._fill(source, item, node)
         if self._volume.features.xattrs and not stat.S_ISLNK(item.mode):
@@ -316,11 +432,13 @@ class _NodeCopy(_Copy):
 
     def finish(self, items: list[Item]) -> None:
         for names, digest in self.digests.items():
-            _require_same(_digest(self._volume, self._nodes[names]), digest)
+            _require_same(_digest(self._volume, self.nodes[names]), digest)
         for item in reversed(items):  # a directory after what is in it, for that moves its times
             if not stat.S_ISLNK(item.mode):
-                self._adorn(item, self._nodes[item.names])
+                self._adorn(item, self.nodes[item.names])
         with self._volume.changing() as changes:
+            if self._seen is not self._volume and resolve(self._seen, self._path, follow=False).parent != self._parent:
+                raise OSError(errno.EBUSY, "Its new place was moved meanwhile")
             self._volume.rename(self._parent, self._hidden, self._parent, self._place.name, RENAME_NOREPLACE)
             self._name = self._place.name
             for parent, name in [*self._made, (self._parent, self._name)]:
@@ -333,6 +451,9 @@ class _NodeCopy(_Copy):
         self._volume.sync()
 
     def _adorn(self, item: Item, node: int) -> None:
+        attr = self._volume.getattr(node)
+        if (attr.mode, attr.uid, attr.gid, attr.mtime_ns) == (item.mode, item.uid, item.gid, item.mtime_ns):
+            return  # it is that of the source, which was left there
         with contextlib.suppress(PermissionError):  # only root may give files away
             self._volume.setattr(node, AttrChanges(uid=item.uid, gid=item.gid))
         mode = stat.S_IMODE(item.mode)
@@ -342,10 +463,23 @@ class _NodeCopy(_Copy):
         self._volume.setattr(node, AttrChanges(mode=mode, atime_ns=item.atime_ns, mtime_ns=item.mtime_ns))
 
     def undo(self) -> None:
-        directory = paths.parent_and_name(self._path)[0]
         was_seen = self._name != self._hidden
-        with contextlib.nullcontext() if was_seen else silently():
-            self._target.delete(paths.join(directory, paths.to_text(self._name)))
+        left = list(self.nodes.items())
+        for node in self.nodes.values():
+            with contextlib.suppress(OSError):  # it has its source's mode, perhaps one that lets nothing be removed
+                if self._volume.getattr(node).is_dir:
+                    self._volume.setattr(node, AttrChanges(mode=0o700))
+        try:
+            while left:
+                with contextlib.nullcontext() if was_seen else silently(), self._volume.changing() as changes:
+                    for names, node in left[: -REMOVED_AT_ONCE - 1 : -1]:
+                        parent, name = (self.nodes[names[:-1]], names[-1]) if names else (self._parent, self._name)
+                        placing.remove(
+                            self._volume, parent, name, self._volume.getattr(node), changes, _below(self._path, names)
+                        )
+                del left[-REMOVED_AT_ONCE:]
+        except OSError as error:
+            log.warning("%s: a copy of '%s' could not be removed: %s", self._target.name, self._path, error)
         with self._volume.changing() as changes, contextlib.suppress(OSError):  # it is not empty any more
             for (parent, name), path in reversed(list(zip(self._made, self._place.missing_paths, strict=False))):
                 self._volume.rmdir(parent, name)
@@ -361,21 +495,27 @@ def _hidden(name: bytes) -> bytes:
 # -- the source ------------------------------------------------------------------------------------------------
 
 
-def _set_aside(volume: Volume, place: Place, items: list[Item]) -> bytes:
-    """Check that the source has not changed since it was copied, and give it a hidden name, in one step; returns the
-    name."""
+def _set_aside(volume: Volume, place: Place, items: list[Item], ruled: Volume) -> AgentPath:
+    """Check that the source has not changed since it was copied, and give it a hidden name, in one step; returns its
+    path.
+
+    Args:
+        ruled: the volume with its rules.
+    """
     name = _hidden(place.name)
     top = items[0]
     with placing.changing(volume) as changes:
+        if ruled is not volume and isinstance(ruled, NativeVolume):
+            ruled.require_removable(place.path)
         if [item.state for item in _tree(volume, volume.lookup(place.parent, place.name))] != [i.state for i in items]:
             raise OSError(errno.EBUSY, "It was changed while it was being moved")
         volume.rename(place.parent, place.name, place.parent, name, RENAME_NOREPLACE)
         path = place.path + "/" if top.is_dir else place.path
         changes += [Change(node=place.parent), Change(top.node, place.parent, place.name, "deleted", path)]
-    return name
+    return paths.join(paths.parent_and_name(place.path)[0], paths.to_text(name))
 
 
-def _require_unchanged(volume: ForeignVolume, place: Place, items: list[Item], digests: dict[Names, bytes]) -> None:
+def _require_unchanged(volume: Volume, place: Place, items: list[Item], digests: dict[Names, bytes]) -> None:
     """Its times may say nothing, so look at the bytes again."""
     volume.expire()
     again = list(_tree(volume, volume.lookup(place.parent, place.name)))

@@ -50,7 +50,7 @@ from fusebackend.trees.merge.records import MergeRecords
 from fusebackend.volumes import placing
 from fusebackend.volumes.native import NativeVolume
 from fusebackend.volumes.placing import BytesSource, KeptSource, Name, Source
-from fusebackend.volumes.walk import entries
+from fusebackend.volumes.walk import entries, vanishing
 
 STAGING: Final = b".fusebackend-merge-"
 """The name of the server's directory in the root of a route begins so; the branch's name follows."""
@@ -234,6 +234,8 @@ class Merge:
         by_route: dict[AgentPath, list[Step]] = {}
         for step in plan.steps:
             by_route.setdefault(step.prefix, []).append(step)
+        for prefix, steps in by_route.items():
+            self._route(prefix).require(steps)
         number = secrets.randbits(62)
         header = {"format": FORMAT, "branch": self._branch, "id": number, "routes": list(by_route)}
         self._journal.begin({**header, "steps": len(plan.steps)})
@@ -268,6 +270,15 @@ class Merge:
         if moves:
             self._follow(lines[0]["id"], moves)
         self._journal.end()
+
+
+@contextlib.contextmanager
+def _named(path: AgentPath) -> Iterator[None]:
+    """Name the path of a step that permissions or rules refuse."""
+    try:
+        yield
+    except PermissionError as error:
+        raise OSError(error.errno, f"'{path}' can't be merged: {error.strerror}") from error
 
 
 def _made(route: _Route, lines: Iterable[dict[str, Any]]) -> list[tuple[bytes, bytes]]:
@@ -341,6 +352,21 @@ class _Route:
             return self.volume.lookup(parent, name)
         except FileNotFoundError:
             return None
+
+    def require(self, steps: Sequence[Step]) -> None:
+        """Raise why a step can't be made, before the first one is."""
+        if not isinstance(self.volume, NativeVolume):
+            return
+        gone = {step.path for step in steps if step.word == "remove"}
+        for step in steps:
+            path = step.to_path if step.word == "move" else step.path
+            with _named(self.shown(path)):
+                if step.word not in ("remove", "park", "attributes") and not path.startswith(PARKED):
+                    self.volume.require_new(self.inner(path), changed=True)
+                # What lies in another one is looked at with it. Steps before may make it or move it here.
+                if step.word == "remove" and split_path(path)[0] not in gone:
+                    with vanishing():
+                        self.volume.require_removable(self.inner(path))
 
     def has(self, path: bytes) -> bool:
         """Return True if there is something at a path."""
@@ -664,11 +690,8 @@ class _AtOnce(_Steps):
         mark = self.records.mark()
         try:
             for index, step in enumerate(self.steps):
-                try:
+                with _named(self.route.shown(step.path)):
                     self._run(step, b"%d" % index, changes)
-                except PermissionError as error:  # of a route's rules
-                    text = f"'{self.route.shown(step.path)}' can't be merged: {error.strerror}"
-                    raise OSError(error.errno, text) from error
         except BaseException:
             for back in reversed(self._back):
                 back(changes)
@@ -700,7 +723,7 @@ class _AtOnce(_Steps):
             assert attr is not None
             if attr.is_dir and self.volume.readdir(attr.node, b"", 1):
                 raise MainChangedError(self.route.shown(step.path))
-            self._require_empty(attr, final)
+            self._require_removable(step, attr)
             node, is_dir = attr.node, attr.is_dir
             self.going(step, attr)
             self.volume.rename(parent, final, staging, b"old-" + name, RENAME_NOREPLACE)
@@ -720,18 +743,20 @@ class _AtOnce(_Steps):
         node = self.staged[name]
         flags = RENAME_NOREPLACE if attr is None else RENAME_EXCHANGE
         is_new = attr is None
-        self._require_empty(attr, final)
+        self._require_removable(step, attr)
         self.going(step, attr)
         self.volume.rename(staging, name, parent, final, flags)
         self.come(step, node)
         self.report(changes, parent, final, node, "make" if is_new else "replace", step.path)
         self._undo_by(self._swap_back, name, parent, final, flags)
 
-    def _require_empty(self, attr: Attr | None, name: bytes) -> None:
+    def _require_removable(self, step: Step, attr: Attr | None) -> None:
         """A directory goes into the staging directory, which could not be removed with names that rules hide in it."""
         if attr is not None and attr.is_dir:
             assert isinstance(self.volume, NativeVolume)
-            self.volume.require_empty(attr.node, name)
+            if self.volume.readdir(attr.node, b"", 1):
+                raise oserror(errno.ENOTEMPTY)
+            self.volume.require_removable(self.route.inner(step.path))
 
     # -- taking back -------------------------------------------------------------------------------------------
 
