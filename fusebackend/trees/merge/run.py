@@ -50,7 +50,7 @@ from fusebackend.trees.merge.records import MergeRecords
 from fusebackend.volumes import placing
 from fusebackend.volumes.native import NativeVolume
 from fusebackend.volumes.placing import BytesSource, KeptSource, Name, Source
-from fusebackend.volumes.walk import entries, vanishing
+from fusebackend.volumes.walk import entries
 
 STAGING: Final = b".fusebackend-merge-"
 """The name of the server's directory in the root of a route begins so; the branch's name follows."""
@@ -272,13 +272,8 @@ class Merge:
         self._journal.end()
 
 
-@contextlib.contextmanager
-def _named(path: AgentPath) -> Iterator[None]:
-    """Name the path of a step that permissions or rules refuse."""
-    try:
-        yield
-    except PermissionError as error:
-        raise OSError(error.errno, f"'{path}' can't be merged: {error.strerror}") from error
+def _not_merged(path: AgentPath, error: OSError) -> OSError:
+    return OSError(error.errno, f"'{path}' can't be merged: {error.strerror}")
 
 
 def _made(route: _Route, lines: Iterable[dict[str, Any]]) -> list[tuple[bytes, bytes]]:
@@ -355,18 +350,10 @@ class _Route:
 
     def require(self, steps: Sequence[Step]) -> None:
         """Raise why a step can't be made, before the first one is."""
-        if not isinstance(self.volume, NativeVolume):
-            return
-        gone = {step.path for step in steps if step.word == "remove"}
-        for step in steps:
-            path = step.to_path if step.word == "move" else step.path
-            with _named(self.shown(path)):
-                if step.word not in ("remove", "park", "attributes") and not path.startswith(PARKED):
-                    self.volume.require_new(self.inner(path), changed=True)
-                # What lies in another one is looked at with it. Steps before may make it or move it here.
-                if step.word == "remove" and split_path(path)[0] not in gone:
-                    with vanishing():
-                        self.volume.require_removable(self.inner(path))
+        gone = {self.inner(step.path) for step in steps if step.word == "remove"}
+        made = [step.to_path if step.word == "move" else step.path for step in steps if step.word in _MAKES]
+        for path, error in placing.refusals(self.volume, gone, map(self.inner, made)):
+            raise _not_merged(AgentPath(self.prefix.rstrip("/") + path), error)
 
     def has(self, path: bytes) -> bool:
         """Return True if there is something at a path."""
@@ -570,6 +557,7 @@ class _Steps:
         self.lost(step, placing.set_attributes(self.volume, attr.node, state, changes, inner))
 
 
+_MAKES = frozenset({"make", "link", "move", "replace"})
 _MOVES = frozenset({"move", "park", "remove"})
 
 
@@ -690,8 +678,10 @@ class _AtOnce(_Steps):
         mark = self.records.mark()
         try:
             for index, step in enumerate(self.steps):
-                with _named(self.route.shown(step.path)):
+                try:
                     self._run(step, b"%d" % index, changes)
+                except PermissionError as error:  # of a route's rules
+                    raise _not_merged(self.route.shown(step.path), error) from error
         except BaseException:
             for back in reversed(self._back):
                 back(changes)

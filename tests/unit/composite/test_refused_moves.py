@@ -452,7 +452,7 @@ def test_a_copy_stays_where_the_source_may_be_deleted_later(kind: str, tmp_path:
         files = CompositeBackend(source, {"/r": target})
         files.guard({"/": Impatient()})  # type: ignore[dict-item]
         result = files.move("/tree", "/r/tree")
-        assert "It was copied, but the source could not be removed: delete did not answer in time" in str(result.error)
+        assert "It was copied, but the source could not be removed: " in str(result.error)
         assert set(everything(target.volume)) == {b"/tree", b"/tree/a"}
         left = [os.fsdecode(name) for name in everything(volume_of(source)) if name.count(b"/") == 1]
         assert left == ["/tree"] or left[0][1:] in str(result.error)
