@@ -29,7 +29,8 @@ import os
 import secrets
 import stat
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeGuard, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeGuard, TypeVar, cast
 
 from fusebackend.base import acl, budget, errors, paths
 from fusebackend.base.paths import AgentPath
@@ -109,19 +110,21 @@ def transfer(
     ruled, seen = _volume_of_paths(source), _volume_of_paths(target)
     source, target = _without_rules(source, ruled), _without_rules(target, seen)
     volume, into = _volume_of_paths(source), _volume_of_paths(target)
-    for foreign in (volume, into):
+    for foreign, face in ((volume, source), (into, target)):
         if isinstance(foreign, ForeignVolume):
-            foreign.expire()
+            _in_time(face, foreign.expire)
     # Links on the way are followed here alone, where rules see where they lead.
-    source_path, there = resolve(ruled, source_path, follow=False).path, resolve(seen, target_path, follow=False)
-    place = resolve(volume, source_path, follow=False)
-    items = list(_tree(volume, place.found))
+    source_path = resolve(_guarded(ruled, source), source_path, follow=False).path
+    there = resolve(_guarded(seen, target), target_path, follow=False)
+    reading = _guarded(volume, source)
+    place = resolve(reading, source_path, follow=False)
+    items = list(_tree(reading, place.found))
     _require_able(source, target, volume, into, items)
     if there.attr is not None:
         raise errors.oserror(errno.EEXIST)
     with met.deciding():
         if isinstance(ruled, NativeVolume):
-            ruled.require_removable(source_path)
+            _in_time(source, partial(ruled.require_removable, source_path), len(items))
         if isinstance(seen, NativeVolume):
             seen.require_new(*there.missing_paths, *(_below(there.path, item.names) for item in items), changed=True)
     copy: _Copy = _FileCopy(target, there.path)
@@ -132,12 +135,12 @@ def transfer(
         for item in items:
             if budget.current().cancelled:
                 raise errors.oserror(errno.ECANCELED)
-            copy.add(volume, item)
+            copy.add(reading, item)
         copy.finish(items)
         if _is_native(volume):
-            left = _set_aside(volume, place, items, ruled)
+            left = _in_time(source, partial(_set_aside, volume, place, items, ruled), len(items))
         else:
-            _require_unchanged(volume, place, items, copy.digests)
+            _require_unchanged(reading, place, items, copy.digests)
             left = source_path
         undoing.pop_all()  # from here on the copy is kept, but where the source is whole again
     try:
@@ -145,7 +148,7 @@ def transfer(
         if deleted.error is None:
             return deleted.files_update or {}, copy.files_update
         back = _NodeCopy(source, source_path, volume, volume) if _is_native(volume) else _FileCopy(source, source_path)
-        _put_back(back, volume, left, items, into, there.path)
+        _put_back(back, reading, left, items, _guarded(into, target), there.path)
     except OSError as error:
         rest = "" if left == source_path else f"; what is left of it is '{paths.parent_and_name(left)[1]}'"
         text = f"It was copied, but the source could not be removed: {error.strerror}{rest}"
@@ -161,6 +164,30 @@ def _without_rules(face: AgentFace, volume: Volume) -> AgentFace:
     plain = AgentFace(VolumeBackend(volume.without_rules), face.name)
     plain.guard = face.guard
     return plain
+
+
+def _in_time(face: AgentFace, call: Callable[[], T], files: int = 1) -> T:
+    """Call a volume with the deadline of its route."""
+    return call() if face.guard is None else face.guard.run("move", call, files)
+
+
+class _Guarded:
+    """A volume, each call of which has the deadline of its route. Hold no lock of it: the calls are made in threads of
+    their own."""
+
+    def __init__(self, volume: Volume, face: AgentFace) -> None:
+        self._volume, self._face = volume, face
+
+    def walking(self, names: object) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._volume, name)
+        return (lambda *args: _in_time(self._face, partial(found, *args))) if callable(found) else found
+
+
+def _guarded(volume: Volume, face: AgentFace) -> Volume:
+    return volume if face.guard is None else cast(Volume, _Guarded(volume, face))
 
 
 class _Answers:
@@ -201,9 +228,7 @@ def _put_back(back: _Copy, volume: Volume, left: AgentPath, items: list[Item], i
         left: the path of what is there of it.
         copied: that of the copy, in `into`.
     """
-    for each in (volume, into):
-        if isinstance(each, ForeignVolume):
-            each.expire()
+    volume.expire()
     back.hide_as(paths.to_name(paths.parent_and_name(left)[1]))
     copies = {item.names: resolve(into, _below(copied, item.names), follow=False).found.node for item in items}
     missing = []
@@ -358,6 +383,8 @@ class _FileCopy(_Copy):
     def finish(self, items: list[Item]) -> None:
         for names, digest in self.digests.items():
             (answer,) = self._target.download_files([_below(self._path, names)])
+            if answer.error is not None:
+                raise OSError(errors.errno_of(answer.error), answer.error)
             _require_same(_digest_of(answer.content or b""), digest)
 
     def undo(self) -> None:
@@ -374,10 +401,10 @@ class _NodeCopy(_Copy):
 
     def __init__(self, target: AgentFace, path: AgentPath, volume: ObservableVolume, seen: Volume) -> None:
         super().__init__(target, path)
-        self._volume = volume
+        self._volume, self._calls = volume, _guarded(volume, target)
         self._seen = seen
         self._caller = Caller(os.geteuid(), os.getegid(), os.getpid())
-        self._place = resolve(volume, path, follow=False)
+        self._place = resolve(self._calls, path, follow=False)
         self._name = self._hidden = _hidden(self._place.name)
         self._made: list[tuple[int, bytes]] = []
         self._parent = self._place.parent
@@ -392,50 +419,54 @@ class _NodeCopy(_Copy):
         name = item.names[-1] if item.names else self._hidden
         twin = self.twins.get(item.node)
         if twin is not None:
-            self.nodes[item.names] = self._volume.link(twin, parent, name).node
+            self.nodes[item.names] = self._calls.link(twin, parent, name).node
             return
         node = self.nodes[item.names] = self._make(source, item, parent, name)
-        if item.nlink > 1 and not item.is_dir and self._volume.features.links:
+        if item.nlink > 1 and not item.is_dir and self._calls.features.links:
             self.twins[item.node] = node
         if item.is_file:
             self.digests[item.names] = self._fill(source, item, node)
-        if self._volume.features.xattrs and not stat.S_ISLNK(item.mode):
+        if self._calls.features.xattrs and not stat.S_ISLNK(item.mode):
             wanted = source.listxattr(item.node) if source.features.xattrs else ()
             # The default ACL of its new directory has given it ACLs, which would let others read it.
-            for attribute in acl.NAMES.intersection(self._volume.listxattr(node)).difference(wanted):
-                self._volume.removexattr(node, attribute)
+            for attribute in acl.NAMES.intersection(self._calls.listxattr(node)).difference(wanted):
+                self._calls.removexattr(node, attribute)
             for attribute in wanted:
-                self._volume.setxattr(node, attribute, source.getxattr(item.node, attribute))
+                self._calls.setxattr(node, attribute, source.getxattr(item.node, attribute))
 
     def _make_parents(self) -> None:
         for name in self._place.missing:
-            node = self._volume.mkdir(self._parent, name, DIRECTORY_MODE, self._caller).node
+            node = self._calls.mkdir(self._parent, name, DIRECTORY_MODE, self._caller).node
             self._made.append((self._parent, name))
             self._parent = node
 
     def _make(self, source: Volume, item: Item, parent: int, name: bytes) -> int:
         """Make it for the server alone: until `_adorn`, a set-user-ID file would be one of the server's user."""
         if item.is_dir:
-            return self._volume.mkdir(parent, name, 0o700, self._caller).node
+            return self._calls.mkdir(parent, name, 0o700, self._caller).node
         if stat.S_ISLNK(item.mode):
-            return self._volume.symlink(parent, name, source.readlink(item.node), self._caller).node
-        return self._volume.mknod(parent, name, stat.S_IFMT(item.mode) | 0o600, item.rdev, self._caller).node
+            return self._calls.symlink(parent, name, source.readlink(item.node), self._caller).node
+        return self._calls.mknod(parent, name, stat.S_IFMT(item.mode) | 0o600, item.rdev, self._caller).node
 
     def _fill(self, source: Volume, item: Item, node: int) -> bytes:
         digest = _Digest()
-        with opened(self._volume, node, os.O_WRONLY):
+        with opened(self._calls, node, os.O_WRONLY):
             for offset, piece in data_pieces(source, item.node):
                 if digest.add(offset, piece):  # a hole stays one
-                    self._volume.write(node, offset, piece)
-            self._volume.setattr(node, AttrChanges(size=digest.size))
+                    self._calls.write(node, offset, piece)
+            self._calls.setattr(node, AttrChanges(size=digest.size))
         return digest.value()
 
     def finish(self, items: list[Item]) -> None:
         for names, digest in self.digests.items():
-            _require_same(_digest(self._volume, self.nodes[names]), digest)
+            _require_same(_digest(self._calls, self.nodes[names]), digest)
         for item in reversed(items):  # a directory after what is in it, for that moves its times
             if not stat.S_ISLNK(item.mode):
                 self._adorn(item, self.nodes[item.names])
+        _in_time(self._target, partial(self._put_in_place, items))
+        self._calls.sync()
+
+    def _put_in_place(self, items: list[Item]) -> None:
         with self._volume.changing() as changes:
             if self._seen is not self._volume and resolve(self._seen, self._path, follow=False).parent != self._parent:
                 raise OSError(errno.EBUSY, "Its new place was moved meanwhile")
@@ -448,38 +479,39 @@ class _NodeCopy(_Copy):
             for item in items:
                 path = AgentPath("/".join([self._place.path, *map(paths.to_text, item.names)]))
                 changes.append(Change(kind="created", path=path + "/" if item.is_dir else path))
-        self._volume.sync()
 
     def _adorn(self, item: Item, node: int) -> None:
-        attr = self._volume.getattr(node)
+        attr = self._calls.getattr(node)
         if (attr.mode, attr.uid, attr.gid, attr.mtime_ns) == (item.mode, item.uid, item.gid, item.mtime_ns):
             return  # it is that of the source, which was left there
         with contextlib.suppress(PermissionError):  # only root may give files away
-            self._volume.setattr(node, AttrChanges(uid=item.uid, gid=item.gid))
+            self._calls.setattr(node, AttrChanges(uid=item.uid, gid=item.gid))
         mode = stat.S_IMODE(item.mode)
-        attr = self._volume.getattr(node)
+        attr = self._calls.getattr(node)
         if not item.is_dir and (attr.uid, attr.gid) != (item.uid, item.gid):
             mode &= ~(stat.S_ISUID | stat.S_ISGID)  # it stays the server's: as `cp -p`
-        self._volume.setattr(node, AttrChanges(mode=mode, atime_ns=item.atime_ns, mtime_ns=item.mtime_ns))
+        self._calls.setattr(node, AttrChanges(mode=mode, atime_ns=item.atime_ns, mtime_ns=item.mtime_ns))
 
     def undo(self) -> None:
+        try:
+            _in_time(self._target, self._remove, len(self.nodes) + 1)
+        except OSError as error:
+            log.warning("%s: a copy of '%s' could not be removed: %s", self._target.name, self._path, error)
+
+    def _remove(self) -> None:
         was_seen = self._name != self._hidden
         left = list(self.nodes.items())
         for node in self.nodes.values():
             with contextlib.suppress(OSError):  # it has its source's mode, perhaps one that lets nothing be removed
                 if self._volume.getattr(node).is_dir:
                     self._volume.setattr(node, AttrChanges(mode=0o700))
-        try:
-            while left:
-                with contextlib.nullcontext() if was_seen else silently(), self._volume.changing() as changes:
-                    for names, node in left[: -REMOVED_AT_ONCE - 1 : -1]:
-                        parent, name = (self.nodes[names[:-1]], names[-1]) if names else (self._parent, self._name)
-                        placing.remove(
-                            self._volume, parent, name, self._volume.getattr(node), changes, _below(self._path, names)
-                        )
-                del left[-REMOVED_AT_ONCE:]
-        except OSError as error:
-            log.warning("%s: a copy of '%s' could not be removed: %s", self._target.name, self._path, error)
+        while left:
+            with contextlib.nullcontext() if was_seen else silently(), self._volume.changing() as changes:
+                for names, node in left[: -REMOVED_AT_ONCE - 1 : -1]:
+                    parent, name = (self.nodes[names[:-1]], names[-1]) if names else (self._parent, self._name)
+                    attr, path = self._volume.getattr(node), _below(self._path, names)
+                    placing.remove(self._volume, parent, name, attr, changes, path)
+            del left[-REMOVED_AT_ONCE:]
         with self._volume.changing() as changes, contextlib.suppress(OSError):  # it is not empty any more
             for (parent, name), path in reversed(list(zip(self._made, self._place.missing_paths, strict=False))):
                 self._volume.rmdir(parent, name)

@@ -458,6 +458,56 @@ def test_a_copy_stays_where_the_source_may_be_deleted_later(kind: str, tmp_path:
         assert left == ["/tree"] or left[0][1:] in str(result.error)
 
 
+class Deadline:
+    """A guard that knows which of its calls go on."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def run(self, verb: str, call: Callable[[], Any], files: int = 1) -> Any:
+        self.calls.append(verb)
+        try:
+            return call()
+        finally:
+            self.calls.pop()
+
+
+@for_each("rules", ([], [rule("deny", "/absent")]), ids=["plain", "in a view"])
+def test_each_call_of_a_volume_has_the_deadline_of_its_route(rules: Rules) -> None:
+    with InMemoryBackend() as source, InMemoryBackend() as target:
+        put(source, "/tree/a", "/tree/d/b")
+        source.volume.symlink(ROOT_NODE, b"link", b"tree", ME)
+        source.volume.link(node_at(source.volume, "tree/a"), node_at(source.volume, "tree/d"), b"twin")
+        source.volume.setxattr(node_at(source.volume, "tree/a"), b"user.x", b"x")
+        files = in_view(rules, {"/": source, "/r": target}) if rules else CompositeBackend(source, {"/r": target})
+        guards = {"/": Deadline(), "/r": Deadline()}
+        files.guard(guards)  # type: ignore[arg-type]
+        outside: list[str] = []
+        for volume, guard in ((source.volume, guards["/"]), (target.volume, guards["/r"])):
+            for name in CALLS:
+                method = getattr(volume, name)
+
+                def call(
+                    *args: Any, name: str = name, method: Any = method, guard: Deadline = guard, **more: Any
+                ) -> Any:
+                    if not guard.calls:
+                        outside.append(name)
+                    return method(*args, **more)
+
+                setattr(volume, name, call)
+        assert files.move("/link/d", "/r/new/d").error is None
+        assert files.move("/tree", "/r/tree").error is None
+        failed = failing_removal(target.volume, 1)
+        assert "stays as it was" in str(files.move("/r/tree", "/back").error) and failed
+        assert outside == []
+
+
+CALLS = (
+    "lookup", "readdir", "getattr", "setattr", "mknod", "mkdir", "symlink", "link", "unlink", "rmdir", "rename",
+    "create", "open", "read", "next_data", "write", "release", "getxattr", "setxattr", "listxattr", "removexattr", "sync",
+)  # fmt: skip
+
+
 def test_a_limit_that_a_move_would_pass_leaves_both_sides_as_they_are(tmp_path: Path) -> None:
     for limits in ({"limit_bytes": 3 * 4096}, {"limit_files": 3}):
         with SqliteBackend(tmp_path / f"{next(iter(limits))}.db", **limits) as target, InMemoryBackend() as source:
