@@ -61,6 +61,9 @@ class ExecuteTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_o
     max_output_bytes: int | None = None
     memory: int | str | None = None
     processes: int | None = None
+    total_memory: int | str | None = None
+    total_processes: int | None = None
+    total_cpus: float | None = None
     env: dict[str, str] | None = None
     trees: list[str] | None = None
 
@@ -393,6 +396,9 @@ def shell_options(table: ExecuteTable) -> ShellOptions:
         "max_output_bytes": table.max_output_bytes,
         "memory_bytes": meant("execute.memory", size_bytes, table.memory),
         "max_processes": table.processes,
+        "total_memory_bytes": meant("execute.total_memory", size_bytes, table.total_memory),
+        "total_processes": table.total_processes,
+        "total_cpus": table.total_cpus,
         "env": table.env,
         "trees": table.trees,
     }

@@ -4,7 +4,7 @@
   of one tool call, by the client's word for it (`Actor.call`), are one call until 2 s of quiet.
 - A change by the kernel: that which a client has named for the process or one of its ancestors (`name`); else the
   command that runs in the pid namespace, or in the session, of the process (`started`); else that of the process
-  session, until it has changed nothing for `QUIET_S`. Processes that are not known share a call for each uid.
+  session and the user, until it has changed nothing for `QUIET_S`. Unknown processes share a call for each user.
 
 A call gets its number with its first change. Thread-safe; `current` takes 2 µs where the process is known.
 """
@@ -153,7 +153,7 @@ class Calls:
         if process is None:
             key = ("uid", uid)
         elif process.session:
-            key = (process.session, process.namespace)
+            key = (process.session, process.namespace, process.uid)  # `sudo` and `su` keep their session
         else:
             key = (process.pid, process.began, "process")
         return self._in_session(key, process, uid)

@@ -73,7 +73,10 @@ START_PATIENCE_S = 60.0
 LOOK_S = 0.05
 """… and how often it looks whether it is to be stopped meanwhile."""
 
-NOT_THEIRS = ("network", "memory_bytes", "max_processes", "env", "sandbox", "trees")
+NOT_THEIRS = (
+    "network", "memory_bytes", "max_processes", "total_memory_bytes", "total_processes", "total_cpus", "env", "sandbox",
+    "trees",
+)  # fmt: skip
 """Options that only the mount's own sandbox obeys."""
 
 

@@ -1,9 +1,11 @@
-"""Limits of memory and processes: control groups (cgroups(7)), and limits of each process where there are none.
+"""Limits of memory, processes and processors: control groups (cgroups(7)), and limits of each process where there
+are none.
 
 `ControlGroups` finds, once, where this process may make groups that limit memory and processes: in its own group of a
-version 1 hierarchy, or, in version 2, in the nearest group above that hands both controllers down. A `Group` belongs
-to one command, in one directory for each hierarchy. It is made before the command runs anything, and removed after
-its last process has ended. Groups of a killed server are removed by the next one.
+version 1 hierarchy, or, in version 2, in the nearest group above that hands both controllers down. Processors are
+limited too where that is possible in the same way. A `Group` is one directory for each hierarchy. All commands of a
+mount have one together, in which each has its own: that is made before the command runs anything, and removed after its
+last process has ended. Groups of a killed server are removed by the next one.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import logging
 import os
 import resource
 import signal
+import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,13 +25,18 @@ from typing import Any
 
 from fusebackend.linux import runtime_directory
 from fusebackend.linux.mount_table import MountEntry, mounts
-from fusebackend.shell.options import ShellOptions
+from fusebackend.shell.options import Bounds, ShellOptions
 from fusebackend.shell.usernamespace import RLIMITS, rlimits
 
 log = logging.getLogger(__name__)
 
 REMOVAL_PATIENCE_S = 2.0
 """How long the kernel may take to see that a group is empty."""
+
+CONTROLLERS = ("memory", "pids", "cpu")
+
+CPU_PERIOD_US = 100_000
+"""In each period, all commands together may use so many microseconds for each processor that they may have."""
 
 _numbers = itertools.count(1)
 
@@ -62,21 +70,28 @@ class ControlGroups:
             return cls([])  # a kernel without control groups
 
     def version_for(self, controller: str) -> int | None:
-        """The version of cgroups that limits `memory` or `pids`, None when neither does."""
+        """The version of cgroups that limits `memory`, `pids` or `cpu`, None when neither does."""
         return next((place.version for place in self.places if controller in place.controllers), None)
 
-    def make(self, memory_bytes: int, max_processes: int) -> Group:
+    def make(self, bounds: Bounds, above: Group | None = None) -> Group:
         """An empty group with these limits.
+
+        Args:
+            above: the group that it is to be in, and whose limits hold for it, too. Made by this method without one.
 
         Raises:
             OSError: the kernel does not take it.
         """
         name = runtime_directory.own_name(next(_numbers))
-        group = Group([os.path.join(place.directory, name) for place in self.places])
+        parents = [place.directory for place in self.places] if above is None else above.directories
+        group = Group([os.path.join(parent, name) for parent in parents])
         try:
             for place, directory in zip(self.places, group.directories, strict=True):
                 os.mkdir(directory)
-                _limit(place, directory, memory_bytes, max_processes)
+                _limit(place, directory, bounds)
+                if above is None and place.version == 2:
+                    handed = " ".join(f"+{controller}" for controller in sorted(place.controllers))
+                    _write(os.path.join(directory, "cgroup.subtree_control"), handed)
         except BaseException:
             group.remove()
             raise
@@ -84,7 +99,7 @@ class ControlGroups:
 
 
 class Group:
-    """The processes of one command."""
+    """The processes of one command, or an empty group in which those of commands are."""
 
     def __init__(self, directories: list[str]) -> None:
         self.directories = directories
@@ -127,14 +142,14 @@ class Group:
 
 
 def places(membership: str, table: list[MountEntry]) -> list[Place]:
-    """Where groups that limit memory or processes could be made.
+    """Where groups that limit memory, processes or processors could be made.
 
     Args:
         membership: /proc/self/cgroup.
         table: the table of mounts.
     """
     found: list[Place] = []
-    wanted = {"memory", "pids"}
+    wanted = set(CONTROLLERS)
     unified: str | None = None
     for line in membership.splitlines():
         number, controllers, path = line.split(":", 2)
@@ -144,12 +159,12 @@ def places(membership: str, table: list[MountEntry]) -> list[Place]:
         elif mine and (directory := _directory(table, "cgroup", path, mine)) is not None:
             found.append(Place(directory, 1, frozenset(mine)))
     left = wanted.difference(*(place.controllers for place in found))
-    if left and unified is not None:
+    if left - {"cpu"} and unified is not None:
         directory = _directory(table, "cgroup2", unified, set())
         top = _directory(table, "cgroup2", "/", set())
-        place = directory and _handing_down(directory, top or directory, left)
+        place = directory and _handing_down(directory, top or directory, left - {"cpu"})
         if place:
-            found.append(Place(place, 2, frozenset(left)))
+            found.append(Place(place, 2, frozenset(left & _handed_down(place))))
     return found
 
 
@@ -169,12 +184,20 @@ def _handing_down(directory: str, top: str, controllers: set[str]) -> str | None
     Its own is none as a rule: a group with processes in it can't hand controllers down.
     """
     while True:
-        with contextlib.suppress(OSError), open(os.path.join(directory, "cgroup.subtree_control")) as file:
-            if controllers <= set(file.read().split()):
-                return directory
+        if controllers <= _handed_down(directory):
+            return directory
         if directory == top or len(directory) <= len(top):
             return None
         directory = os.path.dirname(directory)
+
+
+def _handed_down(directory: str) -> set[str]:
+    """Return the controllers that a group of version 2 hands to its children."""
+    try:
+        with open(os.path.join(directory, "cgroup.subtree_control")) as file:
+            return set(file.read().split())
+    except OSError:
+        return set()
 
 
 def _can_make_groups(place: Place) -> bool:
@@ -186,7 +209,7 @@ def _can_make_groups(place: Place) -> bool:
     except OSError:
         return False
     try:
-        _limit(place, name, 1 << 30, 1 << 10)
+        _limit(place, name, Bounds(1 << 30, 1 << 10, 1))
     except OSError:
         return False
     else:
@@ -196,24 +219,34 @@ def _can_make_groups(place: Place) -> bool:
         os.rmdir(name)
 
 
-def _limit(place: Place, directory: str, memory_bytes: int, max_processes: int) -> None:
-    def put(file: str, value: int, *, needed: bool = True) -> None:
+def _limit(place: Place, directory: str, bounds: Bounds) -> None:
+    def put(file: str, value: object, *, needed: bool = True) -> None:
         path = os.path.join(directory, file)
         if needed or os.path.exists(path):
             _write(path, str(value))
 
     if "memory" in place.controllers and place.version == 1:
-        put("memory.limit_in_bytes", memory_bytes)
-        put("memory.memsw.limit_in_bytes", memory_bytes, needed=False)  # with swap; not every kernel counts it
+        put("memory.use_hierarchy", 1, needed=False)  # for groups in it; kernels before 5.11 do not otherwise
+        put("memory.limit_in_bytes", bounds.memory_bytes)
+        put("memory.memsw.limit_in_bytes", bounds.memory_bytes, needed=False)  # with swap; not every kernel counts it
     elif "memory" in place.controllers:
-        put("memory.max", memory_bytes)
+        put("memory.max", bounds.memory_bytes)
         put("memory.swap.max", 0, needed=False)
     if "pids" in place.controllers:
-        put("pids.max", max_processes)
+        put("pids.max", bounds.processes)
+    if "cpu" in place.controllers and bounds.cpus:
+        quota_us = round(bounds.cpus * CPU_PERIOD_US)
+        if place.version == 1:
+            put("cpu.cfs_period_us", CPU_PERIOD_US)
+            put("cpu.cfs_quota_us", quota_us)
+        else:
+            put("cpu.max", f"{quota_us} {CPU_PERIOD_US}")
 
 
 def _end(directory: str) -> None:
-    """Remove the group of a killed server, and end its processes."""
+    """Remove the group of a killed server with those in it, and end their processes."""
+    for entry in [entry.path for entry in os.scandir(directory) if entry.is_dir()]:
+        _end(entry)
     group = Group([directory])
     group.kill()
     group.remove()
@@ -253,17 +286,21 @@ dumps, outside of the sandbox (core(5), fs/coredump.c)."""
 
 
 class Limits:
-    """The limits of a command's memory and processes.
+    """The limits of a command's memory and processes, and of what all commands use together.
 
-    Control groups limit all processes of a command together. Where this process may make none, each process is limited
-    (setrlimit(2)): each may then use as much memory as the whole command should, and the number of processes is not
-    limited for root, which the kernel exempts. `describe` says which way is used.
+    Control groups limit all processes of a command together, and all commands. Where this process may make none, each
+    process is limited (setrlimit(2)): each may then use as much memory as the whole command should, the number of
+    processes is not limited for root, which the kernel exempts, and nothing limits all commands. `describe` says which
+    way is used.
     """
 
     def __init__(self, options: ShellOptions, groups: ControlGroups) -> None:
         self._options = options
         self._groups = groups
-        self._with_groups = {controller: groups.version_for(controller) for controller in ("memory", "pids")}
+        self._with_groups = {controller: groups.version_for(controller) for controller in CONTROLLERS}
+        self._all: Group | None = None
+        """What all commands are in: made for the first one."""
+        self._making = threading.Lock()
 
     def confine(self, pid: int) -> Group:
         """Limit a process that has started nothing yet, and all that it will start. The group is to be removed.
@@ -272,7 +309,11 @@ class Limits:
             OSError: it can't be limited. A process that has ended is no error.
         """
         options = self._options
-        group = self._groups.make(options.memory_bytes, options.max_processes + 1)  # and the sandbox's own first one
+        with self._making:
+            if self._all is None:
+                self._all = self._groups.make(options.together)
+        own = Bounds(options.memory_bytes, options.max_processes + 1)  # and the sandbox's own first one
+        group = self._groups.make(own, self._all)
         try:
             with contextlib.suppress(ProcessLookupError, FileNotFoundError):
                 group.add(pid)
@@ -281,6 +322,11 @@ class Limits:
             group.remove()
             raise
         return group
+
+    def close(self) -> None:
+        """All commands have ended."""
+        if self._all is not None:
+            self._all.remove()
 
     def _limit_each(self, pid: int) -> None:
         limits = {resource.RLIMIT_CORE: NO_CORE, **{RLIMITS[name]: most for name, most in rlimits().items()}}
@@ -300,14 +346,18 @@ class Limits:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
 
     def describe(self) -> dict[str, Any]:
-        """How memory and processes are limited, in words."""
-        memory, processes = self._with_groups["memory"], self._with_groups["pids"]
+        """How memory, processes and processors are limited, in words."""
+        memory, processes, cpu = (self._with_groups[controller] for controller in CONTROLLERS)
+        together = self._options.together
         otherwise = "not at all (root is exempt)" if _is_exempt() else "rlimit, for each command"
         return {
             "memory_bytes": self._options.memory_bytes,
+            "total_memory_bytes": together.memory_bytes if memory else None,
             "memory_limited_by": f"cgroup v{memory}" if memory else "rlimit, for each process",
             "max_processes": self._options.max_processes,
+            "total_processes": together.processes if processes else None,
             "processes_limited_by": f"cgroup v{processes}" if processes else otherwise,
+            "total_cpus": together.cpus if cpu else None,
         }
 
 

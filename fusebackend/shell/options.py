@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -13,6 +14,16 @@ TREES = ("snapshots", "branches")
 """Directories of the trees directory that commands may see."""
 
 DEFAULT_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What some processes may use together."""
+
+    memory_bytes: int
+    processes: int
+    cpus: float = 0
+    """Processors that they may keep busy; 0 for all."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +53,12 @@ class ShellOptions:
     instances."""
     trees: Sequence[str] = ()
     """What commands see of the trees directory, `/.fusebackend`: nothing, `snapshots`, `branches`, or both."""
+    total_memory_bytes: int = 0
+    """Memory of all commands of the mount together. 0 is half of the machine's, but at least `memory_bytes`."""
+    total_processes: int = 0
+    """How many processes and threads all commands may have at once. 0 is four times `max_processes`."""
+    total_cpus: float = 0
+    """How many processors all commands may keep busy. 0 is all but a tenth of what the server may use itself."""
 
     def seconds(self, timeout: float | None) -> float:
         """How long a command may take that is given `timeout` seconds, or is left to the configuration.
@@ -75,6 +92,15 @@ class ShellOptions:
             raise ValueError(f"memory must be at least {least}, but is {self.memory_bytes} bytes")
         if self.max_processes < 1:
             raise ValueError(f"processes must be at least 1, but is {self.max_processes}")
+        together = self.together
+        if together.memory_bytes < self.memory_bytes:
+            least = f"memory, {self.memory_bytes} bytes"
+            raise ValueError(f"total_memory must be at least {least}, but is {together.memory_bytes}")
+        if together.processes < self.max_processes:
+            least = f"processes, {self.max_processes}"
+            raise ValueError(f"total_processes must be at least {least}, but is {together.processes}")
+        if not LEAST_CPUS <= together.cpus < math.inf:
+            raise ValueError(f"total_cpus must be at least {LEAST_CPUS} and finite, but is {together.cpus}")
         object.__setattr__(self, "trees", tuple(self.trees))  # a list, of JSON or TOML
         for tree in self.trees:
             if tree not in TREES:
@@ -83,6 +109,22 @@ class ShellOptions:
             if not name or "=" in name or "\0" in name + value:
                 raise ValueError(f"env: {name!r} can't be an environment variable")
 
+    @property
+    def together(self) -> Bounds:
+        """What all commands of the mount may use together."""
+        machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return Bounds(
+            self.total_memory_bytes or max(machine_bytes // 2, self.memory_bytes),
+            self.total_processes or TOGETHER * self.max_processes,
+            self.total_cpus or round(0.9 * len(os.sched_getaffinity(0)), 2),
+        )
+
+
+TOGETHER = 4
+"""So many commands may have all the processes that each may have."""
+
+LEAST_CPUS = 0.01
+"""The kernel takes no less than a millisecond of each tenth of a second."""
 
 LEAST_MEMORY_BYTES = 16 << 20
 """With less, not even the sandbox would start."""

@@ -164,6 +164,7 @@ class Shell:
     def close(self) -> None:
         """End the commands that run, wait until they have ended, and start no more."""
         self._running.close()
+        self._limits.close()
         with self._furnishing:
             self._devices.close()
             self._etc.close()

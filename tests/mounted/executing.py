@@ -156,6 +156,11 @@ def commands(mountpoint: Path, default: str, *routes: str, **options: Any) -> It
 
 def groups(server_pid: int) -> set[Path]:
     """Return the control groups of a server's commands."""
+    return {path for path in own_groups(server_pid) if path.parent.name.startswith("fusebackend-")}
+
+
+def own_groups(server_pid: int) -> set[Path]:
+    """Return the control groups of a server: of its commands, and the one that these are in."""
     found: set[Path] = set()
     for directory, names, _ in os.walk("/sys/fs/cgroup"):  # unlike glob, it tolerates groups that vanish meanwhile
         found |= {

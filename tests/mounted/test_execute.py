@@ -592,7 +592,7 @@ def test_a_killed_server_takes_its_commands_along(tmp_path: Path) -> None:
         subprocess.run(["fusermount3", "-u", "-z", tmp_path / "mnt"], check=True)
     with commands(tmp_path / "other", "memory:") as next_one:
         next_one.run("true")
-        assert executing.groups(process.pid) == set(), "the next one tidies up"
+        assert executing.own_groups(process.pid) == set(), "the next one tidies up"
         assert not [name for name in os.listdir("/dev") if f"-{process.pid}-" in name]
 
 
@@ -634,6 +634,13 @@ def test_what_it_says_of_itself(shell: Commands) -> None:
     described = shell.describe()
     limited = {name: described.pop(name) for name in ("memory_limited_by", "processes_limited_by")}
     assert all(isinstance(words, str) and words for words in limited.values())
+    together = [described.pop(name) for name in ("total_memory_bytes", "total_processes", "total_cpus")]
+    if all(words.startswith("cgroup") for words in limited.values()):
+        machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        assert together[:2] == [max(machine_bytes // 2, 1 << 30), 4 * 256]
+        assert together[2] in (None, round(0.9 * len(os.sched_getaffinity(0)), 2))
+    else:
+        assert None in together[:2], "nothing limits all commands together"
     assert described == {
         "where": "bubblewrap sandbox",
         "unseen_routes": {},

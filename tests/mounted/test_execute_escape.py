@@ -498,6 +498,30 @@ def test_a_memory_bomb_of_many_processes(shell: Commands) -> None:
     assert shell.output("echo on") == "on\n"
 
 
+def test_many_commands_at_once(tmp_path: Path) -> None:
+    """Each of them stays within its own bounds, and all together within theirs."""
+    bounds = {"memory_bytes": 64 << 20, "total_memory_bytes": 160 << 20, "total_cpus": 0.5}
+    with commands(tmp_path / "mnt", "memory:", "/memories/=memory:", **bounds) as shell:
+        if not shell.describe()["memory_limited_by"].startswith("cgroup"):
+            pytest.skip("this machine gives the server no control groups")
+        hold = python("x = bytearray(40 << 20)\nwhile True: pass")
+        pending = [shell.start(f"{hold}; echo ended", timeout=600) for _ in range(6)]
+        while sum(one.is_answered for one in pending) < 2:  # the kernel ends what does not fit
+            assert answers(shell) < 10
+        common = {path.parent for path in executing.groups(shell.mounted.pid)}
+        peaks = [int(file.read_text()) for path in common for file in path.glob("memory.*peak")]
+        peaks += [int(file.read_text()) for path in common for file in path.glob("memory.max_usage_in_bytes")]
+        assert peaks and max(peaks) <= 160 << 20
+        if shell.describe()["total_cpus"] is not None:
+            (counts,) = [(path / "cpu.stat").read_text() for path in common if (path / "cpu.stat").exists()]
+            assert int(re.findall(r"nr_throttled (\d+)", counts)[0]) > 0
+        for one in pending:
+            shell.cancel(one)
+            one.result()
+        assert shell.output("echo on") == "on\n"
+    assert executing.own_groups(shell.mounted.pid) == set()
+
+
 @pytest.mark.parametrize("path", ["/tmp", "/dev/shm"])
 def test_filling_what_is_kept_in_memory(shell: Commands, path: str) -> None:
     result, slowest = while_it_runs(shell, f"head -c 4G /dev/zero > {path}/file", 60)

@@ -11,6 +11,7 @@ from pathlib import Path
 import mounts
 import psycopg
 import pytest
+from psycopg import conninfo
 from services.postgres import Postgres
 
 pytestmark = [pytest.mark.mounted, pytest.mark.services]
@@ -27,17 +28,19 @@ ANALYZE fusebackend.inode; ANALYZE fusebackend.dentry
 
 
 class Counted:
-    """A mount, and a count of its statements: PostgreSQL writes each of them to its log."""
+    """A mount, and a count of its statements: PostgreSQL writes them to its log, beside those of other tests."""
 
-    def __init__(self, postgres: Postgres, path: Path) -> None:
+    def __init__(self, postgres: Postgres, dsn: str, path: Path) -> None:
         self._postgres = postgres
+        self._database = conninfo.conninfo_to_dict(dsn)["dbname"]
         self.path = path
 
     def statements(self, work: Callable[[], object]) -> Counter[str]:
         """Count the statements during `work` by their beginnings, without those of the background."""
         before = len(self._postgres.log_text)
         work()
-        found = re.findall(r" ms  execute fusebackend\S*: (.{1,60})", self._postgres.log_text[before:])
+        statement = rf" {self._database} .* ms  execute fusebackend\S*: (.{{1,60}})"
+        found = re.findall(statement, self._postgres.log_text[before:])
         return Counter(found)
 
 
@@ -49,7 +52,7 @@ def counted(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Ite
         with mounts.mounted(tmp / "mnt", url) as server:
             with psycopg.connect(dsn, autocommit=True) as connection:
                 connection.execute(FILL, prepare=False)
-            yield Counted(postgres, server.path)
+            yield Counted(postgres, dsn, server.path)
 
 
 def run(*command: object) -> list[str]:

@@ -40,6 +40,8 @@ pytestmark = pytest.mark.mounted
 
 SEMANTICS = Path(fusebackend.__file__).with_name("SEMANTICS.md")
 MINIMAL_ACL = bytes.fromhex("0200000001000600ffffffff04000400ffffffff20000400ffffffff")
+READ_ONLY = errno.EROFS if os.geteuid() == 0 else errno.EACCES
+"""The kernel looks at the modes first, except for root."""
 NATIVE = ["sqlite:{tmp}/volume.db", "memory:", "dir:{tmp}/files"]
 
 
@@ -654,7 +656,7 @@ def test_a_thread_shows_what_its_agent_saw(tmp_path: Path, serve: Serve) -> None
         assert (mounted.path / "t/head/notes.txt").read_text() == "one\n"
         with pytest.raises(OSError) as refused:
             (mounted.path / "t/head/new").write_text("")
-        assert refused.value.errno == errno.EROFS
+        assert refused.value.errno == READ_ONLY
         agent.invoke(graphs.user("again"), graphs.thread("t"))
         deadline = time.monotonic() + 30
         while len(os.listdir(mounted.path / "t/history")) == 3 * len(ids):
@@ -789,8 +791,8 @@ def test_a_mount_describes_itself_in_files(native: Path, serve: Serve) -> None:
     told = json.loads(os.getxattr(native, "user.fusebackend.status"))
     assert told.keys() == now.keys() and told["mountpoint"] == now["mountpoint"] == str(native)
     for change, number in (
-        (lambda: (own / "version").write_text("x"), errno.EROFS),
-        (lambda: (own / "new").mkdir(), errno.EROFS),
+        (lambda: (own / "version").write_text("x"), READ_ONLY),
+        (lambda: (own / "new").mkdir(), READ_ONLY),
         (own.rmdir, errno.EBUSY),
     ):
         with pytest.raises(OSError) as refused:
@@ -1272,8 +1274,7 @@ def test_the_log_is_read_as_files(serve: Serve) -> None:
         assert os.stat(log / "today.jsonl").st_size == opened.tell()
         with pytest.raises(OSError) as refused:
             os.truncate(log / "today.jsonl", 0)
-        # The kernel looks at the mode first, except for root.
-        assert refused.value.errno == (errno.EROFS if os.geteuid() == 0 else errno.EACCES)
+        assert refused.value.errno == READ_ONLY
         client.prune()
         assert (log / "today.jsonl").read_text() == ""
 

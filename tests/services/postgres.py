@@ -32,7 +32,10 @@ STOP_LIMIT_S = 30.0
 PORT = 54329
 """Only the name of the socket: the server listens on no network."""
 
-SETTINGS = ("listen_addresses=", "shared_buffers=16MB", "max_connections=120", "timezone=UTC", "logging_collector=off")
+SETTINGS = (
+    "listen_addresses=", "shared_buffers=16MB", "max_connections=120", "timezone=UTC", "logging_collector=off",
+    "log_line_prefix=%m %d ",
+)  # fmt: skip
 CARELESS = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
 
 

@@ -32,7 +32,8 @@ exec "$@"
 """
 """A /dev without fuse, for the commands below it."""
 
-WITHOUT_FUSE = ("unshare", "--mount", *(() if os.geteuid() == 0 else ("--map-root-user",)), "sh", "-c", NO_FUSE, "sh")
+AS_USER = () if os.geteuid() == 0 else ("--map-current-user", "--keep-caps")
+WITHOUT_FUSE = ("unshare", "--mount", *AS_USER, "sh", "-c", NO_FUSE, "sh")
 
 
 def environment() -> dict[str, str]:

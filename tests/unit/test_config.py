@@ -63,6 +63,9 @@ class TestFile:
             max_output_bytes = 5000
             memory = "2 GiB"
             processes = 64
+            total_memory = "8 GiB"
+            total_processes = 100
+            total_cpus = 1.5
             env = { LANG = "de_DE.UTF-8" }
             trees = ["branches"]
             """,
@@ -84,13 +87,17 @@ class TestFile:
                 max_output_bytes=5000,
                 memory="2 GiB",
                 processes=64,
+                total_memory="8 GiB",
+                total_processes=100,
+                total_cpus=1.5,
                 env={"LANG": "de_DE.UTF-8"},
                 trees=["branches"],
             ),
         )
         assert shell_options(found.execute) == ShellOptions(
-            "none", True, 120, 5000, 2 << 30, 64, {"LANG": "de_DE.UTF-8"}, trees=["branches"]
-        )
+            "none", True, 120, 5000, 2 << 30, 64, {"LANG": "de_DE.UTF-8"}, trees=["branches"],
+            total_memory_bytes=8 << 30, total_processes=100, total_cpus=1.5,
+        )  # fmt: skip
 
     def test_an_empty_file_says_nothing(self, tmp_path) -> None:
         assert self.read(tmp_path, "") == ConfigFile()
@@ -286,6 +293,12 @@ class TestExecute:
             ({"memory": "1 MiB"}, "[execute]: memory must be at least 16 MiB, but is 1048576 bytes"),
             ({"trees": ["views"]}, "[execute]: trees may have 'snapshots' and 'branches', but has 'views'"),
             ({"processes": 0}, "[execute]: processes must be at least 1, but is 0"),
+            (
+                {"total_memory": "1 GiB", "memory": "2 GiB"},
+                "[execute]: total_memory must be at least memory, 2147483648 bytes, but is 1073741824",
+            ),
+            ({"total_processes": 9}, "[execute]: total_processes must be at least processes, 256, but is 9"),
+            ({"total_cpus": -1}, "[execute]: total_cpus must be at least 0.01 and finite, but is -1"),
             ({"max_output_bytes": -1}, "[execute]: max_output_bytes must not be negative, but is -1"),
             ({"env": {"A=B": "c"}}, "[execute]: env: 'A=B' can't be an environment variable"),
             ({"env": {"": "c"}}, "[execute]: env: '' can't be an environment variable"),

@@ -90,7 +90,8 @@ class Asking:
                     self.mend()
                     yield
             except OSError as error:
-                lost = error.errno in LOST or self._is_closed()
+                # EBADF: the library's reader has seen the end of the connection, and has closed its socket.
+                lost = error.errno in LOST or error.errno == errno.EBADF or self._is_closed()
                 # EIO is what all other errors of libraries become, those of a lost connection as well.
                 if self._connects and (lost or error.errno == errno.EIO):
                     self.is_lost = True

@@ -71,6 +71,13 @@ def test_a_session_is_one_call_until_it_is_quiet(calls, clock, history):
     assert (kept.kind, kept.title, kept.actor) == ("session", "prog -x", Actor(command="prog -x", uid=5, pid=10))
 
 
+def test_another_user_in_a_session_has_a_call_of_their_own(calls):
+    mine = calls.of_process(process(calls), 5)
+    root = calls.of_process(process(calls, 11, uid=0), 0)  # of `sudo` in the same terminal
+    assert root is not mine and (mine.actor.uid, root.actor.uid) == (5, 0)
+    assert calls.of_process(process(calls, 12), 5) is mine
+
+
 def test_a_quiet_session_ends_by_itself(calls, clock, history):
     number = changed(calls, calls.of_process(process(calls), 5))
     calls.end_quiet()

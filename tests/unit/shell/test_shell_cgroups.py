@@ -13,7 +13,7 @@ from fusebackend.linux import mount_table as table
 from fusebackend.linux import runtime_directory
 from fusebackend.shell import cgroups
 from fusebackend.shell.cgroups import ControlGroups, Limits, Place, places
-from fusebackend.shell.options import ShellOptions
+from fusebackend.shell.options import Bounds, ShellOptions
 
 V1 = """\
 31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
@@ -33,6 +33,7 @@ class TestPlaces:
         assert directories(places(membership, table.parse(V1.format(root="/")))) == [
             ("/sys/fs/cgroup/pids", 1, {"pids"}),
             ("/sys/fs/cgroup/memory/a/b", 1, {"memory"}),
+            ("/sys/fs/cgroup/cpu", 1, {"cpu"}),
         ]
 
     def test_controllers_in_one_hierarchy(self) -> None:
@@ -66,6 +67,9 @@ class TestPlaces:
     def test_version_2_is_the_nearest_group_that_hands_both_down(self, unified: Path) -> None:
         found = places("0::/user.slice/app.slice/mine.scope\n", self.mounted(unified))
         assert directories(found) == [(f"{unified}/user.slice/app.slice", 2, {"memory", "pids"})]
+        (unified / "user.slice/app.slice/cgroup.subtree_control").write_text("cpu memory pids")
+        found = places("0::/user.slice/app.slice/mine.scope\n", self.mounted(unified))
+        assert directories(found) == [(f"{unified}/user.slice/app.slice", 2, {"memory", "pids", "cpu"})]
         (unified / "user.slice/app.slice/cgroup.subtree_control").write_text("memory")
         found = places("0::/user.slice/app.slice/mine.scope\n", self.mounted(unified))
         assert directories(found) == [(f"{unified}/user.slice", 2, {"memory", "pids"})]
@@ -87,7 +91,10 @@ class TestPlaces:
 def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory in which new directories have the files of a control group, as the kernel makes them."""
     make, remove = os.mkdir, os.rmdir
-    files = ("memory.max", "memory.swap.max", "pids.max", "cgroup.procs", "memory.limit_in_bytes")
+    files = (
+        "memory.max", "memory.swap.max", "pids.max", "cpu.max", "cgroup.procs", "cgroup.subtree_control",
+        "memory.limit_in_bytes", "cpu.cfs_period_us", "cpu.cfs_quota_us",
+    )  # fmt: skip
 
     def mkdir(path: str, mode: int = 0o777) -> None:
         make(path, mode)
@@ -111,7 +118,7 @@ BOTH = frozenset({"memory", "pids"})
 class TestGroups:
     def test_version_2(self, kernel: Path) -> None:
         groups = ControlGroups([Place(str(kernel), 2, BOTH)])
-        group = groups.make(1 << 30, 17)
+        group = groups.make(Bounds(1 << 30, 17))
         (directory,) = map(Path, group.directories)
         written = {name: (directory / name).read_text() for name in ("memory.max", "memory.swap.max", "pids.max")}
         assert written == {"memory.max": str(1 << 30), "memory.swap.max": "0", "pids.max": "17"}
@@ -121,8 +128,39 @@ class TestGroups:
         assert not directory.exists()
         assert (groups.version_for("memory"), groups.version_for("pids")) == (2, 2)
 
+    @pytest.mark.parametrize(
+        ("version", "bounds"),
+        [
+            (1, {"memory.limit_in_bytes": "4096", "pids.max": "9", "cpu.cfs_quota_us": "150000"}),
+            (2, {"memory.max": "4096", "pids.max": "9", "cpu.max": "150000 100000"}),
+        ],
+    )
+    def test_one_for_all_commands(self, kernel: Path, version: int, bounds: dict[str, str]) -> None:
+        groups = ControlGroups([Place(str(kernel), version, BOTH | {"cpu"})])
+        common = groups.make(Bounds(4096, 9, 1.5))
+        (directory,) = map(Path, common.directories)
+        assert {name: (directory / name).read_text() for name in bounds} == bounds
+        handed = {1: "", 2: "+cpu +memory +pids"}[version]
+        assert (directory / "cgroup.subtree_control").read_text() == handed
+        group = groups.make(Bounds(1024, 3), common)
+        assert [Path(path).parent for path in group.directories] == [directory]
+        assert (Path(group.directories[0]) / "cpu.max").read_text() == "", "these share what all have"
+        group.remove()
+        common.remove()
+        assert os.listdir(kernel) == ["cgroup.procs"]
+
+    def test_those_of_a_killed_server_are_removed_with_what_is_in_them(self, kernel: Path) -> None:
+        ended = subprocess.Popen(["true"])
+        ended.wait()
+        mine = runtime_directory.own_name(1).split("-")
+        theirs = "-".join([*mine[:2], str(ended.pid), *mine[3:]])
+        os.mkdir(kernel / theirs)
+        os.mkdir(kernel / theirs / "one")
+        ControlGroups([Place(str(kernel), 2, BOTH)])
+        assert os.listdir(kernel) == ["cgroup.procs"]
+
     def test_version_1_without_accounting_of_swap(self, kernel: Path) -> None:
-        group = ControlGroups([Place(str(kernel), 1, BOTH)]).make(1 << 20, 5)
+        group = ControlGroups([Place(str(kernel), 1, BOTH)]).make(Bounds(1 << 20, 5))
         (directory,) = map(Path, group.directories)
         assert (directory / "memory.limit_in_bytes").read_text() == str(1 << 20)
         assert (directory / "memory.max").read_text() == ""
@@ -135,7 +173,7 @@ class TestGroups:
         groups = ControlGroups([gone, plain])
         assert groups.places == []
         assert groups.version_for("memory") is None
-        assert groups.make(1, 1).directories == []
+        assert groups.make(Bounds(1, 1)).directories == []
         assert os.listdir(tmp_path) == []
 
     def test_one_of_a_killed_server_that_can_not_be_removed(
@@ -165,7 +203,7 @@ class TestGroups:
         monkeypatch.setattr(cgroups, "REMOVAL_PATIENCE_S", 0.01)
         killed: list[int] = []
         monkeypatch.setattr(cgroups.os, "kill", lambda pid, number: killed.append(pid))
-        group = ControlGroups([Place(str(kernel), 2, BOTH)]).make(1, 1)
+        group = ControlGroups([Place(str(kernel), 2, BOTH)]).make(Bounds(1, 1))
         Path(group.directories[0], "cgroup.procs").write_text("0\n4711\n0\n")
         group.kill()
         assert set(killed) == {4711}, "0 would be this process's own group"
@@ -216,8 +254,10 @@ class TestLimits:
         monkeypatch.setattr(cgroups.Group, "add", refuse)
         groups = ControlGroups([Place(str(kernel), 2, BOTH)])
         before = os.listdir(kernel)
+        limits = Limits(ShellOptions(), groups)
         with pytest.raises(PermissionError):
-            Limits(ShellOptions(), groups).confine(os.getpid())
+            limits.confine(os.getpid())
+        limits.close()
         assert os.listdir(kernel) == before
 
     @pytest.mark.parametrize(
@@ -235,9 +275,12 @@ class TestLimits:
         described = Limits(ShellOptions(memory_bytes=1 << 30, max_processes=9), ControlGroups([])).describe()
         assert described == {
             "memory_bytes": 1 << 30,
+            "total_memory_bytes": None,
             "memory_limited_by": "rlimit, for each process",
             "max_processes": 9,
+            "total_processes": None,
             "processes_limited_by": words,
+            "total_cpus": None,
         }
 
     def test_groups_say_their_version(self, kernel: Path) -> None:

@@ -355,6 +355,13 @@ def test_a_file_system_with_a_loop_is_asked_for_several_ranges_at_once():
     asking.fetchers.close()
 
 
+def test_a_socket_that_a_librarys_own_thread_closed_is_a_lost_connection():
+    asking = Asking(Buffered(skip_instance_cache=True))
+    with fails(errno.ECONNRESET), asking.of("file"):
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+    asking.fetchers.close()
+
+
 def test_a_small_read_fetches_little(buffered):
     fs, reader = buffered
     middle = RANGE_BYTES // 2 + 5
