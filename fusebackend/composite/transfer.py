@@ -114,22 +114,20 @@ def transfer(
         if isinstance(foreign, ForeignVolume):
             _in_time(face, foreign.expire)
     # Links on the way are followed here alone, where rules see where they lead.
-    source_path = resolve(_guarded(ruled, source), source_path, follow=False).path
+    here = resolve(_guarded(ruled, source), source_path, follow=False)
     there = resolve(_guarded(seen, target), target_path, follow=False)
-    reading = _guarded(volume, source)
+    reading, source_path = _guarded(volume, source), here.path
     place = resolve(reading, source_path, follow=False)
-    items = list(_tree(reading, place.found))
-    _require_able(source, target, volume, into, items)
-    if there.attr is not None:
-        raise errors.oserror(errno.EEXIST)
+    items = list(_tree(reading, (place if here.attr is not None else here).found))
     with met.deciding():
         if isinstance(ruled, NativeVolume):
             _in_time(source, partial(ruled.require_removable, source_path), len(items))
         if isinstance(seen, NativeVolume):
             seen.require_new(*there.missing_paths, *(_below(there.path, item.names) for item in items), changed=True)
-    copy: _Copy = _FileCopy(target, there.path)
-    if _is_native(into):
-        copy = _NodeCopy(target, there.path, into, seen)
+        _require_able(source, target, volume, into, items)  # after the rules, for it names what it finds
+        if there.attr is not None:
+            raise errors.oserror(errno.EEXIST)
+    copy = _copy_in(target, there.path, into, seen)
     with contextlib.ExitStack() as undoing:
         undoing.callback(copy.undo)
         for item in items:
@@ -147,7 +145,7 @@ def transfer(
         deleted = _delete(source, left, silent=left != source_path)
         if deleted.error is None:
             return deleted.files_update or {}, copy.files_update
-        back = _NodeCopy(source, source_path, volume, volume) if _is_native(volume) else _FileCopy(source, source_path)
+        back = _copy_in(source, source_path, volume, volume)
         _put_back(back, reading, left, items, _guarded(into, target), there.path)
     except OSError as error:
         rest = "" if left == source_path else f"; what is left of it is '{paths.parent_and_name(left)[1]}'"
@@ -241,6 +239,10 @@ def _put_back(back: _Copy, volume: Volume, left: AgentPath, items: list[Item], i
     for item in missing:
         back.add(into, item)
     back.finish(items)
+
+
+def _copy_in(face: AgentFace, path: AgentPath, volume: Volume, seen: Volume) -> _Copy:
+    return _NodeCopy(face, path, volume, seen) if _is_native(volume) else _FileCopy(face, path)
 
 
 def _is_native(volume: Volume) -> TypeGuard[ObservableVolume]:

@@ -14,6 +14,7 @@ of the name that it was found by. What is open, or was found before others moved
 - A rename needs to write both names, and a file must be allowed the same under both; else EXDEV, so that `mv` copies
   what it may read. A directory is renamed where no rule can tell its files' old paths from the new ones.
 - A hard link needs to read and write both names.
+- A verb of several steps asks for all of its paths before the first one (`require_…`), so that none is half made.
 - Modes lack the bits that are refused, for the kernel answers access(2) from them. Of what an approval could allow they
   have them: the kernel would refuse an `open` by itself, and nobody would hear of it.
 - Where names are hidden, link counts of files are 1, and so are those of directories: they count subdirectories.

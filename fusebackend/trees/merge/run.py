@@ -239,19 +239,27 @@ class Merge:
         number = secrets.randbits(62)
         header = {"format": FORMAT, "branch": self._branch, "id": number, "routes": list(by_route)}
         self._journal.begin({**header, "steps": len(plan.steps)})
-        # Those that change in one go come last: an error in another one leaves them as they are.
-        for prefix in sorted(by_route, key=lambda prefix: isinstance(self._volumes[prefix], SnapshotVolume)):
-            route = self._route(prefix, number)
-            steps = by_route[prefix]
-            if isinstance(route.volume, SnapshotVolume):
-                moves = [[os.fsdecode(old), os.fsdecode(new)] for old, new in map(_ends, steps) if new]
-                if moves:
-                    self._journal.note({"moves": moves, "prefix": prefix})
-                partly += _AtOnce(route, steps, records).run()
-                done += steps
-            else:
-                partly += _OneByOne(route, steps, records, self._journal, done).run()
-            self._journal.note({"merged": prefix})
+        routes = [self._route(prefix, number) for prefix in by_route]
+        at_once = [
+            _AtOnce(route, by_route[route.prefix], records)
+            for route in routes
+            if isinstance(route.volume, SnapshotVolume)
+        ]
+        # Those that change in one go get their new contents first, which may be too large for them, and change last: an
+        # error in another one leaves them as they are.
+        for each in at_once:
+            each.prepare()
+        for route in routes:
+            if not isinstance(route.volume, SnapshotVolume):
+                partly += _OneByOne(route, by_route[route.prefix], records, self._journal, done).run()
+                self._journal.note({"merged": route.prefix})
+        for each in at_once:
+            moves = [[os.fsdecode(old), os.fsdecode(new)] for old, new in map(_ends, each.steps) if new]
+            if moves:
+                self._journal.note({"moves": moves, "prefix": each.route.prefix})
+            partly += each.run()
+            done += each.steps
+            self._journal.note({"merged": each.route.prefix})
 
     def tidy(self) -> None:
         """End a merge that is under way, whole or not: bring back what it has parked, tell the branch of renames, and
@@ -655,7 +663,8 @@ class _AtOnce(_Steps):
         super().__init__(route, steps, records)
         self._back: list[Callable[[Changes], None]] = []
 
-    def run(self) -> list[str]:
+    def prepare(self) -> None:
+        """Write the new contents, which nobody sees yet."""
         staged = [
             (index, step)
             for index, step in enumerate(self.steps)
@@ -666,8 +675,12 @@ class _AtOnce(_Steps):
         if len(self.steps) > 1 or staged:
             with placing.changing(self.volume):
                 self.route.staging()
-            self.volume.sync()  # the names below go into one transaction, with nothing else
+            self.volume.sync()
+
+    def run(self) -> list[str]:
         assert isinstance(self.volume, NativeVolume)
+        if self.route.staging_node:
+            self.volume.sync()  # the names below go into one transaction, with nothing else
         self.volume.change_at_once(self._commit)
         self.route.clear()
         return self.partly

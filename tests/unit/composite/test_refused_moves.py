@@ -143,6 +143,16 @@ def test_the_names_that_the_server_gives_meanwhile_are_in_no_rule() -> None:
         assert set(everything(volume_of(target))) == {b"/tree", b"/tree/d", b"/tree/d/x"}
 
 
+def test_a_refusal_names_nothing_that_is_hidden() -> None:
+    with InMemoryBackend() as source:
+        put(source, "/tree/f")
+        source.volume.symlink(node_at(source.volume, "tree"), b".env", b"f", ME)
+        source.volume.symlink(ROOT_NODE, b"own.env", b"f", ME)
+        view = in_view([rule("hide", "/**/*.env", "/**/.env")], {"/": source, "/r": DuckBackend()})
+        assert ".env" not in str(view.move("/tree", "/r/tree").error)
+        assert view.move("/own.env", "/r/x").error == "Error: File '/own.env' not found"
+
+
 def test_a_link_on_the_way_leads_past_no_rule() -> None:
     with InMemoryBackend() as source, InMemoryBackend() as target:
         put(source, "/secrets/key", "/plain")
@@ -504,7 +514,8 @@ def test_each_call_of_a_volume_has_the_deadline_of_its_route(rules: Rules) -> No
 
 CALLS = (
     "lookup", "readdir", "getattr", "setattr", "mknod", "mkdir", "symlink", "link", "unlink", "rmdir", "rename",
-    "create", "open", "read", "next_data", "write", "release", "getxattr", "setxattr", "listxattr", "removexattr", "sync",
+    "create", "open", "read", "next_data", "write", "release", "getxattr", "setxattr", "listxattr",
+    "removexattr", "sync",
 )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from live import live
 from seed_backends import DuckBackend
 
 from fusebackend import Client
-from fusebackend.backends import CompositeBackend, FilesystemBackend, InMemoryBackend
+from fusebackend.backends import CompositeBackend, FilesystemBackend, InMemoryBackend, SqliteBackend
 from fusebackend.rules.rule import RouteRules
 from fusebackend.server.rules import with_route_rules
 from fusebackend.testing.each import each
@@ -96,6 +96,23 @@ def test_an_undo_that_may_not_remove_one_file_is_a_conflict(files: Client, disk:
             assert found(disk) == before and calls(files) == titles
     assert files.undo().conflicts == []
     assert not (disk / "new").exists()
+
+
+def test_a_merge_that_does_not_fit_into_one_route_changes_no_other(disk: Path, tmp_path: Path) -> None:
+    with (
+        live(tmp_path, FilesystemBackend(disk), {"/s": SqliteBackend(tmp_path / "v.db", limit_bytes=16384)}) as server,
+        server.connect() as client,
+    ):
+        client.create_branch("b")
+        for path, size in (("/aaa", 1), ("/s/large", 20_000)):
+            assert client.upload_files([(f"/.fusebackend/branches/b{path}", b"x" * size)])[0].error is None
+        before = found(disk)
+        with pytest.raises(OSError, match="Disk quota exceeded"):
+            client.merge_branch("b")
+        assert found(disk) == before and client.ls("/s").entries == []
+        assert client.upload_files([("/.fusebackend/branches/b/s/large", b"fits")])[0].error is None
+        assert client.merge_branch("b").conflicts == []
+        assert (disk / "aaa").exists() and client.read("/s/large").error is None
 
 
 class Broken(DuckBackend):
