@@ -133,7 +133,7 @@ def transfer(
         for item in items:
             if budget.current().cancelled:
                 raise errors.oserror(errno.ECANCELED)
-            copy.add(reading, item)
+            copy.add(reading, item._replace(node=_node(reading, item.node, _below(source_path, item.names))))
         copy.finish(items)
         if _is_native(volume):
             left = _in_time(source, partial(_set_aside, volume, place, items, ruled), len(items))
@@ -228,16 +228,17 @@ def _put_back(back: _Copy, volume: Volume, left: AgentPath, items: list[Item], i
     """
     volume.expire()
     back.hide_as(paths.to_name(paths.parent_and_name(left)[1]))
-    copies = {item.names: resolve(into, _below(copied, item.names), follow=False).found.node for item in items}
     missing = []
     for item in items:
+        copy = item._replace(node=resolve(into, _below(copied, item.names), follow=False).found.node)
         there = find(volume, _below(left, item.names))
         if there is None:
-            missing.append(item._replace(node=copies[item.names]))
+            missing.append(copy)
         else:
-            back.nodes[item.names] = back.twins[copies[item.names]] = there.node
+            back.nodes[item.names] = there.node
+            back.twins[_twin(into, copy)] = item.names
     for item in missing:
-        back.add(into, item)
+        back.add(into, item._replace(node=_node(into, item.node, _below(copied, item.names))))
     back.finish(items)
 
 
@@ -247,6 +248,22 @@ def _copy_in(face: AgentFace, path: AgentPath, volume: Volume, seen: Volume) -> 
 
 def _is_native(volume: Volume) -> TypeGuard[ObservableVolume]:
     return isinstance(volume, ObservableVolume) and not isinstance(volume, ForeignVolume)
+
+
+def _node(volume: Volume, node: int, path: AgentPath) -> int:
+    """Return the node of what is at a path: the one that it had, or a new one where the volume has forgotten that. A
+    directory on disk keeps a few thousand that nobody holds."""
+    try:
+        return volume.getattr(node).node
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+        return resolve(volume, path, follow=False).found.node
+
+
+def _twin(volume: Volume, item: Item) -> bytes | int:
+    """Return what two names of one file have in common."""
+    return volume.lasting(item.node) or item.node
 
 
 def _below(top: AgentPath, names: Names) -> AgentPath:
@@ -345,8 +362,8 @@ class _Copy(abc.ABC):
         self._path = path
         self.nodes: dict[Names, int] = {}
         """Of what is there, where it has any."""
-        self.twins: dict[int, int] = {}
-        """A source node with several names → its copy."""
+        self.twins: dict[bytes | int, Names] = {}
+        """A source file with several names → the first name of its copy."""
         self.digests: dict[Names, bytes] = {}
         self.files_update: dict[str, Any] = {}
 
@@ -417,15 +434,13 @@ class _NodeCopy(_Copy):
     def add(self, source: Volume, item: Item) -> None:
         if not item.names:
             self._make_parents()
-        parent = self.nodes[item.names[:-1]] if item.names else self._parent
-        name = item.names[-1] if item.names else self._hidden
-        twin = self.twins.get(item.node)
-        if twin is not None:
-            self.nodes[item.names] = self._calls.link(twin, parent, name).node
-            return
-        node = self.nodes[item.names] = self._make(source, item, parent, name)
+        parent, name = self._place_of(item.names)
         if item.nlink > 1 and not item.is_dir and self._calls.features.links:
-            self.twins[item.node] = node
+            first = self.twins.setdefault(_twin(source, item), item.names)
+            if first != item.names:
+                self.nodes[item.names] = self._calls.link(self._node(first), parent, name).node
+                return
+        node = self.nodes[item.names] = self._make(source, item, parent, name)
         if item.is_file:
             self.digests[item.names] = self._fill(source, item, node)
         if self._calls.features.xattrs and not stat.S_ISLNK(item.mode):
@@ -435,6 +450,13 @@ class _NodeCopy(_Copy):
                 self._calls.removexattr(node, attribute)
             for attribute in wanted:
                 self._calls.setxattr(node, attribute, source.getxattr(item.node, attribute))
+
+    def _place_of(self, names: Names) -> tuple[int, bytes]:
+        return (self._node(names[:-1]), names[-1]) if names else (self._parent, self._name)
+
+    def _node(self, names: Names) -> int:
+        top = paths.join(paths.parent_and_name(self._path)[0], paths.to_text(self._name))
+        return _node(self._calls, self.nodes[names], _below(top, names))
 
     def _make_parents(self) -> None:
         for name in self._place.missing:
@@ -461,10 +483,10 @@ class _NodeCopy(_Copy):
 
     def finish(self, items: list[Item]) -> None:
         for names, digest in self.digests.items():
-            _require_same(_digest(self._calls, self.nodes[names]), digest)
+            _require_same(_digest(self._calls, self._node(names)), digest)
         for item in reversed(items):  # a directory after what is in it, for that moves its times
             if not stat.S_ISLNK(item.mode):
-                self._adorn(item, self.nodes[item.names])
+                self._adorn(item, self._node(item.names))
         _in_time(self._target, partial(self._put_in_place, items))
         self._calls.sync()
 
@@ -502,16 +524,16 @@ class _NodeCopy(_Copy):
 
     def _remove(self) -> None:
         was_seen = self._name != self._hidden
-        left = list(self.nodes.items())
+        left = list(self.nodes)
         for node in self.nodes.values():
             with contextlib.suppress(OSError):  # it has its source's mode, perhaps one that lets nothing be removed
                 if self._volume.getattr(node).is_dir:
                     self._volume.setattr(node, AttrChanges(mode=0o700))
         while left:
             with contextlib.nullcontext() if was_seen else silently(), self._volume.changing() as changes:
-                for names, node in left[: -REMOVED_AT_ONCE - 1 : -1]:
+                for names in left[: -REMOVED_AT_ONCE - 1 : -1]:
                     parent, name = (self.nodes[names[:-1]], names[-1]) if names else (self._parent, self._name)
-                    attr, path = self._volume.getattr(node), _below(self._path, names)
+                    attr, path = self._volume.lookup(parent, name), _below(self._path, names)
                     placing.remove(self._volume, parent, name, attr, changes, path)
             del left[-REMOVED_AT_ONCE:]
         with self._volume.changing() as changes, contextlib.suppress(OSError):  # it is not empty any more
@@ -554,5 +576,9 @@ def _require_unchanged(volume: Volume, place: Place, items: list[Item], digests:
     volume.expire()
     again = list(_tree(volume, volume.lookup(place.parent, place.name)))
     same = [(item.names, item.mode) for item in again] == [(item.names, item.mode) for item in items]
-    if not same or any(_digest(volume, item.node) != digests[item.names] for item in again if item.is_file):
+    if not same or any(
+        _digest(volume, _node(volume, item.node, _below(place.path, item.names))) != digests[item.names]
+        for item in again
+        if item.is_file
+    ):
         raise OSError(errno.EBUSY, "It was changed while it was being moved")

@@ -7,7 +7,6 @@ else. O_PATH neither reads nor blocks, and opens FIFOs and devices without wakin
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import functools
@@ -152,32 +151,31 @@ def require_removable(directory: Descriptor, name: bytes) -> None:
     """Raise what unlink(2) or rmdir(2) of a name, or of one below it, would raise for what this process may do and for
     the file's flags (chattr(1)): may_delete() in fs/namei.c. A level that is too deep for its descriptors is passed
     over."""
-    _require_writable(directory, b".")
-    left = [(directory, name, name)]
+    left = [(directory, [name], b"")]
     while left:
-        above, name, path = left.pop()
-        with contextlib.suppress(FileNotFoundError):
-            _, attributes, owner, mode, _, _ = _statx(above, name, _STATX_TYPE | _STATX_MODE | _STATX_UID)
-            if attributes & (_STATX_ATTR_IMMUTABLE | _STATX_ATTR_APPEND) or (
-                _is_sticky_for_others(above) and owner != os.geteuid()
-            ):
-                raise _not_removable(errno.EPERM, path)
+        at, names, path = left.pop()
+        if not os.access(".", os.W_OK | os.X_OK, dir_fd=at.fd, effective_ids=True):
+            raise _not_removable(errno.EACCES, path)
+        theirs_stay = _keeps_files_of_others(at)
+        for name in names:
+            try:
+                _, attributes, owner, mode, _, _ = _statx(at, name, _STATX_TYPE | _STATX_MODE | _STATX_UID)
+                below = []
+                if stat.S_ISDIR(mode) and path.count(b"/") < CHECKED_LEVELS:
+                    inner = Descriptor(os.open(name, LIST_FLAGS, dir_fd=at.fd))
+                    below = list(map(os.fsencode, os.listdir(inner.fd)))
+            except FileNotFoundError:
+                continue
+            if attributes & _STATX_ATTR_KEPT or (theirs_stay and owner != os.geteuid()):
+                raise _not_removable(errno.EPERM, path + name)
             if attributes & _STATX_ATTR_MOUNT_ROOT:
-                raise _not_removable(errno.EBUSY, path)
-            if stat.S_ISDIR(mode) and path.count(b"/") < CHECKED_LEVELS:
-                inner = Descriptor(os.open(name, LIST_FLAGS, dir_fd=above.fd))
-                names = os.listdir(inner.fd)
-                if names:
-                    _require_writable(inner, path)
-                left += [(inner, each, path + b"/" + each) for each in map(os.fsencode, names)]
+                raise _not_removable(errno.EBUSY, path + name)
+            if below:
+                left.append((inner, below, path + name + b"/"))
 
 
-def _require_writable(directory: Descriptor, path: bytes) -> None:
-    if not os.access(".", os.W_OK | os.X_OK, dir_fd=directory.fd, effective_ids=True):
-        raise _not_removable(errno.EACCES, path)
-
-
-def _is_sticky_for_others(directory: Descriptor) -> bool:
+def _keeps_files_of_others(directory: Descriptor) -> bool:
+    """Return True for a directory with the sticky bit where this process may remove its own files alone."""
     if os.geteuid() == 0:
         return False
     status = os.fstat(directory.fd)
@@ -186,7 +184,7 @@ def _is_sticky_for_others(directory: Descriptor) -> bool:
 
 def _not_removable(number: int, path: bytes) -> OSError:
     shown = path.decode("utf-8", "surrogateescape")
-    what = "nothing in it" if path == b"." else f"'{shown}' or what is in it"
+    what = f"'{shown}' or what is in it" if path else "nothing in its directory"
     return OSError(number, f"{os.strerror(number)}: {what} can't be removed")
 
 
@@ -207,7 +205,8 @@ def _statx(directory: Descriptor, name: bytes, wanted: int) -> tuple[int, ...]:
 # include/uapi/linux/stat.h
 _STATX_BYTES = 256
 _STATX_TYPE, _STATX_MODE, _STATX_UID, _STATX_BTIME = 0x1, 0x2, 0x8, 0x800
-_STATX_ATTR_IMMUTABLE, _STATX_ATTR_APPEND, _STATX_ATTR_MOUNT_ROOT = 0x10, 0x20, 0x2000
+_STATX_ATTR_KEPT, _STATX_ATTR_MOUNT_ROOT = 0x10 | 0x20, 0x2000
+"""Immutable, or append-only; the root of a mount."""
 _AT_SYMLINK_NOFOLLOW = 0x100
 _STATX = struct.Struct("=I4xQ4xI4xH50xqI")
 

@@ -18,6 +18,7 @@ from nodes import ME, node_at
 from seed_backends import DuckBackend
 
 from fusebackend.backends import CompositeBackend, FilesystemBackend, InMemoryBackend, SqliteBackend, volume_of
+from fusebackend.backends.directory import nodes
 from fusebackend.base.deadline import GivenUp
 from fusebackend.protocol import ROOT_NODE, AttrChanges, DeleteResult, Volume
 from fusebackend.rules import met
@@ -64,7 +65,7 @@ def everything(volume: Volume) -> dict[bytes, object]:
     for path, attr in below(volume, ROOT_NODE):
         data: object = None
         if stat.S_ISREG(attr.mode):
-            data = b"".join(piece for _, piece in NodeSource(volume, attr.node).pieces())
+            data = b"".join(piece for _, piece in NodeSource(volume, node_at(volume, path)).pieces())
         found[path] = (stat.S_IFMT(attr.mode), data)
     return found
 
@@ -368,6 +369,29 @@ def test_a_sticky_directory_keeps_files_of_others(as_nobody: Path) -> None:
         assert "Operation not permitted" in str(files.move("/tree", "/r/tree").error)
         assert "Operation not permitted" in str(files.delete("/tree").error)
         assert everything(source.volume) == before and everything(target.volume) == {}
+
+
+def test_more_files_move_than_a_directory_on_disk_keeps_in_mind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for way in (("/tree", "/r/new/tree"), ("/r/tree", "/new/tree")):
+        (tmp_path / way[0][1]).mkdir()
+        with FilesystemBackend(tmp_path / way[0][1]) as disk, InMemoryBackend() as memory:
+            files = CompositeBackend(disk, {"/r": memory})
+            put(files, *(f"{way[0]}/{directory}/{number}" for directory in "ab" for number in range(9)))
+            source, target = (disk, memory) if way[0] == "/tree" else (memory, disk)
+            first = node_at(source.volume, "tree/a/0")
+            source.volume.link(first, node_at(source.volume, "tree/b"), b"twin")
+            monkeypatch.setattr(nodes, "IDLE_FILES", 2)
+            before = everything(source.volume)
+            failed = failing_removal(source.volume, 9)
+            assert "stays as it was" in str(files.move(*way).error) and failed
+            assert everything(source.volume) == before and everything(target.volume) == {}
+            assert source.volume.getattr(node_at(source.volume, "tree/b/twin")).nlink == 2
+            assert files.move(*way).error is None
+            assert set(everything(target.volume)) == {b"/new", *(b"/new" + path for path in before)}
+            assert target.volume.getattr(node_at(target.volume, "new/tree/b/twin")).nlink == 2
+            monkeypatch.undo()
 
 
 # -- what nobody knows before ------------------------------------------------------------------------------------
