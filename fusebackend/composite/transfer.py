@@ -53,7 +53,7 @@ from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.contents import PIECE_BYTES, data_pieces, opened
 from fusebackend.volumes.native import NativeVolume, silently
 from fusebackend.volumes.removal import REMOVED_AT_ONCE
-from fusebackend.volumes.walk import Place, below, find, resolve
+from fusebackend.volumes.walk import Place, below, find, known, resolve
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ def transfer(
         for item in items:
             if budget.current().cancelled:
                 raise errors.oserror(errno.ECANCELED)
-            copy.add(reading, item._replace(node=_node(reading, item.node, _below(source_path, item.names))))
+            copy.add(reading, item._replace(node=known(reading, item.node, _below(source_path, item.names)).node))
         copy.finish(items)
         if _is_native(volume):
             left = _in_time(source, partial(_set_aside, volume, place, items, ruled), len(items))
@@ -238,7 +238,7 @@ def _put_back(back: _Copy, volume: Volume, left: AgentPath, items: list[Item], i
             back.nodes[item.names] = there.node
             back.twins[_twin(into, copy)] = item.names
     for item in missing:
-        back.add(into, item._replace(node=_node(into, item.node, _below(copied, item.names))))
+        back.add(into, item._replace(node=known(into, item.node, _below(copied, item.names)).node))
     back.finish(items)
 
 
@@ -248,17 +248,6 @@ def _copy_in(face: AgentFace, path: AgentPath, volume: Volume, seen: Volume) -> 
 
 def _is_native(volume: Volume) -> TypeGuard[ObservableVolume]:
     return isinstance(volume, ObservableVolume) and not isinstance(volume, ForeignVolume)
-
-
-def _node(volume: Volume, node: int, path: AgentPath) -> int:
-    """Return the node of what is at a path: the one that it had, or a new one where the volume has forgotten that. A
-    directory on disk keeps a few thousand that nobody holds."""
-    try:
-        return volume.getattr(node).node
-    except OSError as error:
-        if error.errno != errno.ESTALE:
-            raise
-        return resolve(volume, path, follow=False).found.node
 
 
 def _twin(volume: Volume, item: Item) -> bytes | int:
@@ -456,7 +445,7 @@ class _NodeCopy(_Copy):
 
     def _node(self, names: Names) -> int:
         top = paths.join(paths.parent_and_name(self._path)[0], paths.to_text(self._name))
-        return _node(self._calls, self.nodes[names], _below(top, names))
+        return known(self._calls, self.nodes[names], _below(top, names)).node
 
     def _make_parents(self) -> None:
         for name in self._place.missing:
@@ -577,7 +566,7 @@ def _require_unchanged(volume: Volume, place: Place, items: list[Item], digests:
     again = list(_tree(volume, volume.lookup(place.parent, place.name)))
     same = [(item.names, item.mode) for item in again] == [(item.names, item.mode) for item in items]
     if not same or any(
-        _digest(volume, _node(volume, item.node, _below(place.path, item.names))) != digests[item.names]
+        _digest(volume, known(volume, item.node, _below(place.path, item.names)).node) != digests[item.names]
         for item in again
         if item.is_file
     ):

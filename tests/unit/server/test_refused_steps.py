@@ -15,6 +15,7 @@ from seed_backends import DuckBackend
 
 from fusebackend import Client
 from fusebackend.backends import CompositeBackend, FilesystemBackend, InMemoryBackend, SqliteBackend
+from fusebackend.backends.directory import nodes
 from fusebackend.rules.rule import RouteRules
 from fusebackend.server.rules import with_route_rules
 from fusebackend.testing.each import each
@@ -113,6 +114,20 @@ def test_a_merge_that_does_not_fit_into_one_route_changes_no_other(disk: Path, t
         assert client.upload_files([("/.fusebackend/branches/b/s/large", b"fits")])[0].error is None
         assert client.merge_branch("b").conflicts == []
         assert (disk / "aaa").exists() and client.read("/s/large").error is None
+
+
+def test_a_deleted_tree_comes_back_that_is_larger_than_what_a_directory_on_disk_keeps_in_mind(
+    files: Client, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert all(not each.error for each in files.upload_files([(f"/tree/n/{n}", b"%d" % n) for n in range(9)]))
+    monkeypatch.setattr(nodes, "IDLE_FILES", 2)
+    before, titles = found(disk), calls(files)
+    with immutable(disk / "tree/d/b"):
+        assert "Operation not permitted" in str(files.delete("/tree").error)
+    assert found(disk) == before and calls(files) == titles
+    assert files.delete("/tree").error is None and not (disk / "tree").exists()
+    assert files.undo().conflicts == []
+    assert found(disk) == before
 
 
 class Broken(DuckBackend):
