@@ -21,6 +21,7 @@ inner paths; for that one alone the update keeps them, as in the seeds.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import importlib
@@ -201,7 +202,10 @@ class CompositeBackend(BackendProtocol):
         return self._at(verbs.EDIT, file_path, ask, besides=old_string)
 
     def delete(self, file_path: str) -> DeleteResult:
-        return self._at(verbs.DELETE, file_path, lambda routed: routed.face.delete(routed.inner))
+        def ask(routed: Routed) -> DeleteResult:
+            return routed.face.delete(routed.inner, is_directory=file_path.endswith("/"))
+
+        return self._at(verbs.DELETE, file_path, ask)
 
     def _at(self, verb: Verb[Record], path: str, ask: Callable[[Routed], Record], besides: str = "") -> Record:
         """Ask the backend of a path; its record comes back with the agent's paths, and its update merged.
@@ -348,6 +352,20 @@ class CompositeBackend(BackendProtocol):
                 continue
             groups.setdefault(id(routed.face.backend), []).append((index, routed))
         return answers, list(groups.values())
+
+    def real_paths(self, wanted: list[str]) -> list[str | None]:
+        """One question for each backend. A link leads nowhere out of its route."""
+        answers: list[str | None] = [None] * len(wanted)
+        groups: dict[AgentPath | None, list[tuple[int, Routed]]] = {}
+        for index, path in enumerate(wanted):
+            with contextlib.suppress(PathError):
+                routed = self._routing.route(path)
+                groups.setdefault(routed.prefix, []).append((index, routed))
+        for prefix, group in groups.items():
+            found = group[0][1].face.real_paths([routed.inner for _, routed in group])
+            for (index, _), real in zip(group, found, strict=True):
+                answers[index] = None if real is None else paths.normalise(f"{prefix or ''}{real}")
+        return answers
 
     # -- execution ---------------------------------------------------------------------------------------------
 
@@ -543,7 +561,7 @@ def _in_its_graph(verb: str) -> Callable[..., Any]:
     return asked
 
 
-for _verb in AGENT_VERBS:
+for _verb in (*AGENT_VERBS, "real_paths"):
     setattr(_Unmade, _verb, _in_its_graph(_verb))
 
 

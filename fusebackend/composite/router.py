@@ -124,9 +124,9 @@ class ReportingFace(AgentFace):
         self._report(volume, [path], [] if result.error else [Change(kind="modified", path=path)])
         return result
 
-    def delete(self, path: AgentPath) -> DeleteResult:
+    def delete(self, path: AgentPath, *, is_directory: bool = False) -> DeleteResult:
         volume, before = self._before(path)
-        result = super().delete(path)
+        result = super().delete(path, is_directory=is_directory)
         # A tree may be gone in part.
         kind: Any = "unknown" if result.error else "deleted"
         reported = not result.error or _is_dir(before[0])

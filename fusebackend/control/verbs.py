@@ -440,6 +440,10 @@ class OfExecute(Params):
     stream: bool = False
 
 
+class OfPaths(Params):
+    paths: Annotated[list[str], msgspec.Meta(max_length=MAX_ITEMS)]
+
+
 class OfRange(Params):
     path: str
     offset: Annotated[int, msgspec.Meta(ge=0)]
@@ -777,6 +781,7 @@ VERBS: dict[str, SocketVerb] = {
     "execute": SocketVerb(OfExecute, _execute, long=True, works=False, command=True),
     "stat": _same("stat", works=False),
     "stats": _same("stats", long=True),
+    "real_paths": SocketVerb(OfPaths, lambda call, asked: call.backend.real_paths(asked.paths), long=True),
     "status": _same("status", works=False),
     "metrics": _same("metrics"),
     "invalidate": _same("invalidate", works=False),

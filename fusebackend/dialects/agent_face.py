@@ -17,6 +17,7 @@ through this class:
 
 from __future__ import annotations
 
+import errno
 import functools
 import inspect
 import logging
@@ -25,7 +26,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import IO, Any, Protocol, TypeVar
 
 from fusebackend import text
-from fusebackend.base import budget, caller, paths
+from fusebackend.base import budget, caller, errors, paths
 from fusebackend.base.budget import Spent
 from fusebackend.base.deadline import GivenUp, RouteDown
 from fusebackend.base.paths import AgentPath
@@ -56,6 +57,7 @@ from fusebackend.protocol import (
     ReadResult,
     Volume,
     WriteResult,
+    verbs,
 )
 
 log = logging.getLogger(__name__)
@@ -245,7 +247,14 @@ class AgentFace:
             return EditResult(path=path, occurrences=counted.count(old) if counted is not None else 1)
         return result
 
-    def delete(self, path: AgentPath) -> DeleteResult:
+    def delete(self, path: AgentPath, *, is_directory: bool = False) -> DeleteResult:
+        """`is_directory`: says the caller, by a slash at the end of the path; then a file stays."""
+        if is_directory and self._exact:
+            path = AgentPath(f"{path}/")
+        elif is_directory:
+            listed = self.ls(paths.parent_and_name(path)[0]).entries or ()
+            if any(file_path(info) == path and not info["is_dir"] for info in listed):
+                return verbs.DELETE.refused(errors.oserror(errno.ENOTDIR), path)
         return self.change(DeleteResult, "delete", path)
 
     def move(self, source: AgentPath, destination: AgentPath) -> MoveResult:
@@ -336,6 +345,22 @@ class AgentFace:
             return as_download(path, self.ask(("download_to",), path, file), with_content=False)
         except Refusal as refusal:
             return FileDownloadResponse(path=path, error=str(refusal))
+
+    def real_paths(self, wanted: list[AgentPath]) -> list[str | None]:
+        """Where paths lead, see `BackendProtocol.real_paths`; None where that can't be told. Of others' backends only
+        deepagents' `FilesystemBackend` follows links."""
+        find: Callable[[list[AgentPath]], list[str | None]] | None = None
+        if isinstance(self.backend, BackendProtocol):
+            find = self.backend.real_paths  # type: ignore[assignment]
+        elif hasattr(self.backend, "_resolve_path") and hasattr(self.backend, "cwd"):
+            find = functools.partial(_real_paths_on_disk, self.backend)
+        if self.refusal is not None or find is None:
+            return [None if self.refusal else path for path in wanted]
+        try:
+            return self._guarded("stat", functools.partial(find, list(wanted)), len(wanted))
+        except Exception:  # foreign code: it can't be told
+            log.warning("%s: real_paths failed", self.name, exc_info=True)
+            return [None] * len(wanted)
 
     # -- asking ------------------------------------------------------------------------------------------------
 
@@ -450,6 +475,19 @@ def _stumbled(error: str | None) -> bool:
     """True if a change was made, and only its record failed. Backends from before deepagents 0.7 give its records a
     `files_update`, which those no longer take; by then the change is made."""
     return error is not None and "unexpected keyword argument 'files_update'" in error
+
+
+def _real_paths_on_disk(backend: Any, wanted: list[AgentPath]) -> list[str | None]:
+    """`real_paths` of deepagents' `FilesystemBackend`. Its own `_real_path` is there from 0.7.25 on alone."""
+    found: list[str | None] = []
+    root = os.path.realpath(backend.cwd) if getattr(backend, "virtual_mode", False) else "/"
+    for path in wanted:
+        try:
+            real = os.path.realpath(backend._resolve_path(path))
+        except (OSError, ValueError, RuntimeError):  # a loop, or out of its root
+            real = ""
+        found.append("/" + real[len(root) :].lstrip("/") if real and paths.is_below(real, root) else None)
+    return found
 
 
 def _await_there(method: Callable[..., Any], *args: Any, **options: Any) -> Any:

@@ -1186,10 +1186,10 @@ class HistoryFile:
             for number in calls:
                 self._put(_FORGET, (number,))
         self.flush()
-        with self._writing, sqlite.translate_errors(f"the history '{self.path}' can't be made smaller"):
-            self._writer.execute("PRAGMA incremental_vacuum").fetchall()
         self.forgotten_ns = max(self.forgotten_ns, ends[0][0] or 0)
         self.forgets += 1
+        with self._writing, sqlite.translate_errors(f"the history '{self.path}' can't be made smaller"):
+            self._writer.execute("PRAGMA incremental_vacuum").fetchall()
 
 
 class _Foreign(Exception):

@@ -348,10 +348,14 @@ def _is_as_planned(volume: Volume, found: Stamp | None, planned: Stamp) -> bool:
 
 
 def _directory(volume: Volume, directories: dict[bytes, int], path: bytes) -> int:
-    node = directories.get(path)
-    if node is None:
-        above, _, name = path.rpartition(b"/")
-        node = directories[path] = volume.lookup(_directory(volume, directories, above), name).node
+    above, names = path, list[bytes]()
+    while above not in directories:
+        above, _, name = above.rpartition(b"/")
+        names.append(name)
+    node = directories[above]
+    for name in reversed(names):
+        above += b"/" + name
+        node = directories[above] = volume.lookup(node, name).node
     return node
 
 

@@ -28,7 +28,7 @@ from fusebackend.history.recorder import CONTENT, MADE, Kept, Recorder
 from fusebackend.history.records import Image, RecordKind
 from fusebackend.protocol import STEP, Attr, LogRow, SnapshotVolume, Volume
 from fusebackend.vfs.junctions import MountTree, Route
-from fusebackend.volumes.walk import Place, below, find, known, resolve
+from fusebackend.volumes.walk import NOWHERE, Place, below, find, known, resolve
 
 log = logging.getLogger(__name__)
 
@@ -82,8 +82,8 @@ class _Noted:
             is_rename = _is_rename(self._before)
             for found in self._before:
                 if _keeper(found) is volume:
-                    for path, attr in _created(found, is_rename):
-                        self._note(found, "create", path, node=attr.node)
+                    for path, node in _created(found, is_rename):
+                        self._note(found, "create", path, node=node)
             if is_rename and _keeper(self._before[0]) is volume:
                 old, new = self._before
                 moved = find(new.route.volume, new.place.path)
@@ -309,13 +309,13 @@ class Steps:
     def _created(self, call: OpenCall, found: _Before, is_rename: bool, noted: _Noted | None) -> None:
         """Add the records of names that a verb has made: directories on the way, and all names below."""
         volume, prefix, recorder = found.route.volume, found.route.prefix, self._recorder
-        for path, attr in _created(found, is_rename):
+        for path, node in _created(found, is_rename):
             if noted is not None and ("create", prefix, path) in noted.made:
                 continue
-            if path in found.place.missing_paths and recorder.of(volume).how(call, attr.node) & MADE:
+            if len(path) < len(found.place.path) and recorder.of(volume).how(call, node) & MADE:
                 continue  # on the way to another path of the verb, too
-            recorder.of(volume).own(call, attr.node, MADE)
-            recorder.add(call, prefix, "create", to_name(path), node=attr.node)
+            recorder.of(volume).own(call, node, MADE)
+            recorder.add(call, prefix, "create", to_name(path), node=node)
 
     def _renamed(self, call: OpenCall, old: _Before, new: _Before, noted: _Noted | None) -> None:
         now = find(new.route.volume, new.place.path)
@@ -343,19 +343,23 @@ def _is_rename(before: Sequence[_Before]) -> bool:
     return len(before) == 2 and before[0].how == "rename"
 
 
-def _created(found: _Before, is_rename: bool) -> Iterator[tuple[AgentPath, Attr]]:
-    """Yield the names that are there, where there was none before a verb: directories on the way to a path, the
-    path unless it got there by a rename, and all below it."""
+def _created(found: _Before, is_rename: bool) -> Iterator[tuple[AgentPath, int]]:
+    """Yield the names that are there, where there was none before a verb, and their nodes: directories on the way to a
+    path, the path unless it got there by a rename, and all below it. Each name on the way is looked up once."""
     volume, place = found.route.volume, found.place
     if place.attr is not None:
         return
-    for path in place.missing_paths if is_rename else (*place.missing_paths, place.path):
-        attr = find(volume, path)
-        if attr is None:
-            return
-        yield path, attr
-        if path == place.path and attr.is_dir:
-            yield from _below(volume, path, attr)
+    try:
+        now = resolve(volume, place.path, follow=False)
+    except OSError as error:
+        if error.errno not in NOWHERE:
+            raise
+        return
+    yield from zip(place.missing_paths, now.trail[len(place.trail) :], strict=False)
+    if now.attr is not None and not is_rename:
+        yield place.path, now.attr.node
+        if now.attr.is_dir:
+            yield from ((path, attr.node) for path, attr in _below(volume, place.path, now.attr))
 
 
 def _below(volume: Volume, path: AgentPath, attr: Attr) -> Iterator[tuple[AgentPath, Attr]]:

@@ -78,7 +78,7 @@ class Approving(SandboxBackendProtocol):
 
     def __init__(self, files: Any, owner: Decider) -> None:
         self.files = files
-        self._owner = owner
+        self.owner = owner
 
     @property
     def id(self) -> str:
@@ -110,7 +110,7 @@ class Approving(SandboxBackendProtocol):
         """Return a task's requests for a verb: a task can make several. `export` may make another one of it."""
         return [
             each
-            for each in self._owner.approvals()
+            for each in self.owner.approvals()
             if each.actor.call == task
             and (each.verb == verb if verb == "execute" else each.verb != "execute" and named & set(each.paths))
         ]
@@ -122,7 +122,7 @@ class Approving(SandboxBackendProtocol):
                 {
                     "name": each.verb,
                     "args": {"request": each.number, "paths": each.paths, "view": each.view},
-                    "description": f"{each.title}\n\n{self._owner.approval(each.number).change}",
+                    "description": f"{each.title}\n\n{self.owner.approval(each.number).change}",
                 }
                 for each in pending
             ],
@@ -142,9 +142,9 @@ class Approving(SandboxBackendProtocol):
         for each, decision, kind in zip(pending, decisions, types, strict=True):
             with _unless_decided():
                 if kind == "approve":
-                    self._owner.approve(each.number)
+                    self.owner.approve(each.number)
                 else:
-                    self._owner.deny(each.number, decision.get("message"))
+                    self.owner.deny(each.number, decision.get("message"))
 
 
 @contextlib.contextmanager
@@ -209,5 +209,5 @@ def _passing(name: str) -> Callable[..., Any]:
     return verb
 
 
-for _name in AGENT_VERBS:
+for _name in (*AGENT_VERBS, "real_paths"):
     setattr(Approving, _name, _passing(_name))

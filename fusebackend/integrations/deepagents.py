@@ -6,10 +6,9 @@
 
 `CompositeBackend`, `fusebackend.mount` and `python:` URLs call `adopt` by themselves, so theirs can be given to them as
 they are. `create_deep_agent` takes every backend of ours as it is, a `Mount` and a `Client` too: their classes are
-virtual subclasses of deepagents' (`protocol/registered.py`). Its tools then have our verbs: `write_file` refuses an
-existing file, as in the seeds, unless the backend was made with `on_exists="replace"`. `export` is for more:
-deepagents' result classes (a route in a composite of theirs), `write` that replaces, a bare factory, or an object that
-is no backend of ours.
+virtual subclasses of deepagents' (`protocol/registered.py`), and its tools ask what `export` makes of them, under the
+rules of its `permissions=` (`exported.py`). `export` is for more: a route in a composite of theirs, a bare factory, or
+an object that is no backend of ours.
 
 Importing this module does not import deepagents; `export` does.
 """

@@ -3,26 +3,42 @@
 deepagents asks the class what a backend can do, so `exported` chooses among classes: with `delete` or without, with
 `execute` or without, and a subclass of their `StateBackend` where files are in the graph's state, so that
 `create_deep_agent` gives the state a key for files.
+
+The tools of an agent ask what `FilesystemMiddleware.backend` gives, in every version of deepagents 0.7. `_ToolsBackend`
+takes the place of that attribute, for two promises that a backend can't keep by itself when it is given as it is:
+
+- `write_file` replaces, as its description tells the model. `export` is that, so a backend of ours is exported here.
+- No symbolic link leads around `permissions=`. deepagents before 0.7.25 compares rules with the names that it is given,
+  and later ones resolve links of their own `FilesystemBackend` alone. So each path that leads elsewhere is compared by
+  where it leads as well (`_Rules`), by the function of deepagents' own that compares the names.
+
+Processes that change links while a verb runs are not waited for, here as in deepagents.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
+import inspect
 import logging
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
+from deepagents.backends import CompositeBackend as DeepagentsCompositeBackend
 from deepagents.backends import StateBackend as DeepagentsStateBackend
 from deepagents.backends import protocol as theirs
+from deepagents.middleware import filesystem as middleware
 
 from fusebackend.base import errors, paths
 from fusebackend.base.paths import PathError
 from fusebackend.composite.backend import CompositeBackend, keeps_in_graph, supports_execution
 from fusebackend.databases.graph_state import GraphRuntime
 from fusebackend.dialects.agent_face import AgentFace, is_factory
-from fusebackend.protocol import READ_LIMIT_LINES, FileDownloadResponse, ReadResult
+from fusebackend.integrations.approving import Approving
+from fusebackend.integrations.deepagents import adopt
+from fusebackend.protocol import READ_LIMIT_LINES, BackendProtocol, FileDownloadResponse, ReadResult
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +104,10 @@ class Exported(theirs.BackendProtocol):
 
     def __repr__(self) -> str:
         return f"export({self.backend!r})"
+
+    def real_paths(self, wanted: list[str]) -> list[str | None]:
+        """See `BackendProtocol.real_paths`."""
+        return self._files().real_paths(wanted)
 
     # -- reading -----------------------------------------------------------------------------------------------
 
@@ -215,12 +235,13 @@ _HAS_REASON = any(field.name == "truncation_reason" for field in dataclasses.fie
 """Not in deepagents 0.7.8, which says only that an answer was cut short."""
 
 
-def exported(backend: Any, files: CompositeBackend | None) -> Exported:
+def exported(backend: Any, files: CompositeBackend | None, ruled: bool = False) -> Exported:
     """A backend of ours as one of theirs.
 
     Args:
         backend: as it was given.
         files: the same as a composite; None for a factory.
+        ruled: one that has `rules`.
     """
     parts = [backend] if files is None else list(files.mounts().values())
     unmade = any(is_factory(part) for part in parts)
@@ -228,6 +249,7 @@ def exported(backend: Any, files: CompositeBackend | None) -> Exported:
         deletes=unmade or any(not AgentFace(part, "").lacks("delete") for part in parts),
         executes=not unmade and supports_execution(backend),
         in_graph=any(keeps_in_graph(part) for part in parts),
+        ruled=ruled,
     )
     if files is not None and not unmade:
         made = files
@@ -237,11 +259,143 @@ def exported(backend: Any, files: CompositeBackend | None) -> Exported:
 
 
 @functools.cache
-def _class(*, deletes: bool, executes: bool, in_graph: bool) -> type[Exported]:
-    bases: list[type] = [*([Executing] if executes else []), *([Deleting] if deletes else [])]
+def _class(*, deletes: bool, executes: bool, in_graph: bool, ruled: bool) -> type[Exported]:
+    bases: list[type] = [RuledDeleting if deletes else Ruled] if ruled else [Deleting] if deletes else []
+    bases += [Executing] if executes else []
     bases = [*(bases or [Exported]), *([DeepagentsStateBackend] if in_graph else [])]
     name = "Exported" + "".join(base.__name__.removeprefix("Exported") for base in bases)
     return type(name, tuple(bases), {"__module__": __name__})
+
+
+# -- rules of deepagents ---------------------------------------------------------------------------------------
+
+
+class Ruled(Exported):
+    """An exported backend whose paths are compared with rules by where they lead, too. Its maker sets the attributes.
+
+    Attributes:
+        rules: of the middleware; None if it has them where this module does not look: then no link leads anywhere.
+        prefix: of the backend in a composite of deepagents'.
+    """
+
+    rules: Sequence[Any] | None
+    prefix: str
+
+    def _refusal(self, operation: str, path: str, real: str | None) -> str | None:
+        """Return why there is no such operation on a path that leads there, in deepagents' words.
+
+        Approvals (`interrupt`) are asked for by the name that is given, before the tool runs: no link gets one.
+        """
+        if real is None:
+            return f"cannot resolve {self.prefix}{path}"
+        if real == path:
+            return None
+        decide = getattr(middleware, "_check_fs_permission", None)
+        known = decide is not None and self.rules is not None
+        if known and decide(self.rules, operation, self.prefix + real) == "allow":
+            return None
+        return f"permission denied for {operation} on {self.prefix}{path} (resolves to {self.prefix}{real})"
+
+    def _seen(self, found: Sequence[Any] | None) -> Any:
+        """Return the entries or matches of a search without those that lead to what may not be read."""
+        names = list(dict.fromkeys(paths.normalise(each["path"]) for each in found or ()))
+        real = dict(zip(names, self.real_paths(list(names)), strict=True))
+        hidden = {name for name in names if self._refusal("read", name, real[name]) is not None}
+        return found and [each for each in found if paths.normalise(each["path"]) not in hidden]
+
+
+def _ruled(name: str, operation: str, record: Callable[..., Any], listed: str = "", begin: str = "") -> None:
+    """Make a verb of `Ruled`.
+
+    Args:
+        record: its answer.
+        listed: the field with what it has found.
+        begin: of its errors, where the tool does not begin them.
+    """
+    plain = getattr(Exported, name)
+    signature = inspect.signature(plain)
+
+    @_answering(record)
+    @functools.wraps(plain)
+    def verb(self: Ruled, *args: Any, **options: Any) -> Any:
+        given = signature.bind(self, *args, **options).arguments
+        path = given.get("file_path", given.get("path"))
+        if path is not None:
+            path = paths.normalise(_text("path", path))
+            why = self._refusal(operation, path, self.real_paths([path])[0])
+            if why is not None:
+                return record(error=begin + why)
+        found = plain(self, *args, **options)
+        if listed:
+            setattr(found, listed, self._seen(getattr(found, listed)))
+        return found
+
+    setattr(Ruled, name, verb)
+
+
+_ruled("ls", "read", theirs.LsResult, "entries")
+_ruled("read", "read", theirs.ReadResult)
+_ruled("glob", "read", theirs.GlobResult, "matches")
+_ruled("grep", "read", theirs.GrepResult, "matches", "Error: ")
+_ruled("write", "write", theirs.WriteResult, begin="Error: ")
+_ruled("edit", "write", theirs.EditResult, begin="Error: ")
+
+
+class RuledDeleting(Ruled, Deleting):
+    @_answering(theirs.DeleteResult)
+    def delete(self, file_path: str) -> theirs.DeleteResult:
+        """A link is deleted itself. Through one nothing is: rules about what is in a directory are compared with the
+        name that is given alone."""
+        path = paths.normalise(_text("file_path", file_path))
+        directory, name = paths.parent_and_name(path)
+        (above,) = self.real_paths([directory])
+        real = None if above is None else paths.join(above, name)
+        if real != path:
+            why = f"{self.prefix}{path} goes through a symbolic link: delete {self.prefix}{real}"
+            return theirs.DeleteResult(error=f"Error: {self._refusal('write', path, real) or why}")
+        return super().delete(file_path)
+
+
+class _ToolsBackend:
+    """`FilesystemMiddleware.backend`: as it was given, but for backends of ours (see the module's docstring)."""
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        own = vars(instance)
+        if "backend" not in own:
+            raise AttributeError("backend")
+        given, rules = own["backend"], own.get("_permissions")
+        made = own.get("_fusebackend")
+        if made is None or made[0] is not given or made[1] is not rules:
+            made = own["_fusebackend"] = given, rules, _for_tools(given, rules, "")
+        return made[2]
+
+    def __set__(self, instance: Any, backend: Any) -> None:
+        vars(instance)["backend"] = backend
+
+
+def _for_tools(given: Any, rules: Sequence[Any] | None, prefix: str) -> Any:
+    """Return a backend as the tools of an agent with these rules ask it; one that is none of ours as it is."""
+    if isinstance(given, DeepagentsCompositeBackend):
+        made = copy.copy(given)
+        made.default = _for_tools(given.default, rules, prefix)
+        made.routes = {path: _for_tools(part, rules, prefix + path.rstrip("/")) for path, part in given.routes.items()}
+        made.sorted_routes = [(path, made.routes[path]) for path, _ in given.sorted_routes]
+        parts = [(made.default, given.default), *((made.routes[path], part) for path, part in given.routes.items())]
+        return given if all(ours is part for ours, part in parts) else made
+    if isinstance(given, Approving):
+        return Approving(_for_tools(given.files, rules, prefix), given.owner)
+    backend = given.backend if isinstance(given, Exported) else given
+    if not isinstance(given, Exported | BackendProtocol):
+        return given
+    tools = exported(backend, None if is_factory(backend) else adopt(backend), rules is None or bool(rules))
+    if isinstance(tools, Ruled):
+        tools.rules, tools.prefix = rules, prefix
+    return tools
+
+
+middleware.FilesystemMiddleware.backend = _ToolsBackend()  # type: ignore[assignment]
 
 
 # -- records ---------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from glob import has_magic
 from types import TracebackType
 from typing import IO, Any
 
@@ -304,6 +305,17 @@ class FusebackendFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec
             if not recursive and _found(each, self.client.stat(each)).type == "directory":
                 raise IsADirectoryError(errno.EISDIR, "Is a directory; give recursive=True", each)
             self._delete(each)
+
+    def expand_path(self, path: Any, recursive: bool = False, maxdepth: int | None = None, **options: Any) -> list[str]:
+        """As fsspec's, for `rm`, `get`, `copy` and `cat`; but a name that is there is itself, also where it is a glob
+        that other names match: `rm("/file[1].txt")` is not about `/file1.txt`."""
+        given = [self._strip_protocol(each) for each in ([path] if isinstance(path, str | os.PathLike) else path)]
+        named = {each for each in given if has_magic(each) and self.lexists(each)}
+        left = [each for each in given if each not in named]
+        found = set(super().expand_path(left, recursive, maxdepth, **options)) if left else set()
+        if recursive:
+            found.update(*(self.find(each, maxdepth=maxdepth, withdirs=True) for each in named))
+        return sorted(found | named)
 
     def _delete(self, path: str) -> None:
         error = self.client.delete(path).error

@@ -170,6 +170,16 @@ class BackendProtocol(abc.ABC):
         """Fetch the bytes of files. One response per item, in order; items fail singly."""
         raise NotImplementedError(f"{type(self).__name__} has no download_files")
 
+    # Where paths lead.
+
+    def real_paths(self, wanted: list[str]) -> list[str | None]:
+        """Return where paths lead when every symbolic link on them is followed, as the other verbs follow them.
+
+        None for a path that leads nowhere or out of its backend. An absent name has a path as well: what `write` would
+        make. A backend without links gives the paths themselves.
+        """
+        return list(wanted)
+
     # The seeds' names.
 
     def ls_info(self, path: str) -> list[FileInfo]:

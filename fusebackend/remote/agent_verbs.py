@@ -290,6 +290,8 @@ class FileVerbs(BackendProtocol):
             path = checked(file_path)
             if path == ROOT:
                 raise OSError(errno.EBUSY, "The root can't be deleted")
+            if file_path.endswith("/"):
+                self._list(path)  # ENOTDIR
             update = self._remove(path)
         except Refusal as error:
             return verbs.DELETE.refused(error, file_path)

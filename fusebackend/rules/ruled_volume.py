@@ -25,8 +25,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -97,6 +98,14 @@ def unruled(volume: Volume, changing: Writable, node: int) -> tuple[Volume, Writ
     return volume, changing, node
 
 
+class _Walk(threading.local):
+    """What a thread has found in the blocks of `RuledVolume._walking` that it is in."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.paths: dict[int, AgentPath] = {}
+
+
 class RuledVolume(NativeVolume):
     """See the module's docstring. Any thread, as the volume below.
 
@@ -134,6 +143,7 @@ class RuledVolume(NativeVolume):
         self._held: set[int] = set()  # those that the kernel knows
         self._paths: dict[int, AgentPath] = {}  # of directories, as long as none moves
         self._moves = -1
+        self._walk = _Walk()
 
     @property
     def features(self) -> Features:  # type: ignore[override]  # of a shared volume it changes
@@ -154,26 +164,39 @@ class RuledVolume(NativeVolume):
         """
         moves = self.directory_moves
         if moves is None:
-            return self._looked_up(node)
+            return self._looked_up(node, self._walk.paths if self._walk.depth else {})
         if moves != self._moves or len(self._paths) >= MAX_DIRECTORIES:
             self._paths, self._moves = {}, moves
-        path = self._paths.get(node)
-        if path is None:
-            path = self._paths[node] = self._looked_up(node)
+        return self._paths.get(node) or self._looked_up(node, self._paths)
+
+    def _looked_up(self, node: int, known: dict[int, AgentPath]) -> AgentPath:
+        """Return the path of a directory: of each on the way up to one that is known, the name is looked up again."""
+        above: list[tuple[int, bytes]] = []
+        while node != ROOT_NODE and node not in known:
+            place = self._names.get(node) or self._place(node)
+            if place is None or not self._leads_to(*place, node) or len(above) == DEEPEST:
+                raise oserror(errno.ESTALE)
+            above.append((node, place[1]))
+            node = place[0]
+        path = known.get(node) or AgentPath(self._prefix)
+        for below, name in reversed(above):
+            path = known[below] = join(path, to_text(name))
         return path
 
-    def _looked_up(self, node: int) -> AgentPath:
-        names: list[bytes] = []
-        for _ in range(DEEPEST):
-            if node == ROOT_NODE:
-                inner = "/".join(map(to_text, reversed(names)))
-                return AgentPath(join(self._prefix, inner) if inner else self._prefix)
-            place = self._names.get(node) or self._place(node)
-            if place is None or not self._leads_to(*place, node):
-                break
-            names.append(place[1])
-            node = place[0]
-        raise oserror(errno.ESTALE)
+    @contextmanager
+    def _walking(self) -> Iterator[None]:
+        """Where the volume can't tell that no directory has moved, look each one up once in this block of the thread:
+        else a path of a thousand names takes a million. With the lock, where that keeps them from being moved."""
+        features = self.below.features
+        walk = self._walk
+        with nullcontext() if features.blocking or features.shared or self.directory_moves is not None else self.lock:
+            walk.depth += 1
+            try:
+                yield
+            finally:
+                walk.depth -= 1
+                if not walk.depth:
+                    walk.paths = {}
 
     def _place(self, node: int) -> tuple[int, bytes] | None:
         """Return the directory that a directory is in, and its name there, if the volume knows it."""
@@ -387,11 +410,17 @@ class RuledVolume(NativeVolume):
     def rmdir(self, parent: int, name: bytes) -> None:
         with self.lock:
             self._own_path(parent, name)
+            moves = self.directory_moves
+            gone = ROOT_NODE if moves is None else self.below.lookup(parent, name).node
             try:
                 self.changed().rmdir(parent, name)
             except OSError as error:
                 self._not_empty(error, parent, name)
                 raise
+            self._walk.paths.clear()
+            if moves is not None and self._moves == moves and self.directory_moves == moves + 1:
+                self._moves = moves + 1  # nothing was below it: all others are where they were
+                self._paths.pop(gone, None)
 
     def _not_empty(self, error: OSError, parent: int, name: bytes) -> None:
         """EACCES in place of ENOTEMPTY, for a directory that looks empty."""
@@ -469,6 +498,7 @@ class RuledVolume(NativeVolume):
                 if not flags:
                     self._not_empty(error, new_parent, new_name)
                 raise
+            self._walk.paths.clear()
             self._found(new_parent, new_name, moved[0])
             if flags & RENAME_EXCHANGE:
                 self._found(parent, name, moved[1])
@@ -587,8 +617,10 @@ class RuledVolume(NativeVolume):
     def viewing(self) -> AbstractContextManager[None]:  # type: ignore[override]
         return self.below.viewing()
 
-    def walking(self, names: Sequence[bytes]) -> AbstractContextManager[object]:
-        return self.below.walking(names)
+    @contextmanager
+    def walking(self, names: Sequence[bytes]) -> Iterator[None]:
+        with self._walking(), self.below.walking(names):
+            yield
 
     def statfs(self) -> StatFs:
         return self.below.statfs()
@@ -679,7 +711,7 @@ class RuledVolume(NativeVolume):
 
     @contextmanager
     def changing(self) -> Iterator[Changes]:
-        with self._native().changing() as below:
+        with self._native().changing() as below, self._walking():
             changes: Changes = []
             try:
                 yield changes
@@ -687,10 +719,17 @@ class RuledVolume(NativeVolume):
                 below += map(_stripped, changes)
 
     def change_as_one(self, work: Callable[[Changes], T], *paths: str, removes: bool = False, reads: bool = False) -> T:
-        return self._native().change_as_one(_strips(work), *paths, removes=removes, reads=reads)
+        return self._native().change_as_one(self._walks(_strips(work)), *paths, removes=removes, reads=reads)
 
     def change_at_once(self, work: Callable[[Changes], T]) -> T:
-        return self._native().change_at_once(_strips(work))
+        return self._native().change_at_once(self._walks(_strips(work)))
+
+    def _walks(self, work: Callable[[Changes], T]) -> Callable[[Changes], T]:
+        def walking(changes: Changes) -> T:
+            with self._walking():
+                return work(changes)
+
+        return walking
 
     def publish(self, *changes: Change) -> None:
         self._native().publish(*map(_stripped, changes))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from fusebackend.base.globs import GlobError, compile_anchored, name_test
 from fusebackend.base.paths import AgentPath, is_below, why_no_name
@@ -19,13 +19,30 @@ NameTest = Callable[[str], object]
 """Gives something true for a name in a directory that a rule may match."""
 
 MAX_CACHED = 1 << 16
-"""Decisions that are kept: about 20 MB. Then all are forgotten, which costs a few microseconds each."""
+"""Decisions of one kind that are kept. Then all are forgotten, which costs a few microseconds each."""
+
+MAX_CACHED_CHARACTERS = 1 << 23
+"""Likewise the characters of their paths: a reader could fill the memory with long ones. Without them, each decision
+about a path of a thousand names would be about all names above it, too."""
 
 ALLOWED: tuple[Mode, Mode] = ("allow", "allow")
 """The decisions about most paths, always the same object."""
 
-LONGEST_CACHED = 512
-"""No decision is kept about a path of more characters: a reader could fill the memory with them."""
+T = TypeVar("T")
+
+
+class _Decisions(dict[str, T]):
+    """Decisions by paths. Another thread may forget them all at any moment."""
+
+    def keep(self, path: str, decision: T) -> T:
+        self._characters += len(path)
+        if len(self) >= MAX_CACHED or self._characters >= MAX_CACHED_CHARACTERS:
+            self.clear()
+            self._characters = len(path)
+        self[path] = decision
+        return decision
+
+    _characters = 0
 
 
 class View:
@@ -55,10 +72,10 @@ class View:
         self._granted: tuple[AgentPath, ...] = ()
         self._grants_trees = False
         self._absent: str | None = None
-        self._hidden: dict[str, bool] = {"/": False}
+        self._hidden: _Decisions[bool] = _Decisions()
         self._by_top: dict[tuple[str, str], list[tuple[int, Rule]]] = {}
-        self._decided: dict[str, tuple[Mode, Mode]] = {}
-        self._tests: dict[str, NameTest | None] = {}
+        self._decided: _Decisions[tuple[Mode, Mode]] = _Decisions()
+        self._tests: _Decisions[NameTest | None] = _Decisions()
         self._test_of = functools.lru_cache(MAX_CACHED >> 8)(name_test)
         try:
             self._matcher = compile_anchored(
@@ -91,13 +108,7 @@ class View:
         decided = self._decided.get(path)
         if decided is None:
             decided = self._decide("read", path), self._decide("write", path)
-            if decided == ALLOWED:
-                decided = ALLOWED
-            if len(path) > LONGEST_CACHED:
-                return decided
-            if len(self._decided) >= MAX_CACHED:
-                self._decided.clear()
-            self._decided[path] = decided
+            decided = self._decided.keep(path, ALLOWED if decided == ALLOWED else decided)
         return decided
 
     def ruled_names(self, directory: str) -> NameTest | None:
@@ -114,12 +125,7 @@ class View:
         segments = self._matcher.last_segments(directory[1:])
         if self._absent is not None and is_below(self._absent, directory):
             segments |= {self._absent.rpartition("/")[2]}
-        test = self._test_of(segments)
-        if len(directory) <= LONGEST_CACHED:
-            if len(self._tests) >= MAX_CACHED:
-                self._tests = {}
-            self._tests[directory] = test
-        return test
+        return self._tests.keep(directory, self._test_of(segments))
 
     def _decide(self, operation: Operation, path: str) -> Mode:
         if self.is_hidden(path):
@@ -135,22 +141,16 @@ class View:
         """Return True if a path, or a directory on its way, is hidden."""
         if self._absent is not None and is_below(path, self._absent):
             return True
-        if not self.hides:
+        if not self.hides or path == "/":
             return False
-        cached = self._hidden  # another thread may begin a new one
-        known = cached.get(path)
-        if known is not None:
-            return known
-        ways = [path]
-        while (above := ways[-1].rpartition("/")[0] or "/") not in cached:
+        above, ways = path, list[str]()
+        hidden = self._hidden.get(path)
+        while hidden is None:
             ways.append(above)
-        hidden = cached[above]
-        if len(cached) >= MAX_CACHED:
-            cached = self._hidden = {"/": False}
+            above = above.rpartition("/")[0] or "/"
+            hidden = self._hidden.get(above) if above != "/" else False
         for each in reversed(ways):
-            hidden = hidden or self._first("read", each)[1] == "hide"
-            if len(each) <= LONGEST_CACHED:
-                cached[each] = hidden
+            hidden = self._hidden.keep(each, hidden or self._first("read", each)[1] == "hide")
         return hidden
 
     def without(self, path: str | None) -> View:

@@ -383,6 +383,9 @@ class MountedBackend(ServedMount):
 
         return self._reading("download_files", path, read, lambda why: FileDownloadResponse(path, error=why))
 
+    def real_paths(self, wanted: list[str]) -> list[str | None]:
+        return self._for(*wanted).real_paths(wanted)
+
     def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
         """`upload_files` of one file, from an open file; see `CompositeBackend.upload_from`."""
 
@@ -531,8 +534,7 @@ class MountedBackend(ServedMount):
         """Return the attributes of a path; a symbolic link itself, unless `follow` says otherwise."""
         try:
             name, outer = self._placed(path)
-            route = self.filesystem.tree.route_of(outer)
-            volume = self._views.volume(name, route)
+            route, volume = self._seen(name, outer)
             attr, target = route.executor.run("stat", partial(self._look, name, volume, route, outer, follow))
             outer = paths.normalise(path)
         except PathError as error:
@@ -636,12 +638,19 @@ class MountedBackend(ServedMount):
             name, inside = self._views.split(path)
         return name, paths.normalise(inside)
 
+    def _seen(self, name: str | None, outer: AgentPath) -> tuple[Route, Volume]:
+        """Return the route that has a path, and its volume, as a view shows them. A path of a hidden route belongs to
+        the route around it, of which the rules refuse it as if there were none."""
+        route = self.filesystem.tree.route_of(outer)
+        while (volume := self._views.volume(name, route)) is None:
+            route = self.filesystem.tree.route_of(AgentPath(os.path.dirname(route.prefix)))
+        return route, volume
+
     def _at_volume(self, verb: str, path: str, work: Callable[[VolumeBackend, str], R]) -> R:
         """Return what `work` does with the volume that holds a path, and with the path there."""
         try:
             name, outer = self._placed(path)
-            route = self.filesystem.tree.route_of(outer)
-            volume = self._views.volume(name, route)
+            route, volume = self._seen(name, outer)
             if not isinstance(volume, NativeVolume):
                 raise errors.oserror(errno.ENOTSUP)
             return route.executor.run(verb, lambda: work(VolumeBackend(volume), route.inner(outer)))

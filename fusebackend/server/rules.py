@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fusebackend.base import paths
-from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.composite.backend import CompositeBackend
 from fusebackend.protocol import SnapshotVolume
@@ -167,14 +166,9 @@ class Views:
         below = self._routes.prefixes_below(path)
         return bool(below) if name is None else any(prefix in self._volumes[name] for prefix in below)
 
-    def volume(self, name: str | None, route: Route) -> Volume:
-        """Return the volume of a route as a view shows it; None is no view. ENOENT where the route is hidden."""
-        if name is None:
-            return route.volume
-        volume = self._volumes[name].get(route.prefix)
-        if volume is None:
-            raise oserror(errno.ENOENT)
-        return volume
+    def volume(self, name: str | None, route: Route) -> Volume | None:
+        """Return the volume of a route as a view shows it, None where the route is hidden. No name is no view."""
+        return route.volume if name is None else self._volumes[name].get(route.prefix)
 
     def faces(self) -> dict[str, CompositeBackend]:
         """Return the agent face of each view, by the path of its tree."""

@@ -551,8 +551,14 @@ class BranchVolume(SqliteVolume):
             self._origin_changed(origin)
         return origin
 
-    def _copy_attributes(self, inode: Inode, xattrs_are_set: bool = False) -> Origin:
-        """Copy the inode up, if that was not done yet. What the caller has changed in it already stays."""
+    def _prepare(self, inode: Inode, names: bool = False) -> None:
+        if inode.node < FIRST_OWN:
+            self._copy_attributes(inode)
+            if names and not self.has_own_names(inode.node):
+                self._copy_names(inode)
+
+    def _copy_attributes(self, inode: Inode) -> Origin:
+        """Copy the inode up, if that was not done yet."""
         node = inode.node
         above = self._place_below(node)
         self._before_change(above)
@@ -560,16 +566,16 @@ class BranchVolume(SqliteVolume):
         if origin.own:
             return origin
         if above is not None and not self.has_own_names(above):
-            self._copy_names(above)  # the name is the branch's from now on, whatever becomes of it below
+            self._copy_names(self._inode(above))  # the name is the branch's from now on, whatever becomes of it below
         below = self.lower.attr_of(node)
-        if not xattrs_are_set:
-            inode.xattrs = self.lower.xattrs(node)
+        inode.xattrs = self.lower.xattrs(node)
         target = self.lower.target(node) if stat.S_ISLNK(inode.mode) else b""
         origin.own, origin.stamp = True, below.fingerprint
         self._seen[node] = below.fingerprint
         self._origin_changed(origin)
         self._unstored.add(node)
         self._inodes[node] = inode
+        super()._changed(inode)
         if inode.xattrs:
             super()._xattrs_changed(inode)
         if target:
@@ -578,25 +584,21 @@ class BranchVolume(SqliteVolume):
             super()._chunk_changed(node, 0, chunk)
         return origin
 
-    def _copy_names(self, directory: int) -> None:
+    def _copy_names(self, inode: Inode) -> None:
         """Copy the entries of a directory up."""
-        inode = self._inode(directory)
+        directory = inode.node
         origin = self._copy_attributes(inode)
-        is_live = self.lower.is_live(directory)
-        names: dict[bytes, int | None] = {}
-        below = 0
-        for name, attr in self._below(directory):
-            names[name] = attr.node
-            below += attr.is_dir
+        entries = list(self._below(directory))
+        for _, attr in entries:
             if self.lower.is_numbered(attr.node):
                 self._known(attr.node)
-            if is_live:
-                self._dirty.listed.append((directory, name, attr))
+        if self.lower.is_live(directory):
+            self._dirty.listed += ((directory, name, attr) for name, attr in entries)
         origin.names = True
         self._origin_changed(origin)
-        inode.nlink = 2 + below
-        self._dirty.names.setdefault(directory, {}).update(names)
-        self._note(len(names), 0)
+        inode.nlink = 2 + sum(attr.is_dir for _, attr in entries)
+        self._dirty.names.setdefault(directory, {}).update((name, attr.node) for name, attr in entries)
+        self._note(len(entries), 0)
         super()._changed(inode)
 
     def _before_change(self, *directories: int | None) -> None:
@@ -640,23 +642,32 @@ class BranchVolume(SqliteVolume):
         base = self._new_inode(stat.S_IFREG | 0o600, 0)
         base.nlink = 0  # freed when the next server begins, if this one ends on the way
         super()._changed(base)
-        with self.lower.reading(inode.node, os.O_RDONLY) as (volume, handle):
-            for attempt in range(ATTEMPTS):
-                before = self.lower.attr_of(inode.node)
-                for offset, piece in _pieces(volume, handle):
-                    self._admit(len(piece))
-                    super()._put(base, offset, piece)
-                    base.size = offset + len(piece)
-                after = self.lower.attr_of(inode.node)
-                if after.fingerprint == before.fingerprint or attempt == ATTEMPTS - 1:
-                    break
-                super()._resize(base, 0)
-        super()._resize(base, after.size)
+        try:
+            after = self._fill_base(inode.node, base)
+        except BaseException:
+            super()._drop(base)
+            raise
         base.nlink = 1
         super()._changed(base)
         origin.base, origin.stamp = base.node, after.fingerprint
         inode.size, inode.blocks = base.size, base.blocks
         self._close_below(inode.node)
+
+    def _fill_base(self, node: int, base: Inode) -> Attr:
+        """Copy the bytes of a live file into a new one; returns its attributes at the moment that they are of."""
+        with self.lower.reading(node, os.O_RDONLY) as (volume, handle):
+            for attempt in range(ATTEMPTS):
+                before = self.lower.attr_of(node)
+                for offset, piece in _pieces(volume, handle):
+                    self._admit(len(piece))
+                    super()._put(base, offset, piece)
+                    base.size = offset + len(piece)
+                after = self.lower.attr_of(node)
+                if after.fingerprint == before.fingerprint or attempt == ATTEMPTS - 1:
+                    break
+                super()._resize(base, 0)
+        super()._resize(base, after.size)
+        return after
 
     def _close_below(self, node: int) -> None:
         handle = self._handles.pop(node, None)
@@ -724,8 +735,6 @@ class BranchVolume(SqliteVolume):
             self._renewed(inode)
 
     def _changed(self, inode: Inode) -> None:
-        if inode.node < FIRST_OWN:
-            self._copy_attributes(inode)
         if self.authors is not None:
             self._note_writer(self.authors.current().actor.word)
         super()._changed(inode)
@@ -819,11 +828,6 @@ class BranchVolume(SqliteVolume):
             after = page[-1][0]
         return []
 
-    def _set_child(self, parent: int, name: bytes, node: int | None) -> None:
-        if not self.has_own_names(parent):
-            self._copy_names(parent)
-        super()._set_child(parent, name, node)
-
     def _require_no_place(self, parent: int, name: bytes) -> None:
         if self.lower.has_place(parent, name):
             raise oserror(errno.EBUSY, name)
@@ -900,24 +904,27 @@ class BranchVolume(SqliteVolume):
 
     def setattr(self, node: int, changes: AttrChanges) -> Attr:
         with self.lock:
+            inode = self._inode(node)
+            if changes.size is not None and stat.S_ISREG(inode.mode):
+                self._own_bytes(inode)
             attr = super().setattr(node, changes)
             if attr.nlink and changes.size is None:
                 self._noted("attributes", node)
             return attr
 
-    def _xattrs_were_set(self, node: int) -> None:
-        if self._inode(node).nlink:
-            self._noted("attributes", node)
-
     def setxattr(self, node: int, name: bytes, value: bytes) -> None:
         with self.lock:
+            has_name = self._inode(node).nlink
             super().setxattr(node, name, value)
-            self._xattrs_were_set(node)
+            if has_name:
+                self._noted("attributes", node)
 
     def removexattr(self, node: int, name: bytes) -> None:
         with self.lock:
+            has_name = self._inode(node).nlink
             super().removexattr(node, name)
-            self._xattrs_were_set(node)
+            if has_name:
+                self._noted("attributes", node)
 
     # -- storage: bytes ----------------------------------------------------------------------------------------
 
@@ -1024,8 +1031,6 @@ class BranchVolume(SqliteVolume):
             self._noted("content", inode.node)
 
     def _resize(self, inode: Inode, size: int) -> None:
-        if stat.S_ISREG(inode.mode):
-            self._own_bytes(inode)
         super()._resize(inode, size)
         if inode.nlink:
             self._noted("content", inode.node)
@@ -1063,11 +1068,6 @@ class BranchVolume(SqliteVolume):
         if inode.xattrs is None or self.lower.is_live(inode.node):
             inode.xattrs = self.lower.xattrs(inode.node)
         return inode.xattrs
-
-    def _xattrs_changed(self, inode: Inode) -> None:
-        if inode.node < FIRST_OWN:
-            self._copy_attributes(inode, xattrs_are_set=True)
-        super()._xattrs_changed(inode)
 
 
 def _make(path: str, lower: LowerTree, routes: Sequence[BranchRoute], created_ns: int) -> None:

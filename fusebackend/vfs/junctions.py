@@ -113,6 +113,11 @@ class Route:
         """True if another route records and reports the changes of this one."""
         return self.is_ruled and self.files is not self
 
+    @property
+    def hides(self) -> bool:
+        """True of a view that hides names: files with several names have numbers of their own in it."""
+        return isinstance(self.volume, RuledVolume) and self.is_view and self.volume.view.hides
+
     def is_restricted(self, node: int) -> bool:
         """True of a file that rules restrict. Its number is of its own, and the kernel caches nothing of it."""
         return self.is_ruled and node > NODES

@@ -43,7 +43,7 @@ from fusebackend.vfs.coherence.capabilities import Capabilities
 from fusebackend.vfs.coherence.dentries import Dentries
 from fusebackend.vfs.coherence.entry_cache import ENDLESS_TIMEOUT_S, NegativeDentries, Overtaken
 from fusebackend.vfs.coherence.invalidation import Invalidation
-from fusebackend.vfs.coherence.page_cache import DirectWrites, HoldBack, KernelCache, PageVersions
+from fusebackend.vfs.coherence.page_cache import DirectWriters, DirectWrites, HoldBack, KernelCache, PageVersions
 from fusebackend.vfs.coherence.prefill import Prefill
 from fusebackend.vfs.coherence.pruning import Pruning
 from fusebackend.vfs.coherence.range_order import RangeOrder
@@ -118,6 +118,7 @@ class FileSystem:
         self.negative = NegativeDentries(on.negative_dentries, on.absent_names)
         self.prefill = Prefill(inodes, on.prefill)
         self.cached_readdir = CachedReaddir(inodes, on.cached_readdir)
+        self.direct_writers = DirectWriters(inodes, on.o_direct)
         self.direct_writes = DirectWrites(on.direct_writes, on.direct_appends)
         # Parts that use several of them.
         filled, kept = self.prefill.filled, self.cached_readdir.kept
@@ -230,8 +231,7 @@ class FileSystem:
         place = None if known is None or not self.inodes.beside else (known.parent, known.name)
         entry = await self.resolver.create_entry(route, node, new_parent, new_name, make, source_node, node, new_name)
         if place is not None and route_index(place[0]) != SYNTHETIC_INDEX:
-            # A view that hides names gives a file of several names another number: its first name is found anew.
-            await self.twins.names_changed(source.files, (node_of(place[0]), place[1]))
+            await self.twins.linked(source.files, node_of(place[0]), place[1], new_parent)
         return self.overtaken.unordered(entry)
 
     async def unlink(self, parent: int, name: bytes) -> None:
@@ -341,6 +341,7 @@ class FileSystem:
         handle = FileHandle(entry.inode, route if is_restricted else route.files, attr.node, for_volume)
         handle.bare = True
         handle.direct = self.direct_writes.are_for(flags, attr.mode) or is_restricted
+        self.direct_writers.opened(entry.inode, flags)
         self._opened(handle, attr)
         opened = OpenedFile(self.files.add(handle), not is_restricted, handle.direct)
         if self.inodes.beside:
@@ -385,6 +386,7 @@ class FileSystem:
             self.write_barrier.dismiss(number)
             raise
         keep = await self.page_versions.are_good(route, inode, attr)
+        keep = not self.direct_writers.opened(inode, flags) and keep
         handle.direct = self.direct_writes.are_for(flags, attr.mode) or handle.node != node
         if route.is_restricted(node):
             keep, handle.direct = False, True
@@ -461,6 +463,7 @@ class FileSystem:
         if known is not None:
             known.opens -= 1
             self.append_end.closed(handle)
+            self.direct_writers.closed(handle.inode, handle.flags)
         await handle.route.call(handle.route.volume.release, handle.node, handle.flags)
 
     # -- directories -------------------------------------------------------------------------------------------

@@ -40,6 +40,8 @@ class Switches:
     append_end: bool = True
     direct_appends: bool = True
     """In `coherence/page_cache.py`."""
+    o_direct: bool = True
+    """In `coherence/page_cache.py`."""
     late_forget: bool = True
     """In `vfs/inode_resolver.py`."""
     crossed_renames: bool = True

@@ -213,6 +213,15 @@ class VolumeBackend(BackendProtocol):
             return refused(verbs.DOWNLOAD_FILES, error, path)
         return FileDownloadResponse(path=path)
 
+    def real_paths(self, wanted: list[str]) -> list[str | None]:
+        return [self._real_path(path) for path in wanted]
+
+    def _real_path(self, path: str) -> str | None:
+        try:
+            return resolve(self.volume, path).path
+        except Refusal:
+            return None
+
     # -- writing -----------------------------------------------------------------------------------------------
 
     def write(self, file_path: str, content: str) -> WriteResult:
@@ -473,6 +482,8 @@ class VolumeBackend(BackendProtocol):
             node = place.found.node
             if node == ROOT_NODE:
                 raise OSError(errno.EBUSY, "The root can't be deleted")
+            if path.endswith("/") and not place.found.is_dir:
+                raise errors.oserror(errno.ENOTDIR)
             changes.append(Change(node=place.parent))
             if place.found.is_dir:
                 return Doomed(place.parent, place.name, node, place.path)

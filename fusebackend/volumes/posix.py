@@ -5,7 +5,8 @@ It owns what every rule is about: which errno, which link count, which timestamp
 kept; it answers the methods of `TreeStorage` and decides nothing. `backends/memory.py` keeps them in dicts,
 `backends/sqlite/backend.py` in one file.
 
-Every public method holds `lock` and is atomic; none of them blocks except for the storage.
+Every public method holds `lock` and is atomic; none of them blocks except for the storage. Where the storage fails, it
+has changed nothing: all that an operation reads is read (`_prepare`, `_named`) before the first change.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class TreeVolume(TreeStorage):
             inode.nlink = 2
             inode.size = DIRECTORY_BYTES
             self._allocate(inode, allocated_blocks(DIRECTORY_BYTES))
-            directory = self._inode(parent)
+            directory = self._inode(parent)  # which `_make` has changed, so it is in memory
             if directory.mode & stat.S_ISGID:
                 inode.mode |= stat.S_ISGID
             directory.nlink += 1
@@ -149,44 +150,50 @@ class TreeVolume(TreeStorage):
                 raise oserror(errno.ENOENT, new_name)
             if inode.nlink >= LINK_MAX:
                 raise oserror(errno.EMLINK, new_name)
-            self._vacant(new_parent, new_name)
+            directory = self._vacant(new_parent, new_name)
             self._admit(len(new_name))
+            self._prepare(directory, names=True)
+            self._prepare(inode)
             self._set_child(new_parent, new_name, node)
             inode.nlink += 1
             now = inode.ctime_ns = now_ns()
             self._changed(inode)
-            self._entry_changed(new_parent, now)
+            self._date(directory, now)
             CLOCK.saw(inode.ctime_ns)
             return inode
 
     def unlink(self, parent: int, name: bytes) -> None:
         with self.lock:
-            inode = self._named(parent, name)
+            directory, inode = self._named(parent, name)
             if stat.S_ISDIR(inode.mode):
                 raise oserror(errno.EISDIR, name)
+            self._prepare(directory, names=True)
+            self._prepare(inode)
             now = now_ns()
             self._set_child(parent, name, None)
-            self._entry_changed(parent, now)
+            self._date(directory, now)
             self._unlinked(inode, now)
 
     def rmdir(self, parent: int, name: bytes) -> None:
         with self.lock:
-            inode = self._named(parent, name)
+            directory, inode = self._named(parent, name)
             if not stat.S_ISDIR(inode.mode):
                 raise oserror(errno.ENOTDIR, name)
             self._empty(inode, name)
+            self._prepare(directory, names=True)
+            self._prepare(inode)
             now = now_ns()
             self._directory_moves()
             self._set_child(parent, name, None)
-            self._one_less_below(parent)
-            self._entry_changed(parent, now)
+            self._one_less_below(directory)
+            self._date(directory, now)
             self._unlinked(inode, now)
 
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
         if flags not in (0, RENAME_NOREPLACE, RENAME_EXCHANGE):
             raise oserror(errno.EINVAL, name)
         with self.lock:
-            inode = self._named(parent, name)
+            _, inode = self._named(parent, name)
             if self._directory(new_parent).nlink == 0:  # removed while a process works in it
                 raise oserror(errno.ENOENT, new_name)
             node = self._child(new_parent, new_name)
@@ -200,25 +207,32 @@ class TreeVolume(TreeStorage):
                 self._not_into_itself(target, parent)
             if target is inode:
                 return  # POSIX: two names of one file, nothing happens
+            if target is not None and flags != RENAME_EXCHANGE:
+                self._displace(inode, target, new_name)
+            directory, new_directory = self._inode(parent), self._inode(new_parent)
+            self._prepare(directory, names=True)
+            self._prepare(new_directory, names=True)
+            self._prepare(inode)
+            if target is not None:
+                self._prepare(target)
             now = now_ns()
             if stat.S_ISDIR(inode.mode) or (target is not None and stat.S_ISDIR(target.mode)):
                 self._directory_moves()
             if flags == RENAME_EXCHANGE:
                 assert target is not None
                 self._set_child(parent, name, target.node)
-                self._rehome(target, new_parent, parent, now)
+                self._rehome(target, new_directory, directory, now)
             else:
                 if target is not None:
-                    self._displace(inode, target, new_name)
                     self._set_child(new_parent, new_name, None)
                     if stat.S_ISDIR(target.mode):
-                        self._one_less_below(new_parent)
+                        self._one_less_below(new_directory)
                     self._unlinked(target, now)
                 self._set_child(parent, name, None)
             self._set_child(new_parent, new_name, inode.node)
-            self._rehome(inode, parent, new_parent, now)
-            self._entry_changed(parent, now)
-            self._entry_changed(new_parent, now)
+            self._rehome(inode, directory, new_directory, now)
+            self._date(directory, now)
+            self._date(new_directory, now)
 
     # -- attributes --------------------------------------------------------------------------------------------
 
@@ -232,14 +246,16 @@ class TreeVolume(TreeStorage):
         with self.lock:
             inode = self._inode(node)
             now = now_ns(finer=changes.size is not None)
+            self._prepare(inode)
+            xattrs = self._xattrs(inode) if changes.mode is not None and self.features.acls else {}
             if changes.size is not None:
                 self._resize(inode, changes.size)
                 self._renewed(inode)
                 inode.mtime_ns = now
             if changes.mode is not None:
                 inode.mode = stat.S_IFMT(inode.mode) | stat.S_IMODE(changes.mode)
-                if self.features.acls and (access := self._xattrs(inode).get(acl.ACCESS)) is not None:
-                    self._xattrs(inode)[acl.ACCESS] = acl.with_mode(access, changes.mode)
+                if acl.ACCESS in xattrs:
+                    xattrs[acl.ACCESS] = acl.with_mode(xattrs[acl.ACCESS], changes.mode)
                     self._xattrs_changed(inode)
             if changes.uid is not None:
                 inode.uid = changes.uid
@@ -261,8 +277,9 @@ class TreeVolume(TreeStorage):
             inode = self._inode(node)
             if not stat.S_ISLNK(inode.mode):
                 raise oserror(errno.EINVAL)
+            target = self._get(inode, 0, inode.size)
             self._accessed(inode)
-            return self._get(inode, 0, inode.size)
+            return target
 
     def getxattr(self, node: int, name: bytes) -> bytes:
         with self.lock:
@@ -278,6 +295,7 @@ class TreeVolume(TreeStorage):
         with self.lock:
             self._admit(len(name) + len(value))
             inode = self._inode(node)
+            self._prepare(inode)
             xattrs = self._xattrs(inode)
             if self._quota is not None:
                 more = len(value) - len(xattrs[name]) if name in xattrs else len(name) + len(value)
@@ -298,6 +316,7 @@ class TreeVolume(TreeStorage):
             raise oserror(errno.EINVAL, name) from None
         with self.lock:
             inode = self._inode(node)
+            self._prepare(inode)
             xattrs = self._xattrs(inode)
             keeps = name == acl.DEFAULT or not is_minimal
             old = len(name) + len(xattrs[name]) if name in xattrs else 0
@@ -323,9 +342,10 @@ class TreeVolume(TreeStorage):
     def removexattr(self, node: int, name: bytes) -> None:
         with self.lock:
             inode = self._inode(node)
-            value = self._xattrs(inode).pop(name, None)
-            if value is None:
+            if name not in self._xattrs(inode):
                 raise oserror(errno.ENODATA, name)
+            self._prepare(inode)
+            value = self._xattrs(inode).pop(name)
             if self._quota is not None:
                 self._quota.add(-len(name) - len(value))
             self._xattrs_changed(inode)
@@ -354,8 +374,9 @@ class TreeVolume(TreeStorage):
             inode = self._inode(node)
             if stat.S_ISDIR(inode.mode):
                 raise oserror(errno.EISDIR)
+            data = self._get(inode, offset, size)
             self._accessed(inode)
-            return self._get(inode, offset, size)
+            return data
 
     def next_data(self, node: int, offset: int) -> int | None:
         with self.lock:
@@ -403,12 +424,13 @@ class TreeVolume(TreeStorage):
             raise oserror(errno.ENOTDIR)
         return inode
 
-    def _named(self, parent: int, name: bytes) -> Inode:
+    def _named(self, parent: int, name: bytes) -> tuple[Inode, Inode]:
+        """The directory, and what is under the name."""
         node = self._child(parent, name)
+        directory = self._directory(parent)
         if node is None:
-            self._directory(parent)
             raise oserror(errno.ENOENT, name)
-        return self._inode(node)
+        return directory, self._inode(node)
 
     def _vacant(self, parent: int, name: bytes) -> Inode:
         """The directory, which must live and not hold the name yet."""
@@ -428,6 +450,7 @@ class TreeVolume(TreeStorage):
             takes_bytes = stat.S_ISDIR(mode) or stat.S_ISLNK(mode)
             self._quota.require((DIRECTORY_BYTES if takes_bytes else 0) + bytes_of_xattrs(acls or {}), 1)
         self._admit(len(name))
+        self._prepare(directory, names=True)
         inode = self._new_inode(mode, parent if stat.S_ISDIR(mode) else 0)
         if self._quota is not None:
             self._quota.add(0, 1)
@@ -472,9 +495,6 @@ class TreeVolume(TreeStorage):
         if is_access_noted(inode) and not (inode.unnoted and inode.unnoted == inode.opens):
             inode.atime_ns = now_ns()
             self._changed(inode)
-
-    def _entry_changed(self, parent: int, now: int) -> None:
-        self._date(self._inode(parent), now)
 
     def _date(self, directory: Inode, now: int) -> None:
         """A name in it has changed."""
@@ -523,10 +543,9 @@ class TreeVolume(TreeStorage):
         """Return the inodes of names in a directory. A storage that may be damaged leaves out bad ones."""
         return [(name, self._inode(child)) for name, child in children]
 
-    def _one_less_below(self, directory: int) -> None:
+    def _one_less_below(self, directory: Inode) -> None:
         """A directory has lost a subdirectory. A count that was too low by damage is not that of a removed one."""
-        inode = self._inode(directory)
-        inode.nlink = max(2, inode.nlink - 1)
+        directory.nlink = max(2, directory.nlink - 1)
 
     def _not_into_itself(self, inode: Inode, parent: int) -> None:
         """A directory may not move below itself."""
@@ -541,11 +560,11 @@ class TreeVolume(TreeStorage):
             above.add(node)
             node = self._parent_of(node)
 
-    def _rehome(self, inode: Inode, old_parent: int, new_parent: int, now: int) -> None:
+    def _rehome(self, inode: Inode, old_parent: Inode, new_parent: Inode, now: int) -> None:
         """`inode` has moved; a directory takes its `..` along."""
-        if stat.S_ISDIR(inode.mode) and old_parent != new_parent:
-            inode.parent = new_parent
+        if stat.S_ISDIR(inode.mode) and old_parent.node != new_parent.node:
+            inode.parent = new_parent.node
             self._one_less_below(old_parent)
-            self._inode(new_parent).nlink += 1
+            new_parent.nlink += 1
         inode.ctime_ns = now
         self._changed(inode)

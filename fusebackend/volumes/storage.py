@@ -57,9 +57,12 @@ class TreeStorage(NativeVolume):
     def _new_inode(self, mode: int, parent: int) -> Inode:
         """An inode with a number that was never used."""
 
+    def _prepare(self, inode: Inode, names: bool = False) -> None:
+        """The inode is about to be changed, or with `names` a name in it: read what that takes, which may fail."""
+
     @abc.abstractmethod
     def _changed(self, inode: Inode) -> None:
-        """The inode's fields have changed."""
+        """The inode's fields have changed. This and what follows it reads nothing that `_prepare` has not read."""
 
     def _renewed(self, inode: Inode) -> None:
         """The bytes of a file are others now, or the names in a directory: so is the version, if not the time."""
@@ -102,7 +105,8 @@ class TreeStorage(NativeVolume):
 
     @abc.abstractmethod
     def _drop_chunks(self, node: int, first: int) -> int:
-        """Forget the chunks from index `first` on; returns the sum of `allocated_blocks` over those that were there."""
+        """Forget the chunks from index `first` on, or fail before the first; returns the sum of `allocated_blocks` over
+        those that were there."""
 
     @abc.abstractmethod
     def _xattrs(self, inode: Inode) -> dict[bytes, bytes]:
@@ -161,11 +165,14 @@ class TreeStorage(NativeVolume):
 
     def _put(self, inode: Inode, offset: int, data: bytes) -> None:
         view, node, done = memoryview(data), inode.node, 0
+        first, last = offset >> CHUNK_SHIFT, (offset + len(data) - 1) >> CHUNK_SHIFT
+        # All are read before one is changed. Beyond the end there is no chunk, and no need to look for one.
+        known = -(-inode.size >> CHUNK_SHIFT)
+        chunks = [self._chunk(node, index) for index in range(first, min(last + 1, known))]
         while done < len(data):
             index, start = offset >> CHUNK_SHIFT, offset & (CHUNK_BYTES - 1)
             length = min(len(data) - done, CHUNK_BYTES - start)
-            # Beyond the end there is no chunk, and no need to look for one.
-            chunk = self._chunk(node, index) if index << CHUNK_SHIFT < inode.size else None
+            chunk = chunks[index - first] if index - first < len(chunks) else None
             if chunk is None:
                 chunk = self._new_chunk(node, index)
             before = len(chunk.data)
@@ -183,11 +190,10 @@ class TreeStorage(NativeVolume):
             raise oserror(errno.EFBIG)
         if size < inode.size:
             index, start = size >> CHUNK_SHIFT, size & (CHUNK_BYTES - 1)
+            chunk = self._chunk(inode.node, index) if start else None
             self._allocate(inode, -self._drop_chunks(inode.node, index + 1 if start else index))
-            if start:
-                chunk = self._chunk(inode.node, index)
-                if chunk is not None and len(chunk.data) > start:
-                    self._allocate(inode, allocated_blocks(start) - allocated_blocks(len(chunk.data)))
-                    chunk.cut(start)
-                    self._chunk_changed(inode.node, index, chunk)
+            if chunk is not None and len(chunk.data) > start:
+                self._allocate(inode, allocated_blocks(start) - allocated_blocks(len(chunk.data)))
+                chunk.cut(start)
+                self._chunk_changed(inode.node, index, chunk)
         inode.size = size

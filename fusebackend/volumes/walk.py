@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import logging
 import stat
 from collections import deque
@@ -69,9 +70,8 @@ class Place(NamedTuple):
     @property
     def missing_paths(self) -> list[AgentPath]:
         """Where the missing directories would be."""
-        first = len(self.way) - 1 - len(self.missing)
-        ends = range(first + 1, len(self.way))
-        return [AgentPath("/" + "/".join(map(paths.to_text, self.way[:end]))) for end in ends]
+        ways = itertools.accumulate(map(paths.to_text, self.way[:-1]), "{}/{}".format, initial="")
+        return [AgentPath(way) for way in itertools.islice(ways, len(self.way) - len(self.missing), len(self.way))]
 
     @property
     def found(self) -> Attr:

@@ -1,9 +1,9 @@
-"""Approvals on real mounts: system calls, commands and the command line; verbs are in `test_approvals_of_verbs.py`."""
+"""Approvals on real mounts: system calls and commands; verbs, and the command line, are tested without a mount in
+`test_approvals_of_verbs.py`."""
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import subprocess
 import sys
@@ -16,14 +16,15 @@ import mounts
 import pytest
 from approving import asked, one, text_of, waiting
 from mounts import Mounted, Serve
+from programs import ok
 
 import fusebackend
 from fusebackend import Actor
 from fusebackend.control.client.client import Client
+from fusebackend.testing.posix.case import fails
 
 pytestmark = [pytest.mark.mounted, pytest.mark.timeout(120)]
 
-ROOT = Path(__file__).parents[2]
 LIMIT_S = 60
 
 VIEW = """
@@ -49,15 +50,10 @@ def configured(tmp_path: Path, more: str = "") -> Path:
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
     tmp = tmp_path_factory.mktemp("approvals")
-    before = os.environ.get("XDG_STATE_HOME")
-    os.environ["XDG_STATE_HOME"] = str(tmp / "state")
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp / "state"))
         with mounts.mounted(tmp / "mnt", f"sqlite:{tmp}/volume.db", config=configured(tmp)) as server:
             yield server
-    finally:
-        os.environ.pop("XDG_STATE_HOME")
-        if before is not None:
-            os.environ["XDG_STATE_HOME"] = before
 
 
 @pytest.fixture
@@ -86,13 +82,6 @@ def free(shared: Mounted) -> Iterator[Client]:
 def agent(shared: Mounted, free: Client) -> Iterator[Client]:
     with fusebackend.connect(shared.path, view="agent") as files:
         yield files
-
-
-def run(*words: object, mount: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "fusebackend.cli.main", *map(str, words), "--mount", str(mount)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=LIMIT_S,
-    )  # fmt: skip
 
 
 class TestReading:
@@ -143,9 +132,8 @@ class TestTheKernel:
             ("/prod/draft", lambda: (view / "draft").rename(view / "prod/draft")),
             ("/prod/locked", lambda: (view / "prod/locked/x").write_text("x")),
         ):
-            with pytest.raises(OSError) as refused:
+            with fails(errno.ENOENT if path == "/prod/locked" else errno.EACCES):
                 work()
-            assert refused.value.errno == (errno.ENOENT if path == "/prod/locked" else errno.EACCES)
         assert os.access(view / "prod/a", os.W_OK)  # else the kernel would refuse, and nobody would hear of it
         found = free.approvals()[before:]
         assert [(each.state, each.paths) for each in found] == [
@@ -164,42 +152,10 @@ class TestTheKernel:
 
 
 class TestTheCommandLine:
-    def test_lists_shows_approves_and_denies(self, shared: Mounted, agent: Client, free: Client) -> None:
-        agent.edit("/prod/a", "one", "two")
-        agent.delete("/prod/dir")
-        one, other = waiting(free)
-        listed = run("approval", "list", mount=shared.path)
-        assert [line.split()[0] for line in listed.stdout.splitlines()] == [str(one.number), str(other.number)]
-        assert "edit /prod/a" in listed.stdout
-        assert [each["number"] for each in json.loads(run("approval", "list", "--json", mount=shared.path).stdout)] == [
-            one.number, other.number,
-        ]  # fmt: skip
-        shown = run("approval", "show", one.number, mount=shared.path).stdout
-        assert "-one\n+two\n" in shown and "edit /prod/a  (view agent)" in shown
-        assert "delete /prod/dir/b" in run("approval", "show", other.number, mount=shared.path).stdout
-        done = run("approval", "approve", one.number, mount=shared.path)
-        assert (done.returncode, done.stdout) == (0, f"request {one.number} has happened: edit /prod/a\n")
-        again = run("approval", "approve", one.number, mount=shared.path)
-        assert again.returncode == 1 and again.stderr.count("\n") == 1 and "decided already" in again.stderr
-        denied = run("approval", "deny", other.number, "--reason", "no", mount=shared.path)
-        assert denied.returncode == 0, denied.stderr
-        free.upload_files([("/prod/gone", b"1")])
-        agent.delete("/prod/gone")
-        (late,) = waiting(free)
-        free.delete("/prod/gone")
-        stale = run("approval", "approve", late.number, mount=shared.path)
-        assert stale.returncode == 1
-        assert "could not happen: '/prod/gone' has gone since it was asked for" in stale.stderr
-        everything = run("approval", "list", "--all", mount=shared.path).stdout
-        assert "(made)" in everything and "(denied)" in everything and "(failed)" in everything
-        assert run("approval", "show", 999, mount=shared.path).stderr.startswith("Error: there is no request 999")
-
     def test_follows_new_ones_until_the_mount_ends(self, serve: Serve, tmp_path: Path) -> None:
         server = serve("memory:", config=configured(tmp_path))
-        following = subprocess.Popen(
-            [sys.executable, "-m", "fusebackend.cli.main", "approval", "list", "-f", "--mount", str(server.path)],
-            env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        words = [sys.executable, "-m", "fusebackend", "approval", "list", "-f", "--mount", server.path]
+        following = subprocess.Popen(words, env=mounts.module_environment(), stdout=subprocess.PIPE, text=True)
         with fusebackend.connect(server.path, view="agent") as files:
             files.write("/prod/x", "x")
         assert following.stdout is not None
@@ -223,8 +179,7 @@ def test_a_write_waits_until_it_is_approved_and_happens_once(
         writer.start()
         found = one(free)
         assert text_of(free, "/prod/app.conf") is None and writer.is_alive()
-        done = run("approval", "approve", found.number, mount=server.path)
-        assert done.returncode == 0, done.stderr
+        ok("approval", "approve", found.number, cwd=server.path)
         writer.join(LIMIT_S)
         assert [(each.error, each.path) for each in answers] == [(None, "/prod/app.conf")]
         assert text_of(free, "/prod/app.conf") == "debug = false\n"
@@ -259,7 +214,7 @@ def test_a_write_waits_until_it_is_approved_and_happens_once(
         free.deny(found.number, "no")
         writer.join(LIMIT_S)
         # `diff` is of what was changed last, not of the requests since.
-        assert "diff --git a/work/x b/work/x" in run("diff", mount=server.path).stdout
+        assert "diff --git a/work/x b/work/x" in ok("diff", cwd=server.path)
         assert answers[-1].error == f"Error: '/prod/late' needs an approval: request {found.number}: it was denied: no"
 
         writer = threading.Thread(target=lambda: answers.append(agent.write("/prod/end", "x")))

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import errno
-import json
-import re
 from pathlib import Path
 
 import mounts
 import pytest
-from mounts import Serve
-from programs import as_call, command, sh
+from programs import as_call, sh
 
 import fusebackend
 from fusebackend.control.client.client import Client
@@ -90,40 +86,3 @@ def test_who_changed_what_in_a_branch(tmp_path: Path, kind: str) -> None:
         assert changed(files, "idea")[-1] == ("cleaner", {("remove", "/new", None), ("remove", "/new/file", None)})
         assert not files.merge_branch("idea").conflicts
         assert [agent for agent, _ in changed(files, "idea")] == ["coder", "mover", "planner", "planner", "cleaner"]
-
-
-def test_the_command(serve: Serve) -> None:
-    path = serve("memory:", options=RECORDED).path
-    with fusebackend.connect(str(path)) as files:
-        files.write("/plan", "one\n")
-        files.create_branch("idea")
-        as_call(files, branch_of(path, "idea"), "echo two >> plan; TOKEN=hunter2 true; echo > other", "coder")
-    shown = command("log", "--branch", "idea", "--changes", cwd=path)
-    assert shown.returncode == 0, shown.stderr
-    head, *lines = shown.stdout.splitlines()
-    assert re.fullmatch(r"c\d+", head.split()[0]) and " coder " in head and "hunter2" not in shown.stdout
-    assert sorted(line.split() for line in lines) == [["content", "/plan"], ["create", "/other"]]
-    (found,) = (json.loads(line) for line in command("log", "--branch", "idea", "--json", cwd=path).stdout.splitlines())
-    assert (found["call"], found["changes"], found["actor"]["agent"]) == (head.split()[0], 2, "coder")
-    assert command("log", "--branch", "idea", "--by", "planner", cwd=path).stdout == ""
-    assert command("log", "--branch", "idea", "/other", "--json", cwd=path).stdout != ""
-    for words, code, error in (
-        (["--branch", "none"], 1, "there is no branch 'none'"),
-        (["--branch", "idea", "-f"], 2, "give no --branch with it"),
-        (["--branch", "idea", "--verify"], 2, "or --branch with it"),
-    ):
-        done = command("log", *words, cwd=path)
-        assert done.returncode == code and error in done.stderr, done
-
-
-def test_what_is_no_call_of_a_branch_is_refused(serve: Serve) -> None:
-    path = serve("memory:", options=RECORDED).path
-    with fusebackend.connect(str(path)) as files:
-        files.create_branch("idea")
-        with pytest.raises(ValueError, match="no call of a branch"):
-            files.changes("a1", branch="idea")
-        with pytest.raises(OSError) as missing:
-            files.changes("b1", branch="idea")
-        assert missing.value.errno == errno.ENOENT
-        with pytest.raises(ValueError, match="by actor, time and path"):
-            files.log(["b1"], branch="idea")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
+import programs
 import pytest
 from mounts import Mounted, Serve
 from programs import sh
@@ -16,7 +16,6 @@ import fusebackend
 
 pytestmark = pytest.mark.mounted
 
-LIMIT_S = 60
 LINES = "".join(f"line {number}\n" for number in range(20))
 
 
@@ -33,8 +32,7 @@ def mounted(serve: Serve, tmp_path: Path) -> Mounted:
 
 
 def command(server: Mounted, *arguments: str, code: int = 0) -> str:
-    words = [sys.executable, "-m", "fusebackend", *arguments]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, cwd=server.path, check=False)
+    done = programs.command(*arguments, cwd=server.path)
     assert done.returncode == code, (done.stdout, done.stderr)
     return done.stdout + done.stderr
 
@@ -86,25 +84,6 @@ def test_a_branch_is_merged_and_taken_back(mounted: Mounted) -> None:
         assert (top / "run.sh").stat().st_mode & 0o777 == 0o644
         assert not (top / "papers").exists()
         assert not (top / "new").exists()
-
-
-def test_what_both_changed_is_refused_and_decided(mounted: Mounted) -> None:
-    branch = branch_of(mounted)
-    (branch / "old.txt").write_text("branch\n")
-    (branch / "notes/plan.md").write_text(LINES.replace("line 3\n", "branch\n"))
-    (branch / "src/old.txt").write_text("branch\n")
-    (mounted.path / "notes/plan.md").write_text(LINES.replace("line 15\n", "main\n"))
-    (mounted.path / "old.txt").write_text("the mount\n")
-    said = command(mounted, "branch", "merge", "work", code=1)
-    assert "old.txt': changed in both" in said
-    assert "--keep-main" in said
-    assert (mounted.path / "src/old.txt").read_text() == "old\n"
-    assert [each["conflicts"] for each in json.loads(command(mounted, "branch", "list", "--json"))] == [2]
-    command(mounted, "branch", "merge", "work", "--merge-lines", "--keep-main")
-    assert (mounted.path / "old.txt").read_text() == "the mount\n"
-    assert (mounted.path / "src/old.txt").read_text() == "branch\n"
-    wanted = LINES.replace("line 3\n", "branch\n").replace("line 15\n", "main\n")
-    assert (mounted.path / "notes/plan.md").read_text() == wanted
 
 
 def test_a_merge_names_the_writers_of_the_branch(serve: Serve) -> None:

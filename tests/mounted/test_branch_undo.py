@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
-import re
 import shutil
 import threading
 import time
@@ -16,7 +14,6 @@ from pathlib import Path
 
 import mounts
 import pytest
-from mounts import Serve
 from programs import as_call, command, sh
 from trees import snapshot
 
@@ -34,96 +31,116 @@ BRANCHES = "/.fusebackend/branches"
 listed = partial(snapshot, directory_times=False)
 
 
+Scene = tuple[Client, Path, Path]
+"""A client, the mount, and the tree of the branch `idea`."""
+
+
 @contextmanager
-def branched(tmp_path: Path, kind: str) -> Iterator[tuple[Client, Path, Path]]:
-    """Serve a backend with some files and a branch of them: client, mount, tree of the branch."""
+def branched(tmp_path: Path, kind: str) -> Iterator[Scene]:
+    """Serve a backend with some files and a branch of them."""
     (tmp_path / "files").mkdir(exist_ok=True)
     with (
         mounts.mounted(tmp_path / "mnt", kind.format(tmp=tmp_path), options=RECORDED) as mounted,
         fusebackend.connect(str(mounted.path)) as files,
     ):
-        if not files.branches():
-            sh("mkdir -p docs src; echo one > docs/a; echo two > docs/b; echo three > src/c", mounted.path)
-            files.create_branch("idea")
-        yield files, mounted.path, mounted.path / BRANCHES[1:] / "idea"
+        yield begun(files, mounted.path)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_call_in_a_branch_is_shown_and_taken_back(tmp_path: Path, kind: str) -> None:
+def begun(files: Client, path: Path) -> Scene:
+    if not files.branches():
+        sh("mkdir -p docs src; echo one > docs/a; echo two > docs/b; echo three > src/c", path)
+        files.create_branch("idea")
+    return files, path, path / BRANCHES[1:] / "idea"
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    with branched(tmp_path_factory.mktemp("branched"), request.param) as scene:
+        yield scene
+
+
+@pytest.fixture
+def scene(shared: Scene) -> Iterator[Scene]:
+    """The files and the branch as if new, in a mount that tests share."""
+    files, path, _ = shared
+    yield begun(files, path)
+    files.delete_branches(*(each.name for each in files.branches()))
+    mounts.empty(path)
+
+
+def test_a_call_in_a_branch_is_shown_and_taken_back(scene: Scene) -> None:
     """By the kernel and by a verb, with its bytes and attributes, and an undo is undone."""
-    with branched(tmp_path, kind) as (files, path, branch):
-        main, before = listed(path), listed(branch)
-        first = as_call(
-            files, branch, "echo ONE > docs/a; echo more >> docs/b; rm src/c; mkdir new; echo n > new/f; mv docs texts"
-        )
-        changed = listed(branch)
-        shown = files.diff(first)
-        at = BRANCHES[1:] + "/idea"
-        assert f"+++ b/{at}/texts/a\n@@ -0,0 +1 @@\n+ONE\n" in shown and "\n-one\n" in shown, shown
-        assert f"--- a/{at}/src/c" in shown and f"+++ b/{at}/new/f" in shown
-        dry = files.undo(first, dry_run=True)
-        assert dry.calls == [first] and dry.changes and not dry.conflicts and listed(branch) == changed
-        assert all(each.path.startswith(f"{BRANCHES}/idea/") for each in dry.changes)
-        undone = files.undo(first)
-        assert not undone.conflicts and undone.undo is not None
-        assert listed(branch) == before and listed(path) == main
-        assert [(each.call, each.undone_by) for each in files.log(branch="idea")] == [
-            (undone.undo, None),
-            (first, undone.undo),
-        ]
-        files.undo(undone.undo)
-        assert listed(branch) == changed and listed(path) == main
-        with fusebackend.acting(fusebackend.Actor(agent="planner")):
-            files.write(f"{BRANCHES}/idea/plan", "by a verb\n")
-            assert files.edit(f"{BRANCHES}/idea/texts/b", "two", "TWO").error is None
-            assert files.delete(f"{BRANCHES}/idea/new").error is None
-        calls = [each.call for each in files.log(branch="idea", by="planner")]
-        assert len(calls) == 3
-        assert "-two\n+TWO\n" in files.diff(calls[1])
-        for _ in calls:
-            assert not files.undo(branch="idea", by="planner").conflicts
-        assert listed(branch) == changed and listed(path) == main
+    files, path, branch = scene
+    main, before = listed(path), listed(branch)
+    first = as_call(
+        files, branch, "echo ONE > docs/a; echo more >> docs/b; rm src/c; mkdir new; echo n > new/f; mv docs texts"
+    )
+    changed = listed(branch)
+    shown = files.diff(first)
+    at = BRANCHES[1:] + "/idea"
+    assert f"+++ b/{at}/texts/a\n@@ -0,0 +1 @@\n+ONE\n" in shown and "\n-one\n" in shown, shown
+    assert f"--- a/{at}/src/c" in shown and f"+++ b/{at}/new/f" in shown
+    dry = files.undo(first, dry_run=True)
+    assert dry.calls == [first] and dry.changes and not dry.conflicts and listed(branch) == changed
+    assert all(each.path.startswith(f"{BRANCHES}/idea/") for each in dry.changes)
+    undone = files.undo(first)
+    assert not undone.conflicts and undone.undo is not None
+    assert listed(branch) == before and listed(path) == main
+    assert [(each.call, each.undone_by) for each in files.log(branch="idea")] == [
+        (undone.undo, None),
+        (first, undone.undo),
+    ]
+    files.undo(undone.undo)
+    assert listed(branch) == changed and listed(path) == main
+    with fusebackend.acting(fusebackend.Actor(agent="planner")):
+        files.write(f"{BRANCHES}/idea/plan", "by a verb\n")
+        assert files.edit(f"{BRANCHES}/idea/texts/b", "two", "TWO").error is None
+        assert files.delete(f"{BRANCHES}/idea/new").error is None
+    calls = [each.call for each in files.log(branch="idea", by="planner")]
+    assert len(calls) == 3
+    assert "-two\n+TWO\n" in files.diff(calls[1])
+    for _ in calls:
+        assert not files.undo(branch="idea", by="planner").conflicts
+    assert listed(branch) == changed and listed(path) == main
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_others_changed_since_is_named_and_refused(tmp_path: Path, kind: str) -> None:
-    with branched(tmp_path, kind) as (files, path, branch):
-        sh("seq 9 >> docs/a", branch)
-        first = as_call(files, branch, "sed -i s/one/ONE/ docs/a; echo TWO > docs/b")
-        second = as_call(files, branch, "echo later >> docs/a", "other")
-        before = listed(branch)
-        refused = files.undo(first)
-        assert [(each.path, each.call) for each in refused.conflicts] == [(f"{BRANCHES}/idea/docs/a", second)]
-        assert listed(branch) == before
-        # What is changed in the mount is no change by others, and the other way round.
-        sh("echo main > docs/b", path)
-        merged = files.undo(first, merge_lines=True)
-        assert not merged.conflicts, merged
-        assert (branch / "docs/a").read_text().startswith("one\n1\n") and (branch / "docs/b").read_text() == "two\n"
-        assert "9\nlater\n" in (branch / "docs/a").read_text()
-        assert (path / "docs/b").read_text() == "main\n" and (path / "docs/a").read_text() == "one\n"
-        assert merged.undo is not None
-        assert not files.undo(merged.undo).conflicts and listed(branch) == before
-        kept = files.undo(first, keep_newer=True)
-        assert [each.path for each in kept.kept] == [f"{BRANCHES}/idea/docs/a"]
-        assert (branch / "docs/b").read_text() == "two\n"
+def test_what_others_changed_since_is_named_and_refused(scene: Scene) -> None:
+    files, path, branch = scene
+    sh("seq 9 >> docs/a", branch)
+    first = as_call(files, branch, "sed -i s/one/ONE/ docs/a; echo TWO > docs/b")
+    second = as_call(files, branch, "echo later >> docs/a", "other")
+    before = listed(branch)
+    refused = files.undo(first)
+    assert [(each.path, each.call) for each in refused.conflicts] == [(f"{BRANCHES}/idea/docs/a", second)]
+    assert listed(branch) == before
+    # What is changed in the mount is no change by others, and the other way round.
+    sh("echo main > docs/b", path)
+    merged = files.undo(first, merge_lines=True)
+    assert not merged.conflicts, merged
+    assert (branch / "docs/a").read_text().startswith("one\n1\n") and (branch / "docs/b").read_text() == "two\n"
+    assert "9\nlater\n" in (branch / "docs/a").read_text()
+    assert (path / "docs/b").read_text() == "main\n" and (path / "docs/a").read_text() == "one\n"
+    assert merged.undo is not None
+    assert not files.undo(merged.undo).conflicts and listed(branch) == before
+    kept = files.undo(first, keep_newer=True)
+    assert [each.path for each in kept.kept] == [f"{BRANCHES}/idea/docs/a"]
+    assert (branch / "docs/b").read_text() == "two\n"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_was_taken_back_is_no_change_for_a_merge(tmp_path: Path, kind: str) -> None:
-    with branched(tmp_path, kind) as (files, path, branch):
-        main = listed(path)
-        kept = as_call(files, branch, "echo kept > docs/new")
-        gone = as_call(files, branch, "echo ONE > docs/a; rm src/c; mv docs/b docs/moved; chmod 600 docs/a")
-        assert not files.undo(gone).conflicts
-        assert kept != gone
-        merged = files.merge_branch("idea")
-        assert not merged.conflicts and [(each.change, each.path) for each in merged.changes] == [
-            ("create", "/docs/new")
-        ], merged
-        now = listed(path)
-        assert (path / "docs/new").read_text() == "kept\n" and now.keys() == main.keys() | {b"docs/new"}
-        assert now == {**main, b"docs/new": now[b"docs/new"]}
+def test_what_was_taken_back_is_no_change_for_a_merge(scene: Scene) -> None:
+    files, path, branch = scene
+    main = listed(path)
+    kept = as_call(files, branch, "echo kept > docs/new")
+    gone = as_call(files, branch, "echo ONE > docs/a; rm src/c; mv docs/b docs/moved; chmod 600 docs/a")
+    assert not files.undo(gone).conflicts
+    assert kept != gone
+    merged = files.merge_branch("idea")
+    assert not merged.conflicts and [(each.change, each.path) for each in merged.changes] == [
+        ("create", "/docs/new")
+    ], merged
+    now = listed(path)
+    assert (path / "docs/new").read_text() == "kept\n" and now.keys() == main.keys() | {b"docs/new"}
+    assert now == {**main, b"docs/new": now[b"docs/new"]}
 
 
 @pytest.mark.parametrize("kind", KINDS[:2])
@@ -237,8 +254,7 @@ def test_no_state_is_before_a_call_in_two_branches(tmp_path: Path) -> None:
         assert not files.undo(call).conflicts
 
 
-@pytest.mark.parametrize("kind", KINDS[:2])
-@pytest.mark.parametrize("after_s", [0.02, 0.2])
+@pytest.mark.parametrize(("kind", "after_s"), [(KINDS[0], 0.02), (KINDS[1], 0.2)])
 def test_a_killed_server_finishes_the_undo_with_the_same_command(tmp_path: Path, kind: str, after_s: float) -> None:
     (tmp_path / "files").mkdir()
     url, branch = kind.format(tmp=tmp_path), tmp_path / "mnt" / BRANCHES[1:] / "idea"
@@ -328,54 +344,19 @@ def test_what_is_in_the_snapshot_below_is_not_copied(tmp_path: Path) -> None:
         assert listed(branch) == before
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_command_in_a_branch_is_a_call(tmp_path: Path, kind: str) -> None:
+def test_a_command_in_a_branch_is_a_call(scene: Scene) -> None:
     """It has the branch as its root, in a tree of its own."""
-    with branched(tmp_path, kind) as (files, path, branch):
-        before = listed(branch)
-        script = "cd /docs; echo ONE > a; mkdir deep; echo > deep/d; mv b deep/b; cd /; mv docs texts; echo >> texts/a"
-        done = command("exec", "--branch", "idea", "--", script, cwd=path)
-        assert done.returncode == 0, done
-        (call,) = files.log(branch="idea")
-        assert call.kind == "command" and "cd /docs" in call.title
-        changed = listed(branch)
-        assert b"texts/deep/b" in changed
-        assert {each.path for each in files.changes(call.call)} >= {f"{BRANCHES}/idea/docs/a", f"{BRANCHES}/idea/docs"}
-        undone = files.undo(branch="idea")
-        assert undone.calls == [call.call] and not undone.conflicts and listed(branch) == before
-        assert undone.undo is not None
-        assert not files.undo(undone.undo).conflicts and listed(branch) == changed
-
-
-def test_without_a_history_nothing_is_noted(tmp_path: Path) -> None:
-    with (
-        mounts.mounted(tmp_path / "mnt", "memory:", options=["history=off"]) as mounted,
-        fusebackend.connect(str(mounted.path)) as files,
-    ):
-        files.create_branch("idea")
-        sh("echo one > a", mounted.path / BRANCHES[1:] / "idea")
-        with pytest.raises(OSError) as refused:
-            files.undo(branch="idea")
-        assert refused.value.errno == errno.ENOTSUP
-
-
-def test_the_commands(serve: Serve) -> None:
-    path = serve("memory:", options=RECORDED).path
-    with fusebackend.connect(str(path)) as files:
-        files.write("/plan", "one\n")
-        files.create_branch("idea")
-        branch = path / BRANCHES[1:] / "idea"
-        call = as_call(files, branch, "echo two >> plan")
-        shown = command("log", "--branch", "idea", cwd=path)
-        assert shown.stdout.split()[0] == call, shown
-        shown = command("diff", call, cwd=path)
-        assert shown.returncode == 0 and "+two\n" in shown.stdout, shown
-        found = json.loads(command("undo", "--branch", "idea", "-n", "--json", cwd=path).stdout)
-        assert found["calls"] and found["undo"] is None
-        done = command("undo", call, cwd=path)
-        assert done.returncode == 0 and re.search(rf"took back {call}; 'fusebackend undo c\d+'", done.stdout), done
-        assert (branch / "plan").read_text() == "one\n"
-        refused = command("undo", call, "--branch", "idea", cwd=path)
-        assert refused.returncode == 2 and "--branch chooses the call" in refused.stderr
-        missing = command("undo", "--branch", "none", cwd=path)
-        assert missing.returncode == 1 and "there is no branch 'none'" in missing.stderr
+    files, path, branch = scene
+    before = listed(branch)
+    script = "cd /docs; echo ONE > a; mkdir deep; echo > deep/d; mv b deep/b; cd /; mv docs texts; echo >> texts/a"
+    done = command("exec", "--branch", "idea", "--", script, cwd=path)
+    assert done.returncode == 0, done
+    (call,) = files.log(branch="idea")
+    assert call.kind == "command" and "cd /docs" in call.title
+    changed = listed(branch)
+    assert b"texts/deep/b" in changed
+    assert {each.path for each in files.changes(call.call)} >= {f"{BRANCHES}/idea/docs/a", f"{BRANCHES}/idea/docs"}
+    undone = files.undo(branch="idea")
+    assert undone.calls == [call.call] and not undone.conflicts and listed(branch) == before
+    assert undone.undo is not None
+    assert not files.undo(undone.undo).conflicts and listed(branch) == changed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -14,7 +13,7 @@ from pathlib import Path
 import mounts
 import pytest
 import trees
-from mounts import Mounted, Serve
+from mounts import Mounted
 from profiles import amount
 from programs import command, sh
 
@@ -68,15 +67,22 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(request.param).format(tmp=tmp_path)
 
 
-@pytest.fixture
-def mounted(serve: Serve, url: str) -> Mounted:
-    return serve(url, routes={"/notes": "memory:"}, options=MANUAL, limit_s=mounts.LIFE_LIMIT_S + STEPS)
+@pytest.fixture(scope="module", params=KINDS)
+def mounted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
+    tmp = tmp_path_factory.mktemp("branches")
+    (tmp / "files").mkdir()
+    limit_s = mounts.LIFE_LIMIT_S + STEPS
+    url, routes = request.param.format(tmp=tmp), {"/notes": "memory:"}
+    with mounts.mounted(tmp / "mnt", url, routes=routes, options=MANUAL, limit_s=limit_s) as server:
+        yield server
 
 
 @pytest.fixture
 def files(mounted: Mounted) -> Iterator[Client]:
     with fusebackend.connect(mounted.path) as made:
         yield made
+        made.delete_branches(*(each.name for each in made.branches()))
+    mounts.empty(mounted.path, "notes")
 
 
 def tree(mounted: Mounted, name: str) -> Path:
@@ -237,17 +243,6 @@ class TestLife:
             files.delete_branches("two")
             assert files.snapshots() == [], "the snapshot below both goes with the last one"
 
-    def test_names(self, mounted: Mounted, files: Client) -> None:
-        for name in ("", "..", "a/b", "-x", "@x", "10m", "main", "c42", "a..b", "x" * 250):
-            with pytest.raises(ValueError, match="branch name"):
-                files.create_branch(name)
-        files.create_branch("one")
-        with pytest.raises(OSError, match="there is a branch 'one' already"):
-            files.create_branch("one")
-        with pytest.raises(OSError, match="there is no branch 'two'"):
-            files.delete_branches("one", "two")
-        assert [each.name for each in files.branches()] == ["one"]
-
 
 def _numbers(top: Path) -> dict[str, int]:
     return {str(path): path.lstat().st_ino for path in top.rglob("*")}
@@ -284,23 +279,3 @@ class TestCommand:
         assert command("shell", "--branch", "work", "pwd", cwd=inside).stdout == f"{inside}\n"
         missing = command("shell", "--mount", mounted.path, "--branch", "work", "no such program")
         assert missing.returncode == 126 and missing.stderr.startswith("Error: 'no such program'")
-
-    def test_list_and_path(self, mounted: Mounted, files: Client) -> None:
-        made = command("branch", "create", "work", "--mount", mounted.path)
-        assert made.stdout == f"{tree(mounted, 'work')}\n", made.stderr
-        assert command("branch", "path", "work", "--mount", mounted.path).stdout == made.stdout
-        (tree(mounted, "work") / "new").write_text("new")
-        (found,) = json.loads(command("branch", "list", "--json", "--mount", mounted.path).stdout)
-        assert (found["name"], found["changes"], found["error"]) == ("work", 1, None)
-        assert found["path"] == str(tree(mounted, "work")) and found["size_bytes"] > 0
-        assert "1 change " in command("branch", "list", "--mount", mounted.path).stdout
-        refused = command("branch", "delete", "work", "--mount", mounted.path)
-        assert refused.returncode == 1 and "add --yes" in refused.stderr
-        assert command("branch", "delete", "work", "--yes", "--mount", mounted.path).returncode == 0
-        gone = command("branch", "path", "work", "--mount", mounted.path)
-        assert gone.returncode == 1 and "there is no branch 'work'" in gone.stderr
-
-    def test_a_mount_without_branches(self, serve: Serve) -> None:
-        mounted = serve("memory:", options=["trees=off"])
-        failed = command("branch", "create", "work", "--mount", mounted.path)
-        assert failed.returncode == 1 and "trees=off" in failed.stderr

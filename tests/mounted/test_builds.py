@@ -23,9 +23,9 @@ pytestmark = pytest.mark.mounted
 # --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_virtual_environment_runs(work: Work) -> None:
+def test_a_virtual_environment_runs_and_pip_installs_into_it(work: Work) -> None:
     work.needs("symlinks", "persistent_modes")
-    trees.run(sys.executable, "-m", "venv", "--without-pip", work.path / "venv")
+    trees.run(sys.executable, "-m", "venv", work.path / "venv")
     python = work.path / "venv/bin/python"
     package = next((work.path / "venv/lib").glob("python3*/site-packages")) / "hello"
     package.mkdir()
@@ -36,12 +36,6 @@ def test_a_virtual_environment_runs(work: Work) -> None:
         said = trees.run(python, "-c", program, env={"PYTHONDONTWRITEBYTECODE": ""})
         assert said == f"hello mount {work.path}/venv\n"
     assert {path.name.split(".")[0] for path in (package / "__pycache__").iterdir()} == {"__init__", "words"}
-
-
-def test_pip_installs_into_a_virtual_environment(work: Work) -> None:
-    work.needs("symlinks", "persistent_modes")
-    trees.run(sys.executable, "-m", "venv", work.path / "venv")
-    python = work.path / "venv/bin/python"
     wheel = _make_wheel(work.path)
     trees.run(python, "-m", "pip", "install", "--quiet", "--no-index", "--disable-pip-version-check", wheel)
     assert trees.run(python, "-c", "import greeting; print(greeting.WORD)") == "installed\n"

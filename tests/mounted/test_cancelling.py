@@ -13,6 +13,7 @@ import anyio
 import mounts
 import pytest
 from eventually import eventually
+from programs import runs
 
 import fusebackend
 
@@ -53,27 +54,7 @@ class Sleep:
 
     @property
     def runs(self) -> bool:
-        found = subprocess.run(["pgrep", "-f", f"sleep {self.argument}"], capture_output=True, check=False)
-        return found.returncode == 0
-
-
-@both
-def test_a_cancelled_command_is_killed(files, mountpoint, library):
-    sleep = Sleep(mountpoint)
-
-    async def main():
-        async with anyio.create_task_group() as group:
-            group.start_soon(files.aexecute, sleep.command)
-            await sleep.until_begun()
-            assert sleep.runs
-            began = time.monotonic()
-            group.cancel_scope.cancel()
-        return time.monotonic() - began
-
-    assert anyio.run(main, backend=library) < LIMIT_S
-    eventually(lambda: not sleep.runs, LIMIT_S)
-    assert not sleep.changed.exists()
-    assert "true" in files.execute("echo true").output
+        return runs("sleep", self.argument)
 
 
 @both
@@ -212,4 +193,4 @@ def test_a_mount_of_this_process(tmp_path, library):
     (tmp_path / "own").mkdir()
     argument = f"86411.{time.monotonic_ns()}"
     subprocess.run([sys.executable, "-c", OWN, tmp_path / "own", library, argument], check=True, timeout=60)
-    assert subprocess.run(["pgrep", "-f", f"sleep {argument}"], capture_output=True, check=False).returncode != 0
+    assert not runs("sleep", argument)

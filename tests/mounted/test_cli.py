@@ -11,22 +11,24 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from unittest import mock
 
 import mounts
 import pytest
 from click.testing import CliRunner
+from eventually import eventually
+from programs import command
 
 from fusebackend import config
 from fusebackend.cli.umount import umount
 from fusebackend.linux import mount_table as table
 from fusebackend.linux.mount_table import MountError
+from fusebackend.testing.each import each
 
 pytestmark = pytest.mark.mounted
 
-ROOT = Path(__file__).parents[2]
 LIMIT_S = 60
 
 needs_fdinfo = pytest.mark.skipif(
@@ -41,56 +43,34 @@ class Shell:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.log_dir = home / "state/fusebackend"
-        self.env = {
-            **os.environ,
-            "HOME": str(home),
-            "XDG_DATA_HOME": str(home / "data"),
-            "XDG_STATE_HOME": str(home / "state"),
-            "PYTHONPATH": str(ROOT),
-            "NO_COLOR": "1",
-        }
         self.foreground: list[subprocess.Popen[str]] = []
 
     def __call__(self, *words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "fusebackend", *map(str, words)],
-            env=self.env,
-            cwd=cwd or self.home,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-        )
+        return command(*words, cwd=cwd or self.home)
 
     def ok(self, *words: object, cwd: Path | None = None) -> str:
         done = self(*words, cwd=cwd)
-        assert done.returncode == 0, done.stderr
-        assert done.stderr == ""
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
         return done.stdout
 
     def refused(self, *words: object, status: int = 1, cwd: Path | None = None) -> str:
         """Run a command that must fail; return its one line of an error."""
         done = self(*words, cwd=cwd)
         assert done.returncode == status, done.stdout + done.stderr
-        lines = done.stderr.splitlines()
-        assert len(lines) == 1, done.stderr
-        assert lines[0].startswith("Error: ")
-        return lines[0].removeprefix("Error: ")
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("Error: ")
+        return line.removeprefix("Error: ")
 
     def start(self, *words: object) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [sys.executable, "-m", "fusebackend", *map(str, words)],
-            env=self.env,
-            cwd=self.home,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+            env=mounts.module_environment(), cwd=self.home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
         self.foreground.append(process)
         return process
 
     def status(self, mountpoint: Path) -> dict:
-        done = self("status", "--json", mountpoint)
-        (found,) = json.loads(done.stdout)
+        (found,) = json.loads(self("status", "--json", mountpoint).stdout)
         return found
 
     def log(self, mountpoint: Path) -> str:
@@ -98,10 +78,13 @@ class Shell:
 
 
 @pytest.fixture
-def shell(tmp_path: Path) -> Iterator[Shell]:
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
     mounts.require()
     home = tmp_path / "home"
     home.mkdir()
+    places = {"HOME": home, "XDG_DATA_HOME": home / "data", "XDG_STATE_HOME": home / "state", "NO_COLOR": "1"}
+    for name, value in places.items():
+        monkeypatch.setenv(name, str(value))
     shell = Shell(home)
     yield shell
     for entry in reversed(table.mounts()):
@@ -110,7 +93,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
     for process in shell.foreground:
         process.kill()
         process.communicate(timeout=LIMIT_S)
-    assert eventually(lambda: not servers(tmp_path)), servers(tmp_path)
+    eventually(lambda: not servers(tmp_path), LIMIT_S)
 
 
 @pytest.fixture
@@ -131,15 +114,6 @@ def servers(directory: Path) -> list[int]:
     return found
 
 
-def eventually(condition: Callable[[], bool], limit_s: float = 10) -> bool:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
-
-
 def is_mounted(path: Path) -> bool:
     return table.mount_at(str(path)) is not None
 
@@ -152,8 +126,8 @@ def has_ended(pid: int) -> bool:
         return True
 
 
-def wait_until_ended(pid: int) -> bool:
-    return eventually(lambda: has_ended(pid))
+def wait_until_ended(pid: int) -> None:
+    eventually(lambda: has_ended(pid), LIMIT_S)
 
 
 class TestMount:
@@ -162,6 +136,8 @@ class TestMount:
         name = config.escape_mountpoint(str(point))
         data = shell.home / f"data/fusebackend/{name}.db"
         assert f"mounted {point} (process " in said
+        entry = table.mount_at(str(point))
+        assert entry is not None and entry.fstype == table.FSTYPE
         assert f"  /  sqlite:{data}\n" in said
         assert f"log: {shell.log_dir}/{name}.log\n" in said
         assert stat.S_IMODE(data.parent.stat().st_mode) == 0o700
@@ -172,12 +148,6 @@ class TestMount:
         assert list(point.iterdir()) == []
         shell.ok("mount", point)
         assert (point / "notes/a.txt").read_text() == "kept"
-
-    def test_a_file_system_of_our_type(self, shell: Shell, point: Path) -> None:
-        shell.ok("mount", point, "--default", "memory:")
-        entry = table.mount_at(str(point))
-        assert entry is not None
-        assert entry.fstype == table.FSTYPE
 
     def test_routes(self, shell: Shell, point: Path) -> None:
         (shell.home / "project").mkdir()
@@ -218,21 +188,18 @@ class TestMount:
         assert status["read_only"] is False
         (point / "new").write_text("")
 
-    @pytest.mark.parametrize("words", [["--read-only"], ["-o", "ro"], ["-o", "noexec,ro"]])
-    def test_read_only(self, shell: Shell, point: Path, words: list[str]) -> None:
-        said = shell.ok("mount", point, "--default", "memory:", *words)
-        assert ", read-only)" in said
+    def test_read_only(self, shell: Shell, point: Path) -> None:
+        assert ", read-only)" in shell.ok("mount", point, "--default", "memory:", "-o", "noexec,ro")
         with pytest.raises(OSError, match="Read-only file system"):
             (point / "new").write_text("")
 
-    @pytest.mark.parametrize("word", config.LIBFUSE_WORDS)
-    def test_every_word_for_libfuse_mounts(self, shell: Shell, point: Path, word: str) -> None:
-        shell.ok("mount", point, "--default", "memory:", "-o", word)
+    @pytest.mark.parametrize("words", [config.LIBFUSE_WORDS[::2], config.LIBFUSE_WORDS[1::2]])
+    def test_every_word_for_libfuse_mounts(self, shell: Shell, point: Path, words: Sequence[str]) -> None:
+        shell.ok("mount", point, "--default", "memory:", "-o", ",".join(words))
         (point / "a").write_text("works")
         entry = table.mount_at(str(point))
         assert entry is not None
-        if word in ("nosuid", "nodev", "noexec", "noatime"):
-            assert word in entry.options
+        assert {"nosuid", "nodev", "noexec", "noatime"} & {*words} <= {*entry.options}
         shell.ok("umount", point)
         assert not is_mounted(point)
 
@@ -249,15 +216,15 @@ class TestMount:
         shell.ok("umount", inner)
         shell.ok("umount", point)
 
-    @pytest.mark.parametrize("name", ["with space", "tab\there", "back\\slash", "데이터", "-rf", "percent%20?x=1"])
-    def test_odd_names(self, shell: Shell, tmp_path: Path, name: str) -> None:
-        odd = tmp_path / name
-        odd.mkdir()
-        shell.ok("mount", odd)
-        (odd / "a").write_text("kept")
-        assert shell.status(odd)["state"] == "alive"
-        shell.ok("umount", odd)
-        assert not is_mounted(odd)
+    def test_an_odd_name(self, shell: Shell, tmp_path: Path) -> None:
+        for name in ("-rf", "with space\ttab back\\slash 데이터 percent%20?x=1"):
+            odd = tmp_path / name
+            odd.mkdir()
+            shell.ok("mount", odd)
+            (odd / "a").write_text("kept")
+            assert shell.status(odd)["state"] == "alive"
+            shell.ok("umount", odd)
+            assert not is_mounted(odd)
 
     def test_relative_paths_and_symlinks_to_a_mount_point(self, shell: Shell, tmp_path: Path, point: Path) -> None:
         (tmp_path / "link").symlink_to("agent")
@@ -324,71 +291,54 @@ class TestRefusals:
         assert servers(tmp_path) == []
 
     @pytest.mark.parametrize("variable", ["XDG_DATA_HOME", "XDG_STATE_HOME"])
-    def test_a_home_that_can_not_be_written(self, shell: Shell, point: Path, variable: str) -> None:
-        shell.env[variable] = "/proc/none"  # where root can make nothing either
+    def test_a_home_that_can_not_be_written(
+        self, shell: Shell, point: Path, variable: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv(variable, "/proc/none")  # where root can make nothing either
         why = f"can't be made: No such file or directory; set {variable} to another place"
         assert shell.refused("mount", point) == f"the directory '/proc/none/fusebackend' {why}"
 
-    def test_a_mount_point_that_is_missing(self, shell: Shell, tmp_path: Path) -> None:
-        assert shell.refused("mount", tmp_path / "no").startswith(f"mount point '{tmp_path}/no' does not exist")
-
-    def test_one_that_is_no_directory(self, shell: Shell, tmp_path: Path) -> None:
+    def test_what_can_not_be_mounted(self, shell: Shell, point: Path, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
-        assert shell.refused("mount", tmp_path / "file") == f"mount point '{tmp_path}/file' is not a directory"
-
-    def test_one_below_a_file(self, shell: Shell, tmp_path: Path) -> None:
-        (tmp_path / "file").write_text("")
-        assert shell.refused("mount", tmp_path / "file/x") == f"mount point '{tmp_path}/file/x': Not a directory"
-
-    def test_one_that_is_not_empty(self, shell: Shell, point: Path) -> None:
-        (point / "a").write_text("precious")
-        assert shell.refused("mount", point) == f"mount point '{point}' is not empty; mount on an empty directory"
-        assert not (shell.home / "data").exists()
-
-    def test_one_where_another_file_system_is(self, shell: Shell) -> None:
-        assert shell.refused("mount", "/proc") == "'/proc' is a mount point already (proc on it)"
-
-    def test_no_mount_point_at_all(self, shell: Shell) -> None:
-        done = shell("mount")
-        assert done.returncode == 2
-        assert "give a MOUNTPOINT" in done.stderr
-
-    @pytest.mark.parametrize(
-        ("words", "message"),
-        [
-            (["--default", "nope:x"], "'nope:x': unknown scheme 'nope:'; known: sqlite:, memory:"),
-            (["--default", "overlay:x"], "'overlay:' is not available in this version"),
-            (["--default", "sqlite:x.db?colour=red"], "'sqlite:' knows no parameter 'colour'; known: limit_bytes"),
-            (["--default", "sqlite:/no/such/x.db"], "'sqlite:/no/such/x.db': there is no directory '/no/such'"),
-            (["--default", "dir:missing"], "there is no directory"),
-            (["--default", "python:no_such_module:make"], "No module named 'no_such_module'"),
-            (["--route", "/../x=memory:"], "Route prefix '/../x' holds '..'; write the path it means"),
-            (["--route", "/a=memory:", "--route", "a/=memory:"], "route '/a/' is given twice"),
-            (["-o", "nonsense"], "unknown option '-o nonsense'; known: ro, rw, allow_other, ttl=TIME, "),
-            (["-o", "ttl=soon"], "'soon' is no length of time"),
-            (["--config", "no.toml"], "cannot read 'no.toml': No such file or directory"),
-        ],
-    )
-    def test_words_that_make_no_sense(self, shell: Shell, point: Path, words: list[str], message: str) -> None:
-        status = 2 if words[0] != "--default" and words[-1] != "no.toml" else 1
-        assert message in shell.refused("mount", point, *words, status=status)
-
-    def test_a_route_without_a_url(self, shell: Shell, point: Path) -> None:
-        done = shell("mount", point, "--route", "/notes")
-        assert done.returncode == 2
-        assert "--route '/notes' is not PREFIX=URL" in done.stderr
-        assert "Traceback" not in done.stderr
-
-    def test_a_config_with_an_unknown_key(self, shell: Shell, point: Path) -> None:
+        (tmp_path / "full/precious").mkdir(parents=True)
+        damaged = b"SQLite format 3\0" + b"\xa5" * 8192
+        (shell.home / "damaged.db").write_bytes(damaged)
+        (shell.home / "fatal.py").write_text("import os\nprint('last words', flush=True)\nos._exit(9)\n")
         (shell.home / "agent.toml").write_text("readonly = true\n")
-        said = shell.refused("mount", point, "--config", "agent.toml", status=2)
-        assert said.startswith("'agent.toml': unknown key 'readonly'; known: mountpoint, ")
-
-    def test_a_database_that_is_damaged(self, shell: Shell, point: Path) -> None:
-        (shell.home / "x.db").write_bytes(b"SQLite format 3\0" + b"\xa5" * 8192)
-        said = shell.refused("mount", point, "--default", "sqlite:x.db")
-        assert f"'{shell.home}/x.db'" in said
-        assert (shell.home / "x.db").read_bytes() == b"SQLite format 3\0" + b"\xa5" * 8192
+        for case in each([
+            (1, "…is not empty; mount on an empty directory", [tmp_path / "full"]),
+            (1, f"mount point '{tmp_path}/no' does not exist…", [tmp_path / "no"]),
+            (1, f"mount point '{tmp_path}/file' is not a directory", [tmp_path / "file"]),
+            (1, f"mount point '{tmp_path}/file/x': Not a directory", [tmp_path / "file/x"]),
+            (1, "'/proc' is a mount point already (proc on it)", ["/proc"]),
+            (1, "'nope:x': unknown scheme 'nope:'; known: sqlite:, memory:…", [point, "--default", "nope:x"]),
+            (1, "…'overlay:' is not available in this version…", [point, "--default", "overlay:x"]),
+            (1, "…'sqlite:' knows no parameter 'colour'; known: limit_bytes…",
+             [point, "--default", "sqlite:x.db?colour=red"]),
+            (1, "…'sqlite:/no/such/x.db': there is no directory '/no/such'…",
+             [point, "--default", "sqlite:/no/such/x.db"]),
+            (1, "…there is no directory…", [point, "--default", "dir:missing"]),
+            (1, "…No module named 'no_such_module'…", [point, "--default", "python:no_such_module:make"]),
+            (1, f"…'{shell.home}/damaged.db'…", [point, "--default", "sqlite:damaged.db"]),
+            (1, "the server ended before it was ready: last words (see …", [point, "--default", "python:fatal:make"]),
+            (1, "…lies inside the mount point…", [point, "--default", f"sqlite:{point}/x.db"]),
+            (1, "…lies inside the mount point…", [point, "--default", f"dir:{point}"]),
+            (1, "…holds the mount point…", [point, "--default", "memory:", "--route", f"all=dir:{point.parent}"]),
+            (2, "…Route prefix '/../x' holds '..'; write the path it means…", [point, "--route", "/../x=memory:"]),
+            (2, "…route '/a/' is given twice…", [point, "--route", "/a=memory:", "--route", "a/=memory:"]),
+            (2, "…unknown option '-o nonsense'; known: ro, rw, allow_other, ttl=TIME, …", [point, "-o", "nonsense"]),
+            (2, "…'soon' is no length of time…", [point, "-o", "ttl=soon"]),
+            (1, "…cannot read 'no.toml': No such file or directory…", [point, "--config", "no.toml"]),
+            (2, "'agent.toml': unknown key 'readonly'; known: mountpoint, …", [point, "--config", "agent.toml"]),
+        ]):  # fmt: skip
+            with case as (status, message, words):
+                said = shell.refused("mount", *words, status=status)
+                assert re.fullmatch(".*".join(map(re.escape, message.split("…"))), said), said
+        assert (shell.home / "damaged.db").read_bytes() == damaged
+        assert list(point.iterdir()) == [] and not (shell.home / "data").exists()
+        for words, message in (([], "give a MOUNTPOINT"), ([point, "--route", "/notes"], "'/notes' is not PREFIX=URL")):
+            done = shell("mount", *words)
+            assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
 
     def test_a_database_that_is_in_use(self, shell: Shell, point: Path, tmp_path: Path) -> None:
         other = tmp_path / "other"
@@ -398,24 +348,10 @@ class TestRefusals:
         assert "is in use by another fusebackend; unmount or close that one first" in said
         shell.ok("umount", point)
 
-    def test_a_backend_inside_its_own_mount(self, shell: Shell, point: Path) -> None:
-        assert "lies inside the mount point" in shell.refused("mount", point, "--default", f"sqlite:{point}/x.db")
-        assert "lies inside the mount point" in shell.refused("mount", point, "--default", f"dir:{point}")
-        assert list(point.iterdir()) == []
-
-    def test_a_directory_that_holds_the_mount_point(self, shell: Shell, point: Path) -> None:
-        said = shell.refused("mount", point, "--default", "memory:", "--route", f"all=dir:{point.parent}")
-        assert "holds the mount point" in said
-
-    def test_a_log_inside_the_mount(self, shell: Shell, point: Path) -> None:
-        shell.env["XDG_STATE_HOME"] = str(point)
+    def test_a_log_inside_the_mount(self, shell: Shell, point: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("XDG_STATE_HOME", str(point))
         said = shell.refused("mount", point, "--default", "memory:", status=2)
         assert "the log would be inside the mount" in said
-
-    def test_a_backend_that_ends_the_process(self, shell: Shell, point: Path) -> None:
-        (shell.home / "fatal.py").write_text("import os\nprint('last words', flush=True)\nos._exit(9)\n")
-        said = shell.refused("mount", point, "--default", "python:fatal:make")
-        assert said.startswith("the server ended before it was ready: last words (see ")
 
     def test_what_is_not_mounted_cannot_be_unmounted(self, shell: Shell, point: Path, tmp_path: Path) -> None:
         assert shell.refused("umount", point) == f"'{point}' is not mounted"
@@ -426,10 +362,8 @@ class TestRefusals:
 
 class TestMountedAlready:
     def test_of_several_commands_at_once_one_mounts(self, shell: Shell, point: Path) -> None:
-        commands = [shell.start("mount", point, "--default", "memory:") for _ in range(3)]
-        for command in commands:
-            command.wait(LIMIT_S)
-        assert sorted(command.returncode for command in commands) == [0, 1, 1]
+        started = [shell.start("mount", point, "--default", "memory:") for _ in range(3)]
+        assert sorted(process.wait(LIMIT_S) for process in started) == [0, 1, 1]
         assert len([entry for entry in table.mounts() if entry.mountpoint == str(point)]) == 1
         assert len(servers(point.parent)) == 1
 
@@ -448,7 +382,7 @@ class TestMountedAlready:
             os.fsync(file.fileno())
         pid = shell.status(point)["pid"]
         os.kill(pid, signal.SIGKILL)
-        assert wait_until_ended(pid)
+        wait_until_ended(pid)
         with pytest.raises(OSError, match=r"endpoint is not connected|caused connection abort"):
             os.listdir(point)
         status = shell("status", "--json", point)
@@ -463,7 +397,7 @@ class TestMountedAlready:
         shell.ok("mount", point, "--default", "memory:")
         pid = shell.status(point)["pid"]
         os.kill(pid, signal.SIGKILL)
-        assert wait_until_ended(pid)
+        wait_until_ended(pid)
         assert "dead: its server is gone" in shell("status", point).stdout
         assert shell.ok("umount", point) == f"unmounted {point}; its server had died before\n"
         assert not is_mounted(point)
@@ -476,7 +410,6 @@ class TestMountedAlready:
             status = shell("status", "--json", point)
             assert status.returncode == 1
             assert json.loads(status.stdout)[0]["state"] == "hung"
-            assert shell("status", point).stdout.startswith(f"{point}  hung: its server")
             assert "its server does not answer" in shell.refused("mount", point)
             said = shell.refused("umount", "--lazy", point)
             assert f"'{point}' is detached, but its server" in said
@@ -484,7 +417,7 @@ class TestMountedAlready:
             assert not is_mounted(point)
         finally:
             os.kill(pid, signal.SIGCONT)
-        assert wait_until_ended(pid)
+        wait_until_ended(pid)
 
     @needs_fdinfo
     def test_a_stopped_server_keeps_its_mount_and_what_it_has_not_stored(self, shell: Shell, point: Path) -> None:
@@ -532,6 +465,10 @@ class TestUmount:
         shell.ok("mount", point, "--default", "memory:")
         assert shell.ok("umount", ".", cwd=point) == f"unmounted {point}\n"
 
+    def test_lazy_on_an_idle_mount_is_an_ordinary_unmount(self, shell: Shell, point: Path) -> None:
+        shell.ok("mount", point, "--default", "memory:")
+        assert shell.ok("umount", "--lazy", point) == f"unmounted {point}\n"
+
     @pytest.mark.parametrize("how", ["cwd", "fd", "exe"])
     def test_it_says_who_has_something_open(self, shell: Shell, point: Path, how: str) -> None:
         shell.ok("mount", point, "--default", "memory:")
@@ -542,8 +479,8 @@ class TestUmount:
             if how == "fd":
                 held.enter_context(path.open())
             else:
-                command = ["sleep" if how == "cwd" else str(path), "60"]
-                sleeper = subprocess.Popen(command, cwd=point if how == "cwd" else "/")
+                words = ["sleep" if how == "cwd" else str(path), "60"]
+                sleeper = subprocess.Popen(words, cwd=point if how == "cwd" else "/")
                 held.callback(sleeper.wait)
                 held.callback(sleeper.kill)
                 pid, path = sleeper.pid, point if how == "cwd" else path
@@ -566,7 +503,7 @@ class TestUmount:
             file.write("still here")
             file.flush()
             os.fsync(file.fileno())
-        assert wait_until_ended(pid)
+        wait_until_ended(pid)
         shell.ok("mount", point, "--default", "sqlite:x.db")
         assert (point / "a.txt").read_text() == "still here"
 
@@ -580,10 +517,6 @@ class TestUmount:
             os.fsync(file.fileno())
         assert "its server reported" in shell.refused("umount", point)
 
-    def test_lazy_on_an_idle_mount_is_an_ordinary_unmount(self, shell: Shell, point: Path) -> None:
-        shell.ok("mount", point, "--default", "memory:")
-        assert shell.ok("umount", "--lazy", point) == f"unmounted {point}\n"
-
 
 class TestSignals:
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -592,7 +525,7 @@ class TestSignals:
         (point / "a").write_text("kept")
         pid = shell.status(point)["pid"]
         os.kill(pid, number)
-        assert wait_until_ended(pid)
+        wait_until_ended(pid)
         assert not is_mounted(point)
         assert "everything is stored" in shell.log(point)
         assert not (shell.home / "x.db-wal").exists()
@@ -602,7 +535,7 @@ class TestSignals:
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     def test_in_the_foreground(self, shell: Shell, point: Path, number: signal.Signals) -> None:
         process = shell.start("mount", point, "--default", "memory:", "--foreground")
-        assert eventually(lambda: is_mounted(point))
+        eventually(lambda: is_mounted(point))
         (point / "a").write_text("served by a process in the foreground")
         assert shell.status(point)["pid"] == process.pid
         process.send_signal(number)
@@ -615,43 +548,41 @@ class TestSignals:
 
     def test_unmounting_ends_one_in_the_foreground(self, shell: Shell, point: Path) -> None:
         process = shell.start("mount", point, "--default", "memory:", "--foreground")
-        assert eventually(lambda: is_mounted(point))
+        eventually(lambda: is_mounted(point))
         shell.ok("umount", point)
         process.communicate(timeout=LIMIT_S)
         assert process.returncode == 0
 
 
 class TestStatus:
-    def test_json(self, shell: Shell, point: Path) -> None:
-        shell.ok("mount", point, "--default", "sqlite:x.db", "--route", "notes=memory:")
-        (point / "a").write_text("")
+    def test_for_programs_and_in_words(self, shell: Shell, point: Path) -> None:
+        (shell.home / "project").mkdir()
+        routes = ("--route", "notes=memory:", "--route", "project=dir:project")
+        shell.ok("mount", point, "--default", "sqlite:x.db", *routes, "-o", "ttl=2 s")
         everything = json.loads(shell.ok("status", "--json"))
-        (mine,) = [each for each in everything if each["mountpoint"] == str(point)]
+        (mine,) = [one for one in everything if one["mountpoint"] == str(point)]
         assert mine["state"] == "alive"
         assert os.path.exists(f"/proc/{mine['pid']}")
         assert abs(mine["started_at"] - time.time()) < LIMIT_S
         assert mine["read_only"] is False
         assert Path(mine["log"]).exists()
-        assert [(route["prefix"], route["url"]) for route in mine["routes"]] == [
-            ("/", f"sqlite:{shell.home}/x.db"),
-            ("/notes/", "memory:"),
+        assert [(route["prefix"], route["url"], route["features"]["durable"]) for route in mine["routes"]] == [
+            ("/", f"sqlite:{shell.home}/x.db", True),
+            ("/notes/", "memory:", False),
+            ("/project/", f"dir:{shell.home}/project", True),
         ]
-        assert mine["routes"][0]["features"]["durable"] is True
-        assert mine["routes"][1]["features"]["durable"] is False
-        assert mine["routes"][0]["ttl_s"] is None
+        default, _, project = mine["routes"]
+        assert default["ttl_s"] is None
+        assert project["ttl_s"] == (None if project["features"]["change_feed"] else 2)
         assert mine["counters"]
-
-    def test_in_words(self, shell: Shell, point: Path) -> None:
-        shell.ok("mount", point, "--default", "memory:")
         said = shell.ok("status", point)
-        pid = shell.status(point)["pid"]
-        assert said.startswith(f"{point}  process {pid}, since ")
-        assert "\n  0 open files, 1 file known to the kernel, " in said
+        assert said.startswith(f"{point}  process {mine['pid']}, since ")
+        assert re.search(r"\n  0 open files, \d files? known to the kernel, ", said)
         assert "\n  commands: in a bubblewrap sandbox, no network\n" in said
         assert "\n  log: /" in said
         assert f"\n  history: {shell.log_dir}/" in said and "idle" not in said
         route = next(line for line in said.splitlines() if "memory:" in line)
-        assert route.split() == ["/", "memory:", "coherent", "instant", "outlive", "its", "server"]
+        assert route.split() == ["/notes/", "memory:", "coherent", "instant", "outlive", "its", "server"]
 
     def test_processors_that_are_kept_awake(self, shell: Shell, point: Path) -> None:
         shell.ok("mount", point, "--default", "memory:", "-o", "idle=poll")
@@ -662,21 +593,3 @@ class TestStatus:
             assert re.search(
                 r"\n  idle: sleep, although idle=poll was asked for: (the cpuidle driver|cannot open) .+\n", said
             )
-
-    def test_the_time_to_live_of_a_directory(self, shell: Shell, point: Path) -> None:
-        (shell.home / "project").mkdir()
-        shell.ok("mount", point, "--default", "dir:project", "-o", "ttl=2 s")
-        route = shell.status(point)["routes"][0]
-        assert route["ttl_s"] == (None if route["features"]["change_feed"] else 2)
-
-    def test_backends(self, shell: Shell) -> None:
-        schemes = {each["scheme"]: each for each in json.loads(shell.ok("backends", "--json"))}
-        assert set(schemes) >= {"sqlite", "memory", "dir", "shell", "state", "python"}
-        assert schemes["shell"]["execute"] is True
-        assert schemes["memory"]["features"]["durable"] is False
-        said = shell.ok("backends")
-        assert all(each["form"] in said for each in schemes.values())
-        parameters = {parameter for each in schemes.values() for parameter in each["parameters"] or ()}
-        assert all(re.search(rf"^  {parameter} +\w", said, re.MULTILINE) for parameter in parameters), (
-            "each is explained"
-        )

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import pty
-import random
 import re
 import resource
 import select
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
+import mounts
 import pytest
 from eventually import eventually
-from mounts import Mounted
+from mounts import Mounted, Serve
+from programs import on_a_terminal, runs
+
+from fusebackend.testing.each import each
 
 pytestmark = pytest.mark.mounted
 
-ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "fusebackend"]
-ENV = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
+ENV = {**os.environ, "PYTHONPATH": str(mounts.ROOT), "NO_COLOR": "1"}
 LIMIT_S = 30.0
 INTERRUPTED, QUIET_END = 130, 128 + signal.SIGPIPE
 
@@ -52,14 +51,17 @@ def refused(*words: Word, status: int = 1, cwd: Path | None = None) -> str:
     return line.removeprefix("Error: ")
 
 
-@pytest.fixture
-def mounted(serve, tmp_path: Path) -> Mounted:
-    return serve(f"sqlite:{tmp_path}/files.db", routes={"/memories": "memory:"})
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    tmp = tmp_path_factory.mktemp("verbs")
+    with mounts.mounted(tmp / "mnt", f"sqlite:{tmp}/files.db", routes={"/memories": "memory:"}) as server:
+        yield server.path
 
 
 @pytest.fixture
-def mnt(mounted: Mounted) -> Path:
-    return mounted.path
+def mnt(shared: Path) -> Iterator[Path]:
+    yield shared
+    mounts.empty(shared, "memories")
 
 
 class Started:
@@ -106,28 +108,9 @@ def start() -> Iterator[type[Started]]:
             started.append(self)
 
     yield Remembered
-    for each in started:
-        each.process.kill()
-        each.process.communicate()
-
-
-def on_a_terminal(*words: Word) -> tuple[int, str]:
-    """Run a command on a terminal; return its exit status and everything on the terminal."""
-    ours, theirs = pty.openpty()
-    environment = {**ENV, "TERM": "xterm", "COLUMNS": "60"}
-    shown = bytearray()
-    with subprocess.Popen([*COMMAND, *words], env=environment, stdin=theirs, stdout=theirs, stderr=theirs) as process:
-        os.close(theirs)
-        try:
-            while piece := os.read(ours, 65536):
-                shown += piece
-        except OSError as error:
-            if error.errno != errno.EIO:  # the other end is closed
-                raise
-        finally:
-            os.close(ours)
-        status = process.wait(LIMIT_S)
-    return status, os.fsdecode(bytes(shown)).replace("\r\n", "\n")
+    for one in started:
+        one.process.kill()
+        one.process.communicate()
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -216,66 +199,22 @@ class TestPaths:
         ok("rm", path)
         assert os.listdir(mnt / "dir") == []
 
-    def test_on_a_terminal_they_are_harmless(self, mnt):
-        (mnt / os.fsdecode(b"\xff\n\x1b[31m")).write_bytes(b"needle \x1b[2J\n")
-        for words in (("ls", mnt), ("ls", "-l", mnt), ("glob", "*", mnt), ("grep", "needle", mnt)):
-            status, shown = on_a_terminal(*words)
-            assert status == 0
-            assert "\\377\\n\\033[31m" in shown
-            assert not re.search(r"[\x00-\x09\x0b-\x1f\udc80-\udcff]", shown)
 
-
-# --------------------------------------------------------------------------------------------------------------
-# Searching
-# --------------------------------------------------------------------------------------------------------------
-
-
-def words_of(seed: int) -> Iterator[str]:
-    choice = random.Random(seed)
-    while True:
-        yield choice.choice(["TODO", "todo", "a.b", "axb", "ä", "\t", "-x", "", "日本", "\r", "TODOTODO", " "])
-
-
-def test_grep_finds_what_grep_finds(mnt):
-    choice = random.Random(7)
-    words = words_of(8)
-    for directory in (mnt, mnt / "dir", mnt / "dir/.deep er", mnt / "memories"):
-        directory.mkdir(exist_ok=True)
-        for number in range(25):
-            lines = [" ".join(next(words) for _ in range(choice.randrange(6))) for _ in range(choice.randrange(12))]
-            end = choice.choice(["\n", ""])
-            (directory / f"{choice.choice(['.', ''])}f{number}.txt").write_bytes(("\n".join(lines) + end).encode())
-    places = (".", "dir", "memories", "dir/.deep er")
-    patterns = ("TODO", "a.b", "ä", "日本", "-x", " ", "\r", "\t", "axb TODO", "")
-    for pattern, place in [*((pattern, ".") for pattern in patterns), *(("TODO", place) for place in places)]:
-        theirs = subprocess.run(
-            ["grep", "-rnF", "--", pattern, place], cwd=mnt, env={**ENV, "LC_ALL": "C.UTF-8"}, capture_output=True
-        )
-        ours = run("grep", "--", pattern, place, cwd=mnt)
-        assert sorted(ours.stdout.split(b"\n")) == sorted(theirs.stdout.split(b"\n")), (pattern, place)
-        assert (ours.returncode, ours.stderr) == (theirs.returncode, b"")
+def test_on_a_terminal_nothing_steers_it_and_a_bar_shows_how_far_it_is(mnt, tmp_path, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    (mnt / os.fsdecode(b"\xff\n\x1b[31m")).write_bytes(b"needle \x1b[2J\n")
+    for words in (("ls", mnt), ("ls", "-l", mnt), ("glob", "*", mnt), ("grep", "needle", mnt)):
+        status, shown = on_a_terminal(*words)
+        assert (status, "\\377\\n\\033[31m" in shown) == (0, True)
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\udc80-\udcff]", shown)
+    (tmp_path / "large").write_bytes(bytes(20_000_000))
+    status, shown = on_a_terminal("upload", tmp_path / "large", mnt / "large")
+    assert (status, "uploading" in shown, "20.0/20.0 MB" in shown) == (0, True, True)
 
 
 # --------------------------------------------------------------------------------------------------------------
 # Copying
 # --------------------------------------------------------------------------------------------------------------
-
-
-def test_trees_there_and_back(mnt, tmp_path):
-    source = tmp_path / "source"
-    shutil.copytree(ROOT / "fusebackend/cli", source, ignore=shutil.ignore_patterns("__pycache__"))
-    (source / "large").write_bytes(os.urandom(9_000_000))
-    (source / os.fsdecode(b"\xff")).write_bytes(b"\xff")
-    os.chmod(source / "main.py", 0o600)
-    ok("upload", source, mnt / "memories/tree")
-    ok("download", mnt / "memories/tree", tmp_path / "back")
-    subprocess.run(["diff", "-r", source, mnt / "memories/tree"], check=True)
-    subprocess.run(["diff", "-r", source, tmp_path / "back"], check=True)
-    done = run("download", mnt / "memories/tree", tmp_path)
-    assert done.returncode == 0
-    refusals = run("download", mnt / "memories/tree", tmp_path).stderr.splitlines()
-    assert len(refusals) == len(os.listdir(source))
-    assert all(b"exists; --force replaces it" in line for line in refusals)
 
 
 def test_a_tree_into_itself(mnt):
@@ -295,15 +234,6 @@ def test_from_mount_to_mount(serve, mnt):
     assert os.listdir(other) == ["a"]
 
 
-def test_a_bar_shows_how_far_it_is(mnt, tmp_path):
-    (tmp_path / "large").write_bytes(bytes(20_000_000))
-    status, shown = on_a_terminal("upload", tmp_path / "large", mnt / "large")
-    assert (status, "uploading" in shown, "20.0/20.0 MB" in shown) == (0, True, True)
-    status, shown = on_a_terminal("download", mnt / "large", tmp_path / "back")
-    assert (status, "downloading" in shown) == (0, True)
-    assert (tmp_path / "back").stat().st_size == 20_000_000
-
-
 def test_a_download_that_is_interrupted_leaves_nothing(mnt, tmp_path, start):
     (mnt / "large").write_bytes(bytes(100_000_000))
     (tmp_path / "into").mkdir()
@@ -318,43 +248,35 @@ def test_a_download_that_is_interrupted_leaves_nothing(mnt, tmp_path, start):
 # --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("read", "large"),
-        ("grep", "needle", "large"),
-        ("grep", "--json", "needle", "large"),
-        ("ls", "many"),
-        ("exec", "yes"),
-        ("watch", "--json", "many"),
-    ],
-    ids=" ".join,
-)
-def test_whoever_reads_may_stop(mnt, words: Sequence[str], unbuffered: str):
+PIPED = [
+    ("read", "large"),
+    ("grep", "needle", "large"),
+    ("grep", "--json", "needle", "large"),
+    ("ls", "many"),
+    ("exec", "yes"),
+    ("watch", "--json", "many"),
+]
+
+
+def test_whoever_reads_may_stop(mnt):
     (mnt / "large").write_text("needle\n" * 40_000)
     (mnt / "many").mkdir()
     for number in range(400):
         (mnt / "many" / f"{number:03}{'x' * 200}").touch()
-    process = subprocess.Popen(
-        [*COMMAND, *words],
-        env={**ENV, "PYTHONUNBUFFERED": unbuffered},
-        cwd=mnt,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert process.stdout is not None and process.stderr is not None
-    try:
-        assert process.stdout.read(1)
-        process.stdout.close()
-        if words[0] == "watch":
-            (mnt / "many/new").touch()
-        assert process.wait(LIMIT_S) == QUIET_END
-        assert process.stderr.read() == b""
-    finally:
-        process.kill()
-        process.stderr.close()
+    for case in each([(words, unbuffered) for words in PIPED for unbuffered in ("", "1")]):
+        with case as (words, unbuffered):
+            environment = {**ENV, "PYTHONUNBUFFERED": unbuffered}
+            pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+            with subprocess.Popen([*COMMAND, *words], env=environment, cwd=mnt, **pipes) as process:
+                try:
+                    assert process.stdout.read(1)
+                    process.stdout.close()
+                    if words[0] == "watch":
+                        (mnt / f"many/new{unbuffered}").touch()
+                    assert process.wait(LIMIT_S) == QUIET_END
+                    assert process.stderr.read() == b""
+                finally:
+                    process.kill()
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -363,20 +285,6 @@ def test_whoever_reads_may_stop(mnt, words: Sequence[str], unbuffered: str):
 
 
 class TestExec:
-    def test_every_route_is_where_agents_see_it(self, mnt):
-        (mnt / "memories/a").write_text("one TODO\n")
-        assert ok("exec", "--mount", mnt, "--", "grep -r TODO /memories | sort > /report.txt") == b""
-        assert (mnt / "report.txt").read_text() == "/memories/a:one TODO\n"
-        ok("exec", "--mount", mnt, "cp", "/memories/a", "/memories/b c; touch d")
-        assert sorted(os.listdir(mnt / "memories")) == ["a", "b c; touch d"]
-
-    def test_output_input_and_exit_status(self, mnt):
-        done = run("exec", "--mount", mnt, "-i", "--", "cat; echo bad >&2; exit 7", stdin=b"\0\xff")
-        assert (done.returncode, done.stdout, done.stderr) == (7, b"\0\xff", b"bad\n")
-        done = run("exec", "--mount", mnt, "--timeout", "0.3", "sleep", "60")
-        assert (done.returncode, done.stdout) == (124, b"")
-        assert b"timed out" in done.stderr
-
     def test_output_comes_when_it_is_printed(self, mnt, start):
         command = start("exec", "--mount", mnt, "--", "echo first; while [ ! -e /go ]; do sleep 0.02; done; echo last")
         assert command.line() == "first"
@@ -386,40 +294,23 @@ class TestExec:
 
     @pytest.mark.parametrize("number, status", [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, -signal.SIGTERM)])
     def test_the_command_ends_with_us(self, mnt, start, number, status):
-        command = start("exec", "--mount", mnt, "--", "while :; do date +%s%N > /alive; echo once; sleep 0.02; done")
+        seconds = f"6{number}.25"
+        command = start("exec", "--mount", mnt, "--", f"echo once; sleep {seconds}")
         assert command.line() == "once"
+        eventually(lambda: runs("sleep", seconds), LIMIT_S)
         assert command.end(number) == (status, b"")
-        deadline = time.monotonic() + LIMIT_S
-        while True:
-            before = ok("read", mnt / "alive")
-            time.sleep(0.2)
-            if ok("read", mnt / "alive") == before:
-                return
-            assert time.monotonic() < deadline, "the command goes on"
+        eventually(lambda: not runs("sleep", seconds), LIMIT_S)
 
 
 class TestWatch:
-    def test_changes_of_both_faces(self, mnt, start):
-        watch = start("watch", "--json", mnt / "memories")
-        assert json.loads(watch.line()) == {"kind": "watching", "path": f"{mnt}/memories"}
-        (mnt / "memories/a").touch()
-        ok("write", mnt / "elsewhere", "--text", "x")
-        ok("write", mnt / "memories/b", "--text", "x")
-        os.rename(mnt / "memories/a", mnt / "memories/c")
-        ok("rm", mnt / "memories/c")
-        found = [json.loads(watch.line()) for _ in range(4)]
-        assert [(event["kind"], event["path"], event["source"], event["moved_from"]) for event in found] == [
-            ("created", f"{mnt}/memories/a", "mount", None),
-            ("created", f"{mnt}/memories/b", "api", None),
-            ("moved", f"{mnt}/memories/c", "mount", f"{mnt}/memories/a"),
-            ("deleted", f"{mnt}/memories/c", "api", None),
-        ]
-        assert watch.end(signal.SIGINT) == (INTERRUPTED, b"")
+    @pytest.fixture
+    def mounted(self, serve: Serve) -> Mounted:
+        return serve("memory:")
 
-    def test_the_end_of_the_mount(self, mounted, mnt, start):
-        watch = start("watch", "--json", mnt)
+    def test_the_end_of_the_mount(self, mounted, start):
+        watch = start("watch", "--json", mounted.path)
         watch.line()
-        (mnt / "file").touch()
+        (mounted.path / "file").touch()
         watch.line()  # from here on it only waits
         mounted.stop()
         _, said = watch.process.communicate(timeout=LIMIT_S)
@@ -441,18 +332,16 @@ def verbs(path: Path) -> list[tuple[Word, ...]]:
     ]  # fmt: skip
 
 
-def test_a_dead_mount(mounted, mnt):
-    mounted.process.kill()
-    mounted.process.wait()
-    for words in [*verbs(mnt / "file"), ("ls", mnt), ("exec", "--mount", mnt, "true")]:
+def test_a_dead_mount_and_one_that_has_ended(serve: Serve):
+    dead, ended = serve("memory:"), serve("memory:")
+    dead.process.kill()
+    dead.process.wait()
+    for words in [*verbs(dead.path / "file"), ("ls", dead.path), ("exec", "--mount", dead.path, "true")]:
         assert "is gone; mount it again" in refused(*words), words
-    assert "is gone; mount it again" in refused("grep", "x", mnt, status=2)
-
-
-def test_a_mount_that_has_ended(mounted, mnt):
-    mounted.stop()
-    for words in verbs(mnt / "file"):
-        assert re.match(rf"'{mnt}/file2?' lies in no mount of fusebackend", refused(*words)), words
+    assert "is gone; mount it again" in refused("grep", "x", dead.path, status=2)
+    ended.stop()
+    for words in verbs(ended.path / "file"):
+        assert re.match(rf"'{ended.path}/file2?' lies in no mount of fusebackend", refused(*words)), words
 
 
 def test_the_help_is_quick():

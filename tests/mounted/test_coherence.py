@@ -1,11 +1,13 @@
-"""A change on one face is visible on the other at once, with names, absence, sizes and pages cached by the kernel."""
+"""A change on one face is visible on the other at once, with names, absence, sizes and pages cached by the kernel.
+
+Random changes through either face are in `test_one_truth.py`.
+"""
 
 from __future__ import annotations
 
 import errno
 import mmap
 import os
-import random
 import stat
 import threading
 from collections.abc import Iterator
@@ -44,24 +46,6 @@ def test_a_file_that_is_known_not_to_exist_is_made(faces: TwoFaces) -> None:
         assert path.read_text() == "here"
     assert sorted(os.listdir(faces.path)) == ["made", "new"]
     assert faces.path.stat().st_nlink == 3
-
-
-def test_an_open_file_is_edited(faces: TwoFaces) -> None:
-    path = faces.path / "file"
-    path.write_text("a" * 10_000)
-    os.link(path, faces.path / "other name")
-    with path.open("r+b", buffering=0) as opened, (faces.path / "other name").open("rb", buffering=0) as other:
-        assert other.read() == b"a" * 10_000
-        faces.call("edit", "/file", "a" * 10_000, "b" * 10_000)  # the same size: only the contents can tell
-        assert os.pread(opened.fileno(), 10_000, 0) == os.pread(other.fileno(), 10_000, 0) == b"b" * 10_000
-        faces.call("edit", "/file", "b" * 10_000, "longer" * 5_000)
-        assert os.fstat(opened.fileno()).st_size == (faces.path / "other name").stat().st_size == 30_000
-        assert os.pread(other.fileno(), 100_000, 0) == b"longer" * 5_000
-        faces.upload("/file", b"short")
-        assert os.fstat(other.fileno()).st_size == 5
-        assert os.pread(opened.fileno(), 100_000, 0) == b"short"
-        opened.write(b"S")
-        assert faces.download("/other name") == b"Short"
 
 
 def test_a_mapped_file_is_edited(faces: TwoFaces) -> None:
@@ -215,155 +199,6 @@ def test_whoever_reads_sees_one_version_and_never_an_older_one_again(faces: TwoF
             for watcher in watchers:
                 watcher.join()
     assert failures == []
-
-
-class Both:
-    """Random changes through either face, a dict of the expected contents, and open files that must follow."""
-
-    NAMES = ("a", "b", "c", "d/e", "d/f")
-
-    def __init__(self, faces: TwoFaces, seed: int) -> None:
-        self.faces = faces
-        self.chance = random.Random(seed)
-        self.files: dict[str, bytearray] = {}  # name → contents, shared by hard links
-        self.opened: list[tuple[int, bytearray]] = []
-        (faces.path / "d").mkdir()
-
-    def close(self) -> None:
-        for fd, _ in self.opened:
-            os.close(fd)
-
-    def path(self, name: str) -> Path:
-        return self.faces.path / name
-
-    def step(self) -> str:
-        done = self.chance.choice([self.by_agent, self.by_process, self.by_handle])()
-        self.compare(done)
-        return done
-
-    def content(self) -> bytes:
-        return self.chance.randbytes(self.chance.choice([0, 1, 100, 5000, 70_000]))
-
-    def by_agent(self) -> str:
-        name, other = self.chance.choice(self.NAMES), self.chance.choice(self.NAMES)
-        verb = self.chance.choice(["upload", "upload", "delete", "move", "edit"])
-        if verb == "upload":
-            content = self.content()
-            self.faces.upload("/" + name, content)
-            self.files.setdefault(name, bytearray())[:] = content
-        elif verb == "delete":
-            failed = self.faces.ask("delete", "/" + name)["error"]
-            assert bool(failed) == (name not in self.files)
-            self.files.pop(name, None)
-        elif verb == "move":
-            failed = self.faces.ask("move", "/" + name, "/" + other)["error"]
-            assert bool(failed) == (name not in self.files or other in self.files)
-            if not failed:
-                self.files[other] = self.files.pop(name)
-        elif name in self.files:
-            self.faces.upload("/" + name, b"old text")
-            self.faces.call("edit", "/" + name, "old", "new")
-            self.files[name][:] = b"new text"
-        return f"agent: {verb} {name} {other}"
-
-    def by_process(self) -> str:
-        name, other = self.chance.choice(self.NAMES), self.chance.choice(self.NAMES)
-        verb = self.chance.choice(["write", "append", "truncate", "unlink", "rename", "link", "open", "save"])
-        path = self.path(name)
-        if verb == "write":
-            content = self.content()
-            path.write_bytes(content)
-            self.files.setdefault(name, bytearray())[:] = content
-        elif verb == "save":
-            content = self.content()
-            self.path("tmp").write_bytes(content)
-            os.rename(self.path("tmp"), path)
-            self.files[name] = bytearray(content)
-        elif name not in self.files:
-            assert not path.exists()
-        elif verb == "append":
-            content = self.content()
-            with path.open("ab", buffering=0) as file:
-                file.write(content)
-            self.files[name] += content
-        elif verb == "truncate":
-            size = self.chance.choice([0, 1, 5000, 66_000])
-            os.truncate(path, size)
-            self.resize(self.files[name], size)
-        elif verb == "unlink":
-            os.unlink(path)
-            del self.files[name]
-        elif verb == "rename":
-            os.rename(path, self.path(other))
-            if self.files.get(other) is not self.files[name]:
-                self.files[other] = self.files.pop(name)
-        elif verb == "link" and other not in self.files:
-            os.link(path, self.path(other))
-            self.files[other] = self.files[name]
-        elif verb == "open" and len(self.opened) < 6:
-            self.opened.append((os.open(path, os.O_RDWR), self.files[name]))
-        return f"process: {verb} {name} {other}"
-
-    def by_handle(self) -> str:
-        if not self.opened:
-            return "nothing"
-        fd, model = self.chance.choice(self.opened)
-        verb = self.chance.choice(["write", "truncate", "map", "close"])
-        if verb == "write":
-            offset, content = self.chance.choice([0, 10, 4095, 65_530]), self.content()
-            os.pwrite(fd, content, offset)
-            if content:
-                self.resize(model, max(len(model), offset + len(content)))
-                model[offset : offset + len(content)] = content
-        elif verb == "truncate":
-            size = self.chance.choice([0, 7, 4096, 66_000])
-            os.ftruncate(fd, size)
-            self.resize(model, size)
-        elif verb == "map" and model:
-            with mmap.mmap(fd, 0) as mapped:
-                assert mapped[:] == model
-                mapped[0:1] = b"M"
-                mapped.flush()
-            model[0:1] = b"M"
-        elif verb == "close":
-            os.close(fd)
-            self.opened = [pair for pair in self.opened if pair[0] != fd]
-        return f"handle: {verb}"
-
-    @staticmethod
-    def resize(model: bytearray, size: int) -> None:
-        del model[size:]
-        model.extend(bytes(size - len(model)))
-
-    def compare(self, after: str) -> None:
-        listed = {name for name in os.listdir(self.faces.path) if name != "d"}
-        listed |= {f"d/{name}" for name in os.listdir(self.path("d"))}
-        assert listed == set(self.files), after
-        for name in self.NAMES:
-            if name in self.files:
-                model = self.files[name]
-                assert self.path(name).stat().st_size == len(model), f"size of {name} after {after}"
-                assert self.path(name).read_bytes() == model, f"{name} in a process after {after}"
-                assert self.faces.download("/" + name) == model, f"{name} for the agent after {after}"
-            else:
-                assert not self.path(name).exists(), f"{name} after {after}"
-        for fd, model in self.opened:
-            assert os.fstat(fd).st_size == len(model), f"size of an open file after {after}"
-            assert os.pread(fd, 1 << 20, 0) == model, f"an open file after {after}"
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_random_changes_through_either_face(faces: TwoFaces, seed: int) -> None:
-    both = Both(faces, seed)
-    done = []
-    try:
-        for _ in range(200):
-            done.append(both.step())
-    except AssertionError:
-        print("\n".join(done))
-        raise
-    finally:
-        both.close()
 
 
 def test_modes_and_types_reach_the_other_face(faces: TwoFaces) -> None:

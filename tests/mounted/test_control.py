@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import threading
 import time
@@ -16,12 +15,10 @@ from profiles import amount
 
 import fusebackend
 from fusebackend.control import rendezvous
-from fusebackend.control.client.client_connection import ServerLost
 from fusebackend.linux.mount_table import MountError
-from fusebackend.protocol import SandboxBackendProtocol
 
 LIMIT_S = 30.0
-LOAD_S = amount("FUSEBACKEND_LOAD_S", day=10, night=60)
+LOAD_S = amount("FUSEBACKEND_LOAD_S", day=4, night=60)
 """The length of the load test."""
 
 
@@ -68,45 +65,10 @@ class TestFinding:
         with pytest.raises(MountError, match="lies in no mount"):
             fusebackend.connect(tmp_path)
 
-    def test_a_dead_mount(self, mounted):
-        mounted.process.send_signal(signal.SIGKILL)
-        mounted.process.wait()
-        with pytest.raises((MountError, ServerLost), match=r"gone|can't be reached"):
-            fusebackend.connect(mounted.path)
-        mounted.kill()
-
     def test_the_socket_goes_with_the_mount(self, mounted):
         address = os.getxattr(mounted.path, rendezvous.SOCKET_XATTR).decode()
         mounted.stop()
         assert not os.path.exists(address)
-
-
-class TestClient:
-    def test_it_is_a_backend_with_every_verb(self, mounted, client):
-        assert isinstance(client, SandboxBackendProtocol)
-        assert client.write("/memories/plan.md", "monday\n").error is None
-        assert (mounted.path / "memories/plan.md").read_text() == "monday\n"
-        assert client.edit("/memories/plan.md", "monday", "tuesday").occurrences == 1
-        assert (mounted.path / "memories/plan.md").read_text() == "tuesday\n"
-        (mounted.path / "memories/plan.md").write_text("friday\n")
-        assert client.read("/memories/plan.md").file_data["content"] == "friday\n"
-        assert [match["path"] for match in client.grep("friday").matches] == ["/memories/plan.md"]
-        assert client.move("/memories/plan.md", "/plan.md").error is None
-        assert (mounted.path / "plan.md").read_text() == "friday\n"
-        assert client.delete("/plan.md").error is None
-        assert not (mounted.path / "plan.md").exists()
-        assert client.execute("echo $((6 * 7)) > /memories/answer; cat /memories/answer").output == "42\n"
-        assert client.status()["mountpoint"] == str(mounted.path)
-
-    def test_it_outlives_a_remount(self, serve, tmp_path):
-        first = serve(f"sqlite:{tmp_path}/files.db", at="mnt")
-        client = fusebackend.connect(first.path)
-        assert client.write("/x", "kept").error is None
-        first.stop()
-        assert "lies in no mount" in client.read("/x").error
-        serve(f"sqlite:{tmp_path}/files.db", at="mnt")
-        assert client.read("/x").file_data["content"] == "kept"
-        client.close()
 
 
 class TestHolding:

@@ -149,20 +149,6 @@ def test_what_was_not_fsynced_is_a_prefix_of_what_was_written(serve: Serve, tmp_
         server.stop()
 
 
-def test_a_killed_server_leaves_its_mount_to_the_next(serve: Serve, tmp_path: Path) -> None:
-    """The kernel keeps the mount of a dead server, and answers ENOTCONN; a new mount replaces it."""
-    url = f"sqlite:{tmp_path / 'volume.db'}"
-    server = serve(url, at="mnt")
-    (server.path / "file").write_bytes(b"kept")
-    mounts.sync(server.path)
-    server.process.kill()
-    server.process.wait()
-    with pytest.raises(OSError, match="Transport endpoint is not connected"):
-        os.listdir(server.path)
-    again = serve(url, at="mnt")
-    assert (again.path / "file").read_bytes() == b"kept"
-
-
 def _start(book: Book, mount: Path, seed: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-S", str(WRITER), str(mount / book.directory), str(book.journal), str(seed)],

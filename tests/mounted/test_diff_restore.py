@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import pty
 import subprocess
-import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
 from mounts import Mounted, Serve
-from programs import command, ok, sh
+from programs import command, ok, on_a_terminal, sh
 from trees import snapshot as attributes_of
 
 import fusebackend
@@ -103,21 +100,6 @@ def test_what_bash_did_is_shown_and_taken_back(mounted: Mounted, tmp_path: Path)
     assert "everything was as it is to be" in command("restore", ".", "--from", "before", cwd=path).stderr
 
 
-def test_one_file_that_is_gone_with_its_directory(mounted: Mounted) -> None:
-    path = mounted.path
-    sh(SCENE, path)
-    kept = take(mounted, "before")
-    sh("rm -rf src docs", path)
-    ok("restore", "src/deep/bytes", "docs/link", "--from", "before", cwd=path)
-    assert attributes_of(path / "src/deep") == attributes_of(kept / "src/deep")
-    assert os.listdir(path / "src") == ["deep"]
-    assert os.readlink(path / "docs/link") == "../src/text"
-    ok("restore", "--mount", path, "/src/text", "--from", "before", "--to", "/copy", cwd=Path("/"))
-    assert (path / "copy").read_text() == "1\n2\n3\n"
-    ok("restore", "src/text", "docs/here", "--from", "before", "--to", "notes/", cwd=path)
-    assert sorted(os.listdir(path / "notes")) == ["here", "one", "text"]
-
-
 def test_files_that_are_open_for_writing(mounted: Mounted) -> None:
     path = mounted.path
     (path / "log").write_text("old\n")
@@ -160,100 +142,13 @@ def test_other_file_systems_are_left_alone(mounted: Mounted) -> None:
     assert (path / "d/there/f").read_text() == "old\n" and not (path / "extra").exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "error"),
-    [
-        (["diff", "gone"], "Error: no snapshot 'gone'; there are: before (fusebackend snapshot list)"),
-        (["diff", "before", "--", "gone"], "Error: '/gone' is neither in 'before' nor in 'main'\n"),
-        (["diff", "10d"], "Error: no snapshot is as old as '10d'; the oldest is before of "),
-        (["diff", "before", "--", "way/live"], "Error: '/way/live' lies in a route of which 'before' holds nothing: "),
-        (["diff", "before", "--", ".fusebackend/snapshots"], "lies in the trees directory"),
-        (["restore", "gone", "--from", "before"], "Error: '/gone' is not in 'before'\n"),
-        (["restore", "f", "--from", "after"], "Error: no snapshot 'after'; there are: before"),
-        (["restore", "f", "--from", "main"], "Error: everything is as in 'main' already"),
-        (["restore", "f", "--from", "before", "--to", "no/where"], "Error: there is no directory '/no'\n"),
-        (["restore", "f", "f2", "--from", "before", "--to", "f"], "Error: 'f' is not a directory\n"),
-        (["restore", "f", "d/f", "--from", "before", "--to", "d"], "would both become '/d/f'"),
-        (["restore", "d/f", "--from", "before"], ""),
-        (["restore", "/tmp", "--from", "before"], "Error: '/tmp' lies in no mount of fusebackend"),
-    ],
-)  # fmt: skip
-def test_errors_are_one_line(serve: Serve, tmp_path: Path, words: list[str], error: str) -> None:
-    (tmp_path / "live").mkdir()
-    mounted = serve("memory:", routes={"/way/live": f"dir:{tmp_path}/live"}, options=["snapshots=manual"])
-    sh("mkdir d; touch f f2 d/f", mounted.path)
-    take(mounted, "before")
-    sh("rm -r d", mounted.path) if error == "" else None
-    done = command(*words, cwd=mounted.path)
-    assert (done.returncode, len(done.stderr.splitlines())) == (int(error != ""), int(error != "")), done
-    assert error in done.stderr
-
-
-def test_names_do_not_steer_a_terminal(mounted: Mounted) -> None:
+def test_names_do_not_steer_a_terminal(mounted: Mounted, monkeypatch: pytest.MonkeyPatch) -> None:
     path = mounted.path
     take(mounted, "before")
     (path / "odd\x1b[2J\nname").write_text("text \x1b]0;title\x07\n")
-    controller, terminal = pty.openpty()
-    with os.fdopen(controller, "rb", buffering=0) as shown:
-        done = subprocess.run(
-            [sys.executable, "-m", "fusebackend", "diff"],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"},
-            stdin=subprocess.DEVNULL, stdout=terminal, cwd=path, timeout=LIMIT_S, check=False,
-        )  # fmt: skip
-        os.close(terminal)
-        text = b""
-        try:
-            while piece := shown.read(4096):
-                text += piece
-        except OSError:  # EIO: the last writer has closed it
-            pass
-    assert done.returncode == 0
-    assert b"\x1b[32m" in text
-    assert b"\x1b[2J" not in text and b"\x1b]" not in text and b"\x07" not in text
-    assert b'"b/odd\\033[2J\\nname"' in text
-
-
-STEPS = [
-    "echo two > src/text; rm -rf src/deep; mv docs/here docs/there; chmod 700 docs",
-    "setfattr -x user.tag src/sparse; printf more >> src/sparse; mkdir -p src/deep new; echo o > src/deep/other",
-    "mv new old; printf n > old/n; echo three > src/linked; rm docs/link docs/pipe; mkdir docs/pipe",
-    "rm src/text; mv src sources; ln sources/linked again; mv docs/there sources/deep/other; touch -d 2001-01-01 again",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", ["memory:", "dir:{tmp}/default"])
-def test_the_state_before_a_call_is_exact(serve: Serve, tmp_path: Path, kind: str) -> None:
-    """Also on a route without snapshots, and after other restores and undos."""
-    (tmp_path / "default").mkdir()
-    mounted = serve(kind.format(tmp=tmp_path), options=["history=on", "snapshots=manual"])
-    path = mounted.path
-    (path / "notes").mkdir()
-
-    shown = partial(attributes_of, path, directory_times=False)  # no record has those
-    with fusebackend.connect(str(path)) as files:
-        states = {}
-        for number, work in enumerate([SCENE, *STEPS]):
-            was = shown()
-            name = files.begin_call("work", id=f"t{number}")
-            sh(work, path)
-            call = files.end_call(name)
-            assert call is not None
-            states[call] = was
-        _, first, second, third, last = states
-        assert ok("diff", f"{first}..{second}", "--name-status", cwd=path).splitlines() == [
-            "M\tdocs/",
-            "R100\tdocs/here\tdocs/there",
-            "D\tsrc/deep/bytes",
-            "M\tsrc/linked",
-            "M\tsrc/text",
-        ]
-        assert ok("diff", f"{last}..", "--name-status", "--", "docs", cwd=path) == "D\tdocs/there\n"
-        assert ok("diff", f"main..{last}", "--name-status", "--", "again", cwd=path) == "D\tagain\n"
-        assert "link       /src/text\n" in ok("restore", ".", "--from", third, "-n", cwd=path)
-        for call in (third, first, last, second):
-            if call == last:
-                files.undo(files.log(limit=1)[0].call)
-            done = ok("restore", ".", "--from", call, cwd=path)
-            assert "'fusebackend undo c" in done
-            assert shown() == states[call], call
-        assert ok("diff", f"{second}..", cwd=path) == ""
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    status, shown = on_a_terminal("diff", cwd=path)
+    assert status == 0
+    assert "\x1b[32m" in shown
+    assert "\x1b[2J" not in shown and "\x1b]" not in shown and "\x07" not in shown
+    assert '"b/odd\\033[2J\\nname"' in shown

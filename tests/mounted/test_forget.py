@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from eventually import eventually
 from mounts import Mounted, Serve
 from programs import command, ok
 
@@ -64,9 +64,8 @@ def test_no_byte_of_it_is_left(mounted: Mounted, tmp_path: Path) -> None:
         os.sync()
         (root / "memory/secret").unlink()
         files.create_snapshot("later")
-        time.sleep(1)
         calls = [each.call for each in files.log()]
-        assert {"volume.db", "work.db"} <= {name.removesuffix("-wal") for name in holding(tmp_path)}
+        eventually(lambda: {"volume.db", "work.db"} <= {name.removesuffix("-wal") for name in holding(tmp_path)})
 
         paths = [root / name for name in ("secret", "plain/secret", "memory/secret")]
         (branch / "own").unlink()  # no path leads to its bytes any more

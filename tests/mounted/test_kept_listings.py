@@ -16,10 +16,17 @@ from two_faces import TwoFaces, two_faces
 pytestmark = pytest.mark.mounted
 
 
-@pytest.fixture(params=["memory:", "sqlite:{tmp}/volume.db"], ids=["memory", "sqlite"])
-def faces(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TwoFaces]:
-    with two_faces(tmp_path / "mnt", request.param.format(tmp=tmp_path)) as faces:
+@pytest.fixture(scope="module", params=["memory:", "sqlite:{tmp}/volume.db"], ids=["memory", "sqlite"])
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoFaces]:
+    tmp = tmp_path_factory.mktemp("listings")
+    with two_faces(tmp / "mnt", request.param.format(tmp=tmp)) as faces:
         yield faces
+
+
+@pytest.fixture
+def faces(served: TwoFaces) -> Iterator[TwoFaces]:
+    yield served
+    mounts.empty(served.path)
 
 
 def filled(faces: TwoFaces, count: int, tail: str = "") -> tuple[Path, set[str]]:

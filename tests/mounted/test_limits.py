@@ -9,18 +9,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import mounts
 import pytest
 import trees
 from mounts import Serve
-from profiles import amount
 
 from fusebackend.backends import SqliteBackend
 from fusebackend.backends.sqlite import check as sqlite_check
-from fusebackend.testing.posix.case import fails, fork, opened
+from fusebackend.testing.posix.case import fails, opened
 
 pytestmark = pytest.mark.mounted
 
@@ -218,26 +216,6 @@ def test_memory_does_not_grow_with_what_is_written(serve: Serve, tmp_path: Path,
     assert server.memory_kib("VmHWM") - before < 16 * KIB
 
 
-def test_a_large_directory_that_changes_is_listed_exactly(serve: Serve, tmp_path: Path) -> None:
-    """Read it while entries come and go: each that stays is listed exactly once."""
-    server = serve(f"sqlite:{tmp_path}/volume.db")
-    count = amount("FUSEBACKEND_LARGE_DIRECTORY", day=10_000, night=100_000)
-    home = server.path / "large"
-    _make_files(home, count)
-    with os.scandir(home) as entries:
-        names = []
-        for position, entry in enumerate(entries):
-            names.append(entry.name)
-            if position % 1000 == 0:
-                (home / f"x{position}").touch()
-                (home / f"{position:06}").unlink(missing_ok=True)
-    removed = {f"{number:06}" for number in range(0, count, 1000)}
-    assert len(names) == len(set(names)), "a name was seen twice"
-    kept = {name for name in names if not name.startswith("x")} - removed
-    assert kept == {f"{number:06}" for number in range(count)} - removed
-    assert len(os.listdir(home)) == len(kept) + len([name for name in os.listdir(home) if name.startswith("x")])
-
-
 # --------------------------------------------------------------------------------------------------------------
 # Many at once
 # --------------------------------------------------------------------------------------------------------------
@@ -267,25 +245,6 @@ def test_twenty_waiters_on_one_flock_do_not_stop_the_mount(serve: Serve) -> None
     for waiter in waiters:
         assert waiter.wait(timeout=60) == 0
     assert (server.path / "count").read_text() == "20"
-
-
-def test_many_processes_at_once(serve: Serve, tmp_path: Path) -> None:
-    server = serve(f"sqlite:{tmp_path}/volume.db")
-
-    def work(number: int) -> int:
-        home = server.path / f"process{number}"
-        home.mkdir()
-        for step in range(60):
-            path = home / f"{step}"
-            path.write_bytes(b"%d" % step * 500)
-            path.rename(home / f"renamed{step}")
-            assert (home / f"renamed{step}").read_bytes() == b"%d" % step * 500
-            if step % 3 == 0:
-                (home / f"renamed{step}").unlink()
-        return len(os.listdir(home))
-
-    children = [fork(partial(work, number)) for number in range(12)]
-    assert [child.result() for child in children] == [40] * 12
 
 
 def test_killed_clients_leave_nothing_behind(serve: Serve, tmp_path: Path) -> None:

@@ -9,16 +9,17 @@ import contextlib
 import random
 import subprocess
 import sys
-import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mounts import Mounted, Serve
 from profiles import amount
+from together import together
 
 import fusebackend
 from fusebackend import Actor
@@ -238,22 +239,11 @@ def authors(servers: list[Mounted], seed: int) -> Iterator[list[Author]]:
 
 
 def at_once(everybody: list[Author], steps: int) -> None:
-    failures: list[BaseException] = []
-
     def work(author: Author) -> None:
-        try:
-            for _ in range(steps):
-                author.step()
-        except BaseException as failure:
-            failures.append(failure)
+        for _ in range(steps):
+            author.step()
 
-    threads = [threading.Thread(target=work, args=(each,)) for each in everybody]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
+    together(*(partial(work, each) for each in everybody), limit_s=3600)
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.services)])

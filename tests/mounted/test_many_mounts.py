@@ -100,7 +100,7 @@ def cut(server: Server) -> None:
         connection.execute(CUT)
 
 
-@pytest.mark.parametrize("count", [2, 5], ids=["two", "five"])
+@pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.night, id="two"), pytest.param(5, id="five")])
 def test_hosts_open_what_was_closed_whatever_happens_to_connections(server: Server, serve: Serve, count: int) -> None:
     paths = [each.path for each in mounted(serve, server, count)]
     disturbances = [restart, cut, cut, partial(crash, paths=paths), partial(crash_within, paths=paths)]

@@ -19,7 +19,7 @@ import mounts
 import pytest
 from eventually import eventually
 from mounts import Mounted, Serve
-from programs import command
+from programs import command, runs
 
 import fusebackend
 
@@ -258,10 +258,16 @@ def test_a_view_holds(mount: Mounted) -> None:
     (mount.path / "secret/key").write_text("needle\n")
     (mount.path / "open.md").write_text("needle\n")
 
+    with fusebackend.connect(mount.path) as files:
+        socket = files.view_socket("reader")
+
     async def main() -> None:
+        with fusebackend.connect(socket) as files:
+            async with Client(MountServer(files).server) as client, here(mount, view="reader") as other:
+                for one in (client, other):
+                    names = {tool.name for tool in (await one.list_tools()).tools}
+                    assert names == {name for name, tool in TOOLS.items() if not tool.of_all}
         async with here(mount, view="reader") as client:
-            names = {tool.name for tool in (await client.list_tools()).tools}
-            assert names == {name for name, tool in TOOLS.items() if not tool.of_all}
             assert "secret" not in await text(client, "ls")
             assert await text(client, "grep", pattern="needle") == "/open.md:1: needle"
             assert "needle" not in await text(client, "read", path="/secret/key")
@@ -292,20 +298,6 @@ def test_a_call_has_ended_when_it_is_answered(tmp_path: Path, serve: Serve) -> N
         ] * 2
 
 
-def test_a_socket_of_a_view_has_the_tools_of_a_view(mount: Mounted) -> None:
-    with fusebackend.connect(mount.path) as files:
-        socket = files.view_socket("reader")
-
-    async def main() -> None:
-        with fusebackend.connect(socket) as files:
-            async with Client(MountServer(files).server) as client:
-                names = {tool.name for tool in (await client.list_tools()).tools}
-                assert names == {name for name, tool in TOOLS.items() if not tool.of_all}
-                assert "error" not in await text(client, "ls")
-
-    run(main)
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_a_call_that_is_cancelled_ends_and_one_that_takes_long_says_so(mount: Mounted, mode: str) -> None:
     async def main() -> None:
@@ -318,21 +310,10 @@ def test_a_call_that_is_cancelled_ends_and_one_that_takes_long_says_so(mount: Mo
             with anyio.move_on_after(2.5):
                 await client.call_tool("execute", {"command": "sleep 77.77"}, progress_callback=progress)
             assert told and told == sorted(told)
-            while "sleep 77.77" in command("status", "--json", mount.path).stdout or _runs("sleep 77.77"):
+            while "sleep 77.77" in command("status", "--json", mount.path).stdout or runs("sleep", "77.77"):
                 await anyio.sleep(0.05)
 
     run(main)
-
-
-def _runs(words: str) -> bool:
-    wanted = words.encode().replace(b" ", b"\0")
-    for process in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if wanted in process.read_bytes():
-                return True
-        except OSError:  # it has just ended
-            continue
-    return False
 
 
 def test_a_hundred_calls_at_once(mount: Mounted) -> None:
@@ -392,6 +373,8 @@ def test_over_http_with_a_token(mount: Mounted) -> None:
                 assert httpx2.post(url, json=request, headers=headers).status_code == 401
             rebound = {"Authorization": f"Bearer {token}", "Host": "evil.example"}
             assert httpx2.post(url, json=request, headers=rebound).status_code in (403, 421)
+            posing = {"Authorization": f"Bearer {token}", "Origin": f"{url.removesuffix('/mcp')}.evil.example"}
+            assert httpx2.post(url, json=request, headers=posing).status_code == 403
         finally:
             process.send_signal(signal.SIGTERM)
             rest = process.stderr.read() if process.stderr is not None else ""

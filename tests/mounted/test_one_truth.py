@@ -9,6 +9,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import hypothesis
@@ -17,6 +18,7 @@ import pytest
 from hypothesis.stateful import run_state_machine_as_test
 from mounts import Serve
 from profiles import amount
+from together import together
 from two_actors import TwoActors
 
 import fusebackend
@@ -188,11 +190,7 @@ def at_once(path: Path, *acts: Callable[[Client], object]) -> list[object]:
             barrier.wait()
             answers[index] = acts[index](agent)
 
-    threads = [threading.Thread(target=act, args=(index,)) for index in range(len(acts))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT_S)
+    together(*(partial(act, index) for index in range(len(acts))))
     return answers
 
 

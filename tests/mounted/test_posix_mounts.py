@@ -63,7 +63,7 @@ class TestDirectory(Mounted):
     """`dir:`, with the limits of the disk below: here those of ext4."""
 
     url = "dir:{tmp}/files"
-    limits = Limits(huge_files=False, xattr_value_bytes=3000, other_users=bool(OPTIONS), noatime=False)
+    limits = Limits(huge_files=False, xattr_value_bytes=3000, other_users=bool(OPTIONS))
 
 
 class TestForeign(Mounted):

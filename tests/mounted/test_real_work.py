@@ -48,18 +48,6 @@ def test_git_clone_commit_branch_gc_fsck(work: Work, sources: Path) -> None:
     trees.git(work.path / "local", "fsck", "--strict")
 
 
-def test_git_init_and_commit(work: Work) -> None:
-    trees.make_sources(work.path, 200)
-    trees.git(work.path, "init", "--quiet", "--initial-branch=main")
-    trees.git(work.path, "add", ".")
-    trees.git(work.path, "commit", "--quiet", "--message=first")
-    trees.git(work.path, "mv", "package0", "moved")
-    trees.git(work.path, "commit", "--quiet", "--message=moved")
-    trees.git(work.path, "reset", "--quiet", "--hard", "HEAD~1")
-    assert trees.git(work.path, "status", "--porcelain") == ""
-    trees.git(work.path, "fsck", "--strict", "--no-dangling")
-
-
 # --------------------------------------------------------------------------------------------------------------
 # Copies
 # --------------------------------------------------------------------------------------------------------------

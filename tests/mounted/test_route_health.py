@@ -3,7 +3,6 @@ that wait for it can be killed."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -20,6 +19,7 @@ import mounts
 import pytest
 from eventually import eventually
 from mounts import Mounted, Serve
+from programs import ok
 from stalling import Control
 
 import fusebackend
@@ -63,15 +63,13 @@ def patient(stall: Control, serve: Serve) -> Iterator[Mounted]:
     stall.resume()
 
 
-def status(server: Mounted, *options: str) -> str:
-    command = [sys.executable, "-m", "fusebackend.cli.main", "status", *options, str(server.path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, cwd=mounts.ROOT)
-    return done.stdout
+def status(server: Mounted) -> str:
+    return ok("status", server.path, cwd=server.path.parent)
 
 
 def health(server: Mounted, prefix: str = "/hung/") -> dict[str, Any]:
-    (told,) = json.loads(status(server, "--json"))
-    return next(route["health"] for route in told["routes"] if route["prefix"] == prefix)
+    routes = json.loads(os.getxattr(server.path, "user.fusebackend.status"))["routes"]
+    return next(route["health"] for route in routes if route["prefix"] == prefix)
 
 
 def number_of(call: Callable[[], object]) -> tuple[int | None, float]:
@@ -132,42 +130,7 @@ def test_every_request_ends_at_its_deadline(server: Mounted, stall: Control) -> 
     assert not [line for line in log.splitlines() if "no answer to read (" in line and "not known" in line]
 
 
-def test_who_works_in_a_hung_route_is_not_kept_waiting_again_and_again(server: Mounted, stall: Control) -> None:
-    stall.hang()
-    names = [server.path / "hung" / f"name{number}" for number in range(100)]
-    took = [number_of(names[0].stat)]
-    eventually(lambda: number_of(names[1].stat)[1] < DEADLINE_S / 2)  # it is down
-    start = time.monotonic()
-    took += [number_of(name.stat) for name in names]
-    assert {number for number, _ in took} == {errno.ETIMEDOUT}
-    # Calls in the first second of a probe wait for it; there are few probes.
-    assert time.monotonic() - start < len(names) * DEADLINE_S / 2
-    stall.resume()
-    eventually(lambda: health(server)["state"] == "healthy")
-    assert (server.path / "hung" / "file").read_text() == "here\n"
-
-
 # -- the others --------------------------------------------------------------------------------------------------
-
-
-def test_a_hung_route_hangs_alone(patient: Mounted, stall: Control) -> None:
-    """Work on other routes goes on while all calls in the route hang."""
-    stall.hang()
-    hung = [patient.path / "hung" / f"name{number}" for number in range(40)]
-    with ThreadPoolExecutor(len(hung)) as threads:
-        waiting = [threads.submit(number_of, path.stat) for path in hung]
-        try:
-            eventually(lambda: health(patient)["running"] >= 1)
-            for number in range(150):
-                path = patient.path / f"work{number}"
-                path.write_bytes(b"some words")
-                assert path.read_bytes() == b"some words"
-                path.unlink()
-            assert not any(call.done() for call in waiting)
-        finally:
-            stall.resume()
-        assert {call.result()[0] for call in waiting} == {errno.ENOENT}
-    assert sorted(os.listdir(patient.path)) == ["hung"]
 
 
 @pytest.mark.alone
@@ -216,35 +179,22 @@ def test_status_names_a_route_that_is_down_since_when_and_why(server: Mounted, s
 # -- agents ------------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def within(seconds: float) -> Iterator[None]:
-    start = time.monotonic()
-    yield
-    assert time.monotonic() - start < seconds
-
-
 def test_an_agent_is_not_kept_waiting(server: Mounted, stall: Control) -> None:
     with fusebackend.connect(str(server.path)) as files:
         stall.hang()
-        with within(DEADLINE_S + SLACK_S):
-            answer = files.read("/hung/file")
+        answer = files.read("/hung/file")
         assert answer.error == f"Route '/hung/': no answer to read within {DEADLINE_S:g} s"
-        with within(DEADLINE_S + SLACK_S):
-            assert "Route '/hung/'" in str(files.write("/hung/new", "text").error)
-        with within(DEADLINE_S + SLACK_S):
-            assert "no answer" in str(files.ls("/hung").error)
-        with within(DEADLINE_S + SLACK_S):
-            assert files.stat("/hung/file").error is not None
+        assert "Route '/hung/'" in str(files.write("/hung/new", "text").error)
+        assert "no answer" in str(files.ls("/hung").error)
+        assert files.stat("/hung/file").error is not None
         assert [info["path"] for info in files.ls("/").entries or ()] == ["/file", "/hung/"]
         assert files.read("/file").error is None
         with ThreadPoolExecutor(3) as threads:  # the route is down: a search skips it before its budget ends
             list(threads.map(number_of, [(server.path / "hung" / f"name{number}").stat for number in range(3)]))
-        with within(SLACK_S):
-            found = files.grep("here", "/")
+        found = files.grep("here", "/")
         assert ([match["path"] for match in found.matches or ()], found.truncated) == (["/file"], True)
         assert found.error is None and "Route '/hung/'" in str(found.missing)
-        with within(SLACK_S):
-            names = files.glob("**/f*")
+        names = files.glob("**/f*")
         assert ([info["path"] for info in names.matches or ()], names.truncated) == (["/file"], True)
         assert "Route '/hung/'" in str(names.missing)
         stall.resume()

@@ -1,20 +1,16 @@
-"""A route that hides names, and what a mount keeps of the past: no verb and no tree shows a hidden name or its bytes.
-
-The CLI is asked four times, a second each, for what it compares by itself.
-"""
+"""A route that hides names, and what a mount keeps of the past: no verb and no tree shows a hidden name or bytes."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from mounts import Mounted, Serve
+from programs import command
 
 import fusebackend
 from fusebackend.backends.sqlite.backend import SqliteVolume
@@ -23,8 +19,6 @@ from fusebackend.volumes.walk import resolve
 
 pytestmark = pytest.mark.mounted
 
-ROOT = Path(__file__).parents[2]
-LIMIT_S = 60
 SECRET = "hunter2-correct-horse"
 HIDDEN = ["secret/**", "secret", ".env", "**/.env"]
 FILES = {
@@ -83,10 +77,7 @@ def names(top: Path) -> set[str]:
 
 def said(path: Path, *words: str) -> str:
     """All that a subcommand says, with status 0 or not."""
-    done = subprocess.run(
-        [sys.executable, "-m", "fusebackend", *words], env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=path,
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S, check=False,
-    )  # fmt: skip
+    done = command(*words, cwd=path)
     return done.stdout + done.stderr
 
 

@@ -1,5 +1,5 @@
-"""Services that are killed, stall or come back while a mount works with them: synced files stay, calls end at their
-deadline, and the other routes stay as fast."""
+"""Services that are killed, stall or come back while a mount works with them: synced files stay, and calls end at their
+deadline."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import signal
-import statistics
 import tempfile
 import threading
 import time
@@ -103,46 +102,6 @@ def check_synced(directory: Path, synced: dict[str, bytes]) -> None:
         assert (directory / name).read_bytes() == content
 
 
-class Elsewhere:
-    """Measures small pieces of work on another route, before and during a block."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self.before = self._worst(60)
-        self.meanwhile = 0.0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def _work(self) -> float:
-        start = time.perf_counter()
-        path = self._root / "elsewhere"
-        path.write_bytes(b"some words")
-        assert path.read_bytes() == b"some words"
-        path.unlink()
-        return time.perf_counter() - start
-
-    def _worst(self, rounds: int) -> float:
-        return statistics.quantiles([self._work() for _ in range(rounds)], n=100)[97]
-
-    def _run(self) -> None:
-        took = []
-        while not self._stop.is_set():
-            took.append(self._work())
-            time.sleep(0.005)
-        self.meanwhile = statistics.quantiles(took, n=100)[97]
-
-    def __enter__(self) -> Elsewhere:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(LIMIT_S)
-        assert not self._thread.is_alive()
-        # Twice as long on a quiet machine; 0.25 s is the margin for a busy one.
-        assert self.meanwhile < 2 * self.before + 0.25
-
-
 def health(server: Mounted, prefix: str) -> dict[str, Any]:
     routes = json.loads(os.getxattr(server.path, "user.fusebackend.status"))["routes"]
     return next(route["health"] for route in routes if route["prefix"] == prefix)
@@ -179,7 +138,7 @@ def test_postgres_is_killed_under_load_and_comes_back(database: Server, serve: S
     url = f"postgres:{database.dsn()}?volume=killed"
     server = serve("memory:", routes={"/pg": url}, options=[f"deadline={deadline_s}"])
     server.expected_log = EXPECTED
-    with Elsewhere(server.path), Load(server.path / "pg") as load:
+    with Load(server.path / "pg") as load:
         load.wait_for_more(20)
         kill(database)
         time.sleep(0.5)
@@ -207,7 +166,7 @@ def test_the_network_to_postgres_stalls(database: Server, serve: Serve) -> None:
             url = f"postgres:host={directory} port={PORT} user=postgres dbname=postgres?volume=stalled"
             server = serve("memory:", routes={"/pg": url}, options=[f"deadline={deadline_s}"])
             server.expected_log = EXPECTED
-            with Elsewhere(server.path), Load(server.path / "pg") as load:
+            with Load(server.path / "pg") as load:
                 load.wait_for_more(10)
                 network.stall()
                 eventually(lambda: health(server, "/pg/")["state"] == "down", LIMIT_S)
@@ -240,7 +199,7 @@ def test_an_object_store_stalls_is_killed_and_comes_back(objects: SeaweedFS, ser
         url = bucket.url(endpoint=f"http://{network.address[0]}:{network.address[1]}")
         server = serve("memory:", routes={"/s3": url}, options=[f"deadline={deadline_s}"])
         server.expected_log = EXPECTED
-        with Elsewhere(server.path), Load(server.path / "s3", threads=2) as load:
+        with Load(server.path / "s3", threads=2) as load:
             load.wait_for_more(5)
             network.stall()
             eventually(lambda: health(server, "/s3/")["state"] == "down", LIMIT_S)

@@ -1,17 +1,16 @@
-"""Snapshots of a mount, seen by unix tools, by agents and by the command."""
+"""Snapshots of a mount, seen by unix tools and through the kernel's caches. The command is tested without a mount, in
+`tests/unit/cli/test_cli_states.py`, and what they hold in `tests/unit/trees/`."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import json
 import os
-import pty
 import random
 import shutil
 import subprocess
-import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import mounts
@@ -28,7 +27,6 @@ from fusebackend.linux import mount_table as table
 
 pytestmark = pytest.mark.mounted
 
-ROOT = Path(__file__).parents[2]
 LIMIT_S = 60
 POSTGRES = pytest.param("postgres:{dsn}?volume=v", marks=pytest.mark.services)
 KINDS = ["memory:", "sqlite:{tmp}/volume.db", POSTGRES]
@@ -54,15 +52,23 @@ cd src; git init -q .; git add one deep; git -c user.name=n -c user.email=e comm
 """
 
 
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    dsn = request.getfixturevalue("postgres_dsn") if "{dsn}" in request.param else ""
-    return str(request.param).format(tmp=tmp_path, dsn=dsn)
+@pytest.fixture(scope="module", params=KINDS)
+def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
+    tmp = tmp_path_factory.mktemp("snapshots")
+    with contextlib.ExitStack() as stack:
+        dsn = ""
+        if "{dsn}" in request.param:
+            dsn = stack.enter_context(request.getfixturevalue("postgres").database())
+        url = request.param.format(tmp=tmp, dsn=dsn)
+        yield stack.enter_context(mounts.mounted(tmp / "mnt", url, routes={"/notes": "memory:"}, options=MANUAL))
 
 
 @pytest.fixture
-def mounted(kind: str, serve: Serve) -> Mounted:
-    return serve(kind, routes={"/notes": "memory:"}, options=MANUAL)
+def mounted(shared: Mounted) -> Iterator[Mounted]:
+    yield shared
+    with fusebackend.connect(shared.path) as client:
+        client.delete_snapshots(*(each.name for each in client.snapshots()))
+    mounts.empty(shared.path, "notes")
 
 
 def kept(mounted: Mounted, name: str = "") -> Path:
@@ -210,193 +216,6 @@ def test_names_come_and_go_at_once(mounted: Mounted) -> None:
                 kept(mounted, "one/file").read_text()
 
 
-def test_nothing_in_it_can_be_changed(mounted: Mounted) -> None:
-    sh(SCENE, mounted.path)
-    with fusebackend.connect(mounted.path) as client:
-        client.create_snapshot("one")
-    one = kept(mounted, "one")
-    for script in (
-        "touch new", "rm src/one", "mkdir new", "rmdir empty", "mv src/one src/uno", "ln src/one new", "chmod 600 docs",
-        "ln -s x new", "echo x >> src/one", "truncate -s 0 src/one", "setfattr -n user.x -v y src/one", "touch src/one",
-        "mknod new p", "echo x > notes/new", "rmdir ../one", "mv ../one ../two", "mkdir ../new", "mv ../one ../../new",
-        "mv ../../../src/one .", "rmdir ../../snapshots", "mv ../../snapshots ../../../moved",
-    ):  # fmt: skip
-        done = subprocess.run(["sh", "-c", script], cwd=one, capture_output=True, text=True)
-        assert done.returncode != 0, script
-        expected = ("Read-only file system", "Device or resource busy", "cross-device link", "Invalid cross-device")
-        assert any(words in done.stderr for words in expected), (script, done.stderr)
-    with (one / "src/one").open("rb") as opened:
-        assert opened.read() == b"one\n"
-
-
-def test_every_file_has_a_number_of_its_own(mounted: Mounted) -> None:
-    """`diff` and `cp` take equal st_dev and st_ino for the same file, and would compare and copy nothing."""
-    sh(SCENE, mounted.path)
-    with fusebackend.connect(mounted.path) as client:
-        client.create_snapshot("one")
-        client.create_snapshot("two")
-    seen: dict[int, set[str]] = {}
-    for top in (mounted.path, kept(mounted, "one"), kept(mounted, "two")):
-        for directory, names, files in os.walk(top):
-            for name in [*names, *files]:
-                status = os.lstat(os.path.join(directory, name))
-                assert status.st_dev == mounted.path.stat().st_dev
-                seen.setdefault(status.st_ino, set()).add(str(top))
-    assert {len(tops) for tops in seen.values()} == {1}
-
-
-def test_it_is_not_in_the_way(mounted: Mounted) -> None:
-    (mounted.path / "file").write_text("needle")
-    with fusebackend.connect(mounted.path) as client:
-        client.create_snapshot("one")
-        assert ".fusebackend" not in os.listdir(mounted.path)
-        assert [match["path"] for match in client.grep("needle").matches or ()] == ["/file"]
-        found = client.grep("needle", "/.fusebackend/snapshots").matches or ()
-        assert [match["path"] for match in found] == ["/.fusebackend/snapshots/one/file"]
-        assert client.stat("/.fusebackend/snapshots/one/file").size == 6
-        assert client.write("/.fusebackend/snapshots/one/new", "x").error
-        assert client.delete("/.fusebackend/snapshots/one").error
-        seen = client.execute("ls -A /.fusebackend 2>&1; true").output
-        assert "No such file" in seen
-        refused = client.run("ls", cwd="/.fusebackend/snapshots/one")
-        assert refused.output == (
-            "Error: commands don't see '/.fusebackend', the mount's own directory: start the command elsewhere, and "
-            "copy there what it needs"
-        )
-        assert client.run("ls", cwd="/").output == "file\nnotes\n"
-    assert sh("find . -name file", mounted.path) == "./file\n"
-
-
-@pytest.mark.parametrize("shown", ["visible", "off"])
-def test_options_of_the_trees_directory_hold_for_it(kind: str, serve: Serve, shown: str) -> None:
-    mounted = serve(kind, options=[f"trees={shown}", *MANUAL])
-    with fusebackend.connect(mounted.path) as client:
-        (route,) = client.status()["routes"]
-        if shown == "off":
-            with pytest.raises(OSError, match="mount without '-o trees=off'") as refused:
-                client.create_snapshot()
-            assert refused.value.errno == errno.ENOTSUP and client.snapshots() == []
-            assert not kept(mounted).exists()
-        else:
-            (mounted.path / "file").write_text("needle")
-            client.create_snapshot("one")
-            assert sh("find . -name 'file' -o -name snapshots", mounted.path) == "./file\n"
-            assert kept(mounted, "one/file").read_text() == "needle"
-            assert [match["path"] for match in client.grep("needle").matches or ()] == ["/file"]
-            assert len(client.grep("needle", "/.fusebackend").matches or ()) == 1
-            assert route["undo"] == "copies"  # its automatic snapshots are off
-
-
-# -- Python, the socket and the command ------------------------------------------------------------------------------
-
-
-def test_a_read_only_mount_takes_and_deletes_none(kind: str, serve: Serve) -> None:
-    mounted = serve(kind, options=["ro"])
-    with fusebackend.connect(mounted.path) as client:
-        assert client.snapshots() == []
-        for change in (client.create_snapshot, lambda: client.delete_snapshots("one")):
-            with pytest.raises(OSError) as refused:
-                change()
-            assert refused.value.errno == errno.EROFS
-    done = command("snapshot", "create", "--mount", mounted.path)
-    assert (done.returncode, done.stderr) == (1, "Error: Read-only file system: this mount is read-only\n")
-
-
-def test_a_mount_without_such_routes_says_so(serve: Serve, tmp_path: Path) -> None:
-    (tmp_path / "files").mkdir()
-    mounted = serve(f"dir:{tmp_path}/files")
-    done = command("snapshot", "create", cwd=mounted.path)
-    assert done.returncode == 1 and done.stderr.startswith("Error: no route of this mount keeps snapshots"), done.stderr
-    assert command("snapshot", "list", cwd=mounted.path).stdout == ""
-    assert [route["undo"] for route in json.loads(command("status", "--json", mounted.path).stdout)[0]["routes"]] == [
-        "copies"
-    ]
-    assert not kept(mounted).exists()
-
-
-def test_the_command(mounted: Mounted) -> None:
-    (mounted.path / "d").mkdir()
-    (mounted.path / "d/file").write_text("before")
-    taken = command("snapshot", "create", "one", cwd=mounted.path / "d")
-    assert (taken.returncode, taken.stdout, taken.stderr) == (0, f"{kept(mounted, 'one')}\n", "")
-    given = command("snapshot", "create", "--json", "--mount", mounted.path)
-    second = json.loads(given.stdout)
-    assert second["routes"] == ["/", "/notes/"] and second["path"] == str(kept(mounted, second["name"]))
-    lines = command("snapshot", "list", cwd=mounted.path).stdout.splitlines()
-    assert [line.split()[0] for line in lines] == ["one", second["name"]]
-    assert lines[0].endswith("  / /notes/")
-    told = json.loads(command("snapshot", "list", "--json", cwd=mounted.path).stdout)
-    assert [each["name"] for each in told] == ["one", second["name"]] and told[1] == second
-    for words, message in (
-        (("create", "one"), "there is a snapshot 'one' already; choose another name, or delete that one"),
-        (("create", "a/b"), "snapshot name 'a/b' holds a slash; give another one, such as 'before-upgrade'"),
-        (("delete", "one"), "a deleted snapshot can't be had back, and there is no terminal to ask on: add --yes"),
-        (
-            ("delete", "one", "two", "--yes"),
-            "there is no snapshot 'two', and nothing was deleted; 'snapshot list' shows them",
-        ),
-    ):
-        done = command("snapshot", *words, cwd=mounted.path)
-        assert (done.returncode, done.stdout, done.stderr) == (1, "", f"Error: {message}\n")
-    assert sorted(os.listdir(kept(mounted))) == sorted(["one", second["name"]])
-    assert command("read", kept(mounted, "one/d/file")).stdout == "before"
-    done = command("snapshot", "delete", "one", "--yes", cwd=mounted.path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert os.listdir(kept(mounted)) == [second["name"]]
-    assert "copies" in command("status", mounted.path).stdout
-
-
-@pytest.mark.parametrize(("answer", "left"), [("y", []), ("n", ["one"]), ("", ["one"])])
-def test_on_a_terminal_the_command_asks(mounted: Mounted, answer: str, left: list[str]) -> None:
-    command("snapshot", "create", "one", cwd=mounted.path)
-    output = on_terminal(["snapshot", "delete", "one"], mounted.path, answer + "\n")
-    assert "Delete snapshot 'one'? [y/N]" in output
-    assert os.listdir(kept(mounted)) == left
-
-
-def on_terminal(words: Sequence[str], cwd: Path, typed: str) -> str:
-    """Run the command on a terminal; return what it shows."""
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fusebackend", *words],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-    )
-    os.close(theirs)
-    os.write(ours, typed.encode())
-    shown = b""
-    try:
-        while piece := os.read(ours, 4096):
-            shown += piece
-    except OSError:  # EIO: the other side is closed
-        pass
-    process.wait(LIMIT_S)
-    os.close(ours)
-    return shown.decode()
-
-
-def test_hostile_names(mounted: Mounted) -> None:
-    names = ["new\nline", "\x1b[31mred", "odd \udcff", "$(touch x)", "a 'quote\"", "%s", "x" * 255, "é", ".hidden", "*"]
-    with fusebackend.connect(mounted.path) as client:
-        for name in names:
-            client.create_snapshot(name)
-        assert [each.name for each in client.snapshots()] == names
-        assert {os.fsencode(name) for name in names} == set(os.listdir(os.fsencode(kept(mounted))))
-        told = json.loads(command("snapshot", "list", "--json", cwd=mounted.path).stdout)
-        assert [each["name"] for each in told] == names
-        shown = on_terminal(["snapshot", "list"], mounted.path, "")
-        assert "\x1b[31m" not in shown and "new\\nline" in shown
-        assert b"\x1b[31mred" in subprocess.run(["ls"], cwd=kept(mounted), capture_output=True, check=True).stdout
-        for name in names:
-            assert os.listdir(kept(mounted, name)) == ["notes"]
-            done = command("snapshot", "delete", "--yes", "--", name, cwd=mounted.path)
-            assert (done.returncode, done.stderr) == (0, "")
-        assert os.listdir(kept(mounted)) == []
-
-
 # -- at the same time ------------------------------------------------------------------------------------------------
 
 
@@ -439,33 +258,6 @@ def test_readers_while_snapshots_come_and_go(mounted: Mounted) -> None:
             reader.join()
     assert not wrong, wrong[:5]
     assert table.probe(str(path)).state == "alive"
-
-
-# -- automatic ones ------------------------------------------------------------------------------------------------
-
-
-def automatic(mounted: Mounted) -> list[Path]:
-    return sorted(kept(mounted).glob("@*"))
-
-
-def test_a_mount_takes_one_before_a_call_of_an_agent(kind: str, serve: Serve) -> None:
-    mounted = serve(kind)
-    (mounted.path / "precious").write_text("all of it\n")
-    with fusebackend.connect(mounted.path) as client:
-        client.execute("rm precious")
-        (before,) = automatic(mounted)
-        client.edit("/precious", "all", "none")
-    assert not (mounted.path / "precious").exists()
-    assert (before / "precious").read_text() == "all of it\n"
-    assert automatic(mounted) == [before], "no second one so soon"
-
-
-def test_a_mount_takes_one_while_programs_change_files(kind: str, serve: Serve) -> None:
-    mounted = serve(kind)
-    (mounted.path / "precious").write_text("all of it\n")
-    eventually(lambda: automatic(mounted), LIMIT_S)
-    (mounted.path / "precious").unlink()
-    assert (automatic(mounted)[-1] / "precious").read_text() == "all of it\n"
 
 
 def test_a_mount_of_python_takes_none_by_itself(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -128,49 +127,6 @@ def test_an_agent_at_work_is_followed(database: Database, serve: Serve) -> None:
         eventually(lambda: (root / "later").exists() and below(root / "later" / "head") == {"x.txt": b"x"})
         opened.delete_thread("later")
         eventually(lambda: not (root / "later").exists())
-
-
-def test_an_agent_that_writes_all_the_time(database: Database, serve: Serve) -> None:
-    """Each read shows a state that the thread had, and never an older one than a read before."""
-    url, saver = database
-    root = serve(url).path
-    turns = 60
-    with saver() as opened:
-        script = [use(write("/count.txt", "0"))]
-        script += [use(edit("/count.txt", str(number), str(number + 1))) for number in range(turns)]
-        agent = graphs.deep_agent(opened, [*script, say("done")])
-        running = threading.Thread(target=agent.invoke, args=(user("go"), thread("t")), kwargs={"durability": "sync"})
-        running.start()
-        seen = [0]
-        while running.is_alive():
-            try:
-                seen.append(int((root / "t" / "head" / "count.txt").read_text()))
-            except FileNotFoundError:
-                assert seen == [0]
-        running.join()
-    eventually(lambda: (root / "t" / "head" / "count.txt").read_text() == str(turns))
-    assert seen == sorted(seen)
-
-
-def test_a_find_over_400_checkpoints(database: Database, serve: Serve) -> None:
-    url, saver = database
-    with saver() as opened:
-        agent = graphs.deep_agent(opened, graphs.long_script(200))
-        agent.invoke(user("go"), thread("long"))
-        ids = graphs.checkpoint_ids(agent, thread("long"))
-    root = serve(url).path
-    start = time.monotonic()
-    assert len(os.listdir(root / "long")) == 9
-    assert os.listdir(root / "long" / "head" / "work")
-    opening_s = time.monotonic() - start
-    start = time.monotonic()
-    found = run(
-        "find", root / "long" / "history", "-mindepth", "2", "-type", "f", "-size", "+0", "-printf", "%s %P\n"
-    ).splitlines()
-    finding_s = time.monotonic() - start
-    assert len(ids) > 400
-    assert len(found) > 16_000
-    assert opening_s < 60 and finding_s < 120, (opening_s, finding_s)  # some 50 ms and 3 s are usual
 
 
 # -- writing ---------------------------------------------------------------------------------------------------------

@@ -86,46 +86,9 @@ def test_states_are_compared_by_diff(threads: Path) -> None:
     assert '"totals"' not in found
 
 
-def test_sizes_are_those_of_the_bytes(threads: Path) -> None:
-    sizes = run("find . -type f -not -path '*/history/*/*' -printf '%s %p\\n' | sort -k2", threads).splitlines()
-    assert len(sizes) > THREADS * 40
-    for line in sizes:
-        size, _, path = line.partition(" ")
-        assert int(size) == len((threads / path).read_bytes()), path
-
-
 def test_tools_that_walk_meet_nothing_twice(threads: Path) -> None:
     assert run("find . -type l", threads) == ""
     assert run("find . -name '@*'", threads) == ""
     assert len(os.listdir(threads)) == THREADS
     run("du -s . > /dev/null; ls -lR . > /dev/null", threads)
     assert "@" not in run("ls", threads)
-
-
-def test_links_are_there_when_named(threads: Path, tmp_path: Path) -> None:
-    newest = os.readlink(threads / "@latest")
-    assert newest in os.listdir(threads)
-    assert (threads / "@latest" / "README.md").read_bytes() == (threads / newest / "README.md").read_bytes()
-    by_time = sorted(os.listdir(threads / "@by-time"))
-    assert len(by_time) == THREADS
-    links = {name: os.path.realpath(threads / "@by-time" / name) for name in by_time}
-    assert set(links.values()) == {str(threads / name) for name in os.listdir(threads)}
-    assert os.path.samefile(threads / "@by-time" / by_time[0] / "head", threads / links[by_time[0]] / "head")
-    thread = coder(threads)
-    history = sorted(path.name for path in (thread / "history").iterdir() if path.is_dir())
-    assert os.readlink(thread / "history/@latest") == history[-1]
-    assert os.readlink(thread / "history/@first") == history[0]
-    assert run("diff -rq history/@previous/ history/@latest/", thread, status=1)
-    run(f"cp -a {thread}/messages {thread}/changes {tmp_path}/", threads)
-    assert sorted(os.listdir(tmp_path / "messages")) == sorted(os.listdir(thread / "messages"))
-
-
-def test_times_sort_the_listing(threads: Path) -> None:
-    by_time = run("ls -t", threads).split()
-    stamps = [os.stat(threads / name).st_mtime_ns for name in by_time]
-    assert stamps == sorted(stamps, reverse=True)
-    assert by_time[0] == os.readlink(threads / "@latest")
-    messages = coder(threads) / "messages"
-    brought = [(messages / name).stat().st_mtime_ns for name in sorted(os.listdir(messages))]
-    assert brought == sorted(brought)
-    assert len(set(brought)) > len(brought) / 2

@@ -67,11 +67,7 @@ def thread(
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     growing = Growing(root / "t", process)
     try:
-        deadline = time.monotonic() + LIMIT_S
-        while growing.stored < 0 or not growing.path.is_dir():  # a new thread appears within a second
-            assert time.monotonic() < deadline
-            assert growing.is_growing
-            time.sleep(0.01)
+        eventually(lambda: growing.stored >= 0 and growing.path.is_dir(), LIMIT_S)  # a new thread appears soon
         yield growing
     finally:
         growing.end()
@@ -94,96 +90,87 @@ def whole(text: str) -> int:
     return len(ended)
 
 
-def test_no_reader_sees_half_a_message(thread: Growing) -> None:
-    seen: dict[str, int] = {}
-
-    def grown(what: str, count: int) -> None:
-        assert count >= seen.get(what, 0), f"{what} has lost messages"
-        seen[what] = count
-
-    while thread.is_growing:
-        lines = slowly(thread.path / "messages.jsonl")
-        assert lines.endswith("\n")
-        grown("messages.jsonl", len([json.loads(line) for line in lines.splitlines()]))
-        assert whole(lines) == seen["messages.jsonl"]
-        transcript = slowly(thread.path / "transcript.md")
-        assert transcript.endswith("\n")
-        grown("transcript.md", whole(transcript))
-        names = sorted(os.listdir(thread.path / "messages"))
-        grown("messages/", len(names))
-        for name in names[-3:]:
-            assert whole((thread.path / "messages" / name).read_text()) == 1
-        assert whole((thread.path / "head/log.txt").read_text()) == 1
-        rows = (thread.path / "checkpoints.tsv").read_text()
-        assert rows.endswith("\n")
-        assert {line.count("\t") for line in rows.splitlines()} == {9}
-        grown("checkpoints.tsv", rows.count("\n"))
-        for path in sorted((thread.path / "changes").iterdir())[-2:]:
-            patch = path.read_text()
-            assert patch.count("+begin-") == patch.count("+end-") == 1
-    thread.process.wait()
-    assert seen["transcript.md"] > 3
-
-
-def test_new_messages_appear_soon(thread: Growing) -> None:
-    """With what is there in the kernel's caches: names, sizes, pages, absent names."""
-    waited = []
-    while thread.is_growing:
-        number, start = thread.stored, time.monotonic()
-        wanted = {f"end-{number:04}"}
-        left = [thread.path / "transcript.md", thread.path / "messages.jsonl", thread.path / "messages"]
-        while left:
-            assert time.monotonic() - start < LIMIT_S, (number, left)
-            found = left[0].read_text() if left[0].is_file() else f"end-{len(os.listdir(left[0])) - 1:04}"
-            assert found.rstrip()
-            if any(mark in found for mark in wanted) or _last(found) >= number:
-                left.pop(0)
-            else:
-                time.sleep(0.01)
-        waited.append(time.monotonic() - start)
-    assert len(waited) > 3
-    assert sorted(waited)[len(waited) // 2] < LIMIT_S / 4
-
-
-def _last(text: str) -> int:
+def last(text: str) -> int:
     return int(max(re.findall(r"end-(\d{4})", text), default="-1"))
-
-
-def test_rg_and_tail_see_whole_messages(thread: Growing) -> None:
-    counted = 0
-    while thread.is_growing:
-        last = run("tail", "-n", "1", str(thread.path / "messages.jsonl"))
-        assert whole(str(json.loads(last)["content"])) == 1
-        begun = run("rg", "--no-messages", "--count-matches", "begin-", str(thread.path / "messages"))
-        count = len(begun.splitlines())
-        assert all(line.endswith(":1") for line in begun.splitlines())
-        ended = run("rg", "--no-messages", "--count-matches", "end-", str(thread.path / "messages"))
-        assert set(begun.splitlines()) <= set(ended.splitlines())
-        assert count >= counted
-        counted = count
-    assert counted > 3
-
-
-@pytest.mark.parametrize("name", ["messages.jsonl", "transcript.md"])
-def test_tail_follows(thread: Growing, name: str) -> None:
-    with contextlib.ExitStack() as stack:
-        command = ["tail", "-n", "+1", "--follow=name", "--sleep-interval=0.1", str(thread.path / name)]
-        tail = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        stack.enter_context(tail)
-        output: list[bytes] = []
-        reader = threading.Thread(
-            target=lambda: output.extend(iter(lambda: os.read(tail.stdout.fileno(), 1 << 16), b""))
-        )
-        stack.callback(reader.join)
-        stack.callback(tail.kill)
-        reader.start()
-        while thread.is_growing:
-            time.sleep(0.05)
-        eventually(lambda: not (_last(b"".join(output).decode()) < thread.stored), LIMIT_S)
-        assert whole(b"".join(output).decode()) == thread.stored + 1
 
 
 def run(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, timeout=LIMIT_S)
     assert done.returncode in (0, 1), done.stderr
     return done.stdout.decode()
+
+
+class Tail:
+    """`tail --follow` of a file, and what it has printed."""
+
+    def __init__(self, path: Path) -> None:
+        command = ["tail", "-n", "+1", "--follow=name", "--sleep-interval=0.1", str(path)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        self.output = b""
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as stream:
+            while piece := os.read(stream.fileno(), 1 << 16):
+                self.output += piece
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+
+
+def test_readers_see_whole_messages_and_new_ones_soon(thread: Growing) -> None:
+    """In pieces, by rg and by tail, with what is there in the kernel's caches: names, sizes, pages, absent names."""
+    seen: dict[str, int] = {}
+
+    def grown(what: str, count: int) -> None:
+        assert count >= seen.get(what, 0), f"{what} has lost messages"
+        seen[what] = count
+
+    with contextlib.ExitStack() as stack:
+        tails = [Tail(thread.path / name) for name in ("messages.jsonl", "transcript.md")]
+        for tail in tails:
+            stack.callback(tail.end)
+        while thread.is_growing:
+            stored, messages = thread.stored, thread.path / "messages"
+            for path in (thread.path / "transcript.md", thread.path / "messages.jsonl"):
+                eventually(lambda path=path, stored=stored: last(path.read_text()) >= stored, LIMIT_S)
+            eventually(lambda: len(os.listdir(messages)) > stored, LIMIT_S)  # noqa: B023
+            lines = slowly(thread.path / "messages.jsonl")
+            assert lines.endswith("\n")
+            grown("messages.jsonl", len([json.loads(line) for line in lines.splitlines()]))
+            assert whole(lines) == seen["messages.jsonl"]
+            transcript = slowly(thread.path / "transcript.md")
+            assert transcript.endswith("\n")
+            grown("transcript.md", whole(transcript))
+            names = sorted(os.listdir(messages))
+            grown("messages/", len(names))
+            for name in names[-3:]:
+                assert whole((messages / name).read_text()) == 1
+            head = (thread.path / "head/log.txt").read_text()
+            assert whole(head) == 1
+            grown("head", last(head))
+            rows = (thread.path / "checkpoints.tsv").read_text()
+            assert rows.endswith("\n")
+            assert {line.count("\t") for line in rows.splitlines()} == {9}
+            grown("checkpoints.tsv", rows.count("\n"))
+            for path in sorted((thread.path / "changes").iterdir())[-2:]:
+                patch = path.read_text()
+                assert patch.count("+begin-") == patch.count("+end-") == 1
+            newest = run("tail", "-n", "1", str(thread.path / "messages.jsonl"))
+            assert whole(str(json.loads(newest)["content"])) == 1
+            begun, ended = (
+                run("rg", "--no-messages", "--count-matches", mark, str(messages)).splitlines()
+                for mark in ("begin-", "end-")
+            )
+            assert all(line.endswith(":1") for line in begun) and set(begun) <= set(ended)
+            grown("rg", len(begun))
+        thread.process.wait()
+        assert min(seen.values()) > 3
+        for tail in tails:
+            eventually(lambda tail=tail: last(tail.output.decode(errors="replace")) >= thread.stored, LIMIT_S)
+            assert b"\0" not in tail.output, "the kernel's page of an older size was read"
+            assert whole(tail.output.decode()) == thread.stored + 1

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import mmap
 import os
@@ -29,7 +28,6 @@ from two_faces import TwoFaces, two_faces
 pytestmark = pytest.mark.mounted
 
 TREE = ".fusebackend/private/sandbox"
-PINNED = ("usr", "etc", "proc", "dev")
 
 
 class Trees:
@@ -374,16 +372,6 @@ def test_whole_files(serve: Serve) -> None:
 # -- between trees ---------------------------------------------------------------------------------------------------
 
 
-def test_a_rename_between_trees_is_a_copy(trees: Trees) -> None:
-    (trees.here / "file").write_text("x")
-    (trees.here / "d").mkdir()
-    for name in ("file", "d"):
-        with pytest.raises(OSError) as refused:
-            (trees.here / name).rename(trees.there / "other")
-        assert refused.value.errno == errno.EXDEV
-    assert not (trees.there / "other").exists()
-
-
 def test_statfs_and_names_of_the_mount(trees: Trees) -> None:
     assert os.statvfs(trees.here).f_fsid == os.statvfs(trees.there).f_fsid
     assert os.statvfs(trees.here / "way").f_namemax == 255
@@ -395,81 +383,6 @@ def test_statfs_and_names_of_the_mount(trees: Trees) -> None:
 
 
 # -- the server's own names ------------------------------------------------------------------------------------------
-
-
-def refusals(directory: Path, name: str, other: Path) -> list[object]:
-    """Try every way to change a name; each must be refused."""
-    at = directory / name
-    (other / "file").write_text("x")
-    (other / "dir").mkdir(exist_ok=True)
-    return [
-        lambda: at.mkdir(),
-        lambda: os.mknod(at, 0o644),
-        lambda: at.symlink_to("x"),
-        lambda: os.link(other / "file", at),
-        lambda: os.open(at, os.O_CREAT | os.O_WRONLY | os.O_EXCL),
-        lambda: at.unlink(),
-        lambda: at.rmdir(),
-        lambda: at.rename(other / "new"),
-        lambda: (other / "file").rename(at),
-        lambda: (other / "dir").rename(at),
-        lambda: exchange(at, other / "dir"),
-    ]
-
-
-def assert_refused(directory: Path, name: str, other: Path) -> None:
-    for change in refusals(directory, name, other):
-        with pytest.raises((OSError, subprocess.CalledProcessError)) as refused:
-            change()
-        if isinstance(refused.value, OSError):
-            assert refused.value.errno in (
-                errno.EBUSY, errno.EPERM, errno.EROFS, errno.EEXIST, errno.EISDIR, errno.ENOENT, errno.ENOTDIR,
-                errno.ENOTEMPTY,
-            )  # fmt: skip
-    assert (other / "file").read_text() == "x" and (other / "dir").is_dir() and not (other / "new").exists()
-
-
-@pytest.mark.parametrize("name", PINNED)
-def test_a_pinned_name(faces: TwoFaces, name: str) -> None:
-    tree = faces.path / TREE
-    (faces.path / name).mkdir()
-    (faces.path / name / "mine").write_text("mine")
-    pinned = os.stat(tree / name)
-    assert stat.S_IMODE(pinned.st_mode) == 0o755 and pinned.st_uid == os.geteuid()
-    assert os.listdir(tree / name) == [] and not (tree / name / "mine").exists()
-    assert_refused(tree, name, tree)
-    assert_refused(tree / name, "new", tree)
-    for change in (
-        lambda: os.chmod(tree / name, 0o777),
-        lambda: os.chown(tree / name, 1, 1),
-        lambda: os.utime(tree / name),
-        lambda: os.setxattr(tree / name, "user.a", b"1"),
-    ):
-        with pytest.raises(OSError) as refused:
-            change()
-        assert refused.value.errno == errno.EPERM
-    (faces.path / name).rename(faces.path / "away")
-    faces.call("write", f"/{name}", "a file")
-    faces.call("delete", f"/{name}")
-    (faces.path / name).symlink_to("/etc")
-    (faces.path / name).unlink()
-    assert os.listxattr(tree / name) == []
-    after = os.stat(tree / name)
-    assert after == pinned
-
-
-def test_a_route_below_a_pinned_name(faces: TwoFaces) -> None:
-    tree = faces.path / TREE
-    (faces.path / "tmp/mine").write_text("of the default volume")
-    assert sorted(os.listdir(tree / "tmp")) == ["x"] and not (tree / "tmp/mine").exists()
-    assert "tmp" in os.listdir(tree)
-    (tree / "tmp/x/file").write_text("x")
-    assert (faces.path / "tmp/x/file").read_text() == "x"
-    (faces.path / "tmp/x/file").unlink()
-    assert looked_at(tree / "tmp/x") == []
-    assert_refused(tree, "tmp", tree)
-    assert_refused(tree / "tmp", "x", tree)
-    assert_refused(tree / "tmp", "new", tree)
 
 
 @pytest.mark.alone
@@ -505,35 +418,6 @@ def test_what_is_mounted_in_the_main_tree_is_not_in_the_other(faces: TwoFaces) -
     words = ["unshare", "-m", "sh", "-c", script]
     done = subprocess.run(words, cwd=faces.path, capture_output=True, text=True, check=True)
     assert done.stdout == "mine\nmounted\nmine\n"
-
-
-def test_the_name_is_hidden_and_the_servers(faces: TwoFaces) -> None:
-    assert ".fusebackend" not in os.listdir(faces.path)
-    assert os.listdir(faces.path / ".fusebackend/private") == ["sandbox"]
-    assert stat.S_IMODE(os.stat(faces.path / ".fusebackend/private").st_mode) == 0o700
-    assert_refused(faces.path, ".fusebackend", faces.path)
-    for directory in (faces.path / ".fusebackend", faces.path / ".fusebackend/private"):
-        for name in ("new", "private", "sandbox"):
-            assert_refused(directory, name, faces.path)
-    tree = faces.path / TREE
-    assert not os.path.lexists(tree / ".fusebackend")
-    assert ".fusebackend" not in os.listdir(tree)
-    assert_refused(tree, ".fusebackend", tree)
-    assert not os.path.lexists(tree / ".fusebackend")
-    (faces.path / "d/.fusebackend").mkdir(parents=True)  # it is the root's name only
-    assert os.listdir(tree / "d") == [".fusebackend"]
-
-
-def test_others_do_not_come_in(serve: Serve) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("needs root, to be another user")
-    server = serve("memory:", options=["allow_other"])
-    os.chmod(server.path, 0o777)
-    script = "touch mine && ! ls .fusebackend/private/sandbox && ! mv .fusebackend x && echo kept out"
-    words = ["setpriv", "--reuid=65534", "--clear-groups", "sh", "-c", script]
-    done = subprocess.run(words, cwd=server.path, capture_output=True, check=False)
-    assert done.stdout == b"kept out\n", done.stderr
-    assert (server.path / TREE / "mine").exists()
 
 
 # -- many at once ----------------------------------------------------------------------------------------------------

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
-import stat
 import subprocess
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -86,79 +83,6 @@ def test_tools_get_all_of_it(mounted: Mounted, tmp_path: Path) -> None:
         assert os.fstat(file.fileno()).st_size == len(file.read()) == file.seek(0, os.SEEK_END)
 
 
-def test_attributes(mounted: Mounted, shown: str) -> None:
-    own = mounted.path / OWN
-    trees = ["branches", "log", "snapshots"] if shown == "hidden" else []
-    assert stat.S_IMODE(own.stat().st_mode) == 0o555
-    assert sorted(os.listdir(own)) == sorted([*trees, "status.json", "version"])
-    for name in ("status.json", "version"):
-        found = (own / name).stat()
-        assert (stat.S_IMODE(found.st_mode), found.st_uid, found.st_nlink) == (0o444, os.geteuid(), 1)
-        assert found.st_ino == (own / name).stat().st_ino, "cp compares it with that of the open file"
-    assert (own / "version").stat().st_mtime_ns == (own / "version").stat().st_mtime_ns
-    assert (own / "status.json").stat().st_mtime_ns < (own / "status.json").stat().st_mtime_ns
-    listing = sh(f"ls -la {OWN}", mounted.path).splitlines()
-    modes = {".": "dr-xr-xr-x", "..": "drwxr-xr-x", "branches": "dr-xr-xr-x", "log": "dr-x------",
-             "snapshots": "dr-xr-xr-x", "status.json": "-r--r--r--", "version": "-r--r--r--"}  # fmt: skip
-    assert [line.split()[0] for line in listing[1:]] == [
-        modes[name] for name in (".", "..", *trees, "status.json", "version")
-    ]
-    names = [f"{OWN}/{name}" for name in (*trees, "status.json", "version")]
-    assert sh(f"find {OWN} -maxdepth 1 | sort", mounted.path).split() == [OWN, *names]
-
-
-def test_readers_at_odd_sizes_never_see_two_contents(mounted: Mounted) -> None:
-    """The counters grow with every request, so that no two opens have the same content."""
-    failures: list[str] = []
-    path = mounted.path / OWN / "status.json"
-
-    def read(size: int) -> None:
-        for _ in range(20):
-            with open(path, "rb", buffering=0) as file:
-                pieces = []
-                while piece := file.read(size):
-                    pieces.append(piece)
-            try:
-                json.loads(b"".join(pieces))
-            except ValueError as error:
-                failures.append(f"{size}: {error}")
-
-    threads = [threading.Thread(target=read, args=(size,)) for size in (1 << 16, 4096, 511, 100)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
-
-
-def test_nothing_in_it_can_be_changed(mounted: Mounted) -> None:
-    own = mounted.path / OWN
-    (mounted.path / "file").write_text("x")
-    for change in (
-        lambda: (own / "status.json").write_text("x"),
-        lambda: os.truncate(own / "status.json", 0),
-        lambda: (own / "status.json").unlink(),
-        lambda: (own / "status.json").rename(own / "other"),
-        lambda: (own / "status.json").chmod(0o644),
-        lambda: os.utime(own / "status.json"),
-        lambda: (own / "new").write_text("x"),
-        lambda: (own / "new").mkdir(),
-        lambda: (own / "new").symlink_to("x"),
-        lambda: (mounted.path / "file").rename(own / "file"),
-        lambda: (own / "version").rename(mounted.path / "version"),
-        lambda: os.link(own / "version", mounted.path / "version"),
-        lambda: own.chmod(0o777),
-    ):
-        with pytest.raises(OSError) as refused:
-            change()
-        assert refused.value.errno in (errno.EROFS, errno.EACCES, errno.EXDEV), refused.value
-    for change in (own.rmdir, lambda: own.rename(mounted.path / "x"), lambda: shutil.rmtree(own)):
-        with pytest.raises(OSError) as refused:
-            change()
-        assert refused.value.errno in (errno.EBUSY, errno.EROFS, errno.EACCES)
-    assert (own / "version").read_text() == f"{fusebackend.__version__}\n"
-
-
 # -- its name --------------------------------------------------------------------------------------------------------
 
 
@@ -179,17 +103,6 @@ def test_listings_of_the_root(mounted: Mounted, shown: str, tmp_path: Path) -> N
     sh(f"{git} init -q; {git} add d; {git} commit -qm one", mounted.path)
     untracked = sh(f"{git} status --porcelain", mounted.path)
     assert untracked == (f"?? {OWN}/\n" if shown == "visible" else "")
-
-
-def test_another_name(serve: Serve) -> None:
-    mounted = serve("memory:", options=["trees=visible", "trees_name=.mount"])
-    assert os.listdir(mounted.path) == [".mount"]
-    assert status_of(mounted, ".mount")["trees"] == "/.mount"
-    (mounted.path / OWN).mkdir()
-    (mounted.path / OWN / "mine").write_text("x")
-    with fusebackend.connect(mounted.path) as client:
-        assert client.read("/.mount/version").error is None
-        assert client.execute("cat /.fusebackend/mine; ls -A /").output == f"x{OWN}\n"
 
 
 def test_in_a_configuration_file(tmp_path: Path) -> None:
@@ -287,19 +200,6 @@ def test_a_mount_of_a_mount_is_not_refused(serve: Serve, shown: str) -> None:
 # -- who sees it -----------------------------------------------------------------------------------------------------
 
 
-def test_commands_do_not_see_it(mounted: Mounted) -> None:
-    with fusebackend.connect(mounted.path) as client:
-        done = client.execute(
-            "ls -A / | grep fusebackend; ls /.fusebackend 2>&1; cat /.fusebackend/status.json 2>&1;"
-            " find / -name '*status.json' -not -path '/proc/*' -not -path '/usr/*'; mkdir /.fusebackend 2>&1; true"
-        )
-    lines = [line for line in done.output.splitlines() if "No such file" not in line]
-    assert lines == ["mkdir: cannot create directory '/.fusebackend': Operation not permitted"] or lines == [
-        "mkdir: cannot create directory \u2018/.fusebackend\u2019: Operation not permitted"
-    ], done.output
-    assert (mounted.path / OWN / "version").exists()
-
-
 def test_other_users_read_what_the_attribute_says(serve: Serve) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root, to be another user")
@@ -311,15 +211,6 @@ def test_other_users_read_what_the_attribute_says(serve: Serve) -> None:
     words = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "sh", "-c", script]
     done = subprocess.run(words, cwd=server.path, capture_output=True, text=True, check=False)
     assert done.stdout == "branches\nlog\nsnapshots\nstatus.json\nversion\nread\n", done.stderr
-
-
-def test_secrets_are_masked(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    factory = "from fusebackend.backends import InMemoryBackend\ndef make(api_key):\n    return InMemoryBackend()\n"
-    (tmp_path / "secretive.py").write_text(factory)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    mounted = serve("memory:", routes={"/x": "python:secretive:make?api_key=s3cr3t"})
-    text = (mounted.path / OWN / "status.json").read_text()
-    assert "api_key=***" in text and "s3cr3t" not in text
 
 
 def test_agents_reach_it_by_name(mounted: Mounted, shown: str, tmp_path: Path) -> None:

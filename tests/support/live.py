@@ -47,8 +47,13 @@ def live(
     *,
     views: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
     approvals: ApprovalOptions | None = None,
+    **options: Any,
 ) -> Iterator[Live]:
-    """Serve for the length of a block, in a thread; close the backends at its end."""
+    """Serve for the length of a block, in a thread; close the backends at its end.
+
+    Args:
+        options: further ones of `LiveMount`.
+    """
     history = directory / "served.history"
     backends = CompositeBackend(default, dict(routes or {}))
     mount = LiveMount(
@@ -57,7 +62,7 @@ def live(
         MountOptions(),
         ttl_s=1.0,
         deadline_s=LIMIT_S,
-        history=str(history),
+        **{"history": str(history), **options},
         views=checked_views(views or {}, None),
         approvals=approvals,
         is_mounted=False,

@@ -87,12 +87,8 @@ class Mounted:
         return int(found[1])
 
     def known_inodes(self) -> int:
-        """Return the number of inodes with a lookup count above 0, by `fusebackend status`."""
-        command = [sys.executable, "-m", "fusebackend.cli.main", "status", "--json", str(self.path)]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(_module_path())}
-        done = subprocess.run(command, env=environment, capture_output=True, check=True, timeout=STOP_LIMIT_S)
-        (status,) = json.loads(done.stdout)
-        return int(status["known_inodes"])
+        """Return the number of inodes with a lookup count above 0, by the server's status."""
+        return int(json.loads(os.getxattr(self.path, "user.fusebackend.status"))["known_inodes"])
 
     def stop(self) -> None:
         """Unmount by SIGTERM. The server must exit with 0, and must have logged no error."""
@@ -171,7 +167,7 @@ def start(
 
 def _started(command: list[str], log: Path) -> subprocess.Popen[bytes] | warm.Forked:
     """Start a server. When the tests themselves are killed, it gets SIGTERM and unmounts."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(_module_path())}
+    environment = module_environment()
     with log.open("ab") as output, Path(os.devnull).open("rb") as nothing:
         parent = warm.parent(environment)
         if parent is not None:
@@ -214,6 +210,11 @@ def _answers(mountpoint: Path) -> bool:
 def _module_path() -> list[str]:
     """Return the server's PYTHONPATH: the tree under test, then the tests, for `python:` URLs of test backends."""
     return [str(ROOT), str(ROOT / "tests/support"), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
+
+
+def module_environment() -> dict[str, str]:
+    """Return the environment of servers and of commands."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(_module_path())}
 
 
 def is_listed(mountpoint: Path) -> bool:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pty
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+
+import mounts
+import warm
 
 from fusebackend import Client
 
 LIMIT_S = 60.0
 """A hang, not a slow machine."""
-
-ROOT = Path(__file__).parents[2]
 
 
 def sh(script: str, cwd: Path, *, limit_s: float = LIMIT_S, **env: str) -> str:
@@ -58,13 +62,51 @@ def ok(*words: object, cwd: Path, stdin: str = "") -> str:
 def command(
     *words: object, cwd: Path | None = None, stdin: str = "", limit_s: float = LIMIT_S
 ) -> subprocess.CompletedProcess[str]:
-    """Run `fusebackend` without a terminal."""
-    return subprocess.run(
-        [sys.executable, "-m", "fusebackend", *map(str, words)],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/support'}"},
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=limit_s,
-        cwd=cwd,
-    )
+    """Run `fusebackend` without a terminal: a process of its own, forked from one that has imported all."""
+    arguments, environment = [str(word) for word in words], mounts.module_environment()
+    with contextlib.ExitStack() as stack:
+        given, out, err = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
+        given.write(stdin.encode())
+        given.seek(0)
+        parent = warm.parent(environment)
+        process: subprocess.Popen[bytes] | warm.Forked
+        if parent is None:
+            line = [sys.executable, "-m", "fusebackend", *arguments]
+            process = subprocess.Popen(line, env=environment, stdin=given, stdout=out, stderr=err, cwd=cwd)
+        else:
+            streams = given.fileno(), out.fileno(), err.fileno()
+            process = parent.start(arguments, environment, streams, str(cwd) if cwd is not None else None)
+        try:
+            status = process.wait(limit_s)
+        finally:
+            process.kill()
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(arguments, status, out.read().decode(), err.read().decode())
+
+
+def on_a_terminal(*words: object, cwd: Path | None = None, typed: str = "") -> tuple[int, str]:
+    """Run `fusebackend` on a terminal; return its exit status and everything that the terminal shows."""
+    ours, theirs = pty.openpty()
+    environment = {**mounts.module_environment(), "TERM": "xterm", "COLUMNS": "60"}
+    line = [sys.executable, "-m", "fusebackend", *map(os.fspath, words)]  # type: ignore[call-overload]
+    shown = b""
+    with subprocess.Popen(line, env=environment, cwd=cwd, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        os.write(ours, typed.encode())
+        with contextlib.suppress(OSError):  # EIO: the other end is closed
+            while piece := os.read(ours, 65536):
+                shown += piece
+        os.close(ours)
+        status = process.wait(LIMIT_S)
+    return status, os.fsdecode(shown).replace("\r\n", "\n")
+
+
+def runs(*words: str) -> bool:
+    """Return whether a process has these words in its command line."""
+    wanted = "\0".join(words).encode()
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has just ended
+            if wanted in process.read_bytes():
+                return True
+    return False

@@ -16,9 +16,7 @@ import pytest
 
 from fusebackend.backends.sandbox.base import BaseSandbox
 from fusebackend.base.errors import code_of
-from fusebackend.base.paths import PathError
 from fusebackend.protocol import ExecuteResponse, FileDownloadResponse, FileUploadResponse
-from fusebackend.remote.agent_verbs import checked
 
 TOOLS = (
     "base64", "cat", "chmod", "chown", "find", "grep", "ln", "mkdir", "mkfifo", "mv", "readlink", "rm", "rmdir", "sh",
@@ -74,12 +72,11 @@ class LocalSandbox(BaseSandbox):
         responses = []
         for path, content in files:
             try:
-                there = self.path_of(checked(path))
-                os.makedirs(os.path.dirname(there), exist_ok=True)
-                with open(os.fsencode(there), "wb") as file:
+                os.makedirs(os.fsencode(os.path.dirname(path)), exist_ok=True)
+                with open(os.fsencode(path), "wb") as file:
                     file.write(content)
                 responses.append(FileUploadResponse(path=path))
-            except (OSError, PathError) as error:
+            except OSError as error:
                 responses.append(FileUploadResponse(path=path, error=_code(error)))
         return responses
 
@@ -87,14 +84,12 @@ class LocalSandbox(BaseSandbox):
         responses = []
         for path in paths:
             try:
-                with open(os.fsencode(self.path_of(checked(path))), "rb") as file:
+                with open(os.fsencode(path), "rb") as file:
                     responses.append(FileDownloadResponse(path=path, content=file.read()))
-            except (OSError, PathError) as error:
+            except OSError as error:
                 responses.append(FileDownloadResponse(path=path, error=_code(error)))
         return responses
 
 
-def _code(error: OSError | PathError) -> str:
-    if isinstance(error, FileExistsError):
-        return "invalid_path"
-    return code_of(error) if isinstance(error, OSError) else "invalid_path"
+def _code(error: OSError) -> str:
+    return "invalid_path" if isinstance(error, FileExistsError) else code_of(error)

@@ -9,8 +9,8 @@ from typing import Any
 LIMIT_S = 60.0
 
 
-def together(*calls: Callable[[], Any]) -> None:
-    """Run each in a thread of its own; all must succeed, and end within `LIMIT_S`."""
+def together(*calls: Callable[[], Any], limit_s: float = LIMIT_S) -> None:
+    """Run each in a thread of its own; all must succeed, and end within `limit_s`."""
     failures: list[BaseException] = []
 
     def run(call: Callable[[], Any]) -> None:
@@ -23,6 +23,6 @@ def together(*calls: Callable[[], Any]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(LIMIT_S)
+        thread.join(limit_s)
         assert not thread.is_alive(), "a call does not end"
     assert failures == []

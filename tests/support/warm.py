@@ -1,10 +1,11 @@
-"""Servers for tests without the time that Python takes to import them: forked from a process that has imported all.
+"""Commands for tests without the time that Python takes to import them: forked from a process that has imported all.
 
-A server needs 0.5 s of a processor until it serves, most of it imports; a forked one a tenth of that. `start` gives a
-process with the methods of `Popen` that tests use. One process of imported modules serves a worker of the test run: it
-gets a command line, an environment and three descriptors over a socket, forks, and reports each child's end.
+A server needs 0.5 s of a processor until it serves, most of it imports; a forked one a tenth of that. It is the same
+for the other commands (`programs.command`). `start` gives a process with the methods of `Popen` that tests use. One
+process of imported modules serves a worker of the test run: it gets a command line, an environment, a directory and
+three descriptors over a socket, forks, and reports each child's end.
 
-A server whose interpreter would start differently (its limits, its user, a `PYTHON…` variable) can't be forked:
+A command whose interpreter would start differently (its limits, its user, a `PYTHON…` variable) can't be forked:
 `parent` says so, and `mounts.start` then starts it as a user would.
 """
 
@@ -102,10 +103,16 @@ class Parent:
             self._socket.close()
             self.process.wait(60)
 
-    def start(self, arguments: list[str], environment: Mapping[str, str], descriptors: tuple[int, int, int]) -> Forked:
+    def start(
+        self,
+        arguments: list[str],
+        environment: Mapping[str, str],
+        descriptors: tuple[int, int, int],
+        cwd: str | None = None,
+    ) -> Forked:
         mask = os.umask(0o022)
         os.umask(mask)
-        own = {"environment": dict(environment), "cwd": os.getcwd(), "umask": mask}
+        own = {"environment": dict(environment), "cwd": cwd or os.getcwd(), "umask": mask}
         request = json.dumps({"arguments": arguments, **own}).encode()
         assert len(request) < LARGEST_BYTES, "an environment of that size needs another way"
         with self._lock:

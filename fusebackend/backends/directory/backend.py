@@ -188,6 +188,8 @@ class FilesystemBackend(BackendProtocol):
             inner = self._path(path)
         except PathError as error:
             return verb.refused(error, path)
+        if verb is verbs.DELETE and path.endswith("/"):
+            inner += "/"
         answer: R = getattr(self._face, verb.name)(inner, *others)
         return answer
 
@@ -273,6 +275,15 @@ class FilesystemBackend(BackendProtocol):
                 match["context_after"] = _lines_without(pattern, lines, after)
         if gone:
             result.missing = f"Context of files that can't be read any more: {', '.join(gone)}"
+
+    def real_paths(self, wanted: list[str]) -> list[str | None]:
+        return [self._real_path(path) for path in wanted]
+
+    def _real_path(self, path: str) -> str | None:
+        try:
+            return self._face.real_paths([self._path(path)])[0]
+        except PathError:
+            return None
 
     def glob(self, pattern: str, path: str | None = None) -> GlobResult:
         """With `virtual_mode=False`, the path `/` means `root_dir`, as in the seeds: it is their default."""

@@ -7,6 +7,7 @@ else. O_PATH neither reads nor blocks, and opens FIFOs and devices without wakin
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import functools
@@ -238,15 +239,16 @@ Open: TypeAlias = Callable[[int], Descriptor]
 class OpenFile:
     """The descriptors of one file that is open: one for all readers, another for all writers.
 
-    `readers` and `writers` count the handles; a descriptor is open while its count is above 0. Calls are made with the
-    volume's lock held.
+    `readers` and `writers` count the handles; a descriptor is open while its count is above 0. Who reads through one is
+    not known: O_NOATIME counts while all handles have it (`unnoted`). Calls are made with the volume's lock held.
     """
 
-    __slots__ = ("_reading", "_writing", "readers", "writers")
+    __slots__ = ("_reading", "_writing", "readers", "unnoted", "writers")
 
     def __init__(self) -> None:
         self.readers = 0
         self.writers = 0
+        self.unnoted = 0
         self._reading: Descriptor | None = None
         self._writing: Descriptor | None = None
 
@@ -289,6 +291,7 @@ class OpenFile:
         else:
             self._writing = self._writing or _open_for_writing(flags, open_file)
             self.writers += 1
+        self._count_unnoted(flags, 1)
 
     def release(self, flags: int) -> None:
         """One handle less. A descriptor for writing goes with the last writer, not with the last reader: a file that
@@ -303,6 +306,18 @@ class OpenFile:
             assert self.writers >= 0, "more handles for writing were released than opened"
             if self.writers == 0:
                 self._writing = None
+        self._count_unnoted(flags, -1)
+
+    def _count_unnoted(self, flags: int, one: int) -> None:
+        if not (flags & os.O_NOATIME or self.unnoted):
+            return
+        self.unnoted += one if flags & os.O_NOATIME else 0
+        noatime = os.O_NOATIME if self.unnoted == self.readers + self.writers else 0
+        for each in (self._reading, self._writing):
+            if each is not None:
+                with contextlib.suppress(PermissionError):  # the server does not own the file
+                    kept = fcntl.fcntl(each.fd, fcntl.F_GETFL) & ~os.O_NOATIME
+                    fcntl.fcntl(each.fd, fcntl.F_SETFL, kept | noatime)
 
     def read(self, offset: int, size: int) -> bytes:
         return os.pread(self.descriptor.fd, size, offset)

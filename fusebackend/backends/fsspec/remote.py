@@ -162,8 +162,11 @@ class FsspecRemote(Remote):
         source, target = self._path(old), self._path(new)
         if not old.endswith("/"):
             self._require(old, etag)
-        if replaced is None and self._info(new) is not None:
+        there = self._info(new) if replaced is None else None
+        if there is not None and not (there["type"] == "directory" and old.endswith("/")):
             raise oserror(errno.EEXIST, target)
+        if there is not None:
+            self.delete(new)  # it is empty, as was seen before; `mv` would put the other one into it
         if replaced is not None:
             self._require(new, replaced[0])
         with self._asking.of(source):

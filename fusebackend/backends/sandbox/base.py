@@ -7,6 +7,9 @@
         def upload_files(self, files): ...        # absolute paths of the sandbox; parents are there
         def download_files(self, paths): ...
 
+The two transfers are written for the sandbox's own paths, `root` included, as commands are. Their callers name paths
+below `root`, as for every verb: `_at_root` is where the one becomes the other.
+
 The sandbox needs a POSIX `sh` and the usual tools, GNU's or busybox's (`scripts.py` names them), and no Python. A verb
 is one command, where a file is small; larger ones go by `upload_files` and `download_files`.
 
@@ -29,9 +32,12 @@ import base64
 import binascii
 import contextlib
 import errno
+import functools
 import hashlib
+import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from fusebackend import text
 from fusebackend.backends.sandbox.script_answers import (
@@ -48,10 +54,11 @@ from fusebackend.backends.sandbox.script_answers import (
 )
 from fusebackend.backends.sandbox.scripts import LIBRARY, SETTINGS, Script, nonce
 from fusebackend.base import budget, errors, paths
+from fusebackend.base.batches import by_size
 from fusebackend.base.budget import Spent
 from fusebackend.base.errors import VANISHED, oserror
 from fusebackend.base.globs import Matcher
-from fusebackend.base.paths import AgentPath
+from fusebackend.base.paths import AgentPath, PathError
 from fusebackend.linux.command import TIMED_OUT
 from fusebackend.protocol import (
     NAME_MAX_BYTES,
@@ -61,6 +68,7 @@ from fusebackend.protocol import (
     FileUploadResponse,
     OnExists,
     SandboxBackendProtocol,
+    Verb,
     verbs,
 )
 from fusebackend.remote.agent_verbs import FileVerbs, Loaded, Refusal, Unreadable, checked
@@ -74,6 +82,9 @@ ATTEMPTS = 5
 
 BATCH_FILES = 200
 """Files that are read with one command."""
+
+PATHS_BYTES = 32 << 10
+"""Paths in one command line."""
 
 _PATTERN = frozenset("*?[\\\n")
 
@@ -101,6 +112,14 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
     script_timeout_s: float = 25.0
     max_search_bytes: int = 64 << 20
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for verb in (verbs.UPLOAD_FILES, verbs.DOWNLOAD_FILES):
+            for name in (verb.name, f"a{verb.name}"):
+                own: Any = getattr(cls, name)
+                if not any(getattr(own, mark, False) for mark in ("is_twin", "__isabstractmethod__", "at_root")):
+                    setattr(cls, name, _at_root(verb, own))
+
     def __init__(self, *, root: str = "/", on_exists: OnExists = "error") -> None:
         super().__init__(on_exists=on_exists)
         self.root = paths.normalise(root)
@@ -120,15 +139,15 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
 
     @abc.abstractmethod
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        """Store bytes at paths, replacing what is there."""
+        """Store bytes at paths of the sandbox, replacing what is there. Its callers name paths below `root`."""
 
     @abc.abstractmethod
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        """Fetch the bytes of files."""
+        """Fetch the bytes of files at paths of the sandbox. Its callers name paths below `root`."""
 
     def send(self, files: Sequence[tuple[str, bytes]]) -> None:
         """Put large files at new paths of the sandbox in existing directories. OSError."""
-        for response in self.upload_files([(self._shown(path), data) for path, data in files]):
+        for response in _own(self, verbs.UPLOAD_FILES)(self, list(files)):
             if response.error is not None:
                 raise OSError(errors.errno_of(response.error), response.error)
 
@@ -143,11 +162,12 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
 
     def fetch(self, path: str) -> bytes:
         """The bytes of a file at a path of the sandbox. OSError."""
-        (response,) = self.download_files([self._shown(path)])
+        (response,) = _own(self, verbs.DOWNLOAD_FILES)(self, [path])
         if response.error is not None or response.content is None:
             error = response.error or "no content"
             raise OSError(errors.errno_of(error), errors.words_of(error))
-        return response.content
+        content: bytes = response.content
+        return content
 
     def ask(self, script: Script, timeout_s: float, *, looks: bool = False, cut: bool = False) -> bytes:
         """Return the answer to a script, by one `execute`. Subclasses override it with faster ways.
@@ -156,10 +176,6 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
         be the answer. OSError: ETIMEDOUT, or the error of the sandbox.
         """
         return _ask(self, script, timeout_s, looks)
-
-    def _shown(self, path: str) -> str:
-        """A path of the sandbox below the root, as the author's verbs know it."""
-        return path.removeprefix(self._prefix)
 
     def path_of(self, path: AgentPath) -> str:
         """The path in the sandbox. ENAMETOOLONG."""
@@ -210,6 +226,21 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
             if len(wanted) > 1:
                 return [piece for path in wanted for piece in self.pieces([path])]
         raise OSError(errno.EIO, "The file changes while it is read")
+
+    def real_paths(self, wanted: list[str]) -> list[str | None]:
+        found: list[str | None] = [None] * len(wanted)
+        there: list[tuple[int, str]] = []
+        for index, path in enumerate(wanted):
+            with contextlib.suppress(OSError, PathError):
+                there.append((index, self.path_of(checked(path))))
+        for batch in by_size(there, lambda item: 2 * len(item[1]), BATCH_FILES, PATHS_BYTES):
+            script = Script().call("fb_real", str(self.root), *(path for _, path in batch))
+            for (index, _), real in zip(batch, self._look(script).split(b"\0"), strict=False):
+                if real == b"=":
+                    found[index] = paths.normalise(wanted[index])
+                elif real != b"!":
+                    found[index] = paths.to_text(real) or paths.ROOT
+        return found
 
     def _put(self, path: AgentPath, data: bytes, *, replace: bool) -> None:
         self._store(path, data, "over" if replace else "new")
@@ -297,6 +328,63 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
         if not lines:
             raise OSError(errno.EIO, "The sandbox gave no answer")
         return lines
+
+
+# -- paths below the root, and the sandbox's own -------------------------------------------------------------
+
+
+class _Batch:
+    """The items of one transfer: their paths below the root, and what the sandbox is asked for instead."""
+
+    def __init__(self, sandbox: BaseSandbox, verb: Verb[Any], items: Sequence[Any]) -> None:
+        sent = verb is verbs.UPLOAD_FILES
+        self._paths = [item[0] if sent else item for item in items]
+        self._refused: dict[int, Any] = {}
+        self.there: list[Any] = []
+        for index, path in enumerate(self._paths):
+            try:
+                place = sandbox.path_of(checked(path))
+                if sent and place == sandbox.root:
+                    raise oserror(errno.EISDIR)
+                self.there.append((place, items[index][1]) if sent else place)
+            except Refusal as error:
+                self._refused[index] = verb.refused(error, path)
+
+    def answered(self, found: Iterable[Any]) -> list[Any]:
+        """Return an answer for each item: the sandbox's, by the path that its caller gave."""
+        left = iter(found)
+        answers = [self._refused.get(index) or next(left) for index in range(len(self._paths))]
+        for path, answer in zip(self._paths, answers, strict=True):
+            answer.path = path
+        return answers
+
+
+def _at_root(verb: Verb[Any], own: Callable[..., Any]) -> Callable[..., Any]:
+    """Make the verb for paths below the root out of an author's, which takes paths of the sandbox. Called by `super()`
+    it is the author's: the paths are the sandbox's by then."""
+
+    def below(self: BaseSandbox, items: Sequence[Any]) -> list[Any]:
+        if getattr(type(self), own.__name__) is not verb_below:
+            return list(own(self, items))
+        batch = _Batch(self, verb, items)
+        return batch.answered(own(self, batch.there))
+
+    async def abelow(self: BaseSandbox, items: Sequence[Any]) -> list[Any]:
+        if getattr(type(self), own.__name__) is not verb_below:
+            return list(await own(self, items))
+        batch = _Batch(self, verb, items)
+        return batch.answered(await own(self, batch.there))
+
+    verb_below: Any = functools.wraps(own)(abelow if inspect.iscoroutinefunction(own) else below)
+    verb_below.at_root = True
+    made: Callable[..., Any] = verb_below
+    return made
+
+
+def _own(sandbox: BaseSandbox, verb: Verb[Any]) -> Callable[..., list[Any]]:
+    """Return the author's verb, which takes paths of the sandbox."""
+    own: Callable[..., list[Any]] = getattr(type(sandbox), verb.name).__wrapped__
+    return own
 
 
 def inline(data: bytes) -> str:

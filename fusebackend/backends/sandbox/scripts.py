@@ -168,6 +168,21 @@ fb_arrived() {
   for fb_a do if [ -e "$fb_a" ]; then echo ok; else echo m; fi; done
 }
 
+# Where paths lead, each with a NUL at its end: `=` where no link is on the way down from a directory, else the path
+# from there on, or `!` where that can't be told.
+fb_real() {
+  fb_d=${1%/}
+  fb_t=$(readlink -f "$1" && echo .) && fb_t=${fb_t%??} && fb_t=${fb_t%/}
+  shift
+  for fb_a do
+    fb_p=$fb_a
+    while [ ! -L "$fb_p" ] && [ "$fb_p" != "$fb_d" ] && [ -n "$fb_p" ]; do fb_p=${fb_p%/*}; done
+    if [ "$fb_p" = "$fb_d" ] || [ -z "$fb_p" ]; then printf '=\0'; continue; fi
+    fb_p=$(readlink -f "$fb_a" && echo .) && fb_p=${fb_p%??}
+    case $fb_p in "$fb_t" | "$fb_t"/*) printf '%s\0' "${fb_p#"$fb_t"}" ;; *) printf '!\0' ;; esac
+  done
+}
+
 # Who this shell is: the numbers of its user and its group.
 fb_owner() {
   while read -r fb_k fb_v fb_a; do case $fb_k in Uid: | Gid:) echo "$fb_v" ;; esac; done </proc/self/status

@@ -19,14 +19,12 @@ import errno
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from fusebackend.backends.sandbox.base import BaseSandbox, inline
+from fusebackend.backends.sandbox.base import PATHS_BYTES, BaseSandbox, inline
 from fusebackend.backends.sandbox.script_answers import failure
 from fusebackend.backends.sandbox.scripts import Script, nonce
-from fusebackend.base import paths
 from fusebackend.base.batches import by_size
-from fusebackend.base.errors import code_of, oserror
+from fusebackend.base.errors import code_of
 from fusebackend.protocol import FileDownloadResponse, FileUploadResponse
-from fusebackend.remote.agent_verbs import Refusal, checked
 
 INLINE_FILES = 8
 """More files than this are sent: each of them costs a command two processes more, and sending costs a request."""
@@ -36,9 +34,6 @@ BATCH_FILES = 500
 
 BATCH_BYTES = 64 << 20
 """Bytes that are sent at a time, more only in one file."""
-
-PATHS_BYTES = 32 << 10
-"""Paths in one command line."""
 
 
 class _Item(NamedTuple):
@@ -69,22 +64,11 @@ class StagedSandbox(BaseSandbox):
             if not isinstance(content, (bytes, bytearray, memoryview)):
                 outcomes[index] = f"content must be bytes, not {type(content).__name__}"
                 continue
-            try:
-                there = self._place_of(path)
-            except Refusal as error:
-                outcomes[index] = code_of(error)
-                continue
-            items.append(_Item(index, there, bytes(content)))
+            items.append(_Item(index, path, bytes(content)))
         for batch in _batches(items):
             for item, failed in zip(batch, self._put_batch(batch), strict=True):
                 outcomes[item.position] = None if failed is None else code_of(failed)
         return [FileUploadResponse(path=path, error=error) for (path, _), error in zip(files, outcomes, strict=True)]
-
-    def _place_of(self, path: str) -> str:
-        found = checked(path)
-        if found == paths.ROOT:
-            raise oserror(errno.EISDIR)
-        return self.path_of(found)
 
     def _put_batch(self, batch: list[_Item]) -> list[OSError | None]:
         """Put files in their places; why not, for each."""
@@ -126,27 +110,21 @@ class StagedSandbox(BaseSandbox):
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
         responses = [FileDownloadResponse(path=path) for path in paths]
-        wanted: list[tuple[FileDownloadResponse, str]] = []
-        for response in responses:
-            try:
-                wanted.append((response, self.path_of(checked(response.path))))
-            except Refusal as error:
-                response.error = code_of(error)
-        for start in range(0, len(wanted), BATCH_FILES):
-            self._load_batch(wanted[start : start + BATCH_FILES])
+        for start in range(0, len(responses), BATCH_FILES):
+            self._load_batch(responses[start : start + BATCH_FILES])
         return responses
 
-    def _load_batch(self, wanted: list[tuple[FileDownloadResponse, str]]) -> None:
+    def _load_batch(self, wanted: list[FileDownloadResponse]) -> None:
         try:
-            pieces = self.pieces([there for _, there in wanted])
+            pieces = self.pieces([response.path for response in wanted])
         except OSError as error:
-            for response, _ in wanted:
+            for response in wanted:
                 response.error = code_of(error)
             return
-        for (response, there), piece in zip(wanted, pieces, strict=True):
+        for response, piece in zip(wanted, pieces, strict=True):
             try:
                 if piece.code == "b":
-                    response.content = self.fetch(there)
+                    response.content = self.fetch(response.path)
                 elif piece.code == "f":
                     response.content = piece.data
                 else:

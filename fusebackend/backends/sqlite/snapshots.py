@@ -211,9 +211,10 @@ class Snapshots:
             last = f"coalesce(({following}), (SELECT value FROM meta WHERE key = 'snapshot'), ?1)"
             self._db.execute(f"INSERT OR REPLACE INTO pruning VALUES (?1, {last})", (number,))
             self._db.execute("DELETE FROM snapshot WHERE number = ?", (number,))
+            newest = Newest.of(self._db)
         del self._all[name]
         self.listed = tuple(self._all.values())
-        self.newest = Newest.of(self._db)
+        self.newest = newest
         view = self._views.pop(name, None)
         if view is not None:
             view.is_deleted = True

@@ -241,6 +241,10 @@ class StoredTree(TreeVolume):
 
     # -- storage: inodes ---------------------------------------------------------------------------------------
 
+    def _prepare(self, inode: Inode, names: bool = False) -> None:
+        if self._quota is not None:
+            self._xattrs(inode)  # what they count goes with the last name
+
     def _inode(self, node: int) -> Inode:
         inode = self._inodes.get(node)
         if inode is not None:
@@ -512,21 +516,17 @@ class StoredTree(TreeVolume):
 
     def _drop_chunks(self, node: int, first: int) -> int:
         """As in `TreeVolume`. Chunks that are only in the file are counted there."""
-        self._unlogged.cuts[node] = min(first, self._unlogged.cuts.get(node, first))
-        popped = self._pop_chunks(node, first, self._inodes[node].size)
-        freed = sum(map(allocated_blocks, popped.values()))
+        stored: dict[int, int] = {}
+        cut = self._dirty.cuts.get(node)
         if node not in self._unstored:
-            cut = self._dirty.cuts.get(node)
             with sqlite_errors():
                 rows = self._db.execute(_LENGTHS, (node, first))
-                freed += sum(
-                    allocated_blocks(size)
-                    for index, size in rows
-                    if index not in popped and (cut is None or index < cut)
-                )
+                stored = {index: size for index, size in rows if cut is None or index < cut}
             self._dirty.cuts[node] = first if cut is None else min(cut, first)
             self._note(1, 0)
-        return freed
+        self._unlogged.cuts[node] = min(first, self._unlogged.cuts.get(node, first))
+        lengths = stored | self._pop_chunks(node, first, self._inodes[node].size)
+        return sum(map(allocated_blocks, lengths.values()))
 
     def _pop_chunks(self, node: int, first: int, size: int) -> dict[int, int]:
         """Take the chunks of a file of `size` bytes from index `first` on out of memory; gives index → bytes."""

@@ -39,6 +39,7 @@ from fusebackend.control.client.pool import Pool, Take
 from fusebackend.control.client.remote_watch import RemoteWatch
 from fusebackend.control.client.waits import AWAITING, BLOCKING, Waits, finished
 from fusebackend.control.following import follow, new_approvals
+from fusebackend.control.limits import MAX_ITEMS
 from fusebackend.control.verbs import LISTED_CHANGES, LOGGED_CALLS, PIECE_BYTES, STAT_COLUMNS, DiffForm
 from fusebackend.linux import mount_table
 from fusebackend.linux.mount_table import MountError
@@ -254,6 +255,13 @@ class Client(SandboxBackendProtocol):
     def stats(self, path: str) -> StatsResult:
         """`stat` of each entry of a directory, in one answer."""
         return finished(self._now._record(StatsResult, "stats", {"path": path}))
+
+    def real_paths(self, wanted: list[str]) -> list[str | None]:
+        found: list[str | None] = []
+        for start in range(0, len(wanted), MAX_ITEMS):
+            part = list(wanted[start : start + MAX_ITEMS])
+            found += self._done(list[str | None], "real_paths", {"paths": part})
+        return found
 
     def read_range(self, path: str, offset: int, size: int) -> FileRange:
         """Return bytes of a file from `offset` on: at most `size`, which is 8 MiB at most; fewer at its end alone.

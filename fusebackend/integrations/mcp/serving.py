@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+import re
 import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -55,8 +56,8 @@ def serve_http(files: Client, host: str, port: int, token: str, on_ready: Callab
             raise OSError(error.errno, f"can't listen on {host} port {port}: {error.strerror}") from None
         listening.listen()  # a client may come as soon as it knows the address, which is before uvicorn listens
         app = MountServer(files).server.streamable_http_app(streamable_http_path=PATH, host=host)
-        config = uvicorn.Config(_guarded(app, token), log_config=None, access_log=False)
         shown = f"[{host}]" if ":" in host else host
+        config = uvicorn.Config(guarded(app, token, shown), log_config=None, access_log=False)
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
         on_ready(f"http://{shown}:{listening.getsockname()[1]}{PATH}")
         uvicorn.Server(config).run(sockets=[listening])
@@ -67,18 +68,33 @@ def new_token() -> str:
     return secrets.token_urlsafe(TOKEN_BYTES)
 
 
-def _guarded(app: Any, token: str) -> App:
-    """Answer 401 to a request without the token."""
+def guarded(app: App, token: str, host: str) -> App:
+    """Answer 401 to a request without the token, and 403 to one of a web page: one whose `Host` or `Origin`, if it has
+    one, names anything but this host or the machine itself. mcp's own check looks at their beginnings alone, and takes
+    `http://127.0.0.1:80.evil.example` for its own."""
     expected = f"Bearer {token}".encode()
+    own = "|".join(map(re.escape, {host, "127.0.0.1", "localhost", "[::1]"}))
+    ours = {
+        b"host": re.compile(rf"(?:{own})(?::\d{{1,5}})?".encode()),
+        b"origin": re.compile(rf"http://(?:{own})(?::\d{{1,5}})?".encode()),
+    }
 
-    async def guarded(scope: Scope, receive: Any, send: Any) -> None:
-        if scope["type"] == "http":
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, expected):
-                headers = [(b"www-authenticate", b"Bearer"), (b"content-type", b"text/plain")]
-                await send({"type": "http.response.start", "status": 401, "headers": headers})
-                await send({"type": "http.response.body", "body": b"the token is missing or wrong\n"})
-                return
-        await app(scope, receive, send)
+    async def guard(scope: Scope, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        headers = scope["headers"]
+        if not hmac.compare_digest(dict(headers).get(b"authorization", b""), expected):
+            await _refuse(send, 401, b"the token is missing or wrong\n", (b"www-authenticate", b"Bearer"))
+        elif not all(ours[name].fullmatch(value) for name, value in headers if name in ours):
+            await _refuse(send, 403, b"requests of web pages are refused\n")
+        else:
+            await app(scope, receive, send)
 
-    return guarded
+    return guard
+
+
+async def _refuse(send: Any, status: int, why: bytes, *headers: tuple[bytes, bytes]) -> None:
+    headers = (*headers, (b"content-type", b"text/plain"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": why})

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
 
 import pytest
 
-from fusebackend.protocol import AGENT_VERBS
+from fusebackend.protocol import AGENT_VERBS, ROOT_NODE, BackendProtocol, Caller
 from fusebackend.testing.conformance.case import Case, Probe, needs
 from fusebackend.testing.each import each
 
@@ -29,6 +30,18 @@ NAMES = (
 )  # fmt: skip
 
 NAMES_OF_BYTES = ("\udcff", "caf\udce9.txt", "日\udce6\udc97.txt")
+
+LINKS = {
+    "x": "secrets", "w": "x", "z": "secrets/k", "new": "secrets/made", "dots": "./secrets/../secrets/.", "loop": "loop",
+    "out": "../etc", "absolute": "/secrets",
+}  # fmt: skip
+
+LED: dict[str, str | None] = {
+    "/x": "/secrets", "/x/k": "/secrets/k", "/w/k": "/secrets/k", "/z": "/secrets/k", "/new": "/secrets/made",
+    "/x/deep/er": "/secrets/deep/er", "/dots/k": "/secrets/k", "/loop": None, "/out": None, "/out/passwd": None,
+    "/absolute/k": None, "/open/k": None,
+}  # fmt: skip
+"""Where paths lead by these links; None for nowhere."""
 
 SPELLINGS = ("//{}//b.txt", "/{}/./b.txt", "/x/../{}/b.txt", "{}/b.txt", "/{}/b.txt/")
 """Ways to write the path `/{}/b.txt`."""
@@ -101,6 +114,20 @@ class NamingCases(Case):
                 assert "old" in b.read(path)
                 assert b.edit(path, "old", "new").error is None
                 assert b.bytes_of(f"/{directory}/b.txt") == b.bytes_of(path) == b"new"
+
+    def test_real_paths_follow_every_link(self, b: Probe) -> None:
+        """deepagents' rules are compared with them. A backend without links gives the paths back."""
+        volume = getattr(b.backend, "volume", None)
+        if not isinstance(b.backend, BackendProtocol) or getattr(b.backend, "virtual_mode", True) is False:
+            pytest.skip("has no paths of its own")
+        b.put("/secrets/k", "key")
+        b.put("/open", "file")
+        expected: dict[str, str | None] = {path: path for path in ("/", "/secrets/k", "/secrets", "/absent/x")}
+        if volume is not None and volume.features.symlinks:
+            for name, target in LINKS.items():
+                volume.symlink(ROOT_NODE, name.encode(), target.encode(), Caller(os.getuid(), os.getgid(), 0))
+            expected |= LED
+        assert b.backend.real_paths(list(expected)) == list(expected.values())
 
     @needs("any_name")
     def test_a_name_may_be_anything(self, b: Probe) -> None:

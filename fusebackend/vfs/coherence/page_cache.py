@@ -1,6 +1,7 @@
 """The kernel's page cache: the notices that it is sent, when they wait, and what an open keeps in it.
 
-`KernelCache` are the notices. `HoldBack`, `PageVersions` and `DirectWrites` close a race each; see each of them.
+`KernelCache` are the notices. `HoldBack`, `PageVersions`, `DirectWriters` and `DirectWrites` close a race each; see
+each of them.
 """
 
 from __future__ import annotations
@@ -194,6 +195,42 @@ class PageVersions:
         """Note the answer to a GETATTR of a shared volume's file: the kernel's pages become of this version."""
         if self._hold_back.is_taken_in(inode, version) and self._inodes.get(inode) is not None:
             self._versions[inode] = version
+
+
+# -- O_DIRECT --------------------------------------------------------------------------------------------------
+
+
+class DirectWriters:
+    """The kernel keeps no pages of a file over an `open` while a handle with O_DIRECT may write to it.
+
+    Race: a read through the page cache while an asynchronous O_DIRECT write is on its way gets the bytes of before, and
+    nothing drops these pages when the write has come (`fuse_direct_IO`, fs/fuse/file.c; xfstests generic/451). So they
+    go with each `open` until the last such handle is closed, and with the first one after that.
+
+    Cost: those pages, and a look into a table for each `open`. A handle that was open before may still read them.
+    Switch: `o_direct`.
+
+    On the mount's loop.
+    """
+
+    def __init__(self, inodes: InodeTable, on: bool) -> None:
+        self._on = on
+        self._writers: dict[int, int] = inodes.by_inode({})
+        """Inodes by how many such handles they have; 0 until the next `open`."""
+
+    def opened(self, inode: int, flags: int) -> bool:
+        """Note an open; returns whether pages of a write on its way may be in the kernel."""
+        writers = self._writers.get(inode)
+        if self._on and flags & os.O_DIRECT and flags & os.O_ACCMODE != os.O_RDONLY:
+            self._writers[inode] = (writers or 0) + 1
+        elif writers == 0:
+            del self._writers[inode]
+        return writers is not None
+
+    def closed(self, inode: int, flags: int) -> None:
+        """Note that a handle was closed."""
+        if flags & os.O_DIRECT and flags & os.O_ACCMODE != os.O_RDONLY and inode in self._writers:
+            self._writers[inode] -= 1
 
 
 # -- direct writes -----------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ one tree only costs a look into a table for each other tree. Switch: `twins`.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 from collections import Counter
 from collections.abc import Iterable
@@ -75,22 +76,9 @@ class Twins:
             changed: the directories, by their nodes, and the names.
             moved: the node that has another name, if it is a directory.
         """
-        notices: Notices = []
-        targets: set[int] = set()
-        for twin in route.twins:
-            for node, name in changed:
-                number = self._tree.directory(twin, node)
-                if self._inodes.get(number) is None:
-                    continue
-                self._invalidation.overtaken.generation += 1  # answers that are on their way are of before
-                if self._may_be_cached(number, name):
-                    targets.add(number)
-                    notices.append((twin, Change(parent=node, name=name)))
-                elif number in self._kept:
-                    notices.append((twin, Change(node=node)))
-                elif self._invalidation.kernel is not None and self._on:
-                    self._invalidation.kernel.invalidate_inode(number, attributes_only=True)
-            if moved is not None and self._inodes.get(inode_number(twin.index, moved)) is not None:
+        notices, targets = self._notices(route.twins, *changed)
+        for twin in route.twins if moved is not None else ():
+            if self._inodes.get(inode_number(twin.index, moved)) is not None:
                 notices.append((twin, Change(node=moved)))
         if len(changed) > 1 and route.files is not route:
             for node, name in changed:  # a rename: the kernel knows both names now, and was given one
@@ -101,6 +89,38 @@ class Twins:
             if not waits:
                 self.contended.update(dict.fromkeys((*held, *targets), trio.current_time() + CONTENDED_S))
             await self._notify(notices, held, waits)
+
+    async def linked(self, route: Route, node: int, name: bytes, locked: int) -> None:
+        """A file has another name beside this one. A view that hides names now gives it another number: there this one
+        is found anew.
+
+        Args:
+            route: of the main tree.
+            node, name: the directory, and the name in it.
+            locked: the directory of the new name, by its inode. The kernel has locked it until it is answered, so no
+                answer waits for a notice in it.
+        """
+        notices, targets = self._notices([twin for twin in route.twins if twin.hides], (node, name))
+        if notices and self._on:
+            await self._notify(notices, [locked], targets.isdisjoint((*self._held, locked)))
+
+    def _notices(self, twins: Iterable[Route], *changed: tuple[int, bytes]) -> tuple[Notices, set[int]]:
+        """Return the notices of names in other trees, and the directories that they lock."""
+        notices: Notices = []
+        targets: set[int] = set()
+        for twin, (node, name) in itertools.product(twins, changed):
+            number = self._tree.directory(twin, node)
+            if self._inodes.get(number) is None:
+                continue
+            self._invalidation.overtaken.generation += 1  # answers that are on their way are of before
+            if self._may_be_cached(number, name):
+                targets.add(number)
+                notices.append((twin, Change(parent=node, name=name)))
+            elif number in self._kept:
+                notices.append((twin, Change(node=node)))
+            elif self._invalidation.kernel is not None and self._on:
+                self._invalidation.kernel.invalidate_inode(number, attributes_only=True)
+        return notices, targets
 
     def note_name(self, directory: int, name: bytes) -> None:
         """Note that the kernel gets a name, or its absence, in a directory of another tree than the main one."""

@@ -144,10 +144,6 @@ def test_log_asks_for_what_is_named(command: Command, files: Files) -> None:
     assert files.asked == [("log", ("c1", "c2"), {}), ("log", (), asked)]
 
 
-def test_log_since_a_time_that_is_none(command: Command) -> None:
-    assert command.refused("log", "--since", "often").startswith("--since: 'often' is no time; there are: 10m, 2h")
-
-
 def test_log_with_changes(command: Command, files: Files) -> None:
     files.calls = [call(1)]
     files.listed = [
@@ -182,16 +178,6 @@ def test_what_an_agent_says_of_itself_is_no_line_of_the_log(command: Command, fi
     info = ApprovalInfo(1, "pending", "write", ["/a"], "v", files.calls[0].actor, 0, 0, "write /a\nx\x1b")
     shown = approval._line(Output(), info)
     assert "\n" not in shown and "\x1b" not in shown and "eve\\nc8" in shown
-
-
-def test_log_of_a_branch_shows_its_own_paths(command: Command, files: Files) -> None:
-    files.calls = [call(1)]
-    files.listed = [ChangeInfo(1, "c1", 0, "create", "/plan.md")]
-    lines = command.ok("log", "--branch", "try", "--changes", "/plan.md", "--mount", MOUNT).splitlines()
-    assert lines[1:] == ["    create     /plan.md"]
-    asked = {"by": None, "since": None, "paths": ["/plan.md"], "limit": log.SHOWN, "branch": "try"}
-    assert files.asked == [("log", (), asked)]
-    assert set(files.of) == {"try"}
 
 
 def test_log_follows_calls_until_it_is_ended(command: Command, files: Files) -> None:

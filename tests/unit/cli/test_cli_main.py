@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -38,6 +39,16 @@ def test_every_command_explains_itself(command, name):
 
 def test_a_command_that_is_none(command):
     assert command.wrong("list") == "No such command 'list'."
+
+
+def test_every_url_that_can_be_mounted_is_explained(command):
+    schemes = {found["scheme"]: found for found in command.json("backends")}
+    assert set(schemes) >= {"sqlite", "memory", "dir", "shell", "state", "python"}
+    assert schemes["shell"]["execute"] is True and schemes["memory"]["features"]["durable"] is False
+    said = command.ok("backends")
+    assert all(found["form"] in said for found in schemes.values())
+    parameters = {parameter for found in schemes.values() for parameter in found["parameters"] or ()}
+    assert all(re.search(rf"^  {parameter} +\w", said, re.MULTILINE) for parameter in parameters)
 
 
 def test_the_help_loads_nothing_heavy():

@@ -217,7 +217,8 @@ class TestVerbs:
             assert "read-only" in client.delete("/old").error
             assert "read-only" in client.move("/old", "/new").error
             assert "read-only" in client.upload_files([("/new", b"")])[0].error
-            for change in (client.make_directory, client.remove_directory, lambda path: client.append(path, [b"x"])):
+            changes = (client.make_directory, client.remove_directory, lambda path: client.append(path, [b"x"]))
+            for change in (*changes, client.create_snapshot, client.delete_snapshots):
                 with pytest.raises(OSError, match="read-only"):
                     change("/new")
             assert client.read("/old").file_data["content"] == "text"

@@ -123,6 +123,11 @@ class TestMessages:
                 4,
             ),
             (b'{"jsonrpc":"2.0","id":4,"method":"stage","params":{"data":"","token":"none"}}', wire.SYSTEM_ERROR, 4),
+            *(
+                (b'{"jsonrpc":"2.0","id":4,"method":"%s","params":{"%s":%d}}' % (verb, name, number), code, 4)
+                for verb, name in [(b"changes", b"after"), (b"log", b"since"), (b"log", b"ended_after_ns")]
+                for number, code in [(1 << 63, wire.INVALID_PARAMS), (-(1 << 63) - 1, wire.INVALID_PARAMS)]
+            ),
         ],
     )
     def test_what_can_not_be_understood_is_an_error(self, raw, line, code, call):

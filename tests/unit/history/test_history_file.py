@@ -9,6 +9,7 @@ import sqlite3
 import stat
 from pathlib import Path
 
+import failing
 import pytest
 from eventually import eventually
 
@@ -283,6 +284,30 @@ def test_a_full_disk_ends_no_change_and_loses_none(history, caplog):
     assert [each.path for each in history.records(call)] == [b"/%d" % number * 50 for number in range(200)]
     assert history.failed is None
     assert history.gaps([call]) == {}
+
+
+def test_a_disk_that_fails_at_any_statement_loses_no_record(path, monkeypatch, caplog):
+    """Neither in memory, nor a link of the chain."""
+    monkeypatch.setattr("fusebackend.history.history_file.WRITE_EVERY_S", 3600)
+    disk = failing.Failing(monkeypatch)
+    history, calls, expected = HistoryFile(path, Clock()), 0, []
+    while not expected or disk.hit:
+        history.forget(expected[:-3])  # which writes what could not be written, too
+        expected = expected[-3:]
+        call = history.open_call("verb", "write", WHO)
+        for kind in ("create", "content", "remove"):
+            history.add(call, ROOT, kind, b"/%d" % calls, node=calls + 1, before=BEFORE, identity=b"%d" % calls)
+        history.end_call(call)
+        expected.append(call)
+        with disk.after(calls):
+            history.flush()
+        calls += 1
+    assert calls > 5 and history.failed is None
+    assert [each.number for each in history.calls()][::-1] == expected
+    assert [len(history.records(call)) for call in expected] == [3] * len(expected)
+    assert history.verify().problems == []
+    history.close()
+    caplog.clear()
 
 
 def test_a_call_whose_records_are_too_many_for_memory_has_a_gap(history, path, monkeypatch):

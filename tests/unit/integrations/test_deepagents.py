@@ -326,7 +326,9 @@ def test_an_agent_works_with_every_tool(tmp_path, given):
         assert "one again" in said[5] and "/b.txt" in said[6]
         assert said[7].startswith("two") and "exit code 0" in said[7]
         assert composite.read("/b.txt").error == "File '/b.txt' not found"
-        assert said[9] == "Updated file /notes/a.md" if given is export else "already exists" in said[9]
+        assert said[9] == "Updated file /notes/a.md"
+        assert composite.read("/notes/a.md").file_data["content"] == "other\n"
+        assert "already exists" in composite.write("/notes/a.md", "third\n").error
         composite.routes["/notes/"].close()
 
 

@@ -329,6 +329,26 @@ def test_names(fs: FusebackendFileSystem, top: str) -> None:
         fs.mkdir(f"{top}/below")
 
 
+def test_a_name_that_is_there_is_no_glob(fs: FusebackendFileSystem, top: str, tmp_path: Path) -> None:
+    """But one that is not there is, as everywhere in fsspec."""
+    names = ("file[1].txt", "file1.txt", "a*", "ab", "d[x]/in", "dx/in", "q?", "qq")
+    fs.pipe({f"{top}/{name}": name.encode() for name in names})
+    assert fs.cat(f"{top}/file[1].txt") == b"file[1].txt"
+    fs.get(f"{top}/file[1].txt", str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["file[1].txt"]
+    fs.mv(f"{top}/q?", f"{top}/moved")
+    fs.copy(f"{top}/a*", f"{top}/copy/")
+    fs.rm(f"{top}/file[1].txt")
+    fs.rm(f"{top}/d[x]", recursive=True)
+    fs.rm([f"{top}/a*"], recursive=True, maxdepth=2)
+    left = [f"{top}/{name}" for name in ("ab", "copy/a*", "dx/in", "file1.txt", "moved", "qq")]
+    assert fs.find(top) == left and fs.cat(f"{top}/moved") == b"q?"
+    fs.rm(f"{top}/file[1].txt")
+    assert fs.find(top) == [name for name in left if "file" not in name]
+    with pytest.raises(FileNotFoundError):
+        fs.rm(f"{top}/file[1].txt")
+
+
 def test_each_change_is_in_the_log_and_can_be_undone(config: str) -> None:
     fs = opened(config=config, agent="pandas", thread="t1")
     fs.mkdir("/kept/logged/deep")

@@ -112,3 +112,38 @@ def test_its_own_rename_moves_the_paths_below(ruled: RuledVolume) -> None:
     assert ruled.lookup(deep, b"file").size == 0
     ruled.mkdir(deep, b"new", 0o755, ME)
     assert node_at(ruled, "other/a/b/new")
+
+
+def test_a_directory_that_goes_takes_no_other_path_with_it(
+    volume: Volume, ruled: RuledVolume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep, b = node_at(ruled, "work/a"), node_at(ruled, "work/a/b")
+    ruled.unlink(b, b"file")
+    asked: list[bytes] = []
+    lookup = volume.lookup
+    monkeypatch.setattr(volume, "lookup", lambda parent, name: asked.append(name) or lookup(parent, name))
+    ruled.rmdir(deep, b"b")
+    ruled.mkdir(deep, b"new", 0o755, ME)
+    assert asked == [b"b"], "what is removed"
+    assert error(lambda: ruled.mkdir(b, b"in it", 0o755, ME)) == errno.ESTALE
+
+
+def test_a_walk_looks_each_name_up_once(volume: Volume, ruled: RuledVolume, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the volume can't tell that no directory has moved, unless this thread has moved one."""
+    volume.directory_moves = None  # type: ignore[attr-defined]
+    asked: list[bytes] = []
+    lookup = volume.lookup
+    monkeypatch.setattr(volume, "lookup", lambda parent, name: asked.append(name) or lookup(parent, name))
+    with ruled.walking([]):
+        deep = node_at(ruled, "work/a/b")
+        ruled.lookup(deep, b"file")
+        assert sorted(asked) == sorted([b"work", b"a", b"b", b"file", *(b"work", b"a", b"b")]), "found, and once again"
+        asked.clear()
+        ruled.mkdir(deep, b"new", 0o755, ME)
+        assert asked == []
+    with ruled.changing():
+        deep = node_at(ruled, "work/a/b")
+        ruled.rename(node_at(ruled, "work"), b"a", ROOT_NODE, b"moved")
+        asked.clear()
+        ruled.lookup(deep, b"file")
+        assert asked == [b"b", b"moved", b"file"]

@@ -1,6 +1,6 @@
 """What a view interrupts waits for a decision, happens once, or says why it can't: the verbs, without a mount.
 
-System calls, commands and the command line are tested on real mounts (`tests/mounted/test_approvals.py`).
+System calls and commands are tested on real mounts (`tests/mounted/test_approvals.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from approving import asked, one, text_of, waiting
+from commands import Command
 from live import Live, live
 
 import fusebackend
@@ -241,6 +242,34 @@ class TestAVerb:
         with fusebackend.connect(free.view_socket("agent")) as outside, pytest.raises(OSError, match="a view has no"):
             outside.approve(number)
         assert [each.number for each in waiting(free)] == [number]
+
+
+def test_the_command_line_lists_shows_approves_and_denies(
+    shared: Live, agent: Client, free: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FUSEBACKEND_MOUNT", shared.mount.status()["control"]["socket"])
+    command = Command(free, monkeypatch)
+    agent.edit("/prod/a", "one", "two")
+    agent.delete("/prod/dir")
+    numbers = [each.number for each in waiting(free)]
+    listed = command.ok("approval", "list")
+    assert [int(line.split()[0]) for line in listed.splitlines()] == numbers and "edit /prod/a" in listed
+    assert [each["number"] for each in command.json("approval", "list")] == numbers
+    shown = command.ok("approval", "show", numbers[0])
+    assert "-one\n+two\n" in shown and "edit /prod/a  (view agent)" in shown
+    assert "delete /prod/dir/b" in command.ok("approval", "show", numbers[1])
+    assert command.ok("approval", "approve", numbers[0]) == f"request {numbers[0]} has happened: edit /prod/a\n"
+    assert "decided already" in command.refused("approval", "approve", numbers[0])
+    assert command("approval", "deny", numbers[1], "--reason", "no").exit_code == 0
+    free.upload_files([("/prod/gone", b"1")])
+    agent.delete("/prod/gone")
+    (late,) = waiting(free)
+    free.delete("/prod/gone")
+    stale = command.refused("approval", "approve", late.number)
+    assert "could not happen: '/prod/gone' has gone since it was asked for" in stale
+    everything = command.ok("approval", "list", "--all")
+    assert "(made)" in everything and "(denied)" in everything and "(failed)" in everything
+    assert command.refused("approval", "show", 999).startswith("there is no request 999")
 
 
 def test_a_link_that_moves_in_the_last_moment_leads_to_no_other_file(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from typing import ClassVar
+from typing import ClassVar, cast
 
+import failing
 import hypothesis
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, rule
+from hypothesis.stateful import initialize, precondition, rule
 from profiles import examples
 
 from fusebackend.backends.directory.volume import DirectoryVolume
@@ -21,8 +22,10 @@ from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.protocol import Volume
 from fusebackend.testing.branches import BranchMachine
 from fusebackend.trees import branch_volume
+from fusebackend.trees.branch_volume import BranchVolume
 
 SETTINGS = hypothesis.settings(max_examples=examples(40), stateful_step_count=60, deadline=None, database=None)
+FAILING = hypothesis.settings(SETTINGS, max_examples=examples(10))
 
 
 class SmallCaches(BranchMachine):
@@ -77,8 +80,42 @@ class DirectoryBranchMachine(SmallCaches):
         return DirectoryVolume(f"{self.directory}/root")
 
 
-for machine in (MemoryBranchMachine, SqliteBranchMachine, DirectoryBranchMachine):
+class Failing(SmallCaches):
+    """Each operation in the branch is tried on a disk that fails after some statements, and then again."""
+
+    def make_volume(self) -> Volume:
+        made = super().make_volume()
+        self.bounds.setattr(sqlite, "FULL_RETRY_S", 0)
+        self.failing = failing.Failing(self.bounds)
+        return made
+
+    def _opened(self) -> BranchVolume:
+        return cast("BranchVolume", failing.Retried(super()._opened(), self.failing))
+
+    @precondition(lambda self: self.below is not None)
+    @rule(calls=st.sampled_from((None, *range(10))))
+    def fail_after(self, calls: int | None) -> None:
+        self.volume.calls = calls
+
+
+class FailingSqliteBranchMachine(Failing, SqliteBranchMachine):
+    """Over `sqlite:`, whose reads fail as well."""
+
+
+class FailingDirectoryBranchMachine(Failing, DirectoryBranchMachine):
+    """Over `dir:`, whose reads fail as well."""
+
+    def make_volume(self) -> Volume:
+        made = super().make_volume()
+        self.failing.counts(made)
+        return made
+
+
+for machine in (
+    MemoryBranchMachine, SqliteBranchMachine, DirectoryBranchMachine,
+    FailingSqliteBranchMachine, FailingDirectoryBranchMachine,
+):  # fmt: skip
     case = machine.TestCase
-    case.settings = SETTINGS
+    case.settings = FAILING if issubclass(machine, Failing) else SETTINGS
     globals()[f"Test{machine.__name__}"] = case
 del machine, case

@@ -22,6 +22,7 @@ from together import together
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol import RENAME_EXCHANGE, Attr, AttrChanges, Caller, Features
+from fusebackend.rules.view import View
 from fusebackend.testing.posix.case import fails
 from fusebackend.vfs.coherence import twins
 from fusebackend.vfs.inodes import ROOT_INODE, SYNTHETIC_INDEX, Entry, node_of, route_index
@@ -402,6 +403,41 @@ def test_one_that_can_not_be_told_in_time(
 
     run(change())
     assert done.is_set()
+
+
+@pytest.mark.parametrize(
+    ("rules", "notices"), [((), 0), (({"operations": ["read", "write"], "paths": ["/hidden"], "mode": "hide"},), 1)]
+)
+def test_a_link_in_a_view_waits_for_no_notice_in_its_own_directory(
+    filesystem: FileSystem,
+    kernel: FakeKernel,
+    monkeypatch: pytest.MonkeyPatch,
+    rules: tuple[dict[str, Any], ...],
+    notices: int,
+) -> None:
+    """The kernel has locked that one until the answer. Where nothing is hidden no number changes, and none is sent."""
+    view = walk(filesystem, *filesystem.add_view(View("v", rules)).strip("/").split("/")).inode
+    file = run(filesystem.mknod(view, b"file", 0o100644, 0, ME)).inode
+    assert run(filesystem.lookup(ROOT_INODE, b"file")).inode == file
+    monkeypatch.setattr(twins, "PATIENCE_S", 60)
+    answered, sent = threading.Event(), list[tuple[bytes, bool]]()
+    told_of_all = threading.Event()
+
+    def invalidate_entry(parent: int, name: bytes) -> None:
+        if parent == view:
+            sent.append((name, answered.wait(10)))
+            told_of_all.set()
+
+    monkeypatch.setattr(kernel, "invalidate_entry", invalidate_entry)
+
+    async def link() -> Entry:
+        made = await filesystem.link(file, view, b"other")
+        answered.set()
+        await trio.to_thread.run_sync(told_of_all.wait, 10 * notices)
+        return made
+
+    assert run(link()).inode == (walk(filesystem, "file", start=view).inode if rules else file)
+    assert sent == [(b"file", True)] * notices
 
 
 # -- a model of the kernel's caches ----------------------------------------------------------------------------------

@@ -133,6 +133,27 @@ def test_an_append_passes_the_page_cache_by_in_any_case() -> None:
 # -- rules ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fails_without("o_direct")
+def test_no_pages_are_kept_beside_a_handle_with_o_direct() -> None:
+    """And none over the first open after the last such handle is closed: they may have been read before that."""
+    filesystem = FileSystem({ROOT: InMemoryVolume()})
+    inode = run(filesystem.mknod(ROOT_INODE, b"f", 0o100644, 0, ME)).inode
+
+    def keeps(flags: int = os.O_RDONLY) -> bool:
+        opened = run(filesystem.open(inode, flags))
+        run(filesystem.release(opened.number))
+        return opened.keep_pages
+
+    assert keeps() and keeps(os.O_RDONLY | os.O_DIRECT) and keeps()
+    writers = [run(filesystem.open(inode, os.O_RDWR | os.O_DIRECT)).number for _ in range(2)]
+    for writer in writers:
+        assert [keeps(), keeps(os.O_WRONLY)] == [False, False]
+        run(filesystem.release(writer))
+    assert [keeps(), keeps(), keeps()] == [False, True, True]
+    run(filesystem.forget([(inode, 1)]))
+    assert not filesystem.direct_writers._writers
+
+
 @pytest.mark.fails_without("write_barrier")
 def test_what_is_opened_and_read_at_once_is_of_one_state() -> None:
     """As the kernel reads it: page by page."""

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import hypothesis
 from profiles import examples
-from sqlite_machine import SqliteMachine
+from sqlite_machine import FailingSqliteMachine, SqliteMachine
 
 from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.backends.memory import InMemoryVolume
@@ -18,6 +18,7 @@ from fusebackend.protocol import Volume
 from fusebackend.testing.model import DirectoryMachine, VolumeMachine
 
 SETTINGS = hypothesis.settings(max_examples=examples(40), stateful_step_count=50, deadline=None, database=None)
+FAILING = hypothesis.settings(SETTINGS, max_examples=examples(10))
 
 
 class MemoryMachine(VolumeMachine):
@@ -52,8 +53,8 @@ class PlainDirectoryMachine(DirectoryMachine):
         shutil.rmtree(os.fsencode(self.directory))
 
 
-for machine in (MemoryMachine, SqliteMachine, DirectoryVolumeMachine, PlainDirectoryMachine):
+for machine in (MemoryMachine, SqliteMachine, FailingSqliteMachine, DirectoryVolumeMachine, PlainDirectoryMachine):
     case = machine.TestCase
-    case.settings = SETTINGS
+    case.settings = FAILING if machine is FailingSqliteMachine else SETTINGS
     globals()[f"Test{machine.__name__}"] = case
 del machine, case

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import gc
 import os
 import re
@@ -285,6 +286,32 @@ def test_handles_for_reading_and_writing_are_counted_apart(volume):
         volume.release(node, os.O_RDONLY)
     cold(volume)
     assert open_descriptors() == before
+
+
+def test_no_access_is_noted_while_all_handles_have_o_noatime(volume):
+    node = put(volume, b"file", b"abc")
+
+    def heeded() -> set[bool]:
+        opened = volume._nodes.get(node).opened
+        fds = [each.fd for each in (opened._reading, opened._writing) if each is not None]
+        return {bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_NOATIME) for fd in fds}
+
+    volume.open(node, os.O_RDONLY | os.O_NOATIME)
+    assert heeded() == {True}
+    volume.open(node, os.O_RDWR)
+    assert heeded() == {False}
+    volume.release(node, os.O_RDWR)
+    assert heeded() == {True}
+    volume.open(node, os.O_RDWR | os.O_NOATIME)
+    volume.open(node, os.O_RDONLY)
+    assert heeded() == {False}
+    volume.release(node, os.O_RDONLY | os.O_NOATIME)
+    volume.release(node, os.O_RDONLY)
+    assert heeded() == {True}, "of the writer alone"
+    volume.release(node, os.O_RDWR | os.O_NOATIME)
+    volume.open(node, os.O_RDONLY)
+    assert heeded() == {False}
+    volume.release(node, os.O_RDONLY)
 
 
 def test_a_handle_opened_for_writing_alone_can_be_read(volume):

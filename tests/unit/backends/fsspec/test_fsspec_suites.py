@@ -81,6 +81,24 @@ class TestDirectoryOfAnother(Files):
             yield backend
 
 
+@pytest.mark.parametrize("protocol", ["file", "memory"])
+def test_a_directory_replaces_an_empty_one(protocol, tmp_path):
+    """And no other: `mv` of these file systems would put it into that one."""
+    fs = opened(protocol)
+    top = f"{tmp_path}/replaced"
+    for path in ("one/file", "empty/", "full/file"):
+        fs.makedirs(f"{top}/{path.rpartition('/')[0]}")
+        if not path.endswith("/"):
+            fs.pipe_file(f"{top}/{path}", b"x")
+    with FsspecBackend(fs, top) as backend:
+        volume = backend.volume
+        with fails(errno.ENOTEMPTY):
+            volume.rename(ROOT_NODE, b"one", ROOT_NODE, b"full")
+        volume.rename(ROOT_NODE, b"one", ROOT_NODE, b"empty")
+        assert [name for name, _ in volume.readdir(ROOT_NODE, b"", 10)] == [b"empty", b"full"]
+    assert sorted(path.removeprefix(top) for path in fs.find(top)) == ["/empty/file", "/full/file"]
+
+
 LOGIN = {"host": "127.0.0.1", "username": fsspec_servers.USER, "password": fsspec_servers.PASSWORD}
 
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import random
+import re
 import stat
 import subprocess
 import threading
 from functools import partial
+from pathlib import Path
+from typing import Any
 
+import anyio
 import pytest
 import sandboxes
 from for_each import for_each
@@ -20,6 +24,7 @@ from fusebackend.backends.sandbox.scripts import LIBRARY, Script
 from fusebackend.backends.sandbox.staged import INLINE_FILES, StagedSandbox
 from fusebackend.protocol import ExecuteResponse
 from fusebackend.remote.buffer import digest_of
+from fusebackend.testing.each import each
 
 NAMES = (
     "$(touch pwned)", "`touch pwned`", "; touch pwned #", "'; touch pwned; '", '"; touch pwned; "', "a\nb", "\n",
@@ -204,6 +209,92 @@ def test_nothing_is_left_behind(sandbox, root):
     sandbox.grep("x")
     left = [path for path in root.rglob("*") if "fusebackend" in path.name]
     assert left == []
+
+
+# -- two ways by size, and one meaning of a path ----
+
+SMALL, LARGE = b"one needle\n", b"one needle\n" + b"hay\n" * 50_000
+"""A file that a command carries, and one that is transferred."""
+
+PAGE = Path(__file__).parents[4] / "docs/backends/sandboxes.md"
+
+
+def of_the_page(root):
+    """The class that docs/backends/sandboxes.md shows."""
+    (example,) = re.findall(r"```python\n(.*?)\n\nos\.makedirs", PAGE.read_text(), re.DOTALL)
+    made: dict[str, Any] = {}
+    exec(example, made)
+    return made["Here"](root=str(root))
+
+
+class Async(sandboxes.LocalSandbox):
+    """An author with coroutines of their own, of which one calls its base's verb."""
+
+    def upload_files(self, files):
+        return super().upload_files(files)
+
+    async def aupload_files(self, files):
+        return self.upload_files.__wrapped__(self, files)
+
+    async def adownload_files(self, paths):
+        return self.download_files.__wrapped__(self, paths)
+
+
+class Transfers:
+    upload_files = sandboxes.LocalSandbox.upload_files.__wrapped__
+    download_files = sandboxes.LocalSandbox.download_files.__wrapped__
+
+
+class Mixed(Transfers, sandboxes.LocalSandbox):
+    """An author whose transfers are those of a class that is no sandbox."""
+
+
+KINDS = {
+    "the page's": lambda root, tools: of_the_page(root),
+    "plain": lambda root, tools: sandboxes.LocalSandbox(root, tools()),
+    "staged": lambda root, tools: StagedLocal(root, tools()),
+    "async": lambda root, tools: Async(root, tools()),
+    "mixed": lambda root, tools: Mixed(root, tools()),
+}
+
+
+def test_a_path_is_below_the_root_whatever_the_size_of_the_file(tmp_path):
+    for case in each(KINDS):
+        with case as kind:
+            top = tmp_path / case.name
+            root = top / "root"
+            (root / "dir").mkdir(parents=True)
+            box = kind(root, lambda top=top: sandboxes.tools("gnu", top / "tools"))
+            for name, data in {"small": SMALL, "large": LARGE}.items():
+                path, there = f"{top}/{name}", root / f"{top}/{name}".lstrip("/")  # is elsewhere without the root
+                written = box.write(path, data.decode())
+                assert (written.error, there.read_bytes() == data, os.path.lexists(path)) == (None, True, False)
+                assert box.edit(path, "one", "two").error is None
+                assert there.read_bytes() == data.replace(b"one", b"two")
+                assert box.read(path).file_data["content"].startswith("two needle\n")
+                assert [match["path"] for match in box.grep("needle", path).matches] == [path]
+                (got,) = box.download_files([path])
+                assert (got.path, got.error, got.content) == (path, None, there.read_bytes())
+                (put,) = box.upload_files([(path, data)])
+                assert (put.path, put.error, there.read_bytes() == data) == (path, None, True)
+                put, got = anyio.run(both_ways, box, path, data)
+                assert (put.path, put.error, got.path, got.content == data) == (path, None, path, True)
+                assert box.upload_if(path, data + b"!", digest_of(data)).error is None
+                assert there.read_bytes() == data + b"!"
+            assert not (top / "small").exists() and not (top / "large").exists()
+            assert box.download_files(["/etc/passwd"])[0].content is None
+            asked = box.upload_files([("/../x", b"x"), ("/", b"x"), ("/dir/y", b"y"), ("no\0name", b"z")])
+            assert [(put.path, put.error is None) for put in asked] == [
+                ("/../x", False), ("/", False), ("/dir/y", True), ("no\0name", False),
+            ]  # fmt: skip
+            assert [got.content for got in box.download_files(["/..", "/dir/y"])] == [None, b"y"]
+            assert not (tmp_path / "x").exists()
+
+
+async def both_ways(box, path, data):
+    (put,) = await box.aupload_files([(path, data)])
+    (got,) = await box.adownload_files([path])
+    return put, got
 
 
 # -- who comes second --------------------------------------------------------------------------------------------------

@@ -1,0 +1,169 @@
+"""No symbolic link leads around `create_deep_agent(permissions=…)`, with the oldest deepagents and the newest."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("deepagents")
+
+import permitted
+from deepagents import FilesystemMiddleware, FilesystemPermission
+from deepagents.backends import CompositeBackend as TheirComposite
+from deepagents.backends import FilesystemBackend as TheirFiles
+from graphs import call, deep_agent, say, use, user, write
+from test_deepagents_versions import OLD_DEEPAGENTS, OLDEST, TESTS
+
+from fusebackend.backends import CompositeBackend, InMemoryBackend, LocalShellBackend, StateBackend
+from fusebackend.integrations.deepagents import export
+from fusebackend.integrations.exported import Ruled
+from fusebackend.testing.each import each
+
+DENY = [FilesystemPermission(operations=["read", "write"], paths=["/secrets/**"], mode="deny")]
+
+
+def tools_of(backend, rules=()):
+    """The backend that an agent's tools ask."""
+    return FilesystemMiddleware(backend=backend, permissions=list(rules)).backend
+
+
+@pytest.fixture
+def files(tmp_path):
+    return permitted.copied(permitted.filled(tmp_path / "files"), InMemoryBackend())
+
+
+def said(backend, *calls, **options):
+    state = deep_agent(None, [*map(use, calls), say("done")], backend=backend, **options).invoke(user("go"))
+    return [message.content for message in state["messages"] if message.type == "tool"]
+
+
+def expected(prefix, listed, lines):
+    def denied(operation, path, real):
+        return f"Error: permission denied for {operation} on {prefix}{path} (resolves to {prefix}{real})"
+
+    return [
+        ["read_file", denied("read", "/x/k", "/secrets/k")],
+        ["read_file", denied("read", "/w/k", "/secrets/k")],
+        ["read_file", denied("read", "/z", "/secrets/k")],
+        ["read_file", lines],
+        ["read_file", f"Error: cannot resolve {prefix}/lost"],
+        ["read_file", f"Error: cannot resolve {prefix}/out/passwd"],
+        ["ls", "No files found"],
+        *([["ls", str([f"{prefix}/{name}/" for name in listed])]] if listed else []),
+        ["grep", "No matches found"],
+        ["grep", denied("read", "/z", "/secrets/k")],
+        ["glob", "No files found"],
+        ["write_file", denied("write", "/x/k", "/secrets/k")],
+        ["write_file", denied("write", "/new", "/secrets/made")],
+        ["edit_file", denied("write", "/w/k", "/secrets/k")],
+        ["delete", denied("write", "/x/k", "/secrets/k")],
+        ["delete", f"Error: {prefix}/y/f goes through a symbolic link: delete {prefix}/open/f"],
+        ["write_file", f"Updated file {prefix}/y/f"],
+        ["write_file", f"Updated file {prefix}/open/f"],
+    ]
+
+
+def check(outcomes, lines):
+    for case in each({name: rest for name, *rest in outcomes}):
+        with case as (prefix, said, left):
+            listed = ["open"] if "theirs" in case.name else ["open", "w", "x", "y"]  # theirs lists where links lead
+            listed = listed if case.name.endswith("deny") else []
+            assert [list(each) for each in said] == expected(prefix, listed, lines)
+            assert [list(each) for each in left] == [["/secrets/k", "SECRET\n"]]
+
+
+def test_the_newest(tmp_path):
+    check(permitted.outcomes(tmp_path), "@@ lines 1-1 of 1 @@\nopen")
+
+
+def test_the_oldest(tmp_path):
+    if not OLD_DEEPAGENTS.is_dir():
+        pytest.skip(f"no deepagents {OLDEST} in {OLD_DEEPAGENTS}: scripts/bootstrap --test installs it")
+    modules = (OLD_DEEPAGENTS, TESTS.parent, TESTS / "support", TESTS)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, modules))}
+    program = [sys.executable, TESTS / "support" / "permitted.py", tmp_path]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["version"] == OLDEST and found["from"].startswith(str(OLD_DEEPAGENTS))
+    check(found["outcomes"], "1  open")
+
+
+# -- what is asked for it ----------------------------------------------------------------------------------------------
+
+
+def test_without_rules_links_are_followed_and_nothing_is_asked_for_them(files, monkeypatch):
+    monkeypatch.setattr(InMemoryBackend, "real_paths", None)
+    assert not isinstance(tools_of(files), Ruled)
+    assert "SECRET" in said(files, call("read_file", file_path="/x/k"))[0]
+
+
+def test_a_listing_is_one_question(files, monkeypatch):
+    files.upload_files([(f"/many/{number}", b"needle") for number in range(100)])
+    asked = []
+    own = InMemoryBackend.real_paths
+    monkeypatch.setattr(InMemoryBackend, "real_paths", lambda self, wanted: asked.append(wanted) or own(self, wanted))
+    tools = tools_of(files, DENY)
+    for case in each({"ls": ("/many",), "glob": ("*", "/many"), "grep": ("needle", "/many")}):
+        with case as arguments:
+            asked.clear()
+            found = getattr(tools, case.name)(*arguments)
+            assert len(found.entries if case.name == "ls" else found.matches) == 100
+            assert [len(wanted) for wanted in asked] == [1, 100]
+
+
+def test_rules_that_are_not_found_let_no_link_lead_anywhere(files):
+    """As in a deepagents that keeps them elsewhere."""
+    made = FilesystemMiddleware(backend=files, permissions=DENY)
+    del vars(made)["_permissions"]
+    assert made.backend.read("/y/f").error == "permission denied for read on /y/f (resolves to /open/f)"
+    assert made.backend.read("/open/f").error is None
+    assert made.backend.write("/y/f", "x").error.startswith("Error: permission denied for write")
+
+
+def test_what_is_asked_is_what_was_given_but_for_ours(files, tmp_path):
+    theirs = TheirFiles(root_dir=tmp_path, virtual_mode=True)
+    alone = TheirComposite(default=theirs, routes={"/a/": theirs})
+    both = TheirComposite(default=theirs, routes={"/a/": files, "/a/b/": theirs}, artifacts_root="/a")
+    assert tools_of(theirs) is theirs and tools_of(alone) is alone
+    made = tools_of(both, DENY)
+    assert (made.default, made.routes["/a/b/"], made.artifacts_root) == (theirs, theirs, "/a")
+    assert made.routes["/a/"].backend is files and both.routes["/a/"] is files
+    assert [prefix for prefix, _ in made.sorted_routes] == ["/a/b/", "/a/"]
+    middleware = FilesystemMiddleware(backend=files)
+    assert middleware.backend is middleware.backend, "made once"
+    middleware.backend = theirs
+    assert middleware.backend is theirs
+
+
+def test_an_agent_replaces_whatever_backend_it_was_given(files, tmp_path):
+    """As the description of its tool says; `write` in Python refuses."""
+    kinds = {
+        "as it is": files,
+        "exported": export(files),
+        "composite": CompositeBackend(files, {"/m/": InMemoryBackend()}),
+        "route": TheirComposite(default=files, routes={"/m/": InMemoryBackend()}),
+        "state": StateBackend(),
+        "factory": CompositeBackend(StateBackend, {"/m/": InMemoryBackend()}),
+    }
+    for case in each(kinds):
+        with case as backend:
+            reads = [call("read_file", file_path=path) for path in ("/f", "/m/f")]
+            calls = [write(path, content) for content in ("one", "two") for path in ("/f", "/m/f")]
+            told = said(backend, *calls, *reads)
+            assert told[:4] == ["Updated file /f", "Updated file /m/f"] * 2
+            assert [text.rpartition("\n")[2] for text in told[4:]] == ["two", "two"]
+    assert "already exists" in files.write("/f", "three").error
+
+
+def test_a_backend_that_runs_commands_takes_no_rules(tmp_path):
+    """But for rules about other routes alone: docs/langgraph.md has the way for a mount."""
+    with LocalShellBackend(tmp_path) as shell:
+        with pytest.raises(NotImplementedError, match="command execution"):
+            deep_agent(None, [], backend=shell, permissions=DENY)
+        theirs = TheirComposite(default=shell, routes={"/secrets/": InMemoryBackend()})
+        deep_agent(None, [], backend=theirs, permissions=DENY)

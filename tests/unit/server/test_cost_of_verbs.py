@@ -1,0 +1,88 @@
+"""What a verb costs grows as what its caller sends: calls on the volume are counted, for the longest of paths."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from failing import CHANGES, READS
+from live import live
+
+from fusebackend.backends import FilesystemBackend, SqliteBackend
+from fusebackend.testing.each import each
+
+LEVELS = {"sqlite": 1_100, "dir": 300}
+"""Directories of a path. Python's stack has 1,000 levels."""
+
+RULES = [
+    {"operations": ["read", "write"], "paths": ["/hidden/**", "/**/secret"], "mode": "hide"},
+    {"operations": ["write"], "paths": ["/**/kept", "/a/*/b"], "mode": "deny"},
+]
+
+CALLS_A_NAME = 12
+"""On the volume, for each name that a verb is sent: some walks down the path, and those of the history."""
+
+CALLS_A_LEVEL_GONE = 300
+"""To delete a directory: four times it is looked whether it, and the 64 directories above, are where they were."""
+
+PATHS = 50
+"""In one batch."""
+
+
+class Counted:
+    """Counts the calls on a volume."""
+
+    def __init__(self, volume: Any) -> None:
+        self.calls = 0
+        for name in {*READS, *CHANGES, "release"} - {"sync", "fsync"}:
+            setattr(volume, name, functools.partial(self._count, getattr(volume, name)))
+
+    def _count(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        self.calls += 1
+        return call(*arguments, **options)
+
+
+Verb = Callable[[Any, str], Any]
+
+VERBS: dict[str, Verb] = {
+    "write": lambda files, deep: files.write(f"{deep}/file", "text"),
+    "read": lambda files, deep: files.read(f"{deep}/file"),
+    "edit": lambda files, deep: files.edit(f"{deep}/file", "text", "other"),
+    "ls": lambda files, deep: files.ls(deep),
+    "glob": lambda files, deep: files.glob("*", deep),
+    "grep": lambda files, deep: files.grep("other", deep),
+    "move": lambda files, deep: files.move(f"{deep}/file", f"{deep}/moved"),
+    "move to new directories": lambda files, deep: files.move(f"{deep}/moved", deep.replace("d", "e") + "/moved"),
+    "a path without an end": lambda files, deep: files.write(deep.replace("d", "e") + "/moved/under/a/file", "text"),
+}
+BATCHES: dict[str, Verb] = {
+    "upload_files": lambda files, deep: files.upload_files([(f"{deep}/{n}/file", b"x") for n in range(PATHS)])[0],
+    "download_files": lambda files, deep: files.download_files([f"{deep}/{n}/file" for n in range(PATHS)])[0],
+}
+
+
+@pytest.mark.parametrize("view", [None, "agent"])
+@pytest.mark.parametrize("kind", LEVELS)
+def test_no_verb_costs_more_than_it_is_sent(tmp_path: Path, kind: str, view: str | None) -> None:
+    levels = LEVELS[kind]
+    root = tmp_path / "root"
+    root.mkdir()
+    default = SqliteBackend(tmp_path / "volume.db") if kind == "sqlite" else FilesystemBackend(str(root))
+    counted = Counted(default.volume)
+    with live(tmp_path, default, views={"agent": RULES}) as server:
+        files = server.connect(view=view) if view else server.connect()
+        deep, shallow = "/d" * levels, "/s" * (levels // PATHS)
+        for case in each({name: (verb, deep, levels) for name, verb in VERBS.items()}
+                         | {name: (verb, shallow, levels + 2 * PATHS) for name, verb in BATCHES.items()}):  # fmt: skip
+            with case as (verb, path, names):
+                counted.calls = 0
+                error = verb(files, path).error
+                assert (error is not None) == ("under" in (error or "")), error
+                assert 0 < counted.calls < CALLS_A_NAME * names
+        counted.calls = 0
+        assert files.delete("/d").error is None
+        assert counted.calls < CALLS_A_LEVEL_GONE * levels or (view and kind == "dir"), "which tells no moves of others"
+        assert server.mount.status()["history"]["incomplete"] is None
