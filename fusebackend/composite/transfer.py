@@ -28,7 +28,7 @@ import logging
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeGuard, TypeVar, cast
 
@@ -127,7 +127,7 @@ def transfer(
         _require_able(source, target, volume, into, items)  # after the rules, for it names what it finds
         if there.attr is not None:
             raise errors.oserror(errno.EEXIST)
-    copy = _copy_in(target, there.path, into, seen)
+    copy = _copy_in(target, there.path, into, seen, there.missing_paths)
     with contextlib.ExitStack() as undoing:
         undoing.callback(copy.undo)
         for item in items:
@@ -145,7 +145,7 @@ def transfer(
         deleted = _delete(source, left, silent=left != source_path)
         if deleted.error is None:
             return deleted.files_update or {}, copy.files_update
-        back = _copy_in(source, source_path, volume, volume)
+        back = _copy_in(source, source_path, volume, volume, ())
         _put_back(back, reading, left, items, _guarded(into, target), there.path)
     except OSError as error:
         rest = "" if left == source_path else f"; what is left of it is '{paths.parent_and_name(left)[1]}'"
@@ -242,8 +242,8 @@ def _put_back(back: _Copy, volume: Volume, left: AgentPath, items: list[Item], i
     back.finish(items)
 
 
-def _copy_in(face: AgentFace, path: AgentPath, volume: Volume, seen: Volume) -> _Copy:
-    return _NodeCopy(face, path, volume, seen) if _is_native(volume) else _FileCopy(face, path)
+def _copy_in(face: AgentFace, path: AgentPath, volume: Volume, seen: Volume, missing: Sequence[AgentPath]) -> _Copy:
+    return _NodeCopy(face, path, volume, seen) if _is_native(volume) else _FileCopy(face, path, missing)
 
 
 def _is_native(volume: Volume) -> TypeGuard[ObservableVolume]:
@@ -372,7 +372,15 @@ class _Copy(abc.ABC):
 
 
 class _FileCopy(_Copy):
-    """In a backend that has the agent face alone: whole files, and durable as it makes them."""
+    """In a backend that has the agent face alone: whole files, and durable as it makes them.
+
+    Args:
+        missing: paths of directories that it will make on the way.
+    """
+
+    def __init__(self, target: AgentFace, path: AgentPath, missing: Sequence[AgentPath]) -> None:
+        super().__init__(target, path)
+        self._missing = missing
 
     def add(self, source: Volume, item: Item) -> None:
         if not item.is_file:
@@ -398,6 +406,10 @@ class _FileCopy(_Copy):
     def undo(self) -> None:
         for names in self.digests:
             self._target.delete(_below(self._path, names))
+        made = {_below(self._path, names[:end]) for names in self.digests for end in range(len(names))}
+        for directory in sorted(made.union(self._missing), key=len, reverse=True):
+            if self._target.ls(directory).entries == []:
+                self._target.delete(directory)
 
 
 class _NodeCopy(_Copy):

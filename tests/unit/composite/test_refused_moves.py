@@ -20,7 +20,7 @@ from seed_backends import DuckBackend
 from fusebackend.backends import CompositeBackend, FilesystemBackend, InMemoryBackend, SqliteBackend, volume_of
 from fusebackend.backends.directory import nodes
 from fusebackend.base.deadline import GivenUp
-from fusebackend.protocol import ROOT_NODE, AttrChanges, DeleteResult, Volume
+from fusebackend.protocol import ROOT_NODE, AttrChanges, DeleteResult, FileUploadResponse, Volume
 from fusebackend.rules import met
 from fusebackend.rules.rule import RouteRules
 from fusebackend.rules.ruled_volume import RuledVolume
@@ -452,6 +452,35 @@ def test_what_is_removed_of_a_source_that_can_not_go_is_put_back(kind: str, into
             if into != "foreign":
                 assert volume.getattr(node_at(volume, "tree/a")).nlink == 2
     assert count >= 6
+
+
+class WithDirectories:
+    """A backend of others on a real directory, which has no room for a second file."""
+
+    def __init__(self, root: Path) -> None:
+        self._root, self._files = root, FilesystemBackend(root)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "volume":
+            raise AttributeError(name)
+        return getattr(self._files, name)
+
+    def upload_files(self, files: list[tuple[str, bytes]]) -> Any:
+        if files[0][0].endswith("/b"):
+            (self._root / files[0][0].lstrip("/")).parent.mkdir(parents=True)
+            return [FileUploadResponse(files[0][0], "No space left on device")]
+        return self._files.upload_files(files)
+
+
+def test_directories_that_a_backend_of_others_has_made_go_with_the_copy(tmp_path: Path) -> None:
+    with InMemoryBackend() as source:
+        put(source, "/tree/a/a", "/tree/d/e/b")
+        target = WithDirectories(tmp_path)
+        (tmp_path / "there").mkdir()
+        for new in ("/r/new/way/tree", "/r/there/tree"):
+            result = CompositeBackend(source, {"/r": target}).move("/tree", new)
+            assert "No space left on device" in str(result.error)
+            assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == ["there"]
 
 
 class HalfDeleting(DuckBackend):
