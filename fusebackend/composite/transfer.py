@@ -33,6 +33,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeGuard, TypeVar, cast
 
 from fusebackend.base import acl, budget, errors, paths
+from fusebackend.base.deadline import GivenUp
 from fusebackend.base.paths import AgentPath
 from fusebackend.dialects.agent_face import AgentFace, Guard
 from fusebackend.protocol import (
@@ -136,7 +137,11 @@ def transfer(
             copy.add(reading, item._replace(node=known(reading, item.node, _below(source_path, item.names)).node))
         copy.finish(items)
         if _is_native(volume):
-            left = _in_time(source, partial(_set_aside, volume, place, items, ruled), len(items))
+            try:
+                left = _in_time(source, partial(_set_aside, volume, place, items, ruled), len(items))
+            except GivenUp as error:  # it may be set aside later
+                undoing.pop_all()
+                raise OSError(errno.EIO, f"It was copied, but the source may not be removed: {error}") from error
         else:
             _require_unchanged(reading, place, items, copy.digests)
             left = source_path
