@@ -1,8 +1,12 @@
 """A file or a directory moves from one backend into another, and no crash can lose it.
 
-The order makes it safe: copy, read the copy back and compare, put it in place, make it durable, see that the source is
-still what was copied, take the source away. A failure before the last step leaves the source as it was and removes the
-copy; a crash leaves the source, the copy, or both, and never neither.
+The order makes it safe: see that the source may be removed, copy, read the copy back and compare, put it in place, make
+it durable, see that the source is still what was copied, take the source away. A failure leaves the source as it was
+and removes the copy: what is gone of the source by then is made again from the copy. A crash leaves the source, the
+copy, or both, and never neither; so does a backend that doesn't answer when the source is to be deleted.
+
+The rules of views and routes decide about every path of both sides before anything is copied. From then on the volumes
+are used without them, for the server's own hidden names are none that rules know.
 
 Between volumes of this package everything is kept: links, modes, owners (where this process may set them), times,
 extended attributes, holes. The copy grows under a hidden name next to its place and gets its name by one rename; the
@@ -17,23 +21,44 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import copy as copying
 import errno
 import hashlib
+import logging
 import os
 import secrets
 import stat
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeGuard, TypeVar, cast
 
 from fusebackend.base import acl, budget, errors, paths
+from fusebackend.base.deadline import GivenUp
 from fusebackend.base.paths import AgentPath
-from fusebackend.dialects.agent_face import AgentFace
-from fusebackend.protocol import RENAME_NOREPLACE, Attr, AttrChanges, Caller, Change, ObservableVolume, Volume
+from fusebackend.dialects.agent_face import AgentFace, Guard
+from fusebackend.protocol import (
+    RENAME_NOREPLACE,
+    Attr,
+    AttrChanges,
+    Caller,
+    Change,
+    DeleteResult,
+    ObservableVolume,
+    Volume,
+    verbs,
+)
 from fusebackend.remote.volume import ForeignVolume, volume_of
+from fusebackend.rules import met
 from fusebackend.volumes import placing
+from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.contents import PIECE_BYTES, data_pieces, opened
-from fusebackend.volumes.native import silently
-from fusebackend.volumes.walk import Place, below, resolve
+from fusebackend.volumes.native import NativeVolume, silently
+from fusebackend.volumes.removal import REMOVED_AT_ONCE
+from fusebackend.volumes.walk import Place, below, find, known, resolve
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 DIRECTORY_MODE = 0o755
 
@@ -83,37 +108,160 @@ def transfer(
         OSError: ENOENT; EEXIST for the target; EROFS and ENOTSUP where one of them lacks a feature; EBUSY when the
             source changed meanwhile; errors of the volumes. The source is as it was then.
     """
+    ruled, seen = _volume_of_paths(source), _volume_of_paths(target)
+    source, target = _without_rules(source, ruled), _without_rules(target, seen)
     volume, into = _volume_of_paths(source), _volume_of_paths(target)
-    for foreign in (volume, into):
+    for foreign, face in ((volume, source), (into, target)):
         if isinstance(foreign, ForeignVolume):
-            foreign.expire()
-    place = resolve(volume, source_path, follow=False)
-    items = list(_tree(volume, place.found))
-    _require_able(source, target, volume, into, items)
-    if resolve(into, target_path, follow=False).attr is not None:
-        raise errors.oserror(errno.EEXIST)
-    copy: _Copy = _FileCopy(target, target_path)
-    if isinstance(into, ObservableVolume) and not isinstance(into, ForeignVolume):
-        copy = _NodeCopy(target, target_path, into)
+            _in_time(face, foreign.expire)
+    # Links on the way are followed here alone, where rules see where they lead.
+    here = resolve(_guarded(ruled, source), source_path, follow=False)
+    there = resolve(_guarded(seen, target), target_path, follow=False)
+    reading, source_path = _guarded(volume, source), here.path
+    place = resolve(reading, source_path, follow=False)
+    items = list(_tree(reading, (place if here.attr is not None else here).found))
+    with met.deciding():
+        if isinstance(ruled, NativeVolume):
+            _in_time(source, partial(ruled.require_removable, source_path), len(items))
+        if isinstance(seen, NativeVolume):
+            seen.require_new(*there.missing_paths, *(_below(there.path, item.names) for item in items), changed=True)
+        _require_able(source, target, volume, into, items)  # after the rules, for it names what it finds
+        if there.attr is not None:
+            raise errors.oserror(errno.EEXIST)
+    copy = _copy_in(target, there.path, into, seen, there.missing_paths)
     with contextlib.ExitStack() as undoing:
         undoing.callback(copy.undo)
         for item in items:
             if budget.current().cancelled:
                 raise errors.oserror(errno.ECANCELED)
-            copy.add(volume, item)
+            copy.add(reading, item._replace(node=known(reading, item.node, _below(source_path, item.names)).node))
         copy.finish(items)
-        if isinstance(volume, ForeignVolume):
-            _require_unchanged(volume, place, items, copy.digests)
-            undoing.pop_all()  # deleting may fail half-way: from here on the copy is kept
-            deleted = source.delete(source_path)
+        if _is_native(volume):
+            try:
+                left = _in_time(source, partial(_set_aside, volume, place, items, ruled), len(items))
+            except GivenUp as error:  # it may be set aside later
+                undoing.pop_all()
+                raise OSError(errno.EIO, f"It was copied, but the source may not be removed: {error}") from error
         else:
-            away = _set_aside(volume, place, items)
-            undoing.pop_all()
-            with silently():  # it was reported as deleted
-                deleted = source.delete(paths.join(paths.parent_and_name(source_path)[0], paths.to_text(away)))
-    if deleted.error is not None:
-        raise OSError(errno.EIO, f"It was copied, but the source could not be removed: {deleted.error}")
-    return deleted.files_update or {}, copy.files_update
+            _require_unchanged(reading, place, items, copy.digests)
+            left = source_path
+        undoing.pop_all()  # from here on the copy is kept, but where the source is whole again
+    try:
+        deleted = _delete(source, left, silent=left != source_path)
+        if deleted.error is None:
+            return deleted.files_update or {}, copy.files_update
+        back = _copy_in(source, source_path, volume, volume, ())
+        _put_back(back, reading, left, items, _guarded(into, target), there.path)
+    except OSError as error:
+        rest = "" if left == source_path else f"; what is left of it is '{paths.parent_and_name(left)[1]}'"
+        text = f"It was copied, but the source could not be removed: {error.strerror}{rest}"
+        raise OSError(errno.EIO, text) from error
+    copy.undo()
+    why = deleted.error.removeprefix(verbs.DELETE.failed.format(left) + ": ")
+    raise OSError(errno.EIO, f"Its source could not be removed, and stays as it was: {why}")
+
+
+def _without_rules(face: AgentFace, volume: Volume) -> AgentFace:
+    if not isinstance(volume, NativeVolume) or volume.without_rules is volume:
+        return face
+    plain = AgentFace(VolumeBackend(volume.without_rules), face.name)
+    plain.guard = face.guard
+    return plain
+
+
+def _in_time(face: AgentFace, call: Callable[[], T], files: int = 1) -> T:
+    """Call a volume with the deadline of its route."""
+    return call() if face.guard is None else face.guard.run("move", call, files)
+
+
+class _Guarded:
+    """A volume, each call of which has the deadline of its route. Hold no lock of it: the calls are made in threads of
+    their own."""
+
+    def __init__(self, volume: Volume, face: AgentFace) -> None:
+        self._volume, self._face = volume, face
+
+    def walking(self, names: object) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._volume, name)
+        return (lambda *args: _in_time(self._face, partial(found, *args))) if callable(found) else found
+
+
+def _guarded(volume: Volume, face: AgentFace) -> Volume:
+    return volume if face.guard is None else cast(Volume, _Guarded(volume, face))
+
+
+class _Answers:
+    """Runs calls as a guard does, and keeps what a deletion raises: it may have been made, or be made later."""
+
+    def __init__(self, guard: Guard | None) -> None:
+        self._guard = guard
+        self.error: Exception | None = None
+
+    def run(self, verb: str, call: Callable[[], T], files: int = 1) -> T:
+        try:
+            return call() if self._guard is None else self._guard.run(verb, call, files)
+        except Exception as error:
+            if verb == "delete" and not isinstance(error, NotImplementedError):
+                self.error = error
+            raise
+
+
+def _delete(source: AgentFace, path: AgentPath, *, silent: bool) -> DeleteResult:
+    """Delete. OSError: there was no answer.
+
+    Args:
+        silent: it was reported as deleted.
+    """
+    direct = copying.copy(source)
+    direct.guard = answers = _Answers(source.guard)
+    with silently() if silent else contextlib.nullcontext():
+        deleted = direct.delete(path)
+    if answers.error is not None:
+        raise OSError(errno.EIO, deleted.error) from answers.error
+    return deleted
+
+
+def _put_back(back: _Copy, volume: Volume, left: AgentPath, items: list[Item], into: Volume, copied: AgentPath) -> None:
+    """Make what is gone of the source from its copy.
+
+    Args:
+        left: the path of what is there of it.
+        copied: that of the copy, in `into`.
+    """
+    volume.expire()
+    back.hide_as(paths.to_name(paths.parent_and_name(left)[1]))
+    missing = []
+    for item in items:
+        copy = item._replace(node=resolve(into, _below(copied, item.names), follow=False).found.node)
+        there = find(volume, _below(left, item.names))
+        if there is None:
+            missing.append(copy)
+        else:
+            back.nodes[item.names] = there.node
+            back.twins[_twin(into, copy)] = item.names
+    for item in missing:
+        back.add(into, item._replace(node=known(into, item.node, _below(copied, item.names)).node))
+    back.finish(items)
+
+
+def _copy_in(face: AgentFace, path: AgentPath, volume: Volume, seen: Volume, missing: Sequence[AgentPath]) -> _Copy:
+    return _NodeCopy(face, path, volume, seen) if _is_native(volume) else _FileCopy(face, path, missing)
+
+
+def _is_native(volume: Volume) -> TypeGuard[ObservableVolume]:
+    return isinstance(volume, ObservableVolume) and not isinstance(volume, ForeignVolume)
+
+
+def _twin(volume: Volume, item: Item) -> bytes | int:
+    """Return what two names of one file have in common."""
+    return volume.lasting(item.node) or item.node
+
+
+def _below(top: AgentPath, names: Names) -> AgentPath:
+    return AgentPath("/".join([top, *map(paths.to_text, names)]))
 
 
 def _volume_of_paths(face: AgentFace) -> Volume:
@@ -206,8 +354,15 @@ class _Copy(abc.ABC):
     def __init__(self, target: AgentFace, path: AgentPath) -> None:
         self._target = target
         self._path = path
+        self.nodes: dict[Names, int] = {}
+        """Of what is there, where it has any."""
+        self.twins: dict[bytes | int, Names] = {}
+        """A source file with several names → the first name of its copy."""
         self.digests: dict[Names, bytes] = {}
         self.files_update: dict[str, Any] = {}
+
+    def hide_as(self, name: bytes) -> None:
+        """Have another hidden name for the top."""
 
     @abc.abstractmethod
     def add(self, source: Volume, item: Item) -> None: ...
@@ -222,7 +377,15 @@ class _Copy(abc.ABC):
 
 
 class _FileCopy(_Copy):
-    """In a backend that has the agent face alone: whole files, and durable as it makes them."""
+    """In a backend that has the agent face alone: whole files, and durable as it makes them.
+
+    Args:
+        missing: paths of directories that it will make on the way.
+    """
+
+    def __init__(self, target: AgentFace, path: AgentPath, missing: Sequence[AgentPath]) -> None:
+        super().__init__(target, path)
+        self._missing = missing
 
     def add(self, source: Volume, item: Item) -> None:
         if not item.is_file:
@@ -233,94 +396,110 @@ class _FileCopy(_Copy):
         for offset, piece in data_pieces(source, item.node):
             data += bytes(offset - len(data)) + piece
         self.digests[item.names] = _digest_of(bytes(data))
-        (answer,) = self._target.upload_files([(self._inner(item), bytes(data))])
+        (answer,) = self._target.upload_files([(_below(self._path, item.names), bytes(data))])
         if answer.error is not None:
             raise OSError(errors.errno_of(answer.error), answer.error)
         self.files_update.update(answer.files_update or {})
 
     def finish(self, items: list[Item]) -> None:
-        for item in items:
-            if item.is_file:
-                (answer,) = self._target.download_files([self._inner(item)])
-                _require_same(_digest_of(answer.content or b""), self.digests[item.names])
+        for names, digest in self.digests.items():
+            (answer,) = self._target.download_files([_below(self._path, names)])
+            if answer.error is not None:
+                raise OSError(errors.errno_of(answer.error), answer.error)
+            _require_same(_digest_of(answer.content or b""), digest)
 
     def undo(self) -> None:
         for names in self.digests:
-            self._target.delete(self._below(names))
-
-    def _inner(self, item: Item) -> AgentPath:
-        return self._below(item.names)
-
-    def _below(self, names: Names) -> AgentPath:
-        return AgentPath("/".join([self._path, *map(paths.to_text, names)]))
+            self._target.delete(_below(self._path, names))
+        made = {_below(self._path, names[:end]) for names in self.digests for end in range(len(names))}
+        for directory in sorted(made.union(self._missing), key=len, reverse=True):
+            if self._target.ls(directory).entries == []:
+                self._target.delete(directory)
 
 
 class _NodeCopy(_Copy):
-    """In a volume of this package, under a hidden name until it is complete."""
+    """In a volume of this package, under a hidden name until it is complete.
 
-    def __init__(self, target: AgentFace, path: AgentPath, volume: ObservableVolume) -> None:
+    Args:
+        seen: the volume with its rules.
+    """
+
+    def __init__(self, target: AgentFace, path: AgentPath, volume: ObservableVolume, seen: Volume) -> None:
         super().__init__(target, path)
-        self._volume = volume
+        self._volume, self._calls = volume, _guarded(volume, target)
+        self._seen = seen
         self._caller = Caller(os.geteuid(), os.getegid(), os.getpid())
-        self._place = resolve(volume, path, follow=False)
+        self._place = resolve(self._calls, path, follow=False)
         self._name = self._hidden = _hidden(self._place.name)
-        self._nodes: dict[Names, int] = {}
-        self._twins: dict[int, int] = {}  # a source node with several names → its copy
         self._made: list[tuple[int, bytes]] = []
         self._parent = self._place.parent
+
+    def hide_as(self, name: bytes) -> None:
+        self._name = self._hidden = name
 
     def add(self, source: Volume, item: Item) -> None:
         if not item.names:
             self._make_parents()
-        parent = self._nodes[item.names[:-1]] if item.names else self._parent
-        name = item.names[-1] if item.names else self._hidden
-        twin = self._twins.get(item.node)
-        if twin is not None:
-            self._nodes[item.names] = self._volume.link(twin, parent, name).node
-            return
-        node = self._nodes[item.names] = self._make(source, item, parent, name)
-        if item.nlink > 1 and not item.is_dir and self._volume.features.links:
-            self._twins[item.node] = node
+        parent, name = self._place_of(item.names)
+        if item.nlink > 1 and not item.is_dir and self._calls.features.links:
+            first = self.twins.setdefault(_twin(source, item), item.names)
+            if first != item.names:
+                self.nodes[item.names] = self._calls.link(self._node(first), parent, name).node
+                return
+        node = self.nodes[item.names] = self._make(source, item, parent, name)
         if item.is_file:
             self.digests[item.names] = self._fill(source, item, node)
-        if self._volume.features.xattrs and not stat.S_ISLNK(item.mode):
+        if self._calls.features.xattrs and not stat.S_ISLNK(item.mode):
             wanted = source.listxattr(item.node) if source.features.xattrs else ()
             # The default ACL of its new directory has given it ACLs, which would let others read it.
-            for attribute in acl.NAMES.intersection(self._volume.listxattr(node)).difference(wanted):
-                self._volume.removexattr(node, attribute)
+            for attribute in acl.NAMES.intersection(self._calls.listxattr(node)).difference(wanted):
+                self._calls.removexattr(node, attribute)
             for attribute in wanted:
-                self._volume.setxattr(node, attribute, source.getxattr(item.node, attribute))
+                self._calls.setxattr(node, attribute, source.getxattr(item.node, attribute))
+
+    def _place_of(self, names: Names) -> tuple[int, bytes]:
+        return (self._node(names[:-1]), names[-1]) if names else (self._parent, self._name)
+
+    def _node(self, names: Names) -> int:
+        top = paths.join(paths.parent_and_name(self._path)[0], paths.to_text(self._name))
+        return known(self._calls, self.nodes[names], _below(top, names)).node
 
     def _make_parents(self) -> None:
         for name in self._place.missing:
-            node = self._volume.mkdir(self._parent, name, DIRECTORY_MODE, self._caller).node
+            node = self._calls.mkdir(self._parent, name, DIRECTORY_MODE, self._caller).node
             self._made.append((self._parent, name))
             self._parent = node
 
     def _make(self, source: Volume, item: Item, parent: int, name: bytes) -> int:
         """Make it for the server alone: until `_adorn`, a set-user-ID file would be one of the server's user."""
         if item.is_dir:
-            return self._volume.mkdir(parent, name, 0o700, self._caller).node
+            return self._calls.mkdir(parent, name, 0o700, self._caller).node
         if stat.S_ISLNK(item.mode):
-            return self._volume.symlink(parent, name, source.readlink(item.node), self._caller).node
-        return self._volume.mknod(parent, name, stat.S_IFMT(item.mode) | 0o600, item.rdev, self._caller).node
+            return self._calls.symlink(parent, name, source.readlink(item.node), self._caller).node
+        return self._calls.mknod(parent, name, stat.S_IFMT(item.mode) | 0o600, item.rdev, self._caller).node
 
     def _fill(self, source: Volume, item: Item, node: int) -> bytes:
         digest = _Digest()
-        with opened(self._volume, node, os.O_WRONLY):
+        with opened(self._calls, node, os.O_WRONLY):
             for offset, piece in data_pieces(source, item.node):
                 if digest.add(offset, piece):  # a hole stays one
-                    self._volume.write(node, offset, piece)
-            self._volume.setattr(node, AttrChanges(size=digest.size))
+                    self._calls.write(node, offset, piece)
+            self._calls.setattr(node, AttrChanges(size=digest.size))
         return digest.value()
 
     def finish(self, items: list[Item]) -> None:
         for names, digest in self.digests.items():
-            _require_same(_digest(self._volume, self._nodes[names]), digest)
+            _require_same(_digest(self._calls, self._node(names)), digest)
         for item in reversed(items):  # a directory after what is in it, for that moves its times
             if not stat.S_ISLNK(item.mode):
-                self._adorn(item, self._nodes[item.names])
+                self._adorn(item, self._node(item.names))
+        _in_time(self._target, partial(self._put_in_place, items))
+        self._calls.sync()
+
+    def _put_in_place(self, items: list[Item]) -> None:
         with self._volume.changing() as changes:
+            if self._seen is not self._volume and resolve(self._seen, self._path, follow=False).parent != self._parent:
+                raise OSError(errno.EBUSY, "Its new place was moved meanwhile")
             self._volume.rename(self._parent, self._hidden, self._parent, self._place.name, RENAME_NOREPLACE)
             self._name = self._place.name
             for parent, name in [*self._made, (self._parent, self._name)]:
@@ -330,22 +509,39 @@ class _NodeCopy(_Copy):
             for item in items:
                 path = AgentPath("/".join([self._place.path, *map(paths.to_text, item.names)]))
                 changes.append(Change(kind="created", path=path + "/" if item.is_dir else path))
-        self._volume.sync()
 
     def _adorn(self, item: Item, node: int) -> None:
+        attr = self._calls.getattr(node)
+        if (attr.mode, attr.uid, attr.gid, attr.mtime_ns) == (item.mode, item.uid, item.gid, item.mtime_ns):
+            return  # it is that of the source, which was left there
         with contextlib.suppress(PermissionError):  # only root may give files away
-            self._volume.setattr(node, AttrChanges(uid=item.uid, gid=item.gid))
+            self._calls.setattr(node, AttrChanges(uid=item.uid, gid=item.gid))
         mode = stat.S_IMODE(item.mode)
-        attr = self._volume.getattr(node)
+        attr = self._calls.getattr(node)
         if not item.is_dir and (attr.uid, attr.gid) != (item.uid, item.gid):
             mode &= ~(stat.S_ISUID | stat.S_ISGID)  # it stays the server's: as `cp -p`
-        self._volume.setattr(node, AttrChanges(mode=mode, atime_ns=item.atime_ns, mtime_ns=item.mtime_ns))
+        self._calls.setattr(node, AttrChanges(mode=mode, atime_ns=item.atime_ns, mtime_ns=item.mtime_ns))
 
     def undo(self) -> None:
-        directory = paths.parent_and_name(self._path)[0]
+        try:
+            _in_time(self._target, self._remove, len(self.nodes) + 1)
+        except OSError as error:
+            log.warning("%s: a copy of '%s' could not be removed: %s", self._target.name, self._path, error)
+
+    def _remove(self) -> None:
         was_seen = self._name != self._hidden
-        with contextlib.nullcontext() if was_seen else silently():
-            self._target.delete(paths.join(directory, paths.to_text(self._name)))
+        left = list(self.nodes)
+        for node in self.nodes.values():
+            with contextlib.suppress(OSError):  # it has its source's mode, perhaps one that lets nothing be removed
+                if self._volume.getattr(node).is_dir:
+                    self._volume.setattr(node, AttrChanges(mode=0o700))
+        while left:
+            with contextlib.nullcontext() if was_seen else silently(), self._volume.changing() as changes:
+                for names in left[: -REMOVED_AT_ONCE - 1 : -1]:
+                    parent, name = (self.nodes[names[:-1]], names[-1]) if names else (self._parent, self._name)
+                    attr, path = self._volume.lookup(parent, name), _below(self._path, names)
+                    placing.remove(self._volume, parent, name, attr, changes, path)
+            del left[-REMOVED_AT_ONCE:]
         with self._volume.changing() as changes, contextlib.suppress(OSError):  # it is not empty any more
             for (parent, name), path in reversed(list(zip(self._made, self._place.missing_paths, strict=False))):
                 self._volume.rmdir(parent, name)
@@ -361,24 +557,34 @@ def _hidden(name: bytes) -> bytes:
 # -- the source ------------------------------------------------------------------------------------------------
 
 
-def _set_aside(volume: Volume, place: Place, items: list[Item]) -> bytes:
-    """Check that the source has not changed since it was copied, and give it a hidden name, in one step; returns the
-    name."""
+def _set_aside(volume: Volume, place: Place, items: list[Item], ruled: Volume) -> AgentPath:
+    """Check that the source has not changed since it was copied, and give it a hidden name, in one step; returns its
+    path.
+
+    Args:
+        ruled: the volume with its rules.
+    """
     name = _hidden(place.name)
     top = items[0]
     with placing.changing(volume) as changes:
+        if ruled is not volume and isinstance(ruled, NativeVolume):
+            ruled.require_removable(place.path)
         if [item.state for item in _tree(volume, volume.lookup(place.parent, place.name))] != [i.state for i in items]:
             raise OSError(errno.EBUSY, "It was changed while it was being moved")
         volume.rename(place.parent, place.name, place.parent, name, RENAME_NOREPLACE)
         path = place.path + "/" if top.is_dir else place.path
         changes += [Change(node=place.parent), Change(top.node, place.parent, place.name, "deleted", path)]
-    return name
+    return paths.join(paths.parent_and_name(place.path)[0], paths.to_text(name))
 
 
-def _require_unchanged(volume: ForeignVolume, place: Place, items: list[Item], digests: dict[Names, bytes]) -> None:
+def _require_unchanged(volume: Volume, place: Place, items: list[Item], digests: dict[Names, bytes]) -> None:
     """Its times may say nothing, so look at the bytes again."""
     volume.expire()
     again = list(_tree(volume, volume.lookup(place.parent, place.name)))
     same = [(item.names, item.mode) for item in again] == [(item.names, item.mode) for item in items]
-    if not same or any(_digest(volume, item.node) != digests[item.names] for item in again if item.is_file):
+    if not same or any(
+        _digest(volume, known(volume, item.node, _below(place.path, item.names)).node) != digests[item.names]
+        for item in again
+        if item.is_file
+    ):
         raise OSError(errno.EBUSY, "It was changed while it was being moved")

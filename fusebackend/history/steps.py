@@ -12,6 +12,7 @@ A failure to record is logged, and the verb is made all the same (`Recorder.fail
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import stat
 import threading
@@ -28,7 +29,7 @@ from fusebackend.history.recorder import CONTENT, MADE, Kept, Recorder
 from fusebackend.history.records import Image, RecordKind
 from fusebackend.protocol import STEP, Attr, LogRow, SnapshotVolume, Volume
 from fusebackend.vfs.junctions import MountTree, Route
-from fusebackend.volumes.walk import NOWHERE, Place, below, find, resolve
+from fusebackend.volumes.walk import NOWHERE, Place, below, find, known, resolve
 
 log = logging.getLogger(__name__)
 
@@ -274,9 +275,9 @@ class Steps:
     def _keep_tree(self, call: OpenCall, found: _Before, path: AgentPath, attr: Attr) -> None:
         """Keep a directory and everything below it: a directory after its entries, as it is removed. A file with
         several names there has one less each time."""
-        gone: Counter[int] = Counter()
-        for inner, entry in reversed([(path, attr), *_below(found.route.volume, path, attr)]):
-            self._keep(call, found, inner, entry, gone[entry.node])
+        volume, gone = found.route.volume, Counter[int]()
+        for inner, entry in reversed([(path, attr), *_below(volume, path, attr)]):
+            self._keep(call, found, inner, known(volume, entry.node, inner), gone[entry.node])
             gone[entry.node] += entry.nlink > 1 and not entry.is_dir
 
     # -- after -----------------------------------------------------------------------------------------------------
@@ -296,7 +297,7 @@ class Steps:
         records = recorder.of(volume)
         for number, (path, kept) in tuple(found.numbers.items()):
             now = find(volume, path)
-            if now is not None and now.node == kept.node and _is_same(now, kept):
+            if now is not None and (now.node == kept.node or _is_forgotten(volume, kept)) and _is_same(now, kept):
                 if how == "put":
                     records.disown(call, kept.node)
                 recorder.history.drop([number])
@@ -368,6 +369,15 @@ def _created(found: _Before, is_rename: bool) -> Iterator[tuple[AgentPath, int]]
 def _below(volume: Volume, path: AgentPath, attr: Attr) -> Iterator[tuple[AgentPath, Attr]]:
     for inner, entry in below(volume, attr.node, to_name(path).rstrip(b"/")):
         yield AgentPath(to_text(inner)), entry
+
+
+def _is_forgotten(volume: Volume, kept: Kept) -> bool:
+    """Return True for a node that says nothing any more, see `walk.known`."""
+    try:
+        volume.getattr(kept.node)
+    except OSError as error:
+        return error.errno == errno.ESTALE
+    return False
 
 
 def _is_same(now: Attr, kept: Kept) -> bool:

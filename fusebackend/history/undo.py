@@ -17,7 +17,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from fusebackend.base import budget
@@ -126,6 +126,8 @@ class Undo:
             numbers = [call.number for call in chosen]
             halves = self._history.unfinished(numbers)
             plan = self._plan([*numbers, *halves], merge=merge_lines)
+            if not keep_newer:
+                plan.conflicts += self._refusals(plan.steps)
             result = UndoResult([call.ref for call in chosen], partly=plan.partly)
             if plan.conflicts and not keep_newer:
                 result.conflicts = plan.conflicts
@@ -194,6 +196,16 @@ class Undo:
                 UndoConflict("/", f"may have more changes of c{number}, which were not recorded: {why}")
             )
         return plan
+
+    def _refusals(self, steps: Sequence[Step]) -> Iterator[UndoConflict]:
+        """What permissions and the rules of routes refuse of steps."""
+        for prefix in dict.fromkeys(step.prefix for step in steps):
+            own = [step for step in steps if step.prefix == prefix]
+            gone = {os.fsdecode(step.path) for step in own if step.word == "remove"}
+            moved = [step.to_path for step in own if step.word == "rename"]
+            new = [os.fsdecode(path) for path in moved + [step.path for step in own if step.word in ("make", "link")]]
+            for path, error in placing.refusals(self._volumes[prefix], gone, new):
+                yield UndoConflict(mount_path(prefix, os.fsencode(path)), f"can't be changed: {error.strerror}")
 
     # -- the steps -------------------------------------------------------------------------------------------------
 

@@ -120,14 +120,21 @@ class PatchEditor:
             target = self._place.path(name_meant(operation.move_to or operation.path))
             if target != path and self._texts.kind(target):
                 raise Refused(f"{operation.move_to} is there already")
+            before = self._text(path) if target != path else ""
             self._texts.change(path, lambda text: (text, keep_line_ends(text, _patched(as_shown(text), operation))))
             if target == path:
                 return f"Updated {operation.path}"
+            after = self._text(path)
             error = self._place.files.move(path, target).error
-            _check(error and f"it is updated, and not moved: {error}")
+            if error and self._place.files.edit(path, after, before).error:  # others have changed it since
+                error = f"it is updated, and not moved: {error}"
+            _check(error)
             return f"Updated {operation.path}\nMoved {operation.path} to {operation.move_to}"
 
         return await self._result(operation, update)
+
+    def _text(self, path: str) -> str:
+        return (self._place.files.download_files([path])[0].content or b"").decode("utf-8", "replace")
 
     async def delete_file(self, operation: ApplyPatchOperation) -> ApplyPatchResult:
         def delete(path: str) -> str:

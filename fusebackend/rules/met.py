@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import errno
 from collections.abc import Iterator
+
+from fusebackend.base.errors import oserror
 
 
 class Met:
@@ -18,11 +21,37 @@ class Met:
     Attributes:
         any: something that the verb has looked at is interrupted.
         refused: the verb was refused for something, perhaps by another rule.
+        deciding: refusals that an approval could lift wait for the end of a block (`deciding`).
     """
 
     def __init__(self) -> None:
         self.any = False
         self.refused = False
+        self.deciding = False
+        self._waits = False
+
+    def interrupted(self) -> None:
+        """Note that a change is refused which may be approved.
+
+        Raises:
+            OSError: EACCES; not in a block of `deciding`, which raises it at its end.
+        """
+        if self.deciding:
+            self._waits = True
+            return
+        self.any = self.refused = True
+        raise oserror(errno.EACCES)
+
+    @contextlib.contextmanager
+    def decided(self) -> Iterator[None]:
+        """See `deciding`."""
+        self.deciding = True
+        try:
+            yield
+        finally:
+            self.deciding, waits, self._waits = False, self._waits, False
+        if waits:
+            self.interrupted()
 
     @property
     def is_interrupted(self) -> bool:
@@ -47,3 +76,10 @@ def meeting() -> Iterator[Met]:
         yield met
     finally:
         _met.reset(token)
+
+
+def deciding() -> contextlib.AbstractContextManager[None]:
+    """Decide in the block all that a verb needs. What an approval could lift is refused at its end, if nothing else
+    was: nobody is asked for a change that can never be made."""
+    noted = current()
+    return contextlib.nullcontext() if noted is None or noted.deciding else noted.decided()

@@ -14,6 +14,7 @@ of the name that it was found by. What is open, or was found before others moved
 - A rename needs to write both names, and a file must be allowed the same under both; else EXDEV, so that `mv` copies
   what it may read. A directory is renamed where no rule can tell its files' old paths from the new ones.
 - A hard link needs to read and write both names.
+- A verb of several steps asks for all of its paths before the first one (`require_…`), so that none is half made.
 - Modes lack the bits that are refused, for the kernel answers access(2) from them. Of what an approval could allow they
   have them: the kernel would refuse an `open` by itself, and nobody would hear of it.
 - Where names are hidden, link counts of files are 1, and so are those of directories: they count subdirectories.
@@ -32,7 +33,7 @@ from typing import Any, TypeVar
 
 from fusebackend.base import acl
 from fusebackend.base.errors import VANISHED, oserror
-from fusebackend.base.paths import AgentPath, join, to_text
+from fusebackend.base.paths import ROOT, AgentPath, join, to_name, to_text
 from fusebackend.protocol import (
     RENAME_EXCHANGE,
     ROOT_NODE,
@@ -53,6 +54,7 @@ from fusebackend.protocol import (
 from fusebackend.rules import met
 from fusebackend.rules.rule import Mode, Operation
 from fusebackend.rules.view import ALLOWED, View
+from fusebackend.volumes import walk
 from fusebackend.volumes.native import NativeVolume
 
 _SHIFT = 44
@@ -208,9 +210,9 @@ class RuledVolume(NativeVolume):
                 raise
             return False
 
-    def _bits(self, path: AgentPath) -> int | None:
+    def _bits(self, path: AgentPath, view: View | None = None) -> int | None:
         """Return what may not be done with what is at a path; None where it is hidden."""
-        decided = self.view.decide_both(path)
+        decided = (view or self.view).decide_both(path)
         if decided is ALLOWED:
             return 0
         reading, writing = decided
@@ -243,19 +245,20 @@ class RuledVolume(NativeVolume):
     def _may_change(self, path: AgentPath, name: bytes | None = None, *also: Mode) -> None:
         """EACCES for a path that may not be written, unless its mode is one of `also`."""
         mode = self.view.decide("write", path)
-        if mode == "allow" or mode in also:
-            return
         if mode == "interrupt":
-            self._interrupted(path)
-        raise oserror(errno.EACCES, name)
+            self._interrupted(path, name)
+        elif mode != "allow" and mode not in also:
+            raise oserror(errno.EACCES, name)
 
-    def _interrupted(self, path: AgentPath) -> None:
-        """A change of a path is refused that may be approved."""
+    def _interrupted(self, path: AgentPath, name: bytes | None = None) -> None:
+        """A change of a path is refused that may be approved: EACCES, or what else `met.deciding` finds."""
         noted = met.current()
         if noted is not None:
-            noted.any = noted.refused = True
-        elif self.on_interrupt is not None:
+            noted.interrupted()
+            return
+        if self.on_interrupt is not None:
             self.on_interrupt(path, ROOT_NODE, "write")
+        raise oserror(errno.EACCES, name)
 
     def _shown(self, attr: Attr, bits: int) -> Attr:
         """Return the attributes of something as the view shows them."""
@@ -426,24 +429,69 @@ class RuledVolume(NativeVolume):
             if attr.is_dir and (not attr.mode & 0o444 or not self.readdir(attr.node, b"", 1)):
                 raise oserror(errno.EACCES, name) from None
 
-    def require_empty(self, node: int, name: bytes) -> None:
+    @property
+    def without_rules(self) -> NativeVolume:
+        return self._native().without_rules
+
+    def require_removable(self, path: str) -> None:
+        with met.deciding():
+            place = walk.resolve(self, path, follow=False)
+            top = self._own_path(place.parent, place.name)
+            self._require_free(top)
+            for inner, _ in walk.below(self.below, place.found.node, to_name(top)) if place.found.is_dir else ():
+                self._require_free(AgentPath(to_text(inner)))
+            if isinstance(self.below, NativeVolume):
+                self.below.require_removable(path)
+
+    def _require_free(self, path: AgentPath) -> None:
+        """EACCES for what may not be read and removed. It is not said which of both, nor that it is hidden."""
+        modes = {*self.view.decide_both(path)}
+        if not modes <= {"allow", "interrupt"}:
+            raise OSError(errno.EACCES, "Permission denied: the rules keep it, or something in it, where it is")
+        if modes != {"allow"}:
+            self._interrupted(path)
+
+    def require_new(self, *paths: str, changed: bool = False) -> None:
+        self._writable()
+        with met.deciding():
+            for path in paths:
+                self._may_change(self._outer(path), None, *(() if changed else ("append",)))
+            if isinstance(self.below, NativeVolume):
+                self.below.require_new(*paths, changed=changed)
+
+    def require_rename(self, path: str, new: str) -> None:
         with self.lock:
-            super().require_empty(node, name)
-            if self.below.readdir(node, b"", 1):
-                raise oserror(errno.EACCES, name)
+            place = walk.resolve(self, path, follow=False)
+            self._decide_rename(place.parent, place.name, self._outer(new), to_name(new))
+            if isinstance(self.below, NativeVolume):
+                self.below.require_rename(path, new)
+
+    def _outer(self, path: str) -> AgentPath:
+        """Return the path in the mounted tree of one in the volume."""
+        return AgentPath(self._prefix.rstrip("/") + path.rstrip("/")) or ROOT
+
+    def _decide_rename(
+        self, parent: int, name: bytes, new: AgentPath, new_name: bytes, there: tuple[int, bytes] | None = None
+    ) -> list[Attr]:
+        """Return the attributes of what is renamed; with `there`, also of what it is exchanged with."""
+        with met.deciding():
+            old = self._own_path(parent, name)
+            self._may_change(new, new_name)
+            moved = [self.below.lookup(*place) for place in ((parent, name), there) if place is not None]
+            view = self.view
+            if "interrupt" in (view.decide("write", old), view.decide("write", new)):
+                view = view.granting([old, new], trees=True)  # else an approval is asked for that leads to nothing
+            if self._bits(old, view) != self._bits(new, view) or (
+                any(attr.is_dir for attr in moved) and not view.is_same_below(old, new)
+            ):
+                raise OSError(errno.EXDEV, "Other rules apply at the new place")
+        return moved
 
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
         with self.lock:
-            old = self._own_path(parent, name)
             new = join(self._path(new_parent), to_text(new_name))
-            self._may_change(new, new_name)
-            moved = [self.below.lookup(parent, name)]
-            if flags & RENAME_EXCHANGE:
-                moved.append(self.below.lookup(new_parent, new_name))
-            if self._bits(old) != self._bits(new):
-                raise oserror(errno.EXDEV, new_name)
-            if any(attr.is_dir for attr in moved) and not self.view.is_same_below(old, new):
-                raise oserror(errno.EXDEV, new_name)
+            there = (new_parent, new_name) if flags & RENAME_EXCHANGE else None
+            moved = self._decide_rename(parent, name, new, new_name, there)
             try:
                 self.changed().rename(parent, name, new_parent, new_name, flags)
             except OSError as error:

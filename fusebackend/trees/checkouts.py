@@ -15,6 +15,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -82,6 +83,7 @@ class Checkouts:
             elsewhere = next((each for each, one in known.items() if one.branch == name and each != real), None)
             if elsewhere is not None and os.path.isdir(elsewhere):
                 raise OSError(errno.EBUSY, f"branch '{name}' is in '{elsewhere}' already")
+            is_new = not os.path.isdir(real)
             if held is None:
                 self._require_free(real)
                 os.makedirs(real, 0o700, exist_ok=True)
@@ -90,11 +92,19 @@ class Checkouts:
             if held is not None and held.branch == name:
                 self._synced(known, name, real, held, both_ways=True)
                 return
+            before = dict(known)
             known.pop(elsewhere or "", None)
             at = os.stat(real)
             # Noted first: a copy that is interrupted can be made again, and is no directory of somebody else's.
             self._write({**known, real: Held(None, at.st_dev, at.st_ino, 0)})
-            self._mirror(name, real, into_branch=False)
+            try:
+                self._mirror(name, real, into_branch=False)
+            except OSError:
+                if held is None:
+                    with contextlib.suppress(OSError):  # the first error is the one to tell
+                        _clear(real, itself=is_new)
+                    self._write(before)
+                raise
             self._write({**known, real: Held(name, at.st_dev, at.st_ino, _tick())})
 
     def take_in(self, name: str) -> None:
@@ -199,6 +209,18 @@ def _tick() -> int:
     while coarse_ns() <= now_ns:
         time.sleep(0.001)
     return now_ns
+
+
+def _clear(path: str, *, itself: bool) -> None:
+    """Remove a copy that could not be completed, as far as that is possible."""
+    with os.scandir(path) as entries:
+        for entry in list(entries):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            else:
+                os.unlink(entry.path)
+    if itself:
+        os.rmdir(path)
 
 
 def _is_within(path: str, directory: str) -> bool:

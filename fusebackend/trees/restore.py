@@ -225,14 +225,19 @@ def mirror(source: Volume, target: Volume, journal: str, *, changed_after_ns: in
                     later.append(item.shown)
         if later:
             found.steps.clear()
-        return found
+        return _complete(found)
 
-    outcome = Merge(JOURNAL, volumes, plan, journal).run()
-    left = [(each.path, each.what) for each in outcome.plan.uncarried]
-    left += [(each.path, each.reason) for each in outcome.plan.conflicts]
+    _complete(Merge(JOURNAL, volumes, plan, journal).run().plan)
+    return later[0] if later else None
+
+
+def _complete(plan: Plan) -> Plan:
+    """Return a plan that leaves nothing out. EIO for another one."""
+    left = [(each.path, each.what) for each in plan.uncarried]
+    left += [(each.path, each.reason) for each in plan.conflicts]
     if left:
         raise OSError(errno.EIO, f"'{left[0][0]}': {left[0][1]}")
-    return later[0] if later else None
+    return plan
 
 
 def _lacking(kept: Collection[AgentPath], prefixes: Collection[AgentPath], paths: Sequence[bytes]) -> Iterator[str]:

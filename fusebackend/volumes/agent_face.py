@@ -284,7 +284,8 @@ class VolumeBackend(BackendProtocol):
                 finally:
                     self.volume.release(node, flags)
             except OSError:
-                self.volume.unlink(parent, place.name)  # no half-written file where there was none
+                with contextlib.suppress(OSError):  # the first error is the one to tell
+                    self.volume.without_rules.unlink(parent, place.name)  # no half-written file where there was none
                 raise
         changes.append(Change(node, parent, place.name, "created", place.path))
 
@@ -458,6 +459,7 @@ class VolumeBackend(BackendProtocol):
                 raise errors.oserror(errno.EEXIST)
             if moved.node in new.trail:
                 raise OSError(errno.EINVAL, "A directory can't be moved into itself")
+            self.volume.require_rename(old.path, new.path)
             with self._parents(new, changes) as parent:
                 self.volume.rename(old.parent, old.name, parent, new.name, RENAME_NOREPLACE)
             changes += [Change(node=old.parent), Change(node=moved.node, parent=old.parent, name=old.name)]
@@ -491,6 +493,7 @@ class VolumeBackend(BackendProtocol):
 
         doomed = self.volume.change_as_one(delete, path, removes=True)
         if doomed is not None:
+            self.volume.require_removable(doomed.path)
             self._delete_tree(doomed)
 
     def _delete_tree(self, top: Doomed) -> None:
@@ -499,6 +502,7 @@ class VolumeBackend(BackendProtocol):
     @contextlib.contextmanager
     def _parents(self, place: Place, changes: Changes) -> Iterator[int]:
         """Make the directories that a place lacks, and yield the one for its name. An error undoes them."""
+        self.volume.require_new(*place.missing_paths, place.path)
         changes.append(Change(node=place.parent))
         made: list[tuple[int, bytes, int]] = []
         parent = place.parent
@@ -509,8 +513,9 @@ class VolumeBackend(BackendProtocol):
                 parent = node
             yield parent
         except OSError:
-            for directory, name, _ in reversed(made):
-                self.volume.rmdir(directory, name)
+            with contextlib.suppress(OSError):  # others have put something there
+                for directory, name, _ in reversed(made):
+                    self.volume.without_rules.rmdir(directory, name)
             raise
         for (directory, name, node), path in zip(made, place.missing_paths, strict=True):
             changes.append(Change(node, directory, name, "created", path + "/"))

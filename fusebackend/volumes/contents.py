@@ -152,12 +152,13 @@ class FileContents:
         return self._file.read(PIECE_BYTES)
 
 
-def write_pieces(volume: Volume, node: int, data: bytes | FileContents, start: int = 0) -> None:
-    """Write `data[start:]` where it belongs, to a node that is open."""
+def write_pieces(volume: Volume, node: int, data: bytes | FileContents, start: int = 0, end: int | None = None) -> None:
+    """Write `data[start:end]` where it belongs, to a node that is open."""
     view = data if isinstance(data, FileContents) else memoryview(data)
-    for offset in range(start, len(data), PIECE_BYTES):
-        piece = view.piece(offset) if isinstance(view, FileContents) else bytes(view[offset : offset + PIECE_BYTES])
-        volume.write(node, offset, piece)
+    end = len(data) if end is None else end
+    for offset in range(start, end, PIECE_BYTES):
+        piece = view.piece(offset) if isinstance(view, FileContents) else view[offset : offset + PIECE_BYTES]
+        volume.write(node, offset, bytes(piece[: end - offset]))
     if not volume.features.random_writes:
         volume.flush(node)
 
@@ -169,9 +170,19 @@ def overwrite(volume: Volume, node: int, data: bytes | FileContents, start: int 
 
 
 def _overwrite(volume: Volume, node: int, data: bytes | FileContents, start: int) -> None:
-    if volume.getattr(node).size > len(data):
+    size = volume.getattr(node).size
+    if size > len(data):
         volume.setattr(node, AttrChanges(size=len(data)))
-    write_pieces(volume, node, data, start)
+    if -size % ALLOCATION_BYTES >= len(data) - size or start >= size or not volume.features.random_writes:
+        write_pieces(volume, node, data, start)
+        return
+    try:
+        write_pieces(volume, node, data, size)  # first what needs more room: without it, the old contents stay
+    except OSError:
+        with contextlib.suppress(OSError):  # the first error is the one to tell
+            volume.setattr(node, AttrChanges(size=size))
+        raise
+    write_pieces(volume, node, data, start, size)
 
 
 def rewrite(volume: Volume, node: int, old: bytes, new: bytes) -> None:

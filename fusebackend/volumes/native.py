@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import errno
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from fusebackend.base.errors import oserror
 from fusebackend.protocol import Attr, AttrChanges, Change, Changes, Guard, ObservableVolume, Observer
 
 log = logging.getLogger(__name__)
@@ -150,14 +148,38 @@ class NativeVolume(ObservableVolume):
         """
         raise NotImplementedError("files are made one by one")
 
-    def require_empty(self, node: int, name: bytes) -> None:
-        """Raise what `rmdir` of a directory would, by its name: a directory is about to be moved, to be removed later.
+    @property
+    def without_rules(self) -> NativeVolume:
+        """The same files without the rules of a view or route: for what a verb does by itself after these have allowed
+        the verb, such as to take back what it has made."""
+        return self
+
+    # A verb of several steps asks these before its first one. Paths are those of `Place.path`. What a volume can't know
+    # before is no error here.
+
+    def require_removable(self, path: str) -> None:
+        """Raise why what is at a path, or something below it, can't be read and removed.
 
         Raises:
-            OSError: ENOTEMPTY; EACCES, it has names that are hidden.
+            OSError: ENOENT, ENOTDIR; EACCES, EPERM, EBUSY, EROFS. The text names nothing that rules hide.
         """
-        if self.readdir(node, b"", 1):
-            raise oserror(errno.ENOTEMPTY, name)
+
+    def require_new(self, *paths: str, changed: bool = False) -> None:
+        """Raise why nothing can be made at some paths.
+
+        Args:
+            changed: it is to be changed afterwards: its owner, its times, its name.
+
+        Raises:
+            OSError: EACCES, EROFS.
+        """
+
+    def require_rename(self, path: str, new: str) -> None:
+        """Raise why a path can't be renamed to another one, whose directories may be missing.
+
+        Raises:
+            OSError: ENOENT, ENOTDIR; EACCES, EROFS; EXDEV, other rules apply there.
+        """
 
     def change_at_once(self, work: Callable[[Changes], T]) -> T:
         """Do what `change_as_one` does, for names and attributes: of any number of them, a crash leaves all or none."""

@@ -25,7 +25,8 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from fusebackend.base.errors import NOT_TAKEN, UNREAD, VANISHED, oserror, passing
@@ -46,6 +47,7 @@ from fusebackend.volumes.chunks import CHUNK_BYTES
 from fusebackend.volumes.contents import PIECE_BYTES, data_pieces, opened
 from fusebackend.volumes.frozen import LooksAhead
 from fusebackend.volumes.native import NativeVolume, NewFile
+from fusebackend.volumes.walk import vanishing
 
 TEMPORARY: Final = b".fusebackend-placing-"
 """Temporary names begin so; a part of the digest of the file's name follows."""
@@ -201,6 +203,26 @@ def changing(volume: Volume) -> Iterator[Changes]:
     else:
         with volume.lock:
             yield []
+
+
+def refusals(volume: Volume, gone: Collection[str], new: Iterable[str]) -> Iterator[tuple[str, OSError]]:
+    """Give the paths that can't be removed, and those at which nothing can be made, as far as that is known before the
+    first change; each with the reason. Those that earlier steps bring are passed over.
+
+    Args:
+        gone: what is to be removed. What lies in another one is looked at with it.
+        new: what is to be made, or renamed there.
+    """
+    if not isinstance(volume, NativeVolume):
+        return
+    checks = [(path, partial(volume.require_new, path, changed=True)) for path in new]
+    checks += [(path, partial(volume.require_removable, path)) for path in gone if path.rpartition("/")[0] not in gone]
+    for path, check in checks:
+        try:
+            with vanishing():
+                check()
+        except OSError as error:
+            yield path, error
 
 
 def temporary(name: bytes) -> bytes:

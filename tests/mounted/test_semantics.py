@@ -568,6 +568,10 @@ def test_a_route_is_a_mount_point(tmp_path: Path, serve: Serve) -> None:
             crossing(path / "a" / "file", path / "a" / "b" / "file")
     subprocess.run(["mv", path / "a" / "file", path / "a" / "b" / "c" / "file"], check=True)
     assert (path / "a" / "b" / "c" / "file").read_text() == "real now"
+    with fusebackend.connect(path) as client:
+        assert client.move("/a/b/c/file", "/a/moved/file").error is None
+        assert client.move("/a/moved", "/a/b/moved").error is None
+    assert os.listdir(path / "a") == ["b"] and (path / "a/b/moved/file").read_text() == "real now"
 
 
 def test_a_hung_route_hangs_alone(tmp_path: Path) -> None:
@@ -1086,6 +1090,13 @@ def test_a_view_shows_what_its_rules_allow(tmp_path: Path, serve: Serve) -> None
         log.write("more")
     with fusebackend.connect(mounted, view="v") as client:
         assert client.read("/log").file_data["content"] == "textmore"
+        for name in ("seen", ".env"):
+            (mounted / "tree/d").mkdir(parents=True, exist_ok=True)
+            (mounted / "tree/d" / name).write_text(name)
+        for refusal in (client.move("/tree", "/hiding/tree"), client.delete("/tree")):
+            assert "Permission denied" in str(refusal.error)
+        assert sorted(os.listdir(mounted / "tree/d")) == [".env", "seen"] and os.listdir(mounted / "tree") == ["d"]
+        assert os.listdir(mounted / "hiding") == ["seen"]
         assert str(client.read("/.env").error) == "File '/.env' not found"
         assert "Permission denied" in str(client.read("/secrets/key").error)
     with fusebackend.connect(mounted) as client:

@@ -13,6 +13,7 @@ import fcntl
 import functools
 import os
 import resource
+import stat
 import struct
 from collections import OrderedDict
 from collections.abc import Callable
@@ -32,6 +33,8 @@ NO_CLONE = frozenset({errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY,
 """Of FICLONE: the file system shares no blocks, or not those of such files; or they are on different ones."""
 NO_FLAGS = frozenset({errno.ENOTTY, errno.EOPNOTSUPP})
 """Of FS_IOC_GETFLAGS: the file system has no flags."""
+CHECKED_LEVELS = 100
+"""Levels of a tree that are looked through before it is removed: each one takes a descriptor."""
 LIST_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -155,7 +158,7 @@ def _is_exact(directory: Descriptor) -> bool:
         answer = fcntl.ioctl(opened.fd, flag.request, bytes(flag.size))
     except OSError as error:
         return error.errno in NO_FLAGS  # not where the directory may not be read
-    return not _MASK.unpack_from(answer, flag.offset)[0] & flag.bit
+    return not _FLAGS.unpack_from(answer, flag.offset)[0] & flag.bit
 
 
 def rename(source: Descriptor, name: bytes, target: Descriptor, new_name: bytes, flags: int) -> None:
@@ -194,31 +197,77 @@ def sync_filesystem(directory: Descriptor) -> None:
 
 
 def born_ns(directory: Descriptor, name: bytes) -> int | None:
-    """`statx(2)`: when the file of a name was made, by the clock of its file system. None if that does not say."""
+    """When the file of a name was made, by the clock of its file system. None if that does not say."""
+    mask, _, _, _, seconds, nanoseconds = _statx(directory, name, _STATX_BTIME)
+    return int(seconds) * 1_000_000_000 + int(nanoseconds) if mask & _STATX_BTIME else None
+
+
+def require_removable(directory: Descriptor, name: bytes) -> None:
+    """Raise what unlink(2) or rmdir(2) of a name, or of one below it, would raise for what this process may do and for
+    the file's flags (chattr(1)): may_delete() in fs/namei.c. A level that is too deep for its descriptors is passed
+    over."""
+    left = [(directory, [name], b"")]
+    while left:
+        at, names, path = left.pop()
+        if not os.access(".", os.W_OK | os.X_OK, dir_fd=at.fd, effective_ids=True):
+            raise _not_removable(errno.EACCES, path)
+        theirs_stay = _keeps_files_of_others(at)
+        for name in names:
+            try:
+                _, attributes, owner, mode, _, _ = _statx(at, name, _STATX_TYPE | _STATX_MODE | _STATX_UID)
+                below = []
+                if stat.S_ISDIR(mode) and path.count(b"/") < CHECKED_LEVELS:
+                    inner = Descriptor(os.open(name, LIST_FLAGS, dir_fd=at.fd))
+                    below = list(map(os.fsencode, os.listdir(inner.fd)))
+            except FileNotFoundError:
+                continue
+            if attributes & _STATX_ATTR_KEPT or (theirs_stay and owner != os.geteuid()):
+                raise _not_removable(errno.EPERM, path + name)
+            if attributes & _STATX_ATTR_MOUNT_ROOT:
+                raise _not_removable(errno.EBUSY, path + name)
+            if below:
+                left.append((inner, below, path + name + b"/"))
+
+
+def _keeps_files_of_others(directory: Descriptor) -> bool:
+    """Return True for a directory with the sticky bit where this process may remove its own files alone."""
+    if os.geteuid() == 0:
+        return False
+    status = os.fstat(directory.fd)
+    return bool(status.st_mode & stat.S_ISVTX) and status.st_uid != os.geteuid()
+
+
+def _not_removable(number: int, path: bytes) -> OSError:
+    shown = path.decode("utf-8", "surrogateescape")
+    what = f"'{shown}' or what is in it" if path else "nothing in its directory"
+    return OSError(number, f"{os.strerror(number)}: {what} can't be removed")
+
+
+def _statx(directory: Descriptor, name: bytes, wanted: int) -> tuple[int, ...]:
+    """`statx(2)`: mask, attributes, owner, mode, and the time of birth as seconds and nanoseconds. Zeros where it can't
+    be asked."""
     import ctypes
 
     found = ctypes.create_string_buffer(_STATX_BYTES)
     try:
-        _check(_libc().statx(directory.fd, name, _AT_SYMLINK_NOFOLLOW, _STATX_BTIME, found))
+        _check(_libc().statx(directory.fd, name, _AT_SYMLINK_NOFOLLOW, wanted, found))
     except OSError as error:
-        if error.errno in (errno.ENOSYS, errno.EPERM):  # a container's seccomp rules from before Linux 4.11
-            return None
-        raise
-    (mask,) = _MASK.unpack_from(found)
-    seconds, nanoseconds = _BORN.unpack_from(found, _BORN_AT)
-    return int(seconds) * 1_000_000_000 + int(nanoseconds) if mask & _STATX_BTIME else None
+        if error.errno not in (errno.ENOSYS, errno.EPERM):  # a container's seccomp rules from before Linux 4.11
+            raise
+    return _STATX.unpack_from(found)
 
 
 _STATFS_BYTES = 256
 _KIND = struct.Struct("l")
+_FLAGS = struct.Struct("I")
 
 # include/uapi/linux/stat.h
 _STATX_BYTES = 256
-_STATX_BTIME = 0x800
+_STATX_TYPE, _STATX_MODE, _STATX_UID, _STATX_BTIME = 0x1, 0x2, 0x8, 0x800
+_STATX_ATTR_KEPT, _STATX_ATTR_MOUNT_ROOT = 0x10 | 0x20, 0x2000
+"""Immutable, or append-only; the root of a mount."""
 _AT_SYMLINK_NOFOLLOW = 0x100
-_MASK = struct.Struct("I")
-_BORN = struct.Struct("qI")
-_BORN_AT = 80
+_STATX = struct.Struct("=I4xQ4xI4xH50xqI")
 
 
 @functools.cache

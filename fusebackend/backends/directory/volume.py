@@ -36,6 +36,7 @@ from fusebackend.base.paths import to_text
 from fusebackend.base.recent import Recent
 from fusebackend.protocol import DEFAULT_TTL_S, RENAME_EXCHANGE, Attr, AttrChanges, Caller, Features, StatFs
 from fusebackend.volumes.native import NativeVolume, Pieces
+from fusebackend.volumes.walk import resolve
 
 PAGE_ENTRIES = 1000
 """The most entries of one answer of `readdir`: far fewer than the idle nodes that are kept."""
@@ -286,6 +287,12 @@ class DirectoryVolume(NativeVolume):
 
     def rmdir(self, parent: int, name: bytes) -> None:
         self._remove(parent, name, os.rmdir)
+
+    def require_removable(self, path: str) -> None:
+        with self.lock:
+            place = resolve(self, path, follow=False)
+            _, at = self._places.directory(place.parent)
+        dirfd.require_removable(at, place.name)
 
     def _remove(self, parent: int, name: bytes, remove: Callable[..., None]) -> None:
         with self.lock:

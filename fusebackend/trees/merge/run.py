@@ -234,22 +234,32 @@ class Merge:
         by_route: dict[AgentPath, list[Step]] = {}
         for step in plan.steps:
             by_route.setdefault(step.prefix, []).append(step)
+        for prefix, steps in by_route.items():
+            self._route(prefix).require(steps)
         number = secrets.randbits(62)
         header = {"format": FORMAT, "branch": self._branch, "id": number, "routes": list(by_route)}
         self._journal.begin({**header, "steps": len(plan.steps)})
-        # Those that change in one go come last: an error in another one leaves them as they are.
-        for prefix in sorted(by_route, key=lambda prefix: isinstance(self._volumes[prefix], SnapshotVolume)):
-            route = self._route(prefix, number)
-            steps = by_route[prefix]
-            if isinstance(route.volume, SnapshotVolume):
-                moves = [[os.fsdecode(old), os.fsdecode(new)] for old, new in map(_ends, steps) if new]
-                if moves:
-                    self._journal.note({"moves": moves, "prefix": prefix})
-                partly += _AtOnce(route, steps, records).run()
-                done += steps
-            else:
-                partly += _OneByOne(route, steps, records, self._journal, done).run()
-            self._journal.note({"merged": prefix})
+        routes = [self._route(prefix, number) for prefix in by_route]
+        at_once = [
+            _AtOnce(route, by_route[route.prefix], records)
+            for route in routes
+            if isinstance(route.volume, SnapshotVolume)
+        ]
+        # Those that change in one go get their new contents first, which may be too large for them, and change last: an
+        # error in another one leaves them as they are.
+        for each in at_once:
+            each.prepare()
+        for route in routes:
+            if not isinstance(route.volume, SnapshotVolume):
+                partly += _OneByOne(route, by_route[route.prefix], records, self._journal, done).run()
+                self._journal.note({"merged": route.prefix})
+        for each in at_once:
+            moves = [[os.fsdecode(old), os.fsdecode(new)] for old, new in map(_ends, each.steps) if new]
+            if moves:
+                self._journal.note({"moves": moves, "prefix": each.route.prefix})
+            partly += each.run()
+            done += each.steps
+            self._journal.note({"merged": each.route.prefix})
 
     def tidy(self) -> None:
         """End a merge that is under way, whole or not: bring back what it has parked, tell the branch of renames, and
@@ -268,6 +278,10 @@ class Merge:
         if moves:
             self._follow(lines[0]["id"], moves)
         self._journal.end()
+
+
+def _not_merged(path: AgentPath, error: OSError) -> OSError:
+    return OSError(error.errno, f"'{path}' can't be merged: {error.strerror}")
 
 
 def _made(route: _Route, lines: Iterable[dict[str, Any]]) -> list[tuple[bytes, bytes]]:
@@ -341,6 +355,13 @@ class _Route:
             return self.volume.lookup(parent, name)
         except FileNotFoundError:
             return None
+
+    def require(self, steps: Sequence[Step]) -> None:
+        """Raise why a step can't be made, before the first one is."""
+        gone = {self.inner(step.path) for step in steps if step.word == "remove"}
+        made = [step.to_path if step.word == "move" else step.path for step in steps if step.word in _MAKES]
+        for path, error in placing.refusals(self.volume, gone, map(self.inner, made)):
+            raise _not_merged(AgentPath(self.prefix.rstrip("/") + path), error)
 
     def has(self, path: bytes) -> bool:
         """Return True if there is something at a path."""
@@ -544,6 +565,7 @@ class _Steps:
         self.lost(step, placing.set_attributes(self.volume, attr.node, state, changes, inner))
 
 
+_MAKES = frozenset({"make", "link", "move", "replace"})
 _MOVES = frozenset({"move", "park", "remove"})
 
 
@@ -641,7 +663,8 @@ class _AtOnce(_Steps):
         super().__init__(route, steps, records)
         self._back: list[Callable[[Changes], None]] = []
 
-    def run(self) -> list[str]:
+    def prepare(self) -> None:
+        """Write the new contents, which nobody sees yet."""
         staged = [
             (index, step)
             for index, step in enumerate(self.steps)
@@ -652,8 +675,12 @@ class _AtOnce(_Steps):
         if len(self.steps) > 1 or staged:
             with placing.changing(self.volume):
                 self.route.staging()
-            self.volume.sync()  # the names below go into one transaction, with nothing else
+            self.volume.sync()
+
+    def run(self) -> list[str]:
         assert isinstance(self.volume, NativeVolume)
+        if self.route.staging_node:
+            self.volume.sync()  # the names below go into one transaction, with nothing else
         self.volume.change_at_once(self._commit)
         self.route.clear()
         return self.partly
@@ -667,8 +694,7 @@ class _AtOnce(_Steps):
                 try:
                     self._run(step, b"%d" % index, changes)
                 except PermissionError as error:  # of a route's rules
-                    text = f"'{self.route.shown(step.path)}' can't be merged: {error.strerror}"
-                    raise OSError(error.errno, text) from error
+                    raise _not_merged(self.route.shown(step.path), error) from error
         except BaseException:
             for back in reversed(self._back):
                 back(changes)
@@ -700,7 +726,7 @@ class _AtOnce(_Steps):
             assert attr is not None
             if attr.is_dir and self.volume.readdir(attr.node, b"", 1):
                 raise MainChangedError(self.route.shown(step.path))
-            self._require_empty(attr, final)
+            self._require_removable(step, attr)
             node, is_dir = attr.node, attr.is_dir
             self.going(step, attr)
             self.volume.rename(parent, final, staging, b"old-" + name, RENAME_NOREPLACE)
@@ -720,18 +746,20 @@ class _AtOnce(_Steps):
         node = self.staged[name]
         flags = RENAME_NOREPLACE if attr is None else RENAME_EXCHANGE
         is_new = attr is None
-        self._require_empty(attr, final)
+        self._require_removable(step, attr)
         self.going(step, attr)
         self.volume.rename(staging, name, parent, final, flags)
         self.come(step, node)
         self.report(changes, parent, final, node, "make" if is_new else "replace", step.path)
         self._undo_by(self._swap_back, name, parent, final, flags)
 
-    def _require_empty(self, attr: Attr | None, name: bytes) -> None:
+    def _require_removable(self, step: Step, attr: Attr | None) -> None:
         """A directory goes into the staging directory, which could not be removed with names that rules hide in it."""
         if attr is not None and attr.is_dir:
             assert isinstance(self.volume, NativeVolume)
-            self.volume.require_empty(attr.node, name)
+            if self.volume.readdir(attr.node, b"", 1):
+                raise oserror(errno.ENOTEMPTY)
+            self.volume.require_removable(self.route.inner(step.path))
 
     # -- taking back -------------------------------------------------------------------------------------------
 

@@ -308,6 +308,23 @@ def test_a_patch_keeps_the_line_ends_of_a_mixed_file(backend: Any) -> None:
     assert content(backend, "/mixed") == b"1\r\n1b\r\n2\n2b\nthree\rthree\r\nfour\n"
 
 
+def test_an_update_that_can_not_be_moved_is_taken_back() -> None:
+    backend = InMemoryBackend()
+    backend.upload_files([("/a", b"a\r\nb\n"), ("/file", b"f\n")])
+    editor = PatchEditor(backend)
+    assert apply(editor, "update_file", "a", "@@\n a\n-b\n+c\n", "file/a").startswith("failed: a: Error moving")
+    assert content(backend, "/a") == b"a\r\nb\n"
+    move = backend.move
+
+    def others_first(source: str, destination: str) -> Any:
+        backend.upload_files([("/a", b"of others\n")])
+        return move(source, "/file/a")
+
+    backend.move = others_first  # type: ignore[method-assign]
+    failed = apply(editor, "update_file", "a", "@@\n a\n-b\n+c\n", "there")
+    assert failed.startswith("failed: a: it is updated, and not moved: ") and content(backend, "/a") == b"of others\n"
+
+
 def test_a_backend_that_refuses_is_told() -> None:
     class Full(InMemoryBackend):
         def edit(self, *args: Any, **options: Any) -> Any:

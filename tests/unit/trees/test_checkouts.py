@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import served
 
 import fusebackend
+from fusebackend.backends import InMemoryBackend
 from fusebackend.control.client.client import Client
+from fusebackend.trees.checkouts import Checkouts
 
 
 @pytest.fixture(scope="module")
@@ -171,3 +176,32 @@ def test_by_the_command_line(files: Client, name: str, tmp_path: Path) -> None:
     assert "made /cli.txt" in served.run("branch", "merge", *by, name)
     assert stat.S_ISDIR(os.stat(there).st_mode)
     assert served.run("read", *by, "/cli.txt") == "by hand\n"
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_copy_that_can_not_be_completed_is_removed(is_there: bool, tmp_path: Path) -> None:
+    with InMemoryBackend() as backend:
+        backend.upload_files([("/a", b"a"), ("/d/e/b", b"b"), ("/z", b"z" * 9)])
+        volume, read = backend.volume, backend.volume.read
+
+        def fail(node: int, offset: int, size: int) -> bytes:
+            if volume.getattr(node).size == 9:
+                raise OSError(errno.EIO, "broken")
+            return read(node, offset, size)
+
+        volume.read = fail  # type: ignore[method-assign]
+        branches: Any = SimpleNamespace(volume=lambda name: volume, journal=lambda name: str(tmp_path / "own" / name))
+        (tmp_path / "own").mkdir()
+        if is_there:
+            (tmp_path / "d").mkdir()
+        checkouts = Checkouts(branches)
+        for _ in range(2):
+            with pytest.raises(OSError, match="broken"):
+                checkouts.put("b", str(tmp_path / "d"))
+            assert sorted(tmp_path.rglob("*")) == [
+                *([tmp_path / "d"] if is_there else []), tmp_path / "own", tmp_path / "own/directories.json"
+            ]  # fmt: skip
+            assert json.loads((tmp_path / "own/directories.json").read_text()) == {}
+        volume.read = read  # type: ignore[method-assign]
+        checkouts.put("b", str(tmp_path / "d"))
+        assert checkouts.directory("b") == str(tmp_path / "d") and (tmp_path / "d/d/e/b").read_bytes() == b"b"

@@ -45,6 +45,25 @@ class TestUndoing:
         assert backend.ls("/").entries == []
         assert writes == [0, 1 << 20]
 
+    def test_a_longer_file_in_the_place_of_another_on_a_full_disk(self, backend, monkeypatch):
+        before = b"old" * 5000
+        put(backend, "/file.bin", before)
+        original = backend.volume.write
+
+        def write(node, offset, data):  # as a disk with no block left, which takes what has its blocks already
+            written = original(node, offset, data)
+            if offset + len(data) > 16384:
+                raise oserror(errno.ENOSPC)
+            return written
+
+        monkeypatch.setattr(backend.volume, "write", write)
+        for _ in range(2):
+            (response,) = backend.upload_files([("/file.bin", b"new" * 9000)])
+            assert response.error == os.strerror(errno.ENOSPC)
+            assert get(backend, "/file.bin") == before
+        assert backend.upload_files([("/file.bin", b"new" * 5461)])[0].error is None
+        assert get(backend, "/file.bin") == b"new" * 5461
+
     def test_an_edit_on_a_full_disk(self, backend, fill):
         before = b"start " + b"x" * (2 << 20)
         put(backend, "/file.txt", before)
