@@ -1037,7 +1037,7 @@ def test_a_call_in_a_branch_is_a_call(tmp_path: Path, serve: Serve) -> None:
         assert client.log(limit=1)[0].call == of_mount, "the log is about the mount"
         assert [each.call for each in client.log(branch="b")] == [call]
         undone = client.undo(call)
-        assert undone.conflicts == []
+        assert undone.conflicts == [], (undone.conflicts, history_of(mounted, "restore"))
         assert (branch / "one").read_text() == "of the mount\n" and not (branch / "d").exists()
         assert client.merge_branch("b").changes == []
 
@@ -1205,7 +1205,8 @@ def test_a_restore_puts_back_what_was_there(tmp_path: Path, serve: Serve) -> Non
             client.restore(["/d/one"], "then", to=["/away/copy"])
         assert client.restore(["/d"], "then").changes == []
         assert done.call is not None
-        client.undo(done.call)
+        undone = client.undo(done.call)
+        assert undone.conflicts == [], (undone.conflicts, history_of(mounted, "restore"))
         assert (mounted / "d/one").read_text() == "1\n2\n" and (mounted / "d/extra").is_dir()
         client.write("/live/d/exact", "before\n")
         client.edit("/live/d/exact", "before", "after")

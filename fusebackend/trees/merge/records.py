@@ -29,12 +29,18 @@ class MergeRecords:
         self._call = call
         self._made: list[int] = []
 
-    def removed(self, prefix: AgentPath, volume: Volume, path: bytes, attr: Attr) -> None:
-        """Before a name is removed, or leads to another file."""
+    def removed(self, prefix: AgentPath, volume: Volume, path: bytes, attr: Attr, gone: int = 0) -> None:
+        """Before a name is removed, or leads to another file.
+
+        Args:
+            gone: how many of the file's names are only set aside, and removed when all is done.
+        """
 
         def record(recorder: Recorder, call: OpenCall) -> None:
             kept = recorder.keep(call, volume, attr)
-            self._made.append(recorder.add(call, prefix, "remove", path, kept, linked=kept.is_linked))
+            linked = kept.is_linked
+            kept = kept._replace(before=kept.before._replace(nlink=kept.before.nlink - gone))
+            self._made.append(recorder.add(call, prefix, "remove", path, kept, linked=linked))
 
         self._record(record)
 

@@ -23,6 +23,7 @@ import json
 import os
 import secrets
 import stat
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -478,6 +479,8 @@ class _Steps:
         self.partly: list[str] = []
         self.staged: dict[bytes, int] = {}
         """Nodes of what `stage` has made, by their names."""
+        self.set_aside: Counter[int] = Counter()
+        """Nodes in the staging directory under names that they have lost: how many of each."""
 
     def source(self, step: Step) -> Source:
         assert step.state is not None, "a step that has a source has a state"
@@ -520,7 +523,8 @@ class _Steps:
     def going(self, step: Step, attr: Attr | None) -> None:
         """Record that what is at the path of a step is removed, or replaced."""
         if attr is not None:
-            self.records.removed(self.route.prefix, self.volume, self.recorded(step.path), attr)
+            gone = self.set_aside[attr.node]
+            self.records.removed(self.route.prefix, self.volume, self.recorded(step.path), attr, gone)
 
     def come(self, step: Step, node: int) -> None:
         """Record what is at the path of a step now."""
@@ -687,6 +691,7 @@ class _AtOnce(_Steps):
 
     def _commit(self, changes: Changes) -> None:
         self._back.clear()
+        self.set_aside.clear()
         self.route.forget()
         mark = self.records.mark()
         try:
@@ -730,6 +735,7 @@ class _AtOnce(_Steps):
             node, is_dir = attr.node, attr.is_dir
             self.going(step, attr)
             self.volume.rename(parent, final, staging, b"old-" + name, RENAME_NOREPLACE)
+            self.set_aside[node] += not is_dir
             path = self.route.inner(step.path) + ("/" if is_dir else "")
             changes += [Change(node=parent), Change(node, parent, final, "deleted", path)]
             self._undo_by(self._rename_back, (staging, b"old-" + name), step.path)
@@ -745,10 +751,11 @@ class _AtOnce(_Steps):
             self.staged[name] = self.volume.link(found.node, staging, name).node
         node = self.staged[name]
         flags = RENAME_NOREPLACE if attr is None else RENAME_EXCHANGE
-        is_new = attr is None
+        is_new, old = attr is None, 0 if attr is None or attr.is_dir else attr.node
         self._require_removable(step, attr)
         self.going(step, attr)
         self.volume.rename(staging, name, parent, final, flags)
+        self.set_aside[old] += 1
         self.come(step, node)
         self.report(changes, parent, final, node, "make" if is_new else "replace", step.path)
         self._undo_by(self._swap_back, name, parent, final, flags)
