@@ -482,7 +482,8 @@ class VolumeBackend(BackendProtocol):
             node = place.found.node
             if node == ROOT_NODE:
                 raise OSError(errno.EBUSY, "The root can't be deleted")
-            if path.endswith("/") and not place.found.is_dir:
+            # A link to a directory has a slash in listings, too; it is the link that goes, wherever it leads by now.
+            if path.endswith("/") and not (place.found.is_dir or stat.S_ISLNK(place.found.mode)):
                 raise errors.oserror(errno.ENOTDIR)
             changes.append(Change(node=place.parent))
             if place.found.is_dir:

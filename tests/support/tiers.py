@@ -7,9 +7,9 @@ A class marked `configuration` runs a published suite on a second configuration 
 full. By day it runs `SMOKE`, at night everything. Where the command line names a test or a class (`file::name`), or
 selects by `-m night`, nothing is left out. A run lists at its end the tests that it left out.
 
-With `pytest -n`, a class and its fixtures stay on one worker, and so do the tests of Docker, which look at all of an
-engine's containers. A test marked `alone` waits until no other test runs, and no other test starts beside it: it
-measures a time or the machine's memory, or empties the kernel's caches.
+With `pytest -n`, modules run in an order of their own, a class and its fixtures stay on one worker, and so do the tests
+of Docker, which look at all of an engine's containers. A test marked `alone` waits until no other test runs, and no
+other test starts beside it: it measures a time or the machine's memory, or empties the kernel's caches.
 
 At its end a run says how many cases the loops of `fusebackend.testing.each` ran, and which modules took longer than
 `budgets.py` gives them.
@@ -21,6 +21,7 @@ import contextlib
 import fcntl
 import itertools
 import os
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -92,6 +93,8 @@ CASES = "cases"
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: _turn(item.nodeid))
     is_named = any("::" in argument for argument in config.args)
     if config.option.night or is_named or "night" in config.option.markexpr:
         return
@@ -106,6 +109,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if gone:
         config.hook.pytest_deselected(items=gone)
         items[:] = kept
+
+
+def _turn(nodeid: str) -> tuple[bool, int]:
+    """Return what tests are sorted by: the longest scope first, then modules as dice would have them. In the order of
+    their names those that wait would all be at the end, where nothing uses the processors meanwhile."""
+    return scope(nodeid) != "docker", zlib.crc32(nodeid.partition("::")[0].encode())
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -171,6 +180,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             return scope(nodeid)
 
+    config.option.loadscopereorder = False
     return ByScope(config, log)
 
 

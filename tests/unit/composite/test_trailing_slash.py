@@ -11,6 +11,7 @@ from live import live
 
 from fusebackend.backends import CompositeBackend, FilesystemBackend, InMemoryBackend, SqliteBackend, StoreBackend
 from fusebackend.integrations.deepagents import adopt
+from fusebackend.protocol import ROOT_NODE, Caller
 from fusebackend.testing.each import each
 
 pytest.importorskip("langgraph.store.memory")
@@ -56,3 +57,14 @@ def test_a_file_with_a_slash_is_not_deleted(kinds):
             assert "not found" in backend.delete(f"{top}/{case.name}/none/").error
             assert backend.delete(files[0]).error is None
             assert backend.download_files(files[:1])[0].error == "file_not_found"
+
+
+def test_a_link_to_a_directory_goes_as_it_is_listed(kinds):
+    for case in each({"memory": kinds["memory"], "sqlite": kinds["sqlite"]}):
+        with case as backend:
+            backend.write("/dir/inner", "x")
+            backend.volume.symlink(ROOT_NODE, b"link", b"dir", Caller(0, 0))
+            assert [info["path"] for info in backend.ls("/").entries] == ["/dir/", "/link/"]
+            assert backend.delete("/link/").error is None
+            assert [info["path"] for info in backend.ls("/").entries] == ["/dir/"]
+            assert backend.download_files(["/dir/inner"])[0].content == b"x"
