@@ -222,7 +222,7 @@ def test_whoever_is_killed_is_let_go(patient: Mounted, stall: Control, number: s
     eventually(lambda: health(patient)["running"] >= 1)
     cat.send_signal(number)
     assert cat.wait(SLACK_S) == -number
-    assert health(patient)["abandoned"] == 1
+    eventually(lambda: health(patient)["abandoned"] == 1)
 
 
 @pytest.mark.alone
