@@ -334,6 +334,7 @@ def differs_on_purpose(step, ours, theirs, files):
         # Below a file, or where nothing is, they find nothing; we say so. Of a file itself, glob finds it here, and
         # grep's filter holds for it too.
         itself = any(match["path"] == step[2] for match in [*(ours.matches or []), *theirs.matches])
+        itself |= step[0] == "grep" and files.download_files([step[2]])[0].error is None  # `max_count=0` shows none
         return ours.error is not None or itself
     return False
 
