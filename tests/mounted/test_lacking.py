@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import shutil
 import stat
@@ -16,6 +17,7 @@ import pytest
 from nodes import ME
 
 import fusebackend
+from fusebackend.backends.directory import dirfd
 from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.protocol import ROOT_NODE, AttrChanges
 from fusebackend.testing.posix.case import fails
@@ -105,3 +107,14 @@ def committed(tree: Path) -> None:
         subprocess.run([*git, "commit", "-q", "-m", text], check=True, timeout=60)
     shown = subprocess.run([*git, "log", "--format=%s"], check=True, capture_output=True, text=True, timeout=60)
     assert shown.stdout == "two\none\n"
+
+
+def test_a_descriptor_outlives_its_file_system_quietly(tmp_path: Path) -> None:
+    with folding.mounted(tmp_path) as disk:
+        (disk / "file").write_text("x")
+        kept = dirfd.Descriptor(os.open(disk / "file", os.O_RDONLY))
+    number = kept.fd
+    del kept  # what its `__del__` raises fails the test
+    gc.collect()
+    with fails(errno.EBADF):
+        os.fstat(number)

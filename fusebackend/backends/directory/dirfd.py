@@ -66,6 +66,16 @@ EXACT: dict[int, _Flag | None] = {
 statfs(2). Of others, such as vfat, CIFS, NFS and FUSE, this can't be told."""
 
 
+def _let_go(fd: int) -> None:
+    """close(2), which lets go of a descriptor in any case. Of a file system that has gone, such as sshfs, it also says
+    that what was open there is lost, which nobody waits for."""
+    try:
+        os.close(fd)
+    except OSError as error:
+        if error.errno == errno.EBADF:
+            raise
+
+
 class Descriptor:
     """A descriptor that is closed when the last reference to it goes; keep one in a local variable while using `fd`."""
 
@@ -82,8 +92,8 @@ class Descriptor:
             self._is_exact = _is_exact(self)
         return self._is_exact
 
-    def __del__(self, _close: Callable[[int], None] = os.close) -> None:
-        _close(self.fd)
+    def __del__(self, _let_go: Callable[[int], None] = _let_go) -> None:
+        _let_go(self.fd)
 
     @property
     def path(self) -> str:
