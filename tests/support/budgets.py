@@ -1,31 +1,55 @@
 """Seconds that the tests of a module may take by day, all together. A run names the modules that take longer.
 
-The figures are those of two quiet cores, rounded up. A module that needs more than `USUAL_S` stands in `LONGER`, with
+The figures are those of three processes on two quiet cores, rounded up. A module that needs more than `USUAL_S` stands in `LONGER`, with
 the reason: it is where the next cut is worth most.
 """
 
 from __future__ import annotations
 
-USUAL_S = 20
+USUAL_S = 25
 
 LONGER: dict[str, int] = {
-    "tests/mounted/test_acls.py": 25,  # three servers for each of some tests, and two hosts
-    "tests/mounted/test_builds.py": 40,  # a clone, a build and two large files on each kind of volume
-    "tests/mounted/test_crash.py": 30,  # twenty kills, each with a server and three writers
-    "tests/mounted/test_execute.py": 35,  # twenty servers that run commands
-    "tests/mounted/test_execute_races.py": 40,  # two seconds for each race
-    "tests/mounted/test_hostile_clients.py": 30,  # a second for each attack
+    "tests/mounted/test_acls.py": 30,  # three servers for each of some tests, and two hosts
+    "tests/mounted/test_builds.py": 50,  # a clone, a build and two large files on each kind of volume
+    "tests/mounted/test_cli.py": 45,  # a mount and an umount for most of 80 tests: they are what it is about
+    "tests/mounted/test_crash.py": 35,  # twenty kills, each with a server and three writers
+    "tests/mounted/test_docker.py": 40,  # git in a container, over bind mounts
+    "tests/mounted/test_execute.py": 40,  # twenty servers that run commands
+    "tests/mounted/test_execute_docker.py": 45,  # containers begin and end
+    "tests/mounted/test_execute_escape.py": 45,  # bombs, each with a second in which it grows
+    "tests/mounted/test_execute_races.py": 45,  # two seconds for each race
+    "tests/mounted/test_external_suites.py": 35,  # fsx, stress-ng and fio on each kind of volume
+    "tests/mounted/test_hostile_clients.py": 35,  # a second for each attack
     "tests/mounted/test_limits.py": 40,  # 60,000 files on each of two volumes
-    "tests/mounted/test_log_is_complete.py": 30,  # ten actors, and kills
-    "tests/mounted/test_many_mounts.py": 30,  # a PostgreSQL that is killed and started again
-    "tests/mounted/test_one_truth.py": 40,  # thousands of random steps, and readers beside writers
-    "tests/mounted/test_posix_mounts.py": 60,  # 236 functions on six mounts
-    "tests/mounted/test_real_work.py": 40,  # git, tar and rsync on each kind of volume
-    "tests/mounted/test_s3.py": 25,  # the POSIX cases on a bucket, too
-    "tests/mounted/test_semantics.py": 50,  # 60 promises, of which some are about seconds
-    "tests/mounted/test_trees.py": 25,  # each test both ways round on three kinds of volumes
+    "tests/mounted/test_log_is_complete.py": 35,  # ten actors, and kills
+    "tests/mounted/test_many_mounts.py": 35,  # a PostgreSQL that is killed and started again
+    "tests/mounted/test_one_truth.py": 60,  # thousands of random steps, and readers beside writers
+    "tests/mounted/test_posix_mounts.py": 110,  # 236 functions on six mounts
+    "tests/mounted/test_real_work.py": 45,  # git, tar and rsync on each kind of volume
+    "tests/mounted/test_s3.py": 45,  # the POSIX cases on a bucket, too
+    "tests/mounted/test_semantics.py": 75,  # 60 promises, of which some are about seconds
+    "tests/mounted/test_service_faults.py": 90,  # services that are killed, stall and come back
+    "tests/mounted/test_snapshots.py": 35,  # writers beside each kind of volume
+    "tests/mounted/test_threads_by_tools.py": 35,  # rg, find and git over conversations
+    "tests/mounted/test_threads_growth.py": 40,  # conversations that grow, in two databases
+    "tests/mounted/test_trees.py": 30,  # each test both ways round on three kinds of volumes
+    "tests/mounted/test_two_mounts.py": 35,  # two hosts on each kind of shared volume
+    "tests/mounted/test_undo.py": 45,  # random calls by a shell and by verbs, on three kinds of volumes
+    "tests/mounted/test_undo_everything.py": 50,  # a session of everything, on three kinds of volumes
     "tests/mounted/test_views.py": 60,  # 120 tests on three kinds of volumes
-    "tests/unit/backends/threads/test_threads_for_people.py": 30,  # 33 conversations in three databases
+    "tests/mounted/test_watch.py": 30,  # events within their promised time
+    "tests/repository/test_bench.py": 75,  # each benchmark runs once
+    "tests/repository/test_readme.py": 125,  # each snippet of the documents, with its services
+    "tests/services/test_merge_killed.py": 30,  # a kill at each write of a merge
+    "tests/unit/backends/object_store/test_objectstore_faults.py": 40,  # a service that is killed and started again
+    "tests/unit/backends/object_store/test_objectstore_throttling.py": 45,  # the client library's own waits
+    "tests/unit/backends/postgres/test_postgres_lease.py": 45,  # hosts that are silent for seconds
+    "tests/unit/backends/postgres/test_postgres_set_back.py": 75,  # a server for each of seven restored states
+    "tests/unit/backends/sandbox/test_docker_conformance.py": 90,  # a command in a container costs 70 ms
+    "tests/unit/backends/threads/test_threads_for_people.py": 50,  # 33 conversations in three databases
+    "tests/unit/integrations/test_deepagents_roundtrip.py": 35,  # 150 random scripts for both libraries
+    "tests/unit/integrations/test_fsspec_filesystem.py": 35,  # fsspec's own suite
+    "tests/unit/testing/test_search_matrix.py": 40,  # each search on each kind of backend
 }
 
 
