@@ -1,7 +1,7 @@
 """Seconds that the tests of a module may take by day, all together. A run names the modules that take longer.
 
-The figures are those of three processes on two quiet cores, rounded up. A module that needs more than `USUAL_S` stands in `LONGER`, with
-the reason: it is where the next cut is worth most.
+The figures are those of three processes on two quiet cores, rounded up. A module that needs more than `USUAL_S` stands
+in `LONGER`, with the reason: it is where the next cut is worth most.
 """
 
 from __future__ import annotations
