@@ -2,7 +2,7 @@
 anew what is there then.
 
 A path is not a file. Others move a file over it (rename(2)), remove it and make it anew, copy onto it, or switch
-a symbolic link on the way; whoever has the old one open goes on with that. A look is one stat(2), 1.5 µs. An open
+a symbolic link on the way; a descriptor of the old file stays with that. A look is one stat(2), 1.5 µs. An open
 descriptor keeps an inode's number from being given to another file.
 """
 

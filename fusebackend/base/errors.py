@@ -47,7 +47,7 @@ VANISHED = frozenset({errno.ENOENT, errno.ESTALE, errno.ENOTDIR})
 """Errors in a walk when a file that it has just seen is removed."""
 
 # What is not everywhere: extended attributes, ACLs, links, special files, owners. An error of it has one of three
-# meanings, for whoever asks:
+# meanings, and each caller takes them in its own way:
 #
 #                             none, for any file      not of this file   refused to this process
 #                             ENOTSUP, ENOSYS         ENODATA            EPERM, EACCES (EINVAL: an owner, a mode)

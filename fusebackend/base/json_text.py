@@ -16,6 +16,7 @@ fails.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import re
@@ -29,6 +30,9 @@ Shallow: TypeAlias = Callable[[Any], Any]
 
 _ESCAPED: Final = re.compile("[\x7f-\x9f\ud800-\udfff]")
 
+NOT_ENCODED: Final = (RecursionError, TypeError, ValueError)
+"""Of the C encoder, and of msgspec for a number that is too large: the value is written piece by piece then."""
+
 
 def pretty(value: Any, shallow: Shallow | None = None, *, levels: int | None = None) -> str:
     """Return a value as JSON text that UTF-8 can hold, without a newline at its end.
@@ -39,13 +43,11 @@ def pretty(value: Any, shallow: Shallow | None = None, *, levels: int | None = N
     """
     import msgspec
 
-    try:
+    with contextlib.suppress(*NOT_ENCODED):
         text = _encoder(shallow, is_sorted=True)(value)
         written = value if shallow is None else msgspec.json.decode(text)  # objects may have become containers
         if not _is_deeper(written, INDENTED_LEVELS):
             return msgspec.json.format(_escaped(text), indent=2)  # the C encoder does not indent
-    except (RecursionError, TypeError, ValueError):
-        pass  # of the encoder, or a number that is too large for msgspec
     return _escaped("".join(_pieces(value, shallow, levels)))
 
 
@@ -53,14 +55,12 @@ def compact(value: Any, shallow: Shallow, *, levels: int | None = None) -> str:
     """As `pretty`, in one line, and with the keys in their order."""
     import msgspec
 
-    try:
+    with contextlib.suppress(*NOT_ENCODED):
         text = _encoder(shallow, is_sorted=False)(value)
         # From Python 3.12 on the C encoder takes more levels than there may be.
         containers = text.count("[") + text.count("{")
         if levels is None or containers <= levels or not _is_deeper(msgspec.json.decode(text), levels):
             return _escaped(text)
-    except (RecursionError, TypeError, ValueError):
-        pass
     return _escaped("".join(_pieces(value, shallow, levels, indented=0)))
 
 

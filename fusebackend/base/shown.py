@@ -1,7 +1,7 @@
 """`shown`: a name, or other text that agents choose, as it goes out to what takes UTF-8, lines or a terminal.
 
-Names are bytes, and in Python text with a lone surrogate for each byte that is no UTF-8. Such text ends the encoder of
-whoever sends it, so one file made a session of a client end, or its listing fail as a whole. Escaped are:
+Names are bytes, and in Python text with a lone surrogate for each byte that is no UTF-8. An encoder of
+UTF-8 refuses such text, so one file made a session of a client end, or its listing fail as a whole. Escaped are:
 
 - as `ls -b` does, a byte that is no UTF-8 (`\\377`) and an ASCII control character (`\\033`, `\\n`, `\\t`, `\\r`);
 - as `\\u202e` or `\\U000e0041` what is not seen, ends a line for some programs, or turns the text around: C1 controls,

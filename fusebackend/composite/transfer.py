@@ -532,7 +532,7 @@ class _NodeCopy(_Copy):
         was_seen = self._name != self._hidden
         left = list(self.nodes)
         for node in self.nodes.values():
-            with contextlib.suppress(OSError):  # it has its source's mode, perhaps one that lets nothing be removed
+            with contextlib.suppress(OSError):  # the mode of its source may let nothing be removed
                 if self._volume.getattr(node).is_dir:
                     self._volume.setattr(node, AttrChanges(mode=0o700))
         while left:

@@ -95,7 +95,7 @@ def open_file(path: str, how: str, *, busy_s: float | None = None, any_text: boo
 
 def bound(value: Any) -> Any:
     """A value for a statement. Text that is not UTF-8 becomes bytes, which SQLite takes and Python's module refuses; a
-    number of more than 64 bits becomes the nearest one that a row can have."""
+    number of more than 64 bits becomes the nearest number that SQLite has."""
     if isinstance(value, int):
         return min(max(value, -1 << 63), (1 << 63) - 1)
     if isinstance(value, str):

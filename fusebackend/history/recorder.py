@@ -86,6 +86,10 @@ class Kept(NamedTuple):
         """True for a file with several names."""
         return self.before.nlink > 1 and not stat.S_ISDIR(self.before.mode)
 
+    def less(self, gone: int) -> Kept:
+        """Return it with fewer names: the call has removed so many of them before, though the volume has them still."""
+        return self._replace(before=self.before._replace(nlink=self.before.nlink - gone))
+
 
 class VolumeRecords:
     """The files of one volume that calls have changed, for all routes and trees that show it.

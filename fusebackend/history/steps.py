@@ -267,7 +267,7 @@ class Steps:
         if how == "put":
             recorder.of(volume).own(call, node, CONTENT)
         linked = how != "put" and kept.is_linked
-        kept = kept._replace(before=kept.before._replace(nlink=kept.before.nlink - gone))
+        kept = kept.less(gone)
         kind: RecordKind = "content" if how == "put" else "remove"
         number = recorder.add(call, prefix, kind, to_name(path), kept, linked=linked)
         found.numbers[number] = (path, kept)

@@ -299,8 +299,8 @@ class UndoPlan:
         directory.closing = state
 
     def _key(self, view: _View, record: Record) -> bytes:
-        """Return what names the file whose earlier state a record has, or the one that an undo has brought back for it
-        since: its identity, or its node where nodes last; empty if nothing does."""
+        """Return what names the file whose earlier state a record has, or the file that an undo has made again in its
+        place: its identity, or its node where nodes last; empty if nothing does."""
         return view.now(self._first_key(view, record))
 
     def _first_key(self, view: _View, record: Record) -> bytes:
@@ -335,8 +335,8 @@ class UndoPlan:
         return None
 
     def _is_it(self, view: _View, record: Record, file: _File) -> bool:
-        """Return True if a file is the one that a record of its path has changed. A file that had several names, or was
-        open, may have been changed when it had lost that one."""
+        """Return True if a record of its path has changed this file. A file that had several names, or was open, may
+        have been changed when it had lost that name."""
         node, names = (0, 0) if file.seen is None else (file.seen.node, file.seen.nlink)
         if file.is_dir or (node == record.node and self._lasts(view, record)):
             return True

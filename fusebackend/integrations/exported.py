@@ -241,7 +241,7 @@ def exported(backend: Any, files: CompositeBackend | None, ruled: bool = False) 
     Args:
         backend: as it was given.
         files: the same as a composite; None for a factory.
-        ruled: one that has `rules`.
+        ruled: a class with `rules`.
     """
     parts = [backend] if files is None else list(files.mounts().values())
     unmade = any(is_factory(part) for part in parts)
@@ -358,7 +358,7 @@ class RuledDeleting(Ruled, Deleting):
 
 
 def for_tools(given: Any, rules: Sequence[Any] | None, prefix: str = "") -> Any:
-    """Return a backend as the tools of an agent with these rules ask it; one that is none of ours as it is."""
+    """Return a backend as the tools of an agent with these rules ask it. Backends of others stay as they are."""
     if isinstance(given, DeepagentsCompositeBackend):
         made = copy.copy(given)
         made.default = for_tools(given.default, rules, prefix)
@@ -381,7 +381,7 @@ def for_tools(given: Any, rules: Sequence[Any] | None, prefix: str = "") -> Any:
 
 
 def _escaped(path: str) -> str:
-    """A path that UTF-8 can hold: that of a name that is none is escaped, and one that looks like such an escape."""
+    """A path that UTF-8 can hold. Escaped are names that are no UTF-8, and names that look like such an escape."""
     return name_shown(path) if any("\udc80" <= character <= "\udcff" for character in path + name_meant(path)) else path
 
 

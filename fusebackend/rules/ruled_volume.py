@@ -170,7 +170,7 @@ class RuledVolume(NativeVolume):
         return self._paths.get(node) or self._looked_up(node, self._paths)
 
     def _looked_up(self, node: int, known: dict[int, AgentPath]) -> AgentPath:
-        """Return the path of a directory: of each on the way up to one that is known, the name is looked up again."""
+        """Return the path of a directory. Names are looked up again, on the way up to a directory in `known`."""
         above: list[tuple[int, bytes]] = []
         while node != ROOT_NODE and node not in known:
             place = self._names.get(node) or self._place(node)

@@ -181,7 +181,7 @@ def find(volume: Volume, path: str) -> Attr | None:
 
 
 def known(volume: Volume, node: int, path: str) -> Attr:
-    """Return the attributes of what a walk has found at a path: of its node, or of the one that it has now, where the
+    """Return the attributes of what a walk has found at a path: of its node, or of its present node, where the
     volume has forgotten that. A directory on disk keeps 2,000 files that nobody holds."""
     try:
         return volume.getattr(node)

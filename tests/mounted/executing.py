@@ -160,7 +160,7 @@ def groups(server_pid: int) -> set[Path]:
 
 
 def own_groups(server_pid: int) -> set[Path]:
-    """Return the control groups of a server: of its commands, and the one that these are in."""
+    """Return the control groups of a server: those of its commands, and their parent."""
     found: set[Path] = set()
     for directory, names, _ in os.walk("/sys/fs/cgroup"):  # unlike glob, it tolerates groups that vanish meanwhile
         found |= {

@@ -199,7 +199,7 @@ class TestTheKernelFace:
                 volume.lookup(inner, b"KEY")
 
     def test_where_names_can_t_be_listed(self, volume: DirectoryVolume, root: Path, monkeypatch: Any) -> None:
-        """A directory may be open to who knows the names in it, and to nobody else."""
+        """A directory may be searched by name and not be listed: mode 0111."""
         for name in ("key", "a b", "12"):
             (root / name).touch()
         node, there = put(volume, b"other"), set(os.listdir(root))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 Replace = Callable[[Path, Path], None]
 """Put the second file in the place of the first, whose path must stay."""
@@ -34,6 +36,25 @@ def link_switched(path: Path, new: Path) -> None:
 def behind_a_link(path: Path) -> None:
     """Turn a file into a symbolic link to it."""
     path.symlink_to(path.rename(path.with_suffix(".first")))
+
+
+def databases(old: Path, new: Path, directory: Path, mode: str) -> tuple[Path, Path]:
+    """Copy two SQLite databases into a new directory, with a journal mode. Returns the first one, which is behind
+    a link, and the second one, which is to take its place."""
+    directory.mkdir()
+    copies = directory / old.name, directory / "new.db"
+    for source, target in zip((old, new), copies, strict=True):
+        shutil.copyfile(source, target)
+        with contextlib.closing(sqlite3.connect(target)) as connection:
+            connection.execute(f"PRAGMA journal_mode = {mode}")
+    behind_a_link(copies[0])
+    return copies
+
+
+def text(backend: Any, path: str) -> str | None:
+    """Download a file of text; None where there is none."""
+    (answer,) = backend.download_files([path])
+    return None if answer.content is None else answer.content.decode()
 
 
 REPLACED: Final[dict[str, Replace]] = {

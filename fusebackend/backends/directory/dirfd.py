@@ -308,8 +308,8 @@ Open: TypeAlias = Callable[[int], Descriptor]
 class OpenFile:
     """The descriptors of one file that is open: one for all readers, another for all writers.
 
-    `readers` and `writers` count the handles; a descriptor is open while its count is above 0. Who reads through one is
-    not known: O_NOATIME counts while all handles have it (`unnoted`). Calls are made with the volume's lock held.
+    `readers` and `writers` count the handles; a descriptor is open while its count is above 0. A read does not say
+    its handle: O_NOATIME counts while all handles have it (`unnoted`). Calls are made with the volume's lock held.
     """
 
     __slots__ = ("_reading", "_writing", "readers", "unnoted", "writers")

@@ -46,7 +46,7 @@ LISTINGS = 32
 
 
 _ELSEWHERE = (
-    "its directory {} was moved or deleted, and files go on in the one that was mounted; bring it back, or mount again"
+    "its directory {} was moved or deleted, and the mount goes on with the old directory; bring it back, or mount again"
 )
 _PLAIN = re.compile(rb"\.?[\w-]+(?:\.[\w-]+)*")
 """A name whose other spellings differ in case alone: ASCII, no `~`, no dot or space at its end."""
@@ -142,8 +142,8 @@ class DirectoryVolume(NativeVolume):
     def _naming(
         self, directory: Node, at: Descriptor, name: bytes, take_back: Callable[..., object] = os.unlink
     ) -> Iterator[None]:
-        """Enclose what makes a name. EINVAL for another spelling of a name that is there, and for one that the file
-        system stores as another (`x.` on vfat): `take_back` then undoes it, given the name and `dir_fd`."""
+        """Enclose what makes a name. EINVAL for another spelling of a name that is there, and where the file system
+        stores another name (`x` for `x.` on vfat): `take_back` then undoes it, given the name and `dir_fd`."""
         if at.is_exact:
             yield
             return

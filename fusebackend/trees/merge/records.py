@@ -38,9 +38,7 @@ class MergeRecords:
 
         def record(recorder: Recorder, call: OpenCall) -> None:
             kept = recorder.keep(call, volume, attr)
-            linked = kept.is_linked
-            kept = kept._replace(before=kept.before._replace(nlink=kept.before.nlink - gone))
-            self._made.append(recorder.add(call, prefix, "remove", path, kept, linked=linked))
+            self._made.append(recorder.add(call, prefix, "remove", path, kept.less(gone), linked=kept.is_linked))
 
         self._record(record)
 

@@ -1,4 +1,4 @@
-"""MCP over HTTP: who is let through to the server."""
+"""MCP over HTTP: which requests reach the server."""
 
 from __future__ import annotations
 

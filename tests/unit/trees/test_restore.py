@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from failing import CHANGES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from merging import at, chmod, content, link, links, mkdir, place, remove, shown, symlink, walk, write
@@ -431,8 +432,6 @@ def test_names_of_the_server_are_in_no_state(scene: Scene) -> None:
 
 # -- killed at each change ---------------------------------------------------------------------------------------
 
-CHANGES = ("create", "link", "mkdir", "mknod", "place", "removexattr", "rename", "rmdir", "setattr", "setxattr",
-           "symlink", "sync", "unlink", "write")  # fmt: skip
 KILLED = 9
 EVERY = amount("FUSEBACKEND_RESTORE_KILLS_EVERY", day=4, night=1)
 

@@ -281,7 +281,7 @@ class SaverDatabase(Database):
             raise Damaged(f"{type(value).__name__} can't be packed: {type(error).__name__}: {error}") from None
 
     def _shown(self, value: Any) -> Any:
-        """A readable value; `LeftOut` takes the place of one that can't be packed."""
+        """A readable value; `LeftOut` if it can't be packed."""
         try:
             return loads(self._stored(value))
         except Damaged as error:

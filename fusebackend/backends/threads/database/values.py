@@ -565,7 +565,7 @@ _TYPE_OF_ROLE = {"user": "human", "assistant": "ai", "developer": "system"}
 
 
 def _any_message(value: Any) -> dict[str, Any]:
-    """As `plain_message`, with a message of the type `unreadable`, and why, in the place of one that can't be read."""
+    """As `plain_message`. A message that can't be read becomes one of the type `unreadable`, which says why."""
     try:
         return plain_message(value)
     except Damaged as error:

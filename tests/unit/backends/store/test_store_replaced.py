@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from eventually import eventually
 from langgraph.store.sqlite import SqliteStore
 from nodes import names, put
-from replacing import REPLACED, behind_a_link
+from replacing import REPLACED, databases, text
 
 from fusebackend.backends import ForeignVolume, StoreBackend
 from fusebackend.protocol import ROOT_NODE
@@ -50,23 +48,11 @@ def new(tmp_path: Path) -> Path:
     return made(tmp_path / "new.db", both="new", new="n")
 
 
-def text(backend: Any, path: str) -> str | None:
-    (answer,) = backend.download_files([path])
-    return None if answer.content is None else answer.content.decode()
-
-
 @pytest.mark.parametrize("mode", ["delete", "wal"])
 def test_the_new_items_are_shown_and_written_to(tmp_path: Path, path: Path, new: Path, mode: str) -> None:
     for case in each(REPLACED):
         with case as replace:
-            where = tmp_path / replace.__name__ / "store.db"
-            where.parent.mkdir()
-            other = where.with_name("new.db")
-            for source, target in ((path, where), (new, other)):
-                shutil.copyfile(source, target)
-                with contextlib.closing(sqlite3.connect(target)) as connection:
-                    connection.execute(f"PRAGMA journal_mode = {mode}")
-            behind_a_link(where)
+            where, other = databases(path, new, tmp_path / replace.__name__, mode)
             with opened(where) as backend:
                 volume = ForeignVolume(backend)
                 assert (text(backend, "/both"), names(volume)) == ("old", [b"both", b"old"])

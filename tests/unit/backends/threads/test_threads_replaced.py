@@ -16,7 +16,7 @@ import pytest
 import threadcases
 from graphs import thread
 from nodes import node_at
-from replacing import REPLACED, behind_a_link
+from replacing import REPLACED, databases, text
 from test_threads_follow import Listener
 
 from fusebackend.backends import ThreadsBackend
@@ -35,11 +35,6 @@ def made(path: Path, content: str, *threads: str) -> Path:
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA journal_mode = DELETE")
     return path
-
-
-def text(backend: ThreadsBackend, path: str) -> str | None:
-    (answer,) = backend.download_files([path])
-    return None if answer.content is None else answer.content.decode()
 
 
 def notes(backend: ThreadsBackend, name: str) -> str | None:
@@ -66,14 +61,7 @@ def new(tmp_path: Path) -> Path:
 def test_the_new_threads_are_shown_and_caches_told(tmp_path: Path, path: Path, new: Path, mode: str) -> None:
     for case in each(REPLACED):
         with case as replace:
-            where = tmp_path / replace.__name__ / "threads.db"
-            where.parent.mkdir()
-            other = where.with_name("new.db")
-            for source, target in ((path, where), (new, other)):
-                shutil.copyfile(source, target)
-                with contextlib.closing(sqlite3.connect(target)) as connection:
-                    connection.execute(f"PRAGMA journal_mode = {mode}")
-            behind_a_link(where)
+            where, other = databases(path, new, tmp_path / replace.__name__, mode)
             with ThreadsBackend.from_sqlite(str(where)) as backend:
                 assert (names(backend), notes(backend, "both")) == (["both", "old"], "old")
                 before = text(backend, "/both/transcript.md")
