@@ -23,13 +23,13 @@ from typing import Any
 
 import msgspec
 
-from fusebackend.control.verbs import VERBS, SocketVerb
+from fusebackend.control.verbs import VERBS
 from fusebackend.protocol import SERVED, records, served
-from fusebackend.protocol.served import Declared, MountVerbs
+from fusebackend.protocol.served import MountVerbs
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- made by scripts/declared.py -->", "<!-- end -->"
-CODES = {"ValueError": "-32602", "PathError": "-32602", "OSError": "-32004"}
+CODES = {"ValueError": " (-32602)", "PathError": " (-32602)", "OSError": " (-32004)"}
 STUB = '''"""Made by scripts/declared.py: the `a…` forms of the verbs of a mount."""
 
 import os
@@ -68,7 +68,8 @@ def api() -> Iterator[str]:
     """Yield the table of verbs in docs/api.md."""
     yield from ("| verb | does | in a view |", "|---|---|---|")
     for each in SERVED.values():
-        yield f"| `{each.name}` | {_summary(each.method)} | {'yes' if each.in_view else 'no'} |"
+        summary = " ".join((inspect.getdoc(each.method) or "").partition("\n\n")[0].split())
+        yield f"| `{each.name}` | {summary} | {'yes' if each.in_view else 'no'} |"
 
 
 def protocol() -> Iterator[str]:
@@ -78,29 +79,24 @@ def protocol() -> Iterator[str]:
         verb = VERBS[name]
         given = ", ".join(map(_parameter, msgspec.structs.fields(verb.params)))
         answer = _shape(verb.signature.return_annotation, reached)
-        yield f"\n### `{name}`\n\n`{{{given}}}` → {answer}{_flags(verb)}\n"
+        said = {"long": verb.long, "a change": verb.changes, "not in a view": not verb.in_view, "streams": verb.streams}
+        flags = "".join(f" · {word}" for word, holds in said.items() if holds)
+        yield f"\n### `{name}`\n\n`{{{given}}}` → {answer}{flags}\n"
         yield from _prose(inspect.getdoc(MountVerbs.run if name == "execute" else verb.method) or "")
     yield "\n### Records\n"
-    done: set[str] = set()
-    while left := [kind for name, kind in sorted(reached.items()) if name not in done]:
-        for kind in left:
-            done.add(kind.__name__)
+    done: dict[str, type] = {}
+    while left := {name: kind for name, kind in sorted(reached.items()) if name not in done}:
+        done |= left
+        for kind in left.values():
             hints = typing.get_type_hints(kind)
             fields = ", ".join(f"`{name}` ({_shape(hint, reached)})" for name, hint in hints.items())
             yield f"\n#### {kind.__name__}\n\n{_wrapped(fields)}\n"
             yield from _prose(inspect.getdoc(kind) or "")
 
 
-def _flags(verb: SocketVerb | Declared) -> str:
-    said = {"long": verb.long, "a change": verb.changes, "not in a view": not verb.in_view, "streams": verb.streams}
-    return "".join(f" · {word}" for word, holds in said.items() if holds)
-
-
 def _parameter(field: msgspec.structs.FieldInfo) -> str:
-    if field.required:
-        return field.encode_name
-    default = field.default_factory() if field.default is msgspec.NODEFAULT else field.default
-    return f"{field.encode_name}={json.dumps(default)}"
+    default = field.default_factory() if field.default is msgspec.NODEFAULT and not field.required else field.default
+    return field.encode_name + ("" if field.required else f"={json.dumps(default)}")
 
 
 def _shape(kind: Any, reached: dict[str, type]) -> str:
@@ -109,37 +105,34 @@ def _shape(kind: Any, reached: dict[str, type]) -> str:
     origin = typing.get_origin(kind)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(parts)
-    if origin in (list, tuple):
+    if origin is list:
         return f"list of {parts[0]}"
-    if kind is None:
-        return "null"
     if dataclasses.is_dataclass(kind) or typing.is_typeddict(kind):
         reached[kind.__name__] = kind
         return f"[{kind.__name__}](#{kind.__name__.lower()})"
-    words = {str: "text", bytes: "base64", int: "number", float: "number", bool: "true or false", type(None): "null"}
+    words = {
+        str: "text",
+        bytes: "base64",
+        int: "number",
+        float: "number",
+        bool: "true or false",
+        None: "null",
+        type(None): "null",
+    }
     return words.get(kind, "text" if origin is typing.Literal else "object")
-
-
-def _summary(method: Any) -> str:
-    return " ".join((inspect.getdoc(method) or "").partition("\n\n")[0].split())
 
 
 def _prose(doc: str) -> Iterator[str]:
     """Yield a docstring as Markdown, in the words of JSON."""
     for part in re.sub(r"\bNone\b", "null", doc).split("\n\n"):
         head, _, rest = part.partition("\n")
-        if not re.fullmatch(r"(Args|Returns|Raises|Attributes):", head):
+        if head not in ("Args:", "Raises:", "Attributes:"):
             yield _wrapped(" ".join(part.split())) + "\n"
-            continue
-        if head == "Returns:":
-            yield _wrapped("Returns: " + " ".join(rest.split())) + "\n"
             continue
         for item in re.split(r"\n(?=    \S)", textwrap.dedent("\n" + rest).replace("\n", "\n    ").strip("\n")):
             name, _, text = " ".join(item.split()).partition(": ")
-            if name.startswith("on_"):
-                continue
-            codes = sorted({CODES[each] for each in name.split(", ") if each in CODES})
-            yield _wrapped(f"- `{name}`{f' ({codes[0]})' if len(codes) == 1 else ''}: {text}", "  ")
+            if not name.startswith("on_"):
+                yield _wrapped(f"- `{name}`{CODES.get(name, '')}: {text}", "  ")
         yield ""
 
 
@@ -161,7 +154,7 @@ def main() -> None:
         "docs/api.md": _with("docs/api.md", api()),
         "docs/control-protocol.md": _with("docs/control-protocol.md", protocol()),
     }
-    stale = [name for name, text in made.items() if not (ROOT / name).exists() or (ROOT / name).read_text() != text]
+    stale = [name for name, text in made.items() if (ROOT / name).read_text() != text]
     if "--check" in sys.argv[1:]:
         sys.exit(f"run scripts/declared.py: {', '.join(stale)} are not as it writes them" if stale else 0)
     for name in stale:

@@ -306,10 +306,13 @@ def _streamed(call: Call, method: str, result: Any) -> Any:
     return replace(result, matches=None)
 
 
+_edited = _of_method(SERVED["edit"])
+
+
 @_socket_verb()
 def _edit(call: Call, asked: Any) -> Any:
     try:
-        return _of_method(SERVED["edit"])(call, asked)
+        return _edited(call, asked)
     except NoRoom:
         raise NoRoom(
             f"'{asked.file_path}', or what it would become, is too large to be edited here, where all clients share "

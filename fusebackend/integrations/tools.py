@@ -1,4 +1,4 @@
-"""Verbs as tools for models: a function for each, its arguments a `msgspec.Struct`, its docstring what a model reads.
+"""Verbs as tools for models: a function for each, whose parameters and docstring are what a model reads.
 
 The MCP server has all of them, an agent of OpenAI's SDK those of files.
 
@@ -10,6 +10,7 @@ may show a line twice or not at all.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,10 +18,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from fusebackend.base.awaiting import aside
 from fusebackend.base.shown import name_meant, name_shown, shown
 from fusebackend.control.client.client import Client
-from fusebackend.protocol import MergeResult, RestoreResult, UndoConflict, UndoneChange, UndoResult
+from fusebackend.protocol import SERVED, UndoConflict, UndoneChange
 
 PAGE_CHARACTERS = 30_000
 """Of an answer, about 10,000 tokens. Claude Code takes 25,000 of them by default."""
@@ -52,69 +52,73 @@ Path = Annotated[str, _about("begins with /, the root of the mount")]
 Cursor = Annotated[int, _about("where to go on, from the end of the answer before", ge=0)]
 
 
-class Arguments(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Of a tool. The fields are what its schema shows."""
-
-
 @dataclass(frozen=True)
 class Tool:
     """A tool.
 
     Attributes:
         name, text: as the client shows them.
-        arguments: their type.
-        call: the function.
+        call: the function. Its parameters are what the schema shows.
         changes, destroys: hints of the protocol: it changes something; something may be gone afterwards.
         of_all: it is about what all readers have, so a view has no such tool.
     """
 
     name: str
     text: str
-    arguments: type[Arguments]
-    call: Callable[[Client, Any], Awaitable[Iterable[str]]]
+    call: Callable[..., Awaitable[Iterable[str]]]
     changes: bool
     destroys: bool
     of_all: bool
 
     @functools.cached_property
+    def _arguments(self) -> type[msgspec.Struct]:
+        known = list(inspect.signature(self.call, eval_str=True).parameters.values())[1:]
+        fields: list[Any] = [
+            (each.name, each.annotation) if each.default is each.empty else (each.name, each.annotation, each.default)
+            for each in known
+        ]
+        return msgspec.defstruct(self.name, fields, forbid_unknown_fields=True, kw_only=True)
+
+    @functools.cached_property
     def schema(self) -> dict[str, Any]:
         """The JSON schema of the arguments, as one object."""
-        _, components = msgspec.json.schema_components([self.arguments], ref_template="#/$defs/{name}")
-        schema = components[self.arguments.__name__]
+        _, components = msgspec.json.schema_components([self._arguments], ref_template="#/$defs/{name}")
+        schema = components[self.name]
         return {key: value for key, value in schema.items() if key not in ("title", "description")}
 
     async def answer(self, files: Any, given: Mapping[str, Any], place: Callable[[str], str] = str) -> str:
         """Call it with the arguments that a model gives, with paths as answers have them (`name_shown`). A tool of
         files takes any backend; `place` gives its path for that of a model. Raises `Refused`."""
         try:
-            asked = msgspec.convert(given, self.arguments)
+            asked = msgspec.structs.asdict(msgspec.convert(given, self._arguments))
         except msgspec.ValidationError as error:
             raise Refused(f"Wrong arguments of {self.name}: {error}") from None
         for name in NAMES & given.keys():
-            value = getattr(asked, name)
-            if isinstance(value, str):
-                setattr(asked, name, place(name_meant(value)))
-            elif value is not None:
-                setattr(asked, name, [place(name_meant(each)) for each in value])
+            value = asked[name]
+            if value is not None:
+                is_one = isinstance(value, str)
+                asked[name] = place(name_meant(value)) if is_one else [place(name_meant(each)) for each in value]
+        cursor = asked.get("cursor", 0)
         try:
-            lines = await self.call(files, asked)
+            lines = await self.call(files, **asked)
         except (OSError, ValueError, NotImplementedError, RuntimeError) as error:
             raise Refused(_words(error)) from error
-        return page(lines, getattr(asked, "cursor", 0))
+        return page(lines, cursor)
 
 
 TOOLS: dict[str, Tool] = {}
 """By name."""
 
-Call = TypeVar("Call", bound=Callable[[Client, Any], Awaitable[Iterable[str]]])
+Call = TypeVar("Call", bound=Callable[..., Awaitable[Iterable[str]]])
 
 
-def _tool(
-    arguments: type[Arguments], *, changes: bool = False, destroys: bool = False, of_all: bool = False
-) -> Callable[[Call], Call]:
+def _tool(verb: str = "", *, destroys: bool = False) -> Callable[[Call], Call]:
+    """Make a tool of a function that calls a verb: the one of its name, unless another is named."""
+
     def register(call: Call) -> Call:
-        text = " ".join((call.__doc__ or "").split())
-        TOOLS[call.__name__] = Tool(call.__name__, text, arguments, call, changes, destroys, of_all)
+        known, text = SERVED[verb or call.__name__], " ".join((call.__doc__ or "").split())
+        changes = known.changes or known.command
+        TOOLS[call.__name__] = Tool(call.__name__, text, call, changes, destroys, of_all=not known.in_view)
         return call
 
     return register
@@ -123,15 +127,10 @@ def _tool(
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-class Ls(Arguments):
-    path: Path = "/"
-    cursor: Cursor = 0
-
-
-@_tool(Ls)
-async def ls(files: Client, asked: Ls) -> Iterable[str]:
+@_tool()
+async def ls(files: Client, *, path: Path = "/", cursor: Cursor = 0) -> Iterable[str]:
     """List a directory: path, size in bytes, time of the last change. Directories end with /."""
-    found = await files.als(asked.path)
+    found = await files.als(path)
     _check(found.error)
     return [
         name_shown(entry["path"])
@@ -140,17 +139,17 @@ async def ls(files: Client, asked: Ls) -> Iterable[str]:
     ]
 
 
-class Read(Arguments):
-    path: Path
-    offset: Annotated[int, _about("lines to skip", ge=0)] = 0
-    limit: Annotated[int, _about("lines to read", ge=1, le=10_000)] = 2000
-    cursor: Cursor = 0
-
-
-@_tool(Read)
-async def read(files: Client, asked: Read) -> Iterable[str]:
+@_tool()
+async def read(
+    files: Client,
+    *,
+    path: Path,
+    offset: Annotated[int, _about("lines to skip", ge=0)] = 0,
+    limit: Annotated[int, _about("lines to read", ge=1, le=10_000)] = 2000,
+    cursor: Cursor = 0,
+) -> Iterable[str]:
     """Read lines of a text file, with their numbers. Bytes that are no text come as base64."""
-    found = await files.aread(asked.path, asked.offset, asked.limit)
+    found = await files.aread(path, offset, limit)
     _check(found.error)
     lines = str(found).split("\n")
     if found.next_offset is not None:
@@ -158,96 +157,82 @@ async def read(files: Client, asked: Read) -> Iterable[str]:
     return lines
 
 
-class Write(Arguments):
-    path: Path
-    content: str
-
-
-@_tool(Write, changes=True)
-async def write(files: Client, asked: Write) -> Iterable[str]:
+@_tool()
+async def write(files: Client, *, path: Path, content: str) -> Iterable[str]:
     """Make a new text file. One that exists is refused: change it with edit."""
-    _check((await files.awrite(asked.path, asked.content)).error)
-    return [f"{name_shown(asked.path)} is written"]
+    _check((await files.awrite(path, content)).error)
+    return [f"{name_shown(path)} is written"]
 
 
-class Edit(Arguments):
-    path: Path
-    old_string: Annotated[str, _about("the text to replace, as it is in the file", min_length=1)]
-    new_string: str
-    replace_all: Annotated[bool, _about("else it must be there once")] = False
-
-
-@_tool(Edit, changes=True, destroys=True)
-async def edit(files: Client, asked: Edit) -> Iterable[str]:
+@_tool(destroys=True)
+async def edit(
+    files: Client,
+    *,
+    path: Path,
+    old_string: Annotated[str, _about("the text to replace, as it is in the file", min_length=1)],
+    new_string: str,
+    replace_all: Annotated[bool, _about("else it must be there once")] = False,
+) -> Iterable[str]:
     """Replace a text in a file."""
-    done = await files.aedit(asked.path, asked.old_string, asked.new_string, asked.replace_all)
+    done = await files.aedit(path, old_string, new_string, replace_all)
     _check(done.error)
-    return [f"{name_shown(asked.path)}: {done.occurrences} replaced"]
+    return [f"{name_shown(path)}: {done.occurrences} replaced"]
 
 
-class Delete(Arguments):
-    path: Path
-
-
-@_tool(Delete, changes=True, destroys=True)
-async def delete(files: Client, asked: Delete) -> Iterable[str]:
+@_tool(destroys=True)
+async def delete(files: Client, *, path: Path) -> Iterable[str]:
     """Delete a file, or a directory with all that is in it."""
-    _check((await files.adelete(asked.path)).error)
-    return [f"{name_shown(asked.path)} is deleted"]
+    _check((await files.adelete(path)).error)
+    return [f"{name_shown(path)} is deleted"]
 
 
-class Move(Arguments):
-    source: Path
-    destination: Path
-
-
-@_tool(Move, changes=True)
-async def move(files: Client, asked: Move) -> Iterable[str]:
+@_tool()
+async def move(files: Client, *, source: Path, destination: Path) -> Iterable[str]:
     """Rename a file or directory. The destination must not exist."""
-    _check((await files.amove(asked.source, asked.destination)).error)
-    return [f"{name_shown(asked.source)} is {name_shown(asked.destination)} now"]
+    _check((await files.amove(source, destination)).error)
+    return [f"{name_shown(source)} is {name_shown(destination)} now"]
 
 
-class Grep(Arguments):
-    pattern: Annotated[str, _about("a literal text, no regular expression", min_length=1)]
-    path: Path = "/"
-    glob: Annotated[str | None, _about("only files whose name matches, such as *.py")] = None
-    cursor: Cursor = 0
-
-
-@_tool(Grep)
-async def grep(files: Client, asked: Grep) -> Iterable[str]:
+@_tool()
+async def grep(
+    files: Client,
+    *,
+    pattern: Annotated[str, _about("a literal text, no regular expression", min_length=1)],
+    path: Path = "/",
+    glob: Annotated[str | None, _about("only files whose name matches, such as *.py")] = None,
+    cursor: Cursor = 0,
+) -> Iterable[str]:
     """Find lines that contain a text, in all files at and below a path: path:line: text."""
-    found = await files.agrep(asked.pattern, asked.path, asked.glob)
+    found = await files.agrep(pattern, path, glob)
     _check(found.error)
     lines = [f"{name_shown(match['path'])}:{match['line']}: {match['text']}" for match in found.matches or []]
     return lines + _gaps(found.truncated, found.missing)
 
 
-class Glob(Arguments):
-    pattern: Annotated[str, _about("such as **/*.py", min_length=1)]
-    path: Path = "/"
-    cursor: Cursor = 0
-
-
-@_tool(Glob)
-async def glob(files: Client, asked: Glob) -> Iterable[str]:
+@_tool()
+async def glob(
+    files: Client,
+    *,
+    pattern: Annotated[str, _about("such as **/*.py", min_length=1)],
+    path: Path = "/",
+    cursor: Cursor = 0,
+) -> Iterable[str]:
     """Find files by a pattern for their paths."""
-    found = await files.aglob(asked.pattern, asked.path)
+    found = await files.aglob(pattern, path)
     _check(found.error)
     return [name_shown(entry["path"]) for entry in found.matches or []] + _gaps(found.truncated, found.missing)
 
 
-class Execute(Arguments):
-    command: Annotated[str, _about("a line for the shell", min_length=1)]
-    timeout: Annotated[float, _about("seconds", gt=0)] = COMMAND_LIMIT_S
-
-
-@_tool(Execute, changes=True, destroys=True)
-async def execute(files: Client, asked: Execute) -> Iterable[str]:
+@_tool(destroys=True)
+async def execute(
+    files: Client,
+    *,
+    command: Annotated[str, _about("a line for the shell", min_length=1)],
+    timeout: Annotated[float, _about("seconds", gt=0)] = COMMAND_LIMIT_S,
+) -> Iterable[str]:
     """Run a command in a shell that sees the files at the same paths. An exit status other than 0 is at
     the end. Of a long output the middle is left out."""
-    done = await files.aexecute(asked.command, timeout=max(1, round(asked.timeout)))
+    done = await files.aexecute(command, timeout=max(1, round(timeout)))
     half = PAGE_CHARACTERS // 3
     output = done.output
     if len(output) > 2 * half:
@@ -258,26 +243,24 @@ async def execute(files: Client, asked: Execute) -> Iterable[str]:
 # -- who did what, and how to have it back ----------------------------------------------------------------------------
 
 
-class Log(Arguments):
-    paths: Annotated[list[str], _about("only calls that changed something at or below one of these")] = []
-    by: Annotated[str | None, _about("an agent, thread, tool call, program or user id")] = None
-    since: Annotated[str | None, _about("such as 10m, 14:05, yesterday")] = None
-    branch: Annotated[str | None, _about("calls that changed this branch, not those of the mount")] = None
-    limit: Annotated[int, _about("of calls", ge=1, le=1000)] = 20
-    cursor: Cursor = 0
-
-
-@_tool(Log, of_all=True)
-async def log(files: Client, asked: Log) -> Iterable[str]:
+@_tool()
+async def log(
+    files: Client,
+    *,
+    paths: Annotated[Sequence[str], _about("only calls that changed something at or below one of these")] = (),
+    by: Annotated[str | None, _about("an agent, thread, tool call, program or user id")] = None,
+    since: Annotated[str | None, _about("such as 10m, 14:05, yesterday")] = None,
+    branch: Annotated[str | None, _about("calls that changed this branch, not those of the mount")] = None,
+    limit: Annotated[int, _about("of calls", ge=1, le=1000)] = 20,
+    cursor: Cursor = 0,
+) -> Iterable[str]:
     """Show the calls that changed files, the newest first: name, begin, who, number of changes, what it was."""
-    calls = await _aside(
-        files,
-        "log",
-        by=asked.by,
-        since=asked.since,
-        paths=tuple(asked.paths),
-        limit=asked.limit,
-        branch=asked.branch,
+    calls = await files.alog(
+        by=by,
+        since=since,
+        paths=tuple(paths),
+        limit=limit,
+        branch=branch,
     )
     return [
         "\t".join(
@@ -293,61 +276,54 @@ async def log(files: Client, asked: Log) -> Iterable[str]:
     ] or ["(no call has changed anything)"]
 
 
-class Diff(Arguments):
-    call: Annotated[str | None, _about("such as c42; without it the last one")] = None
-    paths: Annotated[list[str], _about("only what is at and below these")] = []
-    cursor: Cursor = 0
-
-
-@_tool(Diff, of_all=True)
-async def diff(files: Client, asked: Diff) -> Iterable[str]:
+@_tool()
+async def diff(
+    files: Client,
+    *,
+    call: Annotated[str | None, _about("such as c42; without it the last one")] = None,
+    paths: Annotated[Sequence[str], _about("only what is at and below these")] = (),
+    cursor: Cursor = 0,
+) -> Iterable[str]:
     """Show what a call did, as a git patch."""
-    call = asked.call
+    call = call
     if call is None:
-        last = await _aside(files, "log", limit=1)
+        last = await files.alog(limit=1)
         if not last:
             return ["(no call has changed anything)"]
         call = last[0].call
-    patch: str = await _aside(files, "diff", call, paths=tuple(asked.paths))
+    patch = await files.adiff(call, paths=tuple(paths))
     return patch.rstrip("\n").split("\n") if patch else [f"({call} changed nothing that is left)"]
 
 
-class Blame(Arguments):
-    path: Path
-    cursor: Cursor = 0
-
-
-@_tool(Blame, of_all=True)
-async def blame(files: Client, asked: Blame) -> Iterable[str]:
+@_tool()
+async def blame(files: Client, *, path: Path, cursor: Cursor = 0) -> Iterable[str]:
     """Show which call left a file as it is, and each of its lines."""
-    found = await _aside(files, "blame", asked.path)
-    head = [f"{name_shown(asked.path)}: last changed by {found.last or 'no call that the log has'}"]
+    found = await files.ablame(path)
+    head = [f"{name_shown(path)}: last changed by {found.last or 'no call that the log has'}"]
     titles = [f"{name}\t{shown(call.title)}" for name, call in found.calls.items()]
     lines = [f"{'|'.join(line.calls) or '-'}\t{line.text}" for line in found.lines or []]
     return head + titles + lines
 
 
-class Undo(Arguments):
-    calls: Annotated[list[str], _about("such as c42; without any the newest call that is not undone yet")] = []
-    by: Annotated[str | None, _about("the calls of this agent, thread, tool call, program or user id")] = None
-    branch: Annotated[str | None, _about("without calls: the newest one in this branch, not in the mount")] = None
-    keep_newer: Annotated[bool, _about("leave what later calls changed as well as it is")] = False
-    merge_lines: Annotated[bool, _about("merge it by lines")] = False
-    dry_run: Annotated[bool, _about("only say what would be done")] = False
-
-
-@_tool(Undo, changes=True, destroys=True, of_all=True)
-async def undo(files: Client, asked: Undo) -> Iterable[str]:
+@_tool(destroys=True)
+async def undo(
+    files: Client,
+    *,
+    calls: Annotated[Sequence[str], _about("such as c42; without any the newest call that is not undone yet")] = (),
+    by: Annotated[str | None, _about("the calls of this agent, thread, tool call, program or user id")] = None,
+    branch: Annotated[str | None, _about("without calls: the newest one in this branch, not in the mount")] = None,
+    keep_newer: Annotated[bool, _about("leave what later calls changed as well as it is")] = False,
+    merge_lines: Annotated[bool, _about("merge it by lines")] = False,
+    dry_run: Annotated[bool, _about("only say what would be done")] = False,
+) -> Iterable[str]:
     """Take calls back, all of their changes or none, and nothing that others have done. An undo can be undone."""
-    done: UndoResult = await _aside(
-        files,
-        "undo",
-        *asked.calls,
-        by=asked.by,
-        branch=asked.branch,
-        keep_newer=asked.keep_newer,
-        merge_lines=asked.merge_lines,
-        dry_run=asked.dry_run,
+    done = await files.aundo(
+        *calls,
+        by=by,
+        branch=branch,
+        keep_newer=keep_newer,
+        merge_lines=merge_lines,
+        dry_run=dry_run,
     )
     _check_conflicts(done.conflicts, "nothing was undone; keep_newer or merge_lines decide it")
     what = f"{', '.join(done.calls)} undone" + (f" by {done.undo}" if done.undo else " (dry run)")
@@ -355,50 +331,44 @@ async def undo(files: Client, asked: Undo) -> Iterable[str]:
             *map(shown, done.partly)]  # fmt: skip
 
 
-class Restore(Arguments):
-    paths: Annotated[list[str], _about("what to put back", min_length=1)]
-    ref: Annotated[str, _about("the state to take it from: a snapshot, a branch, or a time such as 10m or 14:05")]
-    dry_run: Annotated[bool, _about("only say what would be done")] = False
-
-
-@_tool(Restore, changes=True, destroys=True, of_all=True)
-async def restore(files: Client, asked: Restore) -> Iterable[str]:
+@_tool(destroys=True)
+async def restore(
+    files: Client,
+    *,
+    paths: Annotated[Sequence[str], _about("what to put back", min_length=1)],
+    ref: Annotated[str, _about("the state to take it from: a snapshot, a branch, or a time such as 10m or 14:05")],
+    dry_run: Annotated[bool, _about("only say what would be done")] = False,
+) -> Iterable[str]:
     """Put files and directories back as they were in another state."""
-    done: RestoreResult = await _aside(files, "restore", asked.paths, asked.ref, dry_run=asked.dry_run)
+    done = await files.arestore(list(paths), ref, dry_run=dry_run)
     _check_conflicts(done.conflicts, "nothing was restored")
-    return [f"restored from {done.ref}" + (" (dry run)" if asked.dry_run else ""), *_changes(done.changes)]
+    return [f"restored from {done.ref}" + (" (dry run)" if dry_run else ""), *_changes(done.changes)]
 
 
-class SnapshotList(Arguments):
-    automatic: Annotated[bool, _about("also those that were taken by themselves")] = False
-    cursor: Cursor = 0
-
-
-@_tool(SnapshotList, of_all=True)
-async def snapshot_list(files: Client, asked: SnapshotList) -> Iterable[str]:
+@_tool("snapshots")
+async def snapshot_list(
+    files: Client,
+    *,
+    automatic: Annotated[bool, _about("also those that were taken by themselves")] = False,
+    cursor: Cursor = 0,
+) -> Iterable[str]:
     """List the snapshots of the mount, the oldest first: name and time."""
-    found = [each for each in await _aside(files, "snapshots") if asked.automatic or not each.name.startswith("@")]
+    found = [each for each in await files.asnapshots() if automatic or not each.name.startswith("@")]
     return [f"{name_shown(each.name)}\t{_time(each.time_ns)}" for each in found] or ["(there are none)"]
 
 
-class SnapshotCreate(Arguments):
-    name: Annotated[str | None, _about("without one it is named by the time")] = None
-
-
-@_tool(SnapshotCreate, changes=True, of_all=True)
-async def snapshot_create(files: Client, asked: SnapshotCreate) -> Iterable[str]:
+@_tool("create_snapshot")
+async def snapshot_create(
+    files: Client, *, name: Annotated[str | None, _about("without one it is named by the time")] = None
+) -> Iterable[str]:
     """Keep the present state of all files. Copies nothing."""
-    return [f"snapshot {(await _aside(files, 'create_snapshot', asked.name)).name}"]
+    return [f"snapshot {(await files.acreate_snapshot(name)).name}"]
 
 
-class BranchList(Arguments):
-    cursor: Cursor = 0
-
-
-@_tool(BranchList, of_all=True)
-async def branch_list(files: Client, asked: BranchList) -> Iterable[str]:
+@_tool("branches")
+async def branch_list(files: Client, *, cursor: Cursor = 0) -> Iterable[str]:
     """List the branches of the mount: name, time, number of changes. Files are below /.fusebackend/branches/NAME."""
-    found = await _aside(files, "branches")
+    found = await files.abranches()
     return [
         f"{name_shown(each.name)}\t{_time(each.time_ns)}\t{each.changes}"
         + (f"\t{shown(each.error)}" if each.error else "")
@@ -406,47 +376,41 @@ async def branch_list(files: Client, asked: BranchList) -> Iterable[str]:
     ] or ["(there are none)"]
 
 
-class BranchCreate(Arguments):
-    name: Annotated[str, _about("of the new branch", min_length=1)]
-    ref: Annotated[str | None, _about("a snapshot or another branch; without one the present state")] = None
-
-
-@_tool(BranchCreate, changes=True, of_all=True)
-async def branch_create(files: Client, asked: BranchCreate) -> Iterable[str]:
+@_tool("create_branch")
+async def branch_create(
+    files: Client,
+    *,
+    name: Annotated[str, _about("of the new branch", min_length=1)],
+    ref: Annotated[str | None, _about("a snapshot or another branch; without one the present state")] = None,
+) -> Iterable[str]:
     """Make a branch: all files again below /.fusebackend/branches/NAME, where changes stay until they are merged."""
-    made = await _aside(files, "create_branch", asked.name, asked.ref)
+    made = await files.acreate_branch(name, ref)
     name = name_shown(made.name)
     return [f"branch {name}: its files are below /.fusebackend/branches/{name}"]
 
 
-class BranchMerge(Arguments):
-    name: Annotated[str, _about("of the branch", min_length=1)]
-    paths: Annotated[list[str], _about("only what is at and below these, with paths as in the mount")] = []
-    keep: Annotated[Literal["main", "branch"] | None, _about("whose side wins where both changed")] = None
-    merge_lines: Annotated[bool, _about("merge by lines where both changed")] = False
-    dry_run: Annotated[bool, _about("only say what would be done")] = False
-
-
-@_tool(BranchMerge, changes=True, destroys=True, of_all=True)
-async def branch_merge(files: Client, asked: BranchMerge) -> Iterable[str]:
+@_tool("merge_branch", destroys=True)
+async def branch_merge(
+    files: Client,
+    *,
+    name: Annotated[str, _about("of the branch", min_length=1)],
+    paths: Annotated[Sequence[str], _about("only what is at and below these, with paths as in the mount")] = (),
+    keep: Annotated[Literal["main", "branch"] | None, _about("whose side wins where both changed")] = None,
+    merge_lines: Annotated[bool, _about("merge by lines where both changed")] = False,
+    dry_run: Annotated[bool, _about("only say what would be done")] = False,
+) -> Iterable[str]:
     """Merge the changes of a branch into the mount: all of them, or none where both sides changed the same file."""
-    done: MergeResult = await _aside(
-        files, "merge_branch", asked.name, asked.paths or None, asked.keep, asked.merge_lines, asked.dry_run
-    )
+    done = await files.amerge_branch(name, list(paths) or None, keep, merge_lines, dry_run)
     _check_conflicts(done.conflicts, "nothing was merged; keep or merge_lines decide it")
-    what = f"{name_shown(asked.name)} is merged" + (" (dry run)" if asked.dry_run else "")
+    what = f"{name_shown(name)} is merged" + (" (dry run)" if dry_run else "")
     return [what, *_changes(done.changes), *map(shown, done.partly)]
 
 
-class BranchDelete(Arguments):
-    name: Annotated[str, _about("of the branch", min_length=1)]
-
-
-@_tool(BranchDelete, changes=True, destroys=True, of_all=True)
-async def branch_delete(files: Client, asked: BranchDelete) -> Iterable[str]:
+@_tool("delete_branches", destroys=True)
+async def branch_delete(files: Client, *, name: Annotated[str, _about("of the branch", min_length=1)]) -> Iterable[str]:
     """Delete a branch with all of its changes that are not merged."""
-    await _aside(files, "delete_branches", asked.name)
-    return [f"branch {asked.name} is deleted"]
+    await files.adelete_branches(name)
+    return [f"branch {name} is deleted"]
 
 
 # -- of all tools -----------------------------------------------------------------------------------------------------
@@ -467,11 +431,6 @@ def page(lines: Iterable[str], begin: int) -> str:
             break
         fitting.append(line)
     return "\n".join(fitting).encode("utf-8", "backslashreplace").decode() or "(nothing)"  # output of others' backends
-
-
-async def _aside(files: Client, verb: str, *args: Any, **options: Any) -> Any:
-    """A verb that has no awaited form."""
-    return await aside(files, verb, functools.partial(getattr(files, verb), *args, **options))
 
 
 def _check(error: str | None) -> None:

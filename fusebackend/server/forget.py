@@ -37,12 +37,10 @@ class Forgetting:
     Args:
         volumes: of the routes, by prefix.
         recorder: of the history; None if there is none.
-        branches: of the mount; None if it has none.
+        branches: of the mount.
     """
 
-    def __init__(
-        self, volumes: Mapping[AgentPath, Volume], recorder: Recorder | None, branches: Branches | None
-    ) -> None:
+    def __init__(self, volumes: Mapping[AgentPath, Volume], recorder: Recorder | None, branches: Branches) -> None:
         self._volumes = volumes
         self._recorder = recorder
         self._branches = branches
@@ -109,7 +107,7 @@ class Forgetting:
                 result.left.append(f"snapshots of route '{prefixes[0]}', which is read-only here")
         for _, branch in self._opened():  # also for what they have deleted
             branch.forget_versions(())
-        broken = [] if self._branches is None else self._branches.broken
+        broken = self._branches.broken
         result.left += [f"branch '{name}', which can't be opened; 'branch delete' removes its files" for name in broken]
         result.left.append(BELOW)
 
@@ -193,8 +191,6 @@ class Forgetting:
 
     def _opened(self) -> list[tuple[str, BranchVolume]]:
         """The branches, each before its base."""
-        if self._branches is None:
-            return []
         return [*self._branches.opened.items(), *self._branches.bases.items()]
 
 

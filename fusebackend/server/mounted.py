@@ -12,10 +12,10 @@ import errno
 import logging
 import os
 import stat as stat_module
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 
 from fusebackend.backends.directory.backend import FilesystemBackend
 from fusebackend.base import budget, errors, paths
@@ -27,6 +27,7 @@ from fusebackend.linux.mount_table import mounts_below
 from fusebackend.protocol import (
     READ_LIMIT_LINES,
     READING,
+    SERVED,
     Actor,
     ApprovalInfo,
     Attr,
@@ -66,6 +67,7 @@ from fusebackend.protocol import (
 from fusebackend.protocol.records import FILE_TYPES
 from fusebackend.protocol.served import LISTED_CHANGES, LOGGED_CALLS, STAT_COLUMNS, DiffForm
 from fusebackend.rules import met
+from fusebackend.server.absent import Absent
 from fusebackend.server.approvals import MAX_CHANGE_BYTES, Approvals, info_of
 from fusebackend.server.asking import KEPT_OUTPUT, Asking, Change
 from fusebackend.server.forget import Forgetting
@@ -90,6 +92,7 @@ from fusebackend.volumes.walk import resolve
 
 if TYPE_CHECKING:
     from fusebackend.composite.backend import CompositeBackend
+    from fusebackend.history.recorder import Recorder
     from fusebackend.history.requests import Request
     from fusebackend.history.steps import Verb as Kind
     from fusebackend.protocol import Verb
@@ -104,6 +107,9 @@ log = logging.getLogger(__name__)
 R = TypeVar("R")
 
 NO_HISTORY = "this mount keeps no history of calls: mount it without '-o history=off', from Python with history=\"on\""
+
+KINDS: Mapping[str, Kind] = {"delete": "remove", "remove_directory": "remove", "move": "move"}
+"""What verbs do to the paths that they name, for the history, if it is not `put`."""
 
 STAT_BYTES = 2048
 """Memory of a `StatResult`, with its part of an answer."""
@@ -159,35 +165,37 @@ class MountedBackend(ServedMount):
         self.shell = shell
         self._status = status
         self._metrics = metrics
-        self._snapshots = snapshots
-        self._automatic = automatic
-        self._branches = branches
-        self._merges: Merges | None = None
-        self._restores: Restores | None = None
-        self._checkouts: Checkouts | None = None
+        self._recording: Recording = recording or cast("Any", Absent(lambda: NO_HISTORY))
+        self._recorder: Recorder | None = self._recording.recorder
+        self._snapshots: Snapshots = snapshots or cast("Any", Absent(self._why_no_snapshots))
+        self._automatic: AutomaticSnapshots = automatic or cast("Any", Absent(str))
+        self._branches: Branches = branches or cast("Any", Absent(self._why_no_branches))
+        self._merges: Merges = cast("Any", self._branches)
+        self._restores: Restores = cast("Any", self._branches)
+        self._checkouts: Checkouts = cast("Any", self._branches)
         volumes = {route.prefix: route.volume for route in filesystem.tree.routes}
         self._states = States(
             volumes,
             branches,
             snapshots,
-            lambda ref, paths: self._remembered().before(ref, paths),
-            lambda call: self._remembered().branch_of(call),
+            lambda ref, paths: self._past.before(ref, paths),
+            lambda call: self._past.branch_of(call),
         )
         if branches is not None:
-            recorder = None if recording is None else recording.recorder
             own = filesystem.tree.trees_path
-            self._merges = Merges(branches, volumes, filesystem.written, recorder, own, self._covered)
+            self._merges = Merges(branches, volumes, filesystem.written, self._recorder, own, self._covered)
             branches.compare = self._merges.compare
-            if recorder is not None:
-                branches.authors = recorder.calls
+            if self._recorder is not None:
+                branches.authors = self._recorder.calls
             parts = backend.mounts().values()
             directories = [str(each.cwd) for each in parts if isinstance(each, FilesystemBackend)]
             self._checkouts = Checkouts(branches, [*([mountpoint] if is_mounted else []), *directories])
             self._restores = branches.past = Restores(
-                branches, volumes, self._states, filesystem.written, recorder, self._covered, self._began_ns
+                branches, volumes, self._states, filesystem.written, self._recorder, self._covered, self._began_ns
             )
-        self._recording = recording
-        self._past = None if recording is None else MountHistory(recording.recorder, volumes)
+        self._past: MountHistory = cast("Any", self._recording)
+        if self._recorder is not None:
+            self._past = MountHistory(self._recorder, volumes)
         self._views = views or Views(filesystem, backend, {})
         self._for = TreesFace(backend, filesystem, self._views).of
         self._asking = Asking(approvals or Approvals(), self._views, filesystem.tree)
@@ -195,8 +203,6 @@ class MountedBackend(ServedMount):
     def tidy(self) -> None:
         """Remove what a killed server has left of merges and restores, before anybody sees the files."""
         for each in (self._merges, self._restores):
-            if each is None:
-                continue
             try:
                 each.tidy()
             except OSError as error:
@@ -207,30 +213,25 @@ class MountedBackend(ServedMount):
 
     # -- the agent face ----------------------------------------------------------------------------------------
 
-    def _change(
-        self,
-        verb: Verb[R],
-        named: Sequence[str],
-        work: Callable[[CompositeBackend], R],
-        kind: Kind,
-        arguments: Callable[[], Change] = Change,
-    ) -> R:
-        """Make a call that may change what is at these paths. Where a view interrupts it, it waits for an approval.
+    def _change(self, verb: Verb[R], *named: str, **given: Any) -> R:
+        """Make a call that may change what is at the paths that it names. Where a view interrupts it, it waits for an
+        approval.
 
         Args:
-            arguments: the others of the verb, for the request.
+            given: its other arguments.
         """
+        work = _calling(verb, named, given)
         where = self._asking.where(self._view_name, named)
         if where is None:
-            return self._recorded(verb, named, work, kind)
-        made, why = self._asking.recall(*where, verb.name, arguments)
+            return self._recorded(verb, named, work)
+        made, why = self._asking.recall(*where, verb.name, partial(Change, **given))
         answer: R | None = None
         if made is None and why is None:
             with met.meeting() as found:
-                answer = self._recorded(verb, named, work, kind)
+                answer = self._recorded(verb, named, work)
             if not found.is_interrupted or _has_worked(answer):
                 return answer
-            made, why = self._asking.ask(where[0], verb.name, where[1], arguments())
+            made, why = self._asking.ask(where[0], verb.name, where[1], Change(**given))
         if made is not None:
             if made.error is None and self._view_name is None:  # the path of the view has a longer way
                 made = replace(made, path=paths.normalise(named[-1]))
@@ -244,20 +245,18 @@ class MountedBackend(ServedMount):
         verb: Verb[Any],
         named: Sequence[str],
         work: Callable[[CompositeBackend], R],
-        kind: Kind,
         backend: CompositeBackend | None = None,
     ) -> R:
         """Make a call that may change what is at these paths, and record what it does."""
-        return self._recorded_work(verb.name, named, partial(work, backend or self._for(*named)), kind)
+        return self._recorded_work(verb.name, named, partial(work, backend or self._for(*named)))
 
-    def _recorded_work(self, verb: str, named: Sequence[str], work: Callable[[], R], kind: Kind) -> R:
-        if self._automatic is not None:
-            self._automatic.before_call()
-        if self._recording is None or not self._recording.is_open:
+    def _recorded_work(self, verb: str, named: Sequence[str], work: Callable[[], R]) -> R:
+        self._automatic.before_call()
+        if not self._recording.is_open:
             return work()
         if self._views.by_name:  # a change through a view is one of the live files
             named = [self._views.split(path)[1] for path in named]
-        answer: R = self._recording.steps.verb(verb, kind, named, work, _has_worked)
+        answer: R = self._recording.steps.verb(verb, KINDS.get(verb, "put"), named, work, _has_worked)
         return answer
 
     def ls(self, path: str) -> LsResult:
@@ -300,19 +299,11 @@ class MountedBackend(ServedMount):
         return answer if why is None else refused(why)
 
     def write(self, file_path: str, content: str) -> WriteResult:
-        def write(backend: CompositeBackend) -> WriteResult:
-            return backend.write(file_path, content)
-
-        return self._change(verbs.WRITE, [file_path], write, "put", lambda: Change(content=content))
+        return self._change(verbs.WRITE, file_path, content=content)
 
     def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
-        def edit(backend: CompositeBackend) -> EditResult:
-            return backend.edit(file_path, old_string, new_string, replace_all)
-
-        def arguments() -> Change:
-            return Change(old_string=old_string, new_string=new_string, replace_all=replace_all)
-
-        return self._change(verbs.EDIT, [file_path], edit, "put", arguments)
+        given = {"old_string": old_string, "new_string": new_string, "replace_all": replace_all}
+        return self._change(verbs.EDIT, file_path, **given)
 
     def grep(
         self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
@@ -323,17 +314,16 @@ class MountedBackend(ServedMount):
         return self._for(path, pattern).glob(pattern, path)
 
     def delete(self, file_path: str) -> DeleteResult:
-        return self._change(verbs.DELETE, [file_path], lambda backend: backend.delete(file_path), "remove")
+        return self._change(verbs.DELETE, file_path)
 
     def move(self, source: str, destination: str) -> MoveResult:
-        named = [source, destination]
-        return self._change(verbs.MOVE, named, lambda backend: backend.move(source, destination), "move")
+        return self._change(verbs.MOVE, source, destination)
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
         named = [path for path, _ in files]
         where = self._asking.where(self._view_name, named)
         if where is None:
-            return self._recorded(verbs.UPLOAD_FILES, named, lambda backend: backend.upload_files(files), "put")
+            return self._recorded(verbs.UPLOAD_FILES, named, lambda backend: backend.upload_files(files))
         return self._uploaded(where, files)
 
     def _uploaded(
@@ -350,9 +340,7 @@ class MountedBackend(ServedMount):
                 found.append(each)
             return answers
 
-        answers: list[FileUploadResponse] = self._recorded(
-            verbs.UPLOAD_FILES, [path for path, _ in files], one_by_one, "put"
-        )
+        answers: list[FileUploadResponse] = self._recorded(verbs.UPLOAD_FILES, [path for path, _ in files], one_by_one)
         view, named = where
         left = [
             index
@@ -395,9 +383,9 @@ class MountedBackend(ServedMount):
 
         where = self._asking.where(self._view_name, [path])
         if where is None or not file.seekable():
-            return self._recorded(verbs.UPLOAD_FILES, [path], upload, "put")
+            return self._recorded(verbs.UPLOAD_FILES, [path], upload)
         with met.meeting() as found:
-            answer = self._recorded(verbs.UPLOAD_FILES, [path], upload, "put")
+            answer = self._recorded(verbs.UPLOAD_FILES, [path], upload)
         if not found.is_interrupted or answer.error is None:
             return answer
         file.seek(0)
@@ -429,9 +417,8 @@ class MountedBackend(ServedMount):
         return self._asking.before_command(name, inside, lambda: self._started(command))
 
     def _started(self, command: Command) -> ExecuteResponse:
-        if self._automatic is not None:
-            self._automatic.before_call()
-        if self._recording is None or not self._recording.is_open:
+        self._automatic.before_call()
+        if not self._recording.is_open:
             return self.shell.execute(command)
         calls = self._recording.calls
         with calls.inside("command", command.text) as call, contextlib.ExitStack() as ends:
@@ -477,9 +464,8 @@ class MountedBackend(ServedMount):
                 own = command or Command(asked.command or "", asked.timeout_s, asked.stdin)
                 ran = self._started(replace(own, cwd=root if inside == ROOT else root + inside))
                 return replace(ran, output=ran.output[:KEPT_OUTPUT]), None
-            verb, kind, work = _work(request, asked)
-            face = self._asking.face(request)
-            answer = self._recorded(verb, request.asked.paths, work, kind, face)
+            verb, face = verbs.VERBS[request.asked.verb], self._asking.face(request)
+            answer = self._recorded(verb, request.asked.paths, _asked(request, asked), face)
             failed = [each.error for each in (answer if isinstance(answer, list) else [answer]) if each.error]
             return answer, "; ".join(failed) or None
 
@@ -550,7 +536,7 @@ class MountedBackend(ServedMount):
         def append() -> None:
             self._at_volume("write", path, lambda backend, inner: backend.append(inner, file))
 
-        self._recorded_work("append", [path], append, "put")
+        self._recorded_work("append", [path], append)
 
     def make_directory(self, path: str, *, parents: bool = False) -> None:
 
@@ -563,7 +549,7 @@ class MountedBackend(ServedMount):
                 raise errors.oserror(errno.EEXIST)
             self._at_volume("mkdir", path, lambda backend, inner: backend.make_directory(inner, parents=with_parents))
 
-        self._recorded_work("make_directory", [path], make, "put")
+        self._recorded_work("make_directory", [path], make)
 
     def remove_directory(self, path: str) -> None:
 
@@ -572,7 +558,7 @@ class MountedBackend(ServedMount):
                 raise errors.oserror(errno.EBUSY)
             self._at_volume("rmdir", path, lambda backend, inner: backend.remove_directory(inner))
 
-        self._recorded_work("remove_directory", [path], remove, "remove")
+        self._recorded_work("remove_directory", [path], remove)
 
     def _placed(self, path: str) -> tuple[str | None, AgentPath]:
         """Return the view that a path is in, if any, and the normalised path there."""
@@ -657,54 +643,46 @@ class MountedBackend(ServedMount):
         return self._views.default
 
     def snapshots(self) -> list[SnapshotInfo]:
-        return [] if self._snapshots is None else [each.info for each in self._snapshots.all()]
+        return [each.info for each in self._snapshots.all()]
 
     def create_snapshot(self, name: str | None = None) -> SnapshotInfo:
-        return self._kept().create(name)
+        return self._snapshots.create(name)
 
     def delete_snapshots(self, *names: str) -> None:
-        self._kept().delete(names)
+        self._snapshots.delete(names)
 
-    def _kept(self) -> Snapshots:
-        if self._snapshots is not None:
-            return self._snapshots
+    def _why_no_snapshots(self) -> str:
         if self.filesystem.tree.trees_path is None:
-            why = "this mount has no directory for snapshots: mount without '-o trees=off'"
-        else:
-            keeping = ", ".join(f"'{name}:'" for name, scheme in SCHEMES.items() if scheme.snapshots)
-            why = f"no route of this mount keeps snapshots: {keeping} do"
-        raise OSError(errno.ENOTSUP, why)
+            return "this mount has no directory for snapshots: mount without '-o trees=off'"
+        keeping = ", ".join(f"'{name}:'" for name, scheme in SCHEMES.items() if scheme.snapshots)
+        return f"no route of this mount keeps snapshots: {keeping} do"
 
     def branches(self) -> list[BranchInfo]:
-        if self._branches is None or self._checkouts is None:
-            return []
         return [replace(each, directory=self._checkouts.directory(each.name)) for each in self._branches.all()]
 
     def create_branch(
         self, name: str, ref: str | None = None, directory: str | os.PathLike[str] | None = None
     ) -> BranchInfo:
-        branches, checkouts = self._branching(), self._checkouts
-        if directory is None or checkouts is None:
+        branches = self._branches
+        if directory is None:
             return branches.create(name, ref)
         is_new = ref is not None or name not in branches.opened
         made = branches.create(name, ref) if is_new else branches.find(name)
         try:
-            checkouts.put(name, os.fspath(directory))
+            self._checkouts.put(name, os.fspath(directory))
         except BaseException:
             if is_new:
                 branches.delete([name])
             raise
-        return replace(made, directory=checkouts.directory(name))
+        return replace(made, directory=self._checkouts.directory(name))
 
     def take_in_branch(self, name: str) -> None:
-        self._branching().volume(name)
-        if self._checkouts is not None:
-            self._checkouts.take_in(name)
+        self._branches.volume(name)
+        self._checkouts.take_in(name)
 
     def delete_branches(self, *names: str) -> None:
-        self._branching().delete(names)
-        if self._checkouts is not None:
-            self._checkouts.forget(names)
+        self._branches.delete(names)
+        self._checkouts.forget(names)
 
     def merge_branch(
         self,
@@ -714,22 +692,15 @@ class MountedBackend(ServedMount):
         merge_lines: bool = False,
         dry_run: bool = False,
     ) -> MergeResult:
-        self._branching()
-        assert self._merges is not None, "a mount with branches merges them"
-        if self._checkouts is not None:
-            self._checkouts.take_in(name)
-        if self._automatic is not None and not dry_run:
+        self._checkouts.take_in(name)
+        if not dry_run:
             self._automatic.before_call()
         return self._merges.merge(name, paths or (), keep=keep, lines=merge_lines, dry_run=dry_run)
 
-    def _branching(self) -> Branches:
-        if self._branches is not None:
-            return self._branches
+    def _why_no_branches(self) -> str:
         if self.filesystem.tree.trees_path is None:
-            why = "this mount has no directory for branches: mount without '-o trees=off'"
-        else:
-            why = "this mount is read-only, and has no branches"
-        raise OSError(errno.ENOTSUP, why)
+            return "this mount has no directory for branches: mount without '-o trees=off'"
+        return "this mount is read-only, and has no branches"
 
     # -- the past ----------------------------------------------------------------------------------------------
 
@@ -745,27 +716,24 @@ class MountedBackend(ServedMount):
         limit: int = LOGGED_CALLS,
         branch: str | None = None,
     ) -> list[CallInfo]:
-        past = self._remembered()
         if branch is None:
-            return past.log(calls, by, since, paths, before, ended_after_ns, limit)
+            return self._past.log(calls, by, since, paths, before, ended_after_ns, limit)
         if calls or before is not None or ended_after_ns is not None:
             raise ValueError("the calls of a branch are chosen by actor, time and path alone")
         prefix, volume = self._branch(branch)
-        return past.branch_log(prefix, volume, by, since, paths, limit)
+        return self._past.branch_log(prefix, volume, by, since, paths, limit)
 
     def changes(
         self, call: str | None = None, *, after: int = 0, limit: int = LISTED_CHANGES, branch: str | None = None
     ) -> list[ChangeInfo]:
-        past = self._remembered()
         if branch is None:
-            return past.changes(call, after, limit)
-        return past.branch_changes(*self._branch(branch), call, after, limit)
+            return self._past.changes(call, after, limit)
+        return self._past.branch_changes(*self._branch(branch), call, after, limit)
 
     def _branch(self, name: str) -> tuple[AgentPath, BranchVolume]:
         """Return where a branch is, and its volume. OSError: there is none of that name, or no branches."""
-        branches = self._branching()
-        volume = branches.volume(name)
-        return paths.join(branches.path, name), volume
+        volume = self._branches.volume(name)
+        return paths.join(self._branches.path, name), volume
 
     def follow_log(
         self, *, by: str | None = None, paths: Sequence[str] = (), since: int | str | None = None
@@ -779,16 +747,14 @@ class MountedBackend(ServedMount):
         Raises:
             ValueError, OSError: as `log`.
         """
-        self._remembered()
-        return follow(
-            self.log, lambda: self._recording is None or not self._recording.is_open, since, by=by, paths=paths
-        )
+        self.log(by=by, paths=paths, limit=1)
+        return follow(self.log, lambda: not self._recording.is_open, since, by=by, paths=paths)
 
     def verify_log(self) -> VerifyResult:
-        return self._remembered().verify()
+        return self._past.verify()
 
     def blame(self, path: str, *, branch: str | None = None) -> BlameResult:
-        past = self._remembered()
+        past = self._past
         at = path if branch is None else paths.join(self._branch(branch)[0], normalise(path).strip("/"))
         try:
             return past.blame(at)
@@ -806,7 +772,7 @@ class MountedBackend(ServedMount):
     ) -> Iterator[bytes]:
         refs = self._refs()
         if ".." not in call and refs.has_call(call):
-            result = self._remembered().diff(call, paths)
+            result = self._past.diff(call, paths)
         else:
             before, after = refs.pair(call)
             inner = [to_name(path).strip(b"/") for path in self._of_main(paths or ["/"])]
@@ -826,13 +792,12 @@ class MountedBackend(ServedMount):
 
     def _refs(self) -> Refs:
         """The states that there are now."""
-        branches = {} if self._branches is None else self._branches.opened
         taken = [Taken(each.name, each.time_ns) for each in self.snapshots()]
-        opened = [Taken(name, branch.created_ns) for name, branch in branches.items()]
+        opened = [Taken(name, branch.created_ns) for name, branch in self._branches.opened.items()]
         return Refs(taken, opened, began_ns=self._began_ns)
 
     def _began_ns(self, call: str) -> int:
-        return self._remembered().call(call).began_ns
+        return self._past.call(call).began_ns
 
     def undo(
         self,
@@ -847,17 +812,17 @@ class MountedBackend(ServedMount):
             raise ValueError("keep_newer or merge_lines, not both")
         if calls and branch is not None:
             raise ValueError("calls or a branch, not both: the branch chooses the call")
-        past = self._remembered()
+        past = self._past
         inside = None if branch is None else self._branch(branch)[0]
         return past.undo(calls, by, inside, keep_newer=keep_newer, merge_lines=merge_lines, dry_run=dry_run)
 
     def begin_call(self, title: str, *, pid: int | None = None, id: str = "", agent: str = "", thread: str = "") -> str:
         known = current_actor()
         actor = Actor(agent or known.agent, thread or known.thread, id or known.call)
-        return self._remembered().begin_call(title, os.getpid() if pid is None else pid, actor)
+        return self._past.begin_call(title, os.getpid() if pid is None else pid, actor)
 
     def end_call(self, id: str) -> str | None:
-        return self._remembered().end_call(id)
+        return self._past.end_call(id)
 
     def df(self) -> SpaceInfo:
         usages = {
@@ -879,17 +844,16 @@ class MountedBackend(ServedMount):
         dry_run: bool = False,
         force: bool = False,
     ) -> RestoreResult:
-        self._branching()
+        restore = self._restores.restore
         if to is not None and len(to) != len(paths):
             raise ValueError("'to' needs a path for each of 'paths'")
         self._of_main([*paths, *(to or ())])
         state = self._refs().one(ref)
         if state.is_main and to is None:
             raise ValueError("everything is as in 'main' already; restore from another state, or to another path")
-        if self._automatic is not None and not dry_run:
+        if not dry_run:
             self._automatic.before_call()
-        assert self._restores is not None, "a mount with branches restores"
-        return self._restores.restore(paths, state, to, dry_run=dry_run, force=force)
+        return restore(paths, state, to, dry_run=dry_run, force=force)
 
     def _covered(self) -> list[bytes]:
         """The paths at which other file systems are mounted, without a slash at the begin."""
@@ -902,20 +866,14 @@ class MountedBackend(ServedMount):
             raise ValueError("forget which paths?")
         tree = self.filesystem.tree
         volumes = {route.prefix: route.volume for route in tree.routes}
-        recorder = None if self._recording is None else self._recording.recorder
         if not dry_run:
             self._asking.approvals.forget(map(normalise, paths), self._decider())
-        found = Forgetting(volumes, recorder, self._branches).forget(paths, dry_run=dry_run)
+        found = Forgetting(volumes, self._recorder, self._branches).forget(paths, dry_run=dry_run)
         if not dry_run:
             for route in tree.attached[len(tree.routes) :]:
                 if isinstance(route.volume, NativeVolume):  # snapshots and branches
                     self.filesystem.invalidation.expire(route)
         return found
-
-    def _remembered(self) -> MountHistory:
-        if self._past is None:
-            raise OSError(errno.ENOTSUP, NO_HISTORY)
-        return self._past
 
     def watch(self, path: str = "/") -> Watch:
         """The changes at and below a path, from now on, whichever face makes them. Close it when done.
@@ -934,20 +892,21 @@ class MountedBackend(ServedMount):
         return AsyncWatch(ThreadedWatch(self, self.watch(path)))
 
 
-def _work(request: Request, change: Change) -> tuple[Verb[Any], Kind, Callable[[CompositeBackend], Any]]:
-    """Return the verb of a request, and what makes it."""
-    verb, named = request.asked.verb, request.asked.paths
-    if verb == "write":
-        return verbs.WRITE, "put", lambda backend: backend.write(named[0], change.content or "")
-    if verb == "edit":
-        old, new = change.old_string or "", change.new_string or ""
-        return verbs.EDIT, "put", lambda backend: backend.edit(named[0], old, new, change.replace_all)
-    if verb == "delete":
-        return verbs.DELETE, "remove", lambda backend: backend.delete(named[0])
-    if verb == "move":
-        return verbs.MOVE, "move", lambda backend: backend.move(named[0], named[1])
-    files = list(zip(named, change.contents, strict=True))
-    return verbs.UPLOAD_FILES, "put", lambda backend: backend.upload_files(files)
+def _calling(verb: Verb[R], named: Sequence[str], given: Mapping[str, Any]) -> Callable[[CompositeBackend], R]:
+    def call(backend: CompositeBackend) -> R:
+        answer: R = getattr(backend, verb.name)(*named, **given)
+        return answer
+
+    return call
+
+
+def _asked(request: Request, change: Change) -> Callable[[CompositeBackend], Any]:
+    """Return what makes the change that a request asks for."""
+    verb, named = verbs.VERBS[request.asked.verb], request.asked.paths
+    if verb is verbs.UPLOAD_FILES:
+        return lambda backend: backend.upload_files(list(zip(named, change.contents, strict=True)))
+    known = SERVED[verb.name].signature.parameters
+    return _calling(verb, named, {name: getattr(change, name) for name in known if hasattr(change, name)})
 
 
 def _has_worked(answer: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from fusebackend.protocol import LimitInfo, PruneResult, SnapshotVolume, SpaceInfo, Usage
 from fusebackend.server.history import MountHistory
@@ -11,24 +11,21 @@ from fusebackend.trees.automatic import time_of
 from fusebackend.trees.snapshots import Snapshots
 
 
-def space(
-    snapshots: Snapshots | None, past: MountHistory | None, branch_bytes: int, usages: Mapping[str, Usage]
-) -> SpaceInfo:
+def space(snapshots: Snapshots, past: MountHistory, branch_bytes: int, usages: Mapping[str, Usage]) -> SpaceInfo:
     """Return what a mount takes of the disk. Files are those of routes that keep snapshots; others are not counted:
     that would be a walk of all their files.
 
     Args:
         usages: of the routes with limits.
     """
-    volumes = _volumes(snapshots)
+    volumes: list[SnapshotVolume] = list(snapshots.distinct.values())
     kept = sum(volume.snapshot_bytes() for volume in volumes)
     live = sum(_used_bytes(volume) for volume in volumes) - kept if volumes else None
-    images = 0 if past is None else past.image_bytes
-    log = 0 if past is None else past.log_bytes
     automatic, named = _by_kind(snapshots)
     goes = kept if automatic and not named else 0
     limits = [_limit(route, usage) for route, usage in usages.items()]
-    return SpaceInfo(live, kept, images, branch_bytes, log, goes + images + log, limits)
+    reclaimable = goes + past.image_bytes + past.log_bytes
+    return SpaceInfo(live, kept, past.image_bytes, branch_bytes, past.log_bytes, reclaimable, limits)
 
 
 def _limit(route: str, usage: Usage) -> LimitInfo:
@@ -38,24 +35,19 @@ def _limit(route: str, usage: Usage) -> LimitInfo:
     return LimitInfo(route, used_bytes, limit_bytes, left_bytes, used_files, limit_files, left_files)
 
 
-def prune(snapshots: Snapshots | None, past: MountHistory | None, *, dry_run: bool) -> PruneResult:
+def prune(snapshots: Snapshots, past: MountHistory, *, dry_run: bool) -> PruneResult:
     """Delete the automatic snapshots and the calls that have ended, with the bytes that they replaced."""
     automatic, _ = _by_kind(snapshots)
-    calls = [] if past is None else past.forgettable()
-    going = PruneResult(automatic, len(calls), 0 if past is None else past.image_bytes)
+    calls = past.forgettable()
+    going = PruneResult(automatic, len(calls), past.image_bytes)
     if dry_run:
         return going
-    if past is not None:
-        past.forget(calls)
-        going.bytes -= past.image_bytes
-    if snapshots is not None and automatic:
+    past.forget(calls)
+    going.bytes -= past.image_bytes
+    if automatic:
         with contextlib.suppress(FileNotFoundError):  # the policy has deleted one just now
             snapshots.delete(automatic)
     return going
-
-
-def _volumes(snapshots: Snapshots | None) -> list[SnapshotVolume]:
-    return [] if snapshots is None else list(snapshots.distinct.values())
 
 
 def _used_bytes(volume: SnapshotVolume) -> int:
@@ -63,8 +55,8 @@ def _used_bytes(volume: SnapshotVolume) -> int:
     return (disk.blocks - disk.blocks_free) * disk.block_bytes
 
 
-def _by_kind(snapshots: Snapshots | None) -> tuple[list[str], list[str]]:
+def _by_kind(snapshots: Snapshots) -> tuple[list[str], list[str]]:
     """Return the names of automatic snapshots, and those of others."""
-    found: Iterable[str] = [] if snapshots is None else [each.name for each in snapshots.all()]
+    found = [each.name for each in snapshots.all()]
     automatic = [name for name in found if time_of(name) is not None]
     return automatic, [name for name in found if time_of(name) is None]

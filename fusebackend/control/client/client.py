@@ -52,11 +52,7 @@ from fusebackend.protocol import (
     Declared,
     ExecuteResponse,
     FileDownloadResponse,
-    FileInfo,
     FileUploadResponse,
-    GlobResult,
-    GrepMatch,
-    GrepResult,
     OnOutput,
     ReadResult,
     StatResult,
@@ -189,20 +185,6 @@ class Client(MountProtocol):
         if result.file_data is not None and found.mtime_ns is not None:
             result.file_data["modified_at"] = iso_time(found.mtime_ns)
         return result
-
-    async def agrep(
-        self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
-    ) -> GrepResult:
-        params = {"pattern": pattern, "path": path, "glob": glob, "max_count": max_count, "stream": True}
-        matches: list[GrepMatch] = []
-        result = await self._record(GrepResult, "grep", params, _collecting(list[GrepMatch], matches))
-        return result if result.error is not None else replace(result, matches=matches)
-
-    async def aglob(self, pattern: str, path: str | None = None) -> GlobResult:
-        matches: list[FileInfo] = []
-        params = {"pattern": pattern, "path": path, "stream": True}
-        result = await self._record(GlobResult, "glob", params, _collecting(list[FileInfo], matches))
-        return result if result.error is not None else replace(result, matches=matches)
 
     async def adownload_files(self, paths: list[str]) -> list[FileDownloadResponse]:
         contents: dict[int, bytearray] = {}
@@ -457,6 +439,16 @@ class Client(MountProtocol):
         except Failures as error:
             return wire.convert({"error": str(error)}, kind)
 
+    async def _matches(self, kind: Any, verb: str, params: dict[str, Any]) -> Any:
+        """A search, whose matches come as they are found."""
+        matches: list[Any] = []
+
+        def take(piece: Mapping[str, Any]) -> None:
+            matches.extend(wire.convert(piece, kind).matches)
+
+        result = await self._record(kind, verb, params, take)
+        return result if result.error is not None else replace(result, matches=matches)
+
     async def _call(
         self,
         kind: type[T],
@@ -541,10 +533,6 @@ async def _ran(call: Awaitable[ExecuteResponse]) -> ExecuteResponse:
         return ExecuteResponse(output=f"Error: {error}", exit_code=None)
 
 
-def _collecting(kind: Any, found: list[Any]) -> Callable[[Mapping[str, Any]], None]:
-    return lambda params: found.extend(wire.convert(params["matches"], kind))
-
-
 def _content(value: Any) -> bytes | None:
     """Return the content of a parameter that has to be staged; None if it fits into a message, or can't be of the right
     type."""
@@ -579,6 +567,8 @@ def _over_socket(declared: Declared) -> Callable[..., Any]:
         given = declared.signature.bind(*args, **options)
         given.apply_defaults()
         kind, params = declared.signature.return_annotation, given.arguments
+        if declared.streams:
+            return await self._matches(kind, declared.name, {**params, "stream": True})
         if declared.in_record:
             return await self._record(kind, declared.name, params, staged=declared.staged)
         return await self._done(type(None) if kind is None else kind, declared.name, params)

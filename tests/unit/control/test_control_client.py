@@ -209,20 +209,6 @@ class TestVerbs:
         with pytest.raises(ValueError, match=r"\.\."):
             client.invalidate("/../..")
 
-    def test_changes_are_refused_where_nothing_may_change(self, files):
-        files.write("/old", "text")
-        with serving(files, read_only=True) as server, ClientOf(server) as client:
-            assert "read-only" in client.write("/new", "text").error
-            assert "read-only" in client.edit("/old", "text", "new").error
-            assert "read-only" in client.delete("/old").error
-            assert "read-only" in client.move("/old", "/new").error
-            assert "read-only" in client.upload_files([("/new", b"")])[0].error
-            changes = (client.make_directory, client.remove_directory, lambda path: client.append(path, [b"x"]))
-            for change in (*changes, client.create_snapshot, client.delete_snapshots):
-                with pytest.raises(OSError, match="read-only"):
-                    change("/new")
-            assert client.read("/old").file_data["content"] == "text"
-
     async def _async_reads(self, client):
         assert (await client.awrite("/async", "text")).error is None
         assert (await client.aread("/async")).file_data["content"] == "text"

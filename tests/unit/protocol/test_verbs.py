@@ -12,7 +12,6 @@ from fusebackend.base.errors import oserror
 from fusebackend.base.paths import PathError
 from fusebackend.composite.backend import CompositeBackend
 from fusebackend.control.client.client import Client
-from fusebackend.control.verbs import VERBS as SOCKET_VERBS
 from fusebackend.protocol import AGENT_VERBS, BackendProtocol, verbs
 from fusebackend.server.mounted import MountedBackend
 
@@ -47,13 +46,3 @@ def test_every_class_shows_the_parameters_of_its_verbs(kind, name):
     assert inspect.signature(getattr(kind, name)).parameters == protocol.parameters
     assert list(inspect.signature(getattr(kind, f"a{name}")).parameters) == list(protocol.parameters)
     assert inspect.iscoroutinefunction(getattr(kind, f"a{name}"))
-
-
-def test_the_socket_takes_the_parameters_of_each_verb_by_name():
-    for name in ("ls", "read", "grep", "glob", "delete", "move"):
-        known = list(inspect.signature(getattr(BackendProtocol, name)).parameters)[1:]
-        fields = [field for field in SOCKET_VERBS[name].params.__struct_fields__ if field != "stream"]
-        assert fields == known
-    assert {name for name in AGENT_VERBS if SOCKET_VERBS[name].changes} == {
-        name for name in AGENT_VERBS if verbs.VERBS[name].changes
-    }

@@ -234,11 +234,8 @@ class TestAVerb:
 
     def test_is_not_for_the_view_to_decide(self, agent: Client, free: Client) -> None:
         number = asked(agent.write("/prod/x", "x").error, free)
-        for work in (agent.approvals, lambda: agent.approval(number), lambda: agent.approve(number),
-                     lambda: agent.deny(number)):  # fmt: skip
-            with pytest.raises(OSError, match="a view has no") as refused:
-                work()  # type: ignore[operator]
-            assert refused.value.errno == errno.EPERM
+        with pytest.raises(OSError, match="a view has no"):
+            agent.approve(number)
         with fusebackend.connect(free.view_socket("agent")) as outside, pytest.raises(OSError, match="a view has no"):
             outside.approve(number)
         assert [each.number for each in waiting(free)] == [number]
