@@ -15,6 +15,7 @@ from fusebackend.databases.langgraph import translate_errors as translate_any
 from fusebackend.databases.postgres import Reconnecting, errno_of, translate_errors
 from fusebackend.databases.urls import conninfo_of, require_modules, url_errors
 from fusebackend.protocol.scheme import Url, UrlError
+from fusebackend.testing.posix.case import fails
 
 
 @for_each(
@@ -24,9 +25,8 @@ from fusebackend.protocol.scheme import Url, UrlError
 def test_the_errno_goes_by_the_sqlstate(state: str, number: int) -> None:
     error = psycopg.errors.lookup(state)("words")
     assert errno_of(error) == number
-    with pytest.raises(OSError, match="PostgreSQL: words") as caught, translate_errors():
+    with fails(number, match="PostgreSQL: words"), translate_errors():
         raise error
-    assert caught.value.errno == number
 
 
 class Server:
@@ -106,6 +106,5 @@ def test_the_dsn_of_a_pool_has_its_words_and_no_other_options() -> None:
 
 def test_the_errors_of_any_object_are_told_in_its_words() -> None:
     for error, number in ((NotImplementedError("x"), errno.ENOTSUP), (KeyError("x"), errno.EIO)):
-        with pytest.raises(OSError, match="The store") as caught, translate_any("The store"):
+        with fails(number, match="The store"), translate_any("The store"):
             raise error
-        assert caught.value.errno == number

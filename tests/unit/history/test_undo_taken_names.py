@@ -19,6 +19,7 @@ from fusebackend.base.paths import ROOT
 from fusebackend.history import undo as undo_module
 from fusebackend.protocol import Change, SnapshotVolume
 from fusebackend.remote.volume import RemoteVolume
+from fusebackend.testing.posix.case import fails
 from fusebackend.urls import open_backend
 
 NAMES = [f"/repo/{number:02}" for number in range(30)]
@@ -128,9 +129,8 @@ def test_everything_comes_back(place: Place) -> None:
 def test_a_name_that_is_taken_meanwhile(place: Place) -> None:
     """The undo is refused, and what it had made goes again."""
     place.when_made("/repo", lambda: place.write(NAMES[0], THEIRS))
-    with pytest.raises(OSError, match=f"'{NAMES[0]}' has been made anew") as failed:
+    with fails(errno.EBUSY, match=f"'{NAMES[0]}' has been made anew"):
         place.undo()
-    assert failed.value.errno == errno.EBUSY
     assert place.names() == {NAMES[0]: THEIRS}
 
 
@@ -159,9 +159,8 @@ def test_a_name_that_is_taken_while_the_undo_is_cancelled(place: Place) -> None:
         cancelled.set()
 
     place.when_made("/repo", take)
-    with pytest.raises(OSError) as failed, budget.limited(None, cancelled):
+    with fails(errno.ECANCELED), budget.limited(None, cancelled):
         place.undo()
-    assert failed.value.errno == errno.ECANCELED
     assert place.names() == {NAMES[0]: THEIRS}
 
 
@@ -184,9 +183,8 @@ def test_a_name_that_is_taken_while_files_are_made_together(
     place: Place, monkeypatch: pytest.MonkeyPatch, taken: str
 ) -> None:
     while_storing(place, monkeypatch, lambda: place.write(taken, THEIRS))
-    with pytest.raises(OSError, match=f"'{taken}' has been made anew") as failed:
+    with fails(errno.EBUSY, match=f"'{taken}' has been made anew"):
         place.undo()
-    assert failed.value.errno == errno.EBUSY
     assert place.names() == {taken: THEIRS}
     place.remove(taken)
     assert place.names() == {}

@@ -63,11 +63,20 @@ def mount() -> Iterator[Mount]:
     mount.filesystem.detach()
 
 
+@pytest.fixture
+def kernel(mount: Mount) -> SmallKernel:
+    return mount.kernel
+
+
+@pytest.fixture
+def agent(mount: Mount) -> CompositeBackend:
+    return mount.agent
+
+
 class TestTheMount:
     """One request, one event, under the path that the agent knows."""
 
-    def test_what_is_made(self, mount: Mount) -> None:
-        kernel = mount.kernel
+    def test_what_is_made(self, mount: Mount, kernel: SmallKernel) -> None:
         kernel.mkdir("/d")
         kernel.close(kernel.create("/d/f"))
         kernel.symlink("/d/s", b"f")
@@ -81,8 +90,7 @@ class TestTheMount:
             ("created", "mount", "/d/l"),
         ]
 
-    def test_what_goes(self, mount: Mount) -> None:
-        kernel = mount.kernel
+    def test_what_goes(self, mount: Mount, kernel: SmallKernel) -> None:
         kernel.mkdir("/m/d")
         kernel.put("/m/d/f", b"")
         mount.told()
@@ -90,8 +98,7 @@ class TestTheMount:
         kernel.rmdir("/m/d")
         assert mount.told() == [("deleted", "mount", "/m/d/f"), ("deleted", "mount", "/m/d/")]
 
-    def test_what_changes(self, mount: Mount) -> None:
-        kernel = mount.kernel
+    def test_what_changes(self, mount: Mount, kernel: SmallKernel) -> None:
         handle = kernel.create("/f")
         mount.told()
         kernel.write(handle, b"")
@@ -109,8 +116,7 @@ class TestTheMount:
         kernel.setattr("/", mode=0o700)
         assert mount.told() == [("attributes", "mount", "/m/"), ("attributes", "mount", "/")]
 
-    def test_what_only_looks_or_fails_tells_nothing(self, mount: Mount) -> None:
-        kernel = mount.kernel
+    def test_what_only_looks_or_fails_tells_nothing(self, mount: Mount, kernel: SmallKernel) -> None:
         kernel.put("/f", b"x")
         kernel.mkdir("/d")
         mount.told()
@@ -126,8 +132,7 @@ class TestTheMount:
                 refused()
         assert mount.told() == []
 
-    def test_what_moves(self, mount: Mount) -> None:
-        kernel = mount.kernel
+    def test_what_moves(self, mount: Mount, kernel: SmallKernel) -> None:
         for path in ("/d", "/d/e", "/x"):
             kernel.mkdir(path)
         kernel.put("/d/e/f", b"1")
@@ -142,8 +147,7 @@ class TestTheMount:
             ("moved", "mount", "/x/d/e/f", "/g"),
         ]
 
-    def test_two_trade_places(self, mount: Mount) -> None:
-        kernel = mount.kernel
+    def test_two_trade_places(self, mount: Mount, kernel: SmallKernel) -> None:
         kernel.mkdir("/d")
         kernel.put("/d/f", b"1")
         kernel.put("/g", b"2")
@@ -158,16 +162,14 @@ class TestTheMount:
             ("modified", "mount", "/d"),
         ]
 
-    def test_two_names_of_one_file_are_left_by_a_rename(self, mount: Mount) -> None:
-        kernel = mount.kernel
+    def test_two_names_of_one_file_are_left_by_a_rename(self, mount: Mount, kernel: SmallKernel) -> None:
         kernel.put("/f", b"1")
         kernel.link("/f", "/l")
         mount.told()
         kernel.rename("/f", "/l")
         assert mount.told() == []
 
-    def test_a_file_has_the_name_it_was_last_reached_by(self, mount: Mount) -> None:
-        kernel = mount.kernel
+    def test_a_file_has_the_name_it_was_last_reached_by(self, mount: Mount, kernel: SmallKernel) -> None:
         handle = kernel.create("/f")
         kernel.link("/f", "/l")
         mount.told()
@@ -180,8 +182,7 @@ class TestTheMount:
         kernel.write(handle, b"3")
         assert mount.told() == [("moved", "mount", "/g", "/f"), ("modified", "mount", "/g")]
 
-    def test_a_file_without_a_name_is_not_told_of(self, mount: Mount) -> None:
-        kernel = mount.kernel
+    def test_a_file_without_a_name_is_not_told_of(self, mount: Mount, kernel: SmallKernel) -> None:
         handle = kernel.create("/f")
         kernel.unlink("/f")
         mount.told()
@@ -192,9 +193,8 @@ class TestTheMount:
         kernel.write(handle, b"2")
         assert mount.told() == []
 
-    def test_a_name_that_cannot_be_known_is_told_as_unknown(self, mount: Mount) -> None:
+    def test_a_name_that_cannot_be_known_is_told_as_unknown(self, mount: Mount, kernel: SmallKernel) -> None:
         """Two names, and the one by which the kernel reached it goes behind its back: nothing is kept silent."""
-        kernel = mount.kernel
         handle = kernel.create("/f")
         volume = mount.filesystem.tree.routes[0].volume
         volume.link(volume.lookup(1, b"f").node, 1, b"unseen")
@@ -211,8 +211,7 @@ class TestTheMount:
 
 
 class TestAgents:
-    def test_verbs(self, mount: Mount) -> None:
-        agent = mount.agent
+    def test_verbs(self, mount: Mount, agent: CompositeBackend) -> None:
         agent.write("/m/d/e/f.txt", "one\n")
         assert mount.told() == [
             ("created", "api", "/m/d/"),
@@ -249,8 +248,7 @@ class TestAgents:
         mount.agent.edit("/s/f", "one", "two")
         assert mount.told() == [("created", "api", "/d/new"), ("modified", "api", "/d/f")]
 
-    def test_between_routes_a_move_is_a_coming_and_a_going(self, mount: Mount) -> None:
-        agent = mount.agent
+    def test_between_routes_a_move_is_a_coming_and_a_going(self, mount: Mount, agent: CompositeBackend) -> None:
         agent.upload_files([("/d/e/f", b"1"), ("/d/g", b"2")])
         mount.told()
         agent.move("/d", "/m/x/d")
@@ -292,9 +290,8 @@ class TestAgents:
             ("created", "mount", "/two/g"),
         ]
 
-    def test_names_follow_what_agents_move(self, mount: Mount) -> None:
+    def test_names_follow_what_agents_move(self, mount: Mount, kernel: SmallKernel, agent: CompositeBackend) -> None:
         """The kernel does not hear where an open file has gone, and goes on writing."""
-        kernel, agent = mount.kernel, mount.agent
         for path in ("/d", "/d/e", "/x"):
             kernel.mkdir(path)
         handle = kernel.create("/d/e/f")
@@ -360,32 +357,21 @@ class TestAgents:
 
 
 @pytest.mark.parametrize("make", [StateBackend, DuckBackend])
-class TestWholeFileBackends:
-    """What a composite did for a backend that tells nothing."""
-
-    def test_verbs(self, make: Any) -> None:
-        backend = make(SimpleNamespace(state={"files": {}})) if make is StateBackend else make()
-        mount = Mount(InMemoryBackend(), {"/s/": backend})
-        agent = mount.agent
-        agent.write("/s/d/f", "one\n")
-        agent.edit("/s/d/f", "one", "two")
-        assert mount.told() == [("created", "api", "/s/d/f"), ("modified", "api", "/s/d/f")]
-        agent.upload_files([("/s/d/f", b"x"), ("/s/d/g", b"y")])
-        assert mount.told() == [("modified", "api", "/s/d/f"), ("created", "api", "/s/d/g")]
-        assert agent.delete("/s/d").error is None
-        assert mount.told() == [("deleted", "api", "/s/d/")]
-        assert agent.delete("/s/none").error
-        assert mount.told() == []
-
-    def test_moves(self, make: Any) -> None:
-        backend = make(SimpleNamespace(state={"files": {}})) if make is StateBackend else make()
-        mount = Mount(InMemoryBackend(), {"/s/": backend})
-        mount.agent.upload_files([("/s/d/f", b"x")])
-        mount.told()
-        assert mount.agent.move("/s/d/f", "/g").error is None
-        assert mount.told() == [("created", "api", "/g"), ("deleted", "api", "/s/d/f")]
-        assert mount.agent.move("/g", "/s/h").error is None
-        assert mount.told() == [("created", "api", "/s/h"), ("deleted", "api", "/g")]
+def test_what_a_composite_did_for_a_backend_that_tells_nothing(make: Any) -> None:
+    backend = make(SimpleNamespace(state={"files": {}})) if make is StateBackend else make()
+    mount = Mount(InMemoryBackend(), {"/s/": backend})
+    agent = mount.agent
+    agent.write("/s/d/f", "one\n")
+    agent.edit("/s/d/f", "one", "two")
+    assert mount.told() == [("created", "api", "/s/d/f"), ("modified", "api", "/s/d/f")]
+    agent.upload_files([("/s/d/f", b"x"), ("/s/d/g", b"y")])
+    assert mount.told() == [("modified", "api", "/s/d/f"), ("created", "api", "/s/d/g")]
+    assert agent.move("/s/d/f", "/g").error is None
+    assert mount.told() == [("created", "api", "/g"), ("deleted", "api", "/s/d/f")]
+    assert agent.move("/g", "/s/h").error is None
+    assert mount.told() == [("created", "api", "/s/h"), ("deleted", "api", "/g")]
+    assert agent.delete("/s/d").error is None and agent.delete("/s/none").error
+    assert mount.told() == [("deleted", "api", "/s/d/")]
 
 
 class TestWatches:

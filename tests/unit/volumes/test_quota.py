@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from counting import Counting, acl_of
+from nodes import refused
 
 from fusebackend.backends.memory import InMemoryBackend
 from fusebackend.backends.sqlite.backend import SqliteBackend
@@ -62,12 +63,6 @@ def file(backend: VolumeBackend, name: bytes = b"file", data: bytes = b"") -> in
     if data:
         backend.volume.write(node, 0, data)
     return node
-
-
-def refused(number: int, call: Any, *arguments: Any) -> None:
-    with pytest.raises(OSError) as failure:
-        call(*arguments)
-    assert failure.value.errno == number
 
 
 def test_without_limits_nothing_is_counted(make: Any) -> None:
