@@ -25,8 +25,7 @@ class Story:
     def did(self, *steps: tuple[object, ...]) -> str:
         """Make a call of steps: the name of a method of `Files`, and its arguments. Returns the call's name."""
         with self.recorded.call():
-            for name, *words in steps:
-                getattr(self.files, str(name))(*words)
+            self.files.make(*steps)
         return f"c{self.recorded.last()}"
 
     def wrote(self, path: str, *lines: str) -> str:
@@ -107,11 +106,9 @@ def test_where_bytes_are_lost_there_are_candidates(story: Story) -> None:
     second = story.wrote("/f", "a", "x", "b")
     third = story.wrote("/f", "a", "x", "y", "b")
     (record,) = story.recorded.history.records(int(third[1:]))
-    assert record.image is not None
     os.unlink(story.recorded.images.path(record.image))  # what the second call has left
     assert story.blame("/f") == [(first, "a"), (f"{third}|{second}", "x"), (f"{third}|{second}", "y"), (first, "b")]
     (record,) = story.recorded.history.records(int(second[1:]))
-    assert record.image is not None
     os.unlink(story.recorded.images.path(record.image))
     every = f"{third}|{second}|{first}"
     assert story.blame("/f") == [(every, "a"), (every, "x"), (every, "y"), (every, "b")]
