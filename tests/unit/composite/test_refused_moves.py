@@ -15,11 +15,13 @@ from typing import Any
 import pytest
 from for_each import for_each
 from nodes import ME, node_at
+from raising import raising
 from seed_backends import DuckBackend
 
 from fusebackend.backends import CompositeBackend, FilesystemBackend, InMemoryBackend, SqliteBackend, volume_of
 from fusebackend.backends.directory import nodes
 from fusebackend.base.deadline import GivenUp
+from fusebackend.base.errors import oserror
 from fusebackend.protocol import ROOT_NODE, AttrChanges, DeleteResult, FileUploadResponse, Volume
 from fusebackend.rules import met
 from fusebackend.rules.rule import RouteRules
@@ -256,7 +258,7 @@ def test_what_a_verb_has_made_goes_also_where_a_view_only_appends() -> None:
         files = in_view([rule("append", "/log/**", operations=["write"])], {"/": backend})
         assert "Permission denied" in str(files.move("/a", "/log/new/a").error)
         assert set(everything(backend.volume)) == {b"/a"}
-        backend.volume.write = fails(errno.ENOSPC)  # type: ignore[method-assign]
+        backend.volume.write = raising(oserror(errno.ENOSPC))  # type: ignore[method-assign]
         assert files.upload_files([("/log/new/b", b"b")])[0].error == "No space left on device"
         assert set(everything(backend.volume)) == {b"/a"}
 
@@ -347,7 +349,7 @@ def test_a_copy_with_modes_of_its_own_is_removed_all_the_same(as_nobody: Path) -
     with InMemoryBackend() as source, FilesystemBackend(as_nobody) as target:
         put(source, "/tree/d/f", "/there/f")
         source.volume.setattr(node_at(source.volume, "tree/d"), AttrChanges(mode=0o500))
-        target.volume.sync = fails(errno.EIO)  # type: ignore[method-assign]
+        target.volume.sync = raising(oserror(errno.EIO))  # type: ignore[method-assign]
         assert CompositeBackend(source, {"/r": target}).move("/tree", "/r/new/tree").error is not None
         assert os.listdir(as_nobody) == []
         del target.volume.sync
@@ -395,13 +397,6 @@ def test_more_files_move_than_a_directory_on_disk_keeps_in_mind(
 
 
 # -- what nobody knows before ------------------------------------------------------------------------------------
-
-
-def fails(number: int) -> Callable[..., Any]:
-    def fail(*args: object, **options: object) -> Any:
-        raise OSError(number, os.strerror(number))
-
-    return fail
 
 
 def failing_removal(volume: Any, count: int) -> list[str]:

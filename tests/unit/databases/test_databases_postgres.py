@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 from for_each import for_each
+from raising import raising
 
 from fusebackend.databases.langgraph import dsn_of
 from fusebackend.databases.langgraph import translate_errors as translate_any
@@ -63,11 +64,8 @@ def test_an_error_of_a_good_connection_is_not_repeated() -> None:
     server = Server()
     own = Reconnecting(server.open)
 
-    def fail(connection: Any) -> None:
-        raise psycopg.OperationalError("no")
-
     with pytest.raises(psycopg.OperationalError, match="no"):
-        own.run(fail)
+        own.run(raising(psycopg.OperationalError("no")))
     assert len(server.made) == 1
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import obstore
 import pytest
 from obstore.store import MemoryStore
+from raising import raising
 from recorded import Recorded
 
 from fusebackend.backends import FilesystemBackend, InMemoryBackend, ObjectStoreBackend, SqliteBackend, volume_of
@@ -231,11 +232,8 @@ def test_a_service_that_gives_up(place: Place, monkeypatch: pytest.MonkeyPatch) 
     remote: Any = place.volume.remote  # type: ignore[attr-defined]
     monkeypatch.setattr(remote, "_upload_new", None, raising=False)
 
-    def give_up(*_: Any, **__: Any) -> Any:
-        raise OSError(errno.ECANCELED, "Operation canceled")
-
     with monkeypatch.context() as patch, pytest.raises(OSError, match="Operation canceled"):
-        patch.setattr(remote, "put", give_up)
+        patch.setattr(remote, "put", raising(OSError(errno.ECANCELED, "Operation canceled")))
         place.undo()
     assert place.names() == {}
     assert place.undo().conflicts == []
@@ -297,14 +295,10 @@ class Killed(BaseException):
 def killed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kill the server when the undo has made some of the names."""
     with monkeypatch.context() as patch:
-
-        def end(*_: object) -> None:
-            raise Killed
-
         patch.setattr(undo_module, "MADE_AT_ONCE", 10)
         patch.setattr(place.recorded.history, "drop", lambda numbers: None)
         patch.setattr(place.recorded.undoing, "_take_back", lambda number, error: None)
-        place.when_made(NAMES[25], lambda: patch.setattr(undo_module._Making, "_some", end))
+        place.when_made(NAMES[25], lambda: patch.setattr(undo_module._Making, "_some", raising(Killed)))
         with pytest.raises(Killed):
             place.undo()
     assert 5 <= len(place.names()) <= 25

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from raising import raising
 
 from fusebackend.linux import mount_table as table
 from fusebackend.linux import runtime_directory
@@ -248,10 +249,8 @@ class TestLimits:
         Limits(ShellOptions(), ControlGroups([])).confine(process.pid).remove()
 
     def test_a_process_that_can_not_be_limited(self, kernel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        def refuse(group: cgroups.Group, pid: int) -> None:
-            raise PermissionError(13, "Permission denied")
 
-        monkeypatch.setattr(cgroups.Group, "add", refuse)
+        monkeypatch.setattr(cgroups.Group, "add", raising(PermissionError(13, "Permission denied")))
         groups = ControlGroups([Place(str(kernel), 2, BOTH)])
         before = os.listdir(kernel)
         limits = Limits(ShellOptions(), groups)

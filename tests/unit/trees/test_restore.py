@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from merging import at, chmod, content, link, links, mkdir, place, remove, shown, symlink, walk, write
 from profiles import amount, examples
+from raising import raising
 from random_trees import Fifo, Link, Tree, trees
 
 from fusebackend.backends.directory.volume import DirectoryVolume
@@ -558,11 +559,8 @@ def test_an_error_leaves_no_names_of_the_server(tmp_path: Path, monkeypatch: pyt
     write(main, b"extra", b"3")
     before = shown(main)
 
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     with monkeypatch.context() as patch:
-        patch.setattr(main, "mkdir", full)
+        patch.setattr(main, "mkdir", raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
         with pytest.raises(OSError, match="No space left"):
             scene.restore()
     assert shown(main) == before

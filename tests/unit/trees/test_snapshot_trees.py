@@ -125,32 +125,6 @@ def test_nothing_can_be_changed() -> None:
 # -- routes ----------------------------------------------------------------------------------------------------------
 
 
-def test_routes_are_where_they_are_in_the_main_tree() -> None:
-    volumes, snapshots, trees = made("/notes", "/a/b/c", "/a/b")
-    write(volumes[ROOT], "/file", "default's")
-    write(volumes[ROOT], "/notes/hidden", "covered")
-    write(volumes[ROOT], "/a/own", "default's")
-    write(volumes[AgentPath("/notes")], "/note", "route's")
-    write(volumes[AgentPath("/a/b")], "/c/hidden", "covered")
-    write(volumes[AgentPath("/a/b")], "/below", "b's")
-    write(volumes[AgentPath("/a/b/c")], "/deep", "c's")
-    snapshots.create("one")
-    for volume in volumes.values():
-        write(volume, "/later", "x")
-    for limit in (1, 2, 100):
-        assert listing(trees, at(trees, "one").node, limit) == [b"a", b"file", b"notes"]
-        assert listing(trees, at(trees, "one/a").node, limit) == [b"b", b"own"]
-        assert listing(trees, at(trees, "one/a/b").node, limit) == [b"below", b"c"]
-        assert listing(trees, at(trees, "one/a/b/c").node, limit) == [b"deep"]
-        assert listing(trees, at(trees, "one/notes").node, limit) == [b"note"]
-    assert [text(trees, f"one/{path}") for path in ("file", "notes/note", "a/own", "a/b/below", "a/b/c/deep")] == [
-        "default's", "route's", "default's", "b's", "c's",
-    ]  # fmt: skip
-    for path in ("notes/hidden", "a/b/c/hidden", "later", "notes/later", "a/x"):
-        with fails(errno.ENOENT):
-            at(trees, f"one/{path}")
-
-
 def test_ways_that_no_route_has_are_synthesised() -> None:
     volumes, snapshots, trees = made("/a/b/c")
     snapshots.create("bare")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from for_each import for_each
+from raising import raising
 
 from fusebackend.protocol import SnapshotVolume
 from fusebackend.urls import opening as urls
@@ -143,10 +144,8 @@ class TestMask:
         assert parse("python:m:f?token=abc").masked == "python:m:f?token=***"
 
     def test_errors_do_not_give_secrets_away(self, monkeypatch) -> None:
-        def numeric(value: str) -> int:
-            raise ValueError("must be a number")
 
-        scheme = Scheme("lock:TEXT", "", open, parameters={"key": numeric})
+        scheme = Scheme("lock:TEXT", "", open, parameters={"key": raising(ValueError("must be a number"))})
         monkeypatch.setitem(SCHEMES, "lock", scheme)
         with pytest.raises(UrlError) as refusal:
             parse("lock:x?key=hidden")

@@ -15,6 +15,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from profiles import examples
+from raising import raising
 from replay import Replay
 from seed_backends import DuckBackend
 from smallkernel import SmallKernel
@@ -457,12 +458,10 @@ class TestWatches:
         assert told == [(inodes[0], feed_module.NO_NAME), (inodes[1], feed_module.NO_NAME), (inodes[2],)]
 
     def test_an_error_in_the_middle_leaves_no_gate_shut(self, mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
-        def fail(*_: object) -> int:
-            raise OSError(5, "broken")
 
         mount.agent.write("/f", "old")
         mount.told()
-        monkeypatch.setattr(type(mount.filesystem.tree.routes[0].volume), "write", fail)
+        monkeypatch.setattr(type(mount.filesystem.tree.routes[0].volume), "write", raising(OSError(5, "broken")))
         assert mount.agent.edit("/f", "old", "new").error
         assert mount.told() == ["modified api /f"]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from onloop import Seen, readdir, run
+from raising import raising
 
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.backends.sqlite.backend import SqliteVolume
@@ -176,10 +177,7 @@ def test_a_broken_route_says_so_when_it_is_entered(monkeypatch: pytest.MonkeyPat
     default, broken = InMemoryVolume(), InMemoryVolume()
     filled(default, 2)
 
-    def fail(node: int) -> Attr:
-        raise OSError(errno.EIO, "broken")
-
-    monkeypatch.setattr(broken, "getattr", fail)
+    monkeypatch.setattr(broken, "getattr", raising(OSError(errno.EIO, "broken")))
     filesystem = FileSystem({ROOT: default, AgentPath("/broken"): broken})
     seen = ask(filesystem, run(filesystem.opendir(ROOT_INODE)), 0)
     assert names(seen) == [b".", b"..", b"broken", b"0000", b"0001"]

@@ -14,6 +14,7 @@ from eventually import eventually
 from fakekernel import FakeKernel
 from for_each import for_each
 from onloop import listed, readdir, run
+from raising import raising
 
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.base.paths import ROOT
@@ -149,10 +150,8 @@ def test_what_else_was_made_meanwhile_is_left_to_the_kernel(filesystem: FileSyst
 def test_a_name_that_is_gone_again_is_left_to_the_kernel(
     filesystem: FileSystem, volume: OvertakenVolume, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def create(*_: object) -> Attr:
-        raise FileExistsError(errno.EEXIST, "it was there just now")
 
-    monkeypatch.setattr(volume, "create", create)
+    monkeypatch.setattr(volume, "create", raising(FileExistsError(errno.EEXIST, "it was there just now")))
     with fails(errno.ESTALE):
         run(filesystem.create(ROOT_INODE, b"nothing", 0o644, os.O_WRONLY | os.O_CREAT, ME))
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 import trio
+from raising import raising
 from smallkernel import SmallKernel
 
 from fusebackend.backends.directory.backend import FilesystemBackend
@@ -139,10 +140,8 @@ def test_an_open_does_not_wait_for_ever(mount: Mount, monkeypatch: pytest.Monkey
 
 
 def test_a_file_that_can_not_be_opened_keeps_nobody_waiting(mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise OSError(5, "broken")
 
-    monkeypatch.setattr(type(mount.filesystem.tree.routes[0].volume), "open", fail)
+    monkeypatch.setattr(type(mount.filesystem.tree.routes[0].volume), "open", raising(OSError(5, "broken")))
     with pytest.raises(OSError, match="broken"):
         mount.kernel.open("/f")
     assert len(mount.filesystem.files) == 0

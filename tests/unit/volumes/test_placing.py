@@ -14,6 +14,7 @@ import pytest
 from agentface import ME, attr_at, get, heard, node_at, put
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from raising import raising
 
 from fusebackend.backends import FilesystemBackend, InMemoryBackend, SqliteBackend, StoreBackend
 from fusebackend.protocol import ROOT_NODE, AttrChanges
@@ -245,10 +246,8 @@ def test_where_no_file_can_be_nameless(on_disk: Held, monkeypatch: pytest.Monkey
 
 
 def test_a_file_on_disk_tells_what_it_could_not_be_given(on_disk: Held, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*args: object, **kwargs: object) -> None:
-        raise PermissionError(errno.EPERM, "not root")
 
-    monkeypatch.setattr(os, "setxattr", refused)
+    monkeypatch.setattr(os, "setxattr", raising(PermissionError(errno.EPERM, "not root")))
     assert make(on_disk, STATE._replace(xattrs={b"user.colour": b"red"}), b"hello").lost == ("extended attributes",)
     assert get(on_disk, "/file") == b"hello" and names(on_disk) == [b"file"]
 
@@ -300,10 +299,7 @@ def test_an_owner_who_may_not_be_given_is_told(tmp_path: Path, monkeypatch: pyte
     held = Held(FilesystemBackend(tmp_path, virtual_mode=True))
     node = put(held, "/file")
 
-    def refused(*args: object) -> None:
-        raise PermissionError(errno.EPERM, "not root")
-
-    monkeypatch.setattr(os, "chown", refused)
+    monkeypatch.setattr(os, "chown", raising(PermissionError(errno.EPERM, "not root")))
     placed = placing.set_attributes(held.volume, node, STATE._replace(uid=12345, mode=stat.S_IFREG | 0o4755))
     assert placed.lost == ("owner",)
     assert stat.S_IMODE(placed.attr.mode) == 0o755, "set-ID bits are for the owner that it had"

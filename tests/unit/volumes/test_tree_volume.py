@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from clocks import MULTIGRAIN
 from nodes import names, put, refused
+from raising import raising
 
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.backends.postgres import volume as postgres_volume
@@ -298,10 +299,7 @@ def test_every_subscriber_hears_of_every_change_even_after_one_failed(
 ) -> None:
     heard: list[Change] = []
 
-    def fail(change: Change) -> None:
-        raise RuntimeError("a listener's own defect")
-
-    end = volume.subscribe(fail)
+    end = volume.subscribe(raising(RuntimeError("a listener's own defect")))
     volume.subscribe(heard.append)
     volume.publish(Change(node=2), Change(node=3))
     end()
