@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from backend_kinds import opened_backend
 from for_each import for_each
 from nodes import ME, node_at
 from raising import raising
 from seed_backends import DuckBackend
+from whole_tree import whole_tree
 
 from fusebackend.backends import CompositeBackend, FilesystemBackend, InMemoryBackend, SqliteBackend, volume_of
 from fusebackend.backends.directory import nodes
@@ -30,29 +32,12 @@ from fusebackend.rules.view import View
 from fusebackend.server.rules import with_route_rules
 from fusebackend.testing.each import each
 from fusebackend.volumes.agent_face import VolumeBackend
-from fusebackend.volumes.placing import NodeSource
-from fusebackend.volumes.walk import below
 
 NOBODY = 65534
 BOTH = ["read", "write"]
 KINDS = ("memory", "sqlite", "dir", "foreign")
 
 Rules = Sequence[Mapping[str, Any]]
-
-
-@contextlib.contextmanager
-def backend_of(kind: str, path: Path) -> Iterator[Any]:
-    with contextlib.ExitStack() as closing:
-        if kind == "foreign":
-            yield DuckBackend()
-            return
-        path.mkdir(parents=True, exist_ok=True)
-        made: Any = {
-            "memory": lambda: InMemoryBackend(),
-            "sqlite": lambda: SqliteBackend(path / "volume.db"),
-            "dir": lambda: FilesystemBackend(path),
-        }[kind]()
-        yield closing.enter_context(made)
 
 
 def put(backend: Any, *names: str) -> None:
@@ -63,13 +48,8 @@ def put(backend: Any, *names: str) -> None:
 def everything(volume: Volume) -> dict[bytes, object]:
     """All names of a volume, with what must not change but by a verb that is made."""
     volume.expire()
-    found: dict[bytes, object] = {}
-    for path, attr in below(volume, ROOT_NODE):
-        data: object = None
-        if stat.S_ISREG(attr.mode):
-            data = b"".join(piece for _, piece in NodeSource(volume, node_at(volume, path)).pieces())
-        found[path] = (stat.S_IFMT(attr.mode), data)
-    return found
+    found = whole_tree(volume)
+    return {path: (stat.S_IFMT(found[path].state.mode), found[path].data) for path in found if path != b"/"}
 
 
 def in_view(rules: Rules, parts: Mapping[str, Any]) -> CompositeBackend:
@@ -106,7 +86,7 @@ REFUSALS: dict[str, Rules] = {
 @for_each("kind", KINDS)
 @for_each("into", ("memory", "foreign"))
 def test_what_rules_refuse_of_a_move_is_refused_before_it_begins(kind: str, into: str, tmp_path: Path) -> None:
-    with backend_of(kind, tmp_path / "a") as source, backend_of(into, tmp_path / "b") as target:
+    with opened_backend(kind, tmp_path / "a") as source, opened_backend(into, tmp_path / "b") as target:
         put(source, "/tree/a", "/tree/d/.env", "/tree/d/x", "/tree/z")
         put(target, "/other")
         volumes = volume_of(source), volume_of(target)
@@ -121,7 +101,7 @@ def test_what_rules_refuse_of_a_move_is_refused_before_it_begins(kind: str, into
 
 @for_each("kind", KINDS)
 def test_what_a_route_hides_stays_where_it_is(kind: str, tmp_path: Path) -> None:
-    with backend_of(kind, tmp_path / "a") as source, InMemoryBackend() as target:
+    with opened_backend(kind, tmp_path / "a") as source, InMemoryBackend() as target:
         put(source, "/tree/a", "/tree/d/.env")
         before = everything(volume_of(source))
         for prefix, old, new in (("/", "/tree", "/r/t"), ("/r", "/r/tree", "/t")):
@@ -420,8 +400,8 @@ def failing_removal(volume: Any, count: int) -> list[str]:
 def test_what_is_removed_of_a_source_that_can_not_go_is_put_back(kind: str, into: str, tmp_path: Path) -> None:
     for count in itertools.count():
         with (
-            backend_of(kind, tmp_path / f"a{count}") as source,
-            backend_of(into, tmp_path / f"b{count}") as target,
+            opened_backend(kind, tmp_path / f"a{count}") as source,
+            opened_backend(into, tmp_path / f"b{count}") as target,
         ):
             put(source, "/tree/a", "/tree/d/e/f", "/tree/d/g")
             volume = source.volume
@@ -508,7 +488,7 @@ class Impatient:
 
 @for_each(("kind", "what"), [("memory", "delete"), ("foreign", "delete"), ("memory", "_set_aside")])
 def test_a_copy_stays_where_the_source_may_go_later(kind: str, what: str, tmp_path: Path) -> None:
-    with backend_of(kind, tmp_path / "a") as source, InMemoryBackend() as target:
+    with opened_backend(kind, tmp_path / "a") as source, InMemoryBackend() as target:
         put(source, "/tree/a")
         files = CompositeBackend(source, {"/r": target})
         files.guard({"/": Impatient(what)})  # type: ignore[dict-item]

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from backend_kinds import opened_backend
 from for_each import for_each
 from recorded import Agent, Files, Recorded
 
-from fusebackend.backends import FilesystemBackend, InMemoryBackend, SqliteBackend
+from fusebackend.backends import FilesystemBackend
 from fusebackend.base import budget
 from fusebackend.base.paths import ROOT
 from fusebackend.history import history_file
@@ -34,16 +35,11 @@ KINDS = ["memory", "sqlite", "dir"]
 
 @contextlib.contextmanager
 def recorded_of(kind: str, directory: Path) -> Iterator[Recorded]:
-    with contextlib.ExitStack() as stack:
-        backend: Any
-        if kind == "memory":
-            backend = InMemoryBackend()
-        elif kind == "sqlite":
-            backend = stack.enter_context(SqliteBackend(directory / "files.db"))
-        else:
-            (directory / "files").mkdir()
-            backend = FilesystemBackend(directory / "files", virtual_mode=True)
-        yield stack.enter_context(contextlib.closing(Recorded(directory, {"/": backend.volume})))
+    with (
+        opened_backend(kind, directory) as backend,
+        contextlib.closing(Recorded(directory, {"/": backend.volume})) as recorded,
+    ):
+        yield recorded
 
 
 @pytest.fixture(autouse=True)

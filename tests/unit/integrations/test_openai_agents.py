@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import json
 import threading
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from backend_kinds import opened_backend
 from for_each import for_each
 
 pytest.importorskip("agents")
@@ -27,12 +27,8 @@ from openai.types.responses import (
 )
 
 from fusebackend.backends import (
-    CompositeBackend,
-    FilesystemBackend,
     InMemoryBackend,
     LocalShellBackend,
-    SqliteBackend,
-    StoreBackend,
 )
 from fusebackend.integrations.openai_agents import PatchEditor, file_tools, patch_tool, shell_tool
 from fusebackend.protocol.actors import Actor, acting, current_actor
@@ -40,26 +36,12 @@ from fusebackend.protocol.actors import Actor, acting, current_actor
 set_trace_processors([])  # else a thread would send them to OpenAI
 
 PLAN = "monday\ntuesday\nwednesday\nthursday\nfriday\n"
-KINDS = ["memory", "sqlite", "directory", "store", "composite"]
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=["memory", "sqlite", "dir", "store", "composite"])
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
-    with contextlib.ExitStack() as stack:
-        if request.param == "memory":
-            made: Any = InMemoryBackend()
-        elif request.param == "sqlite":
-            made = stack.enter_context(SqliteBackend(tmp_path / "files.db"))
-        elif request.param == "directory":
-            (tmp_path / "files").mkdir()
-            made = FilesystemBackend(tmp_path / "files")
-        elif request.param == "store":
-            from langgraph.store.memory import InMemoryStore
-
-            made = StoreBackend(InMemoryStore(), namespace=("files",))
-        else:
-            made = CompositeBackend(InMemoryBackend(), {"/work/": InMemoryBackend()})
-        yield made
+    with opened_backend(request.param, tmp_path) as backend:
+        yield backend
 
 
 NUMBERS = itertools.count()

@@ -10,22 +10,23 @@ import stat
 import subprocess
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from failing import CHANGES
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from merging import at, chmod, content, link, links, mkdir, place, remove, shown, symlink, walk, write
+from merging import at, chmod, content, link, mkdir, place, remove, shown, symlink, walk, write
 from profiles import amount, examples
 from raising import raising
 from random_trees import Fifo, Link, Tree, trees
+from whole_tree import whole_tree
 
 from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.base.paths import AgentPath
-from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, RestoreResult, Volume
+from fusebackend.protocol import AttrChanges, Caller, RestoreResult, Volume
 from fusebackend.trees.branches import Branches
 from fusebackend.trees.merge.run import STAGING, Journal
 from fusebackend.trees.refs import MAIN_REF, Ref
@@ -97,28 +98,6 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path, {"/": InMemoryVolume()})
 
 
-class Kept(NamedTuple):
-    """Everything of a file that a restore brings back."""
-
-    mode: int
-    owner: tuple[int, int]
-    rdev: int
-    mtime_ns: int
-    xattrs: tuple[tuple[bytes, bytes], ...]
-    data: bytes
-
-
-def kept(volume: Volume) -> tuple[dict[bytes, Kept], set[frozenset[bytes]]]:
-    """Return all files of a volume, and the sets of names that are links of one file."""
-    found = {}
-    for path, attr in [(b"", volume.getattr(ROOT_NODE)), *walk(volume)]:
-        state = placing.state_of(volume, attr)
-        xattrs = tuple(sorted(state.xattrs.items()))
-        found[path] = Kept(state.mode, (state.uid, state.gid), state.rdev, state.mtime_ns, xattrs,
-                           content(volume, attr))  # fmt: skip
-    return found, links(volume)
-
-
 def node(volume: Volume, path: bytes) -> int:
     return at(volume, path).node
 
@@ -169,13 +148,13 @@ def test_a_tree_is_as_it_was(
     fill(scene.main, before, 1_000)
     link_some(scene.main, pairs)
     scene.take()
-    wanted = kept(scene.main)
+    wanted = whole_tree(scene.main, directory_times=True)
     for path in [path for path in shown(scene.main) if b"/" not in path]:
         remove(scene.main, path)
     fill(scene.main, after, 2_000)
     link_some(scene.main, their_pairs)
     scene.restored()
-    assert kept(scene.main) == wanted
+    assert whole_tree(scene.main, directory_times=True) == wanted
 
 
 def test_links_of_a_file_that_is_made_again_are_links_again(scene: Scene) -> None:
@@ -184,12 +163,12 @@ def test_links_of_a_file_that_is_made_again_are_links_again(scene: Scene) -> Non
     write(scene.main, b"a/one", b"same")
     link(scene.main, b"a/one", b"b/other")
     scene.take()
-    wanted = kept(scene.main)
+    wanted = whole_tree(scene.main, directory_times=True)
     remove(scene.main, b"a")
     remove(scene.main, b"b/other")
     write(scene.main, b"b/other", b"same")  # what it was, and yet no link of the file that comes back
     scene.restored()
-    assert kept(scene.main) == wanted
+    assert whole_tree(scene.main, directory_times=True) == wanted
 
 
 def test_attributes_holes_links_and_special_files(tmp_path: Path) -> None:
@@ -213,7 +192,7 @@ def test_attributes_holes_links_and_special_files(tmp_path: Path) -> None:
         for path in (b"sparse", b"dir/sym", b"dir/null", b"dir"):
             touch(volume, path, 11)
         scene.take()
-        wanted = kept(volume)
+        wanted = whole_tree(volume, directory_times=True)
         remove(volume, b"dir")
         remove(volume, b"linked")
         write(volume, b"sparse", b"other")
@@ -221,7 +200,7 @@ def test_attributes_holes_links_and_special_files(tmp_path: Path) -> None:
         mkdir(volume, b"linked")
         write(volume, b"linked/in", b"the way")
         scene.restored()
-        assert kept(volume) == wanted
+        assert whole_tree(volume, directory_times=True) == wanted
         assert at(volume, b"sparse").blocks * 512 < 1 << 18, "holes are holes again"
         assert at(volume, b"linked").nlink == 2
     volume.close()
@@ -253,7 +232,7 @@ def test_hard_links(scene: Scene) -> None:
     mkdir(main, b"elsewhere")
     link(main, b"d", b"elsewhere/d")
     scene.take()
-    wanted = kept(main)
+    wanted = whole_tree(main, directory_times=True)
     remove(main, b"b")
     link(main, b"a", b"b")
     remove(main, b"linked")
@@ -265,7 +244,7 @@ def test_hard_links(scene: Scene) -> None:
     assert scene.restored("/alone") == ["replace /alone"]
     assert at(main, b"elsewhere/alone").nlink == 1, "a link from elsewhere stays with the old file"
     scene.restored()
-    assert (kept(main), node(main, b"elsewhere")) == (wanted, last)
+    assert (whole_tree(main, directory_times=True), node(main, b"elsewhere")) == (wanted, last)
     assert node(main, b"d") == first, "the name that is back is a link of the file that was there"
 
 
@@ -518,7 +497,7 @@ def test_killed_at_each_change(tmp_path: Path, kind: str) -> None:
             remove(scene.main, name)
     new(scene.main)
     before, after = shown(scene.main), shown(state)
-    wanted, wanted_links = kept(state)
+    wanted = whole_tree(state, directory_times=True)
     scene.main.close()
     status, left_over = KILLED, 0
     for count in itertools.count(1, EVERY):
@@ -538,9 +517,8 @@ def test_killed_at_each_change(tmp_path: Path, kind: str) -> None:
         is_made = all(path in now and now[path].data == each.data for path, each in after.items())
         assert is_made or b"extra/e" in now, "removed before all else was in place"
         scene.restored()
-        there, there_links = kept(scene.main)
-        del there[b""]
-        assert (there, there_links) == ({path: each for path, each in wanted.items() if path}, wanted_links), count
+        there = whole_tree(scene.main, directory_times=True)
+        assert {**there, b"/": wanted[b"/"]} == wanted, count
         scene.main.close()
         shutil.rmtree(directory)
         if status == 0:

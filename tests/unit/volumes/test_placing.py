@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from agentface import ME, attr_at, get, heard, node_at, put
+from backend_kinds import opened_backend
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from raising import raising
@@ -39,30 +40,14 @@ class Held:
 
 @pytest.fixture(params=["memory", "sqlite", "dir", "store"])
 def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Held]:
-    if request.param == "memory":
-        yield Held(InMemoryBackend())
-    elif request.param == "sqlite":
-        with SqliteBackend(tmp_path / "files.db") as backend:
-            yield Held(backend)
-    elif request.param == "dir":
-        (tmp_path / "files").mkdir()
-        yield Held(FilesystemBackend(tmp_path / "files", virtual_mode=True))
-    else:
-        from langgraph.store.memory import InMemoryStore
-
-        yield Held(StoreBackend(InMemoryStore()))
+    with opened_backend(request.param, tmp_path) as backend:
+        yield Held(backend)
 
 
 @pytest.fixture(params=["memory", "sqlite", "dir"])
 def native(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Held]:
-    if request.param == "memory":
-        yield Held(InMemoryBackend())
-    elif request.param == "sqlite":
-        with SqliteBackend(tmp_path / "files.db") as backend:
-            yield Held(backend)
-    else:
-        (tmp_path / "files").mkdir()
-        yield Held(FilesystemBackend(tmp_path / "files", virtual_mode=True))
+    with opened_backend(request.param, tmp_path) as backend:
+        yield Held(backend)
 
 
 def names(held: Held) -> list[bytes]:

@@ -11,15 +11,13 @@ from typing import Any
 
 import merging
 import pytest
+from backend_kinds import backend_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from merging import Branched, File, chmod, link, links, mkdir, remove, rename, replace, shown, symlink, write
 from profiles import examples
 from test_merge_random import RENAMES, perform
 
-from fusebackend.backends.directory.volume import DirectoryVolume
-from fusebackend.backends.memory import InMemoryVolume
-from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.protocol import Volume
 from fusebackend.trees.merge import run as run_module
 
@@ -27,12 +25,8 @@ KINDS = ["memory", "sqlite", "dir"]
 
 
 def make(kind: str, directory: Path) -> Volume:
-    if kind == "memory":
-        return InMemoryVolume()
-    if kind == "sqlite":
-        return SqliteVolume(directory / "volume.db")
-    (directory / "root").mkdir()
-    return DirectoryVolume(directory / "root")
+    volume: Volume = backend_of(kind, directory).volume
+    return volume
 
 
 def fill(volume: Volume) -> None:
