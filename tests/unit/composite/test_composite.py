@@ -691,23 +691,6 @@ def test_a_backend_that_only_awaits_works_from_asyncio_from_trio_and_from_plain_
         assert "from /f" in anyio.run(read, backend=library)
 
 
-@pytest.mark.parametrize("library", ["asyncio", "trio"])
-def test_every_verb_can_be_awaited(library):
-    async def work():
-        composite = CompositeBackend(InMemoryBackend(), {"/r/": StateBackend()})
-        assert (await composite.awrite("/r/f", "TODO")).path == "/r/f"
-        assert "TODO" in await composite.aread("/r/f")
-        assert (await composite.aedit("/r/f", "TODO", "DONE")).occurrences == 1
-        assert found(await composite.agrep("DONE")) == found(await composite.aglob("*")) == ["/r/f"]
-        assert (await composite.amove("/r/f", "/f")).path == "/f"
-        assert [info["path"] for info in (await composite.als("/")).entries] == ["/f", "/r/"]
-        assert (await composite.adownload_files(["/f"]))[0].content == b"DONE"
-        assert (await composite.aupload_files([("/r/g", b"")]))[0].error is None
-        assert (await composite.adelete("/f")).error is None
-
-    anyio.run(work, backend=library)
-
-
 # -- factories -------------------------------------------------------------------------------------------------
 
 

@@ -37,7 +37,6 @@ from fusebackend.backends import (
 )
 from fusebackend.integrations import exported
 from fusebackend.integrations.deepagents import adopt, export
-from fusebackend.protocol import ROOT_NODE
 from fusebackend.testing.conformance import BackendConformance
 from fusebackend.urls.opening import open_backend
 
@@ -538,18 +537,6 @@ def test_an_old_remote_reads_in_windows_that_go_on():
     result = ours.read("/f", 10, 20)
     assert (result.start_line, result.end_line, result.next_offset, result.total_lines) == (11, 30, 30, 5000)
     assert ours.read("/f", 6000).error == "Error: Line offset 6000 exceeds file length (5000 lines)"
-
-
-def test_an_old_remote_has_a_kernel_face():
-    remote = OldRemote()
-    remote.rows["/d/f"] = ["one", "two"]
-    volume = ForeignVolume(remote)
-    directory = volume.lookup(ROOT_NODE, b"d").node
-    attr = volume.lookup(directory, b"f")
-    assert attr.size == 7  # its own answer is 2, of lines
-    volume.open(attr.node, 0)
-    assert volume.read(attr.node, 0, 100) == b"one\ntwo"
-    volume.release(attr.node, 0)
 
 
 def test_an_old_remote_goes_back_into_an_agent():

@@ -45,7 +45,6 @@ def before(place: Place, number: int, path: bytes = b"/") -> EarlierVolume:
         return found
 
     call = place.history.call(number)
-    assert call is not None
     moment = Moment(f"before {call.ref}", call.began_ns, place.history.begin(call))
     return EarlierVolume(place.history, moment, [ROOT], place.volume, [path], source)
 

@@ -462,7 +462,6 @@ class Caching(FakeKernel):
     async def stat(self, inode: int) -> tuple[int, int]:
         if inode not in self.modes:
             entry = await self.filesystem.getattr(inode)
-            assert entry.attr is not None
             if not entry.timeout_s:
                 return entry.attr.mode, entry.attr.mtime_ns
             self.modes[inode] = entry.attr.mode, entry.attr.mtime_ns
