@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,6 +88,10 @@ class Story(NamedTuple):
 
     later: list[Step] = []
     """Steps of main, after which a merge has nothing to do either."""
+
+    def begin(self, volume: Volume) -> None:
+        """Make the base."""
+        make(volume, [*[(fill,)] * self.is_filled, *self.base])
 
 
 def xattr(volume: Volume, path: bytes, name: bytes) -> None:
@@ -361,10 +366,10 @@ STORIES: dict[str, Story] = {
 }  # fmt: skip
 
 
-def check(trees: Three, expected: Shown) -> None:
-    found = shown(trees.main)
+def check(main: Volume, branch: Volume, expected: Shown) -> None:
+    found = shown(main)
     if expected is None:
-        assert (found, links(trees.main)) == (shown(trees.branch), links(trees.branch))
+        assert (found, links(main)) == (shown(branch), links(branch))
     elif isinstance(expected, list):
         assert sorted(found) == expected
     else:
@@ -373,36 +378,46 @@ def check(trees: Three, expected: Shown) -> None:
             assert (there and (there[1:] if isinstance(file, tuple) else there.data)) == file, path
 
 
+def tell(
+    story: Story, main: Volume, branch: Volume, merge: Callable[[Any], Plan], again: Callable[[Any], Plan]
+) -> None:
+    """Make the steps, merge, and look at what becomes of main. `merge` and `again` take what decides conflicts."""
+    make(branch, story.branch)
+    make(main, story.main)
+    nodes = {new: merging.at(main, old).node for old, new in story.nodes.items()}
+    before = shown(main)
+    assert story.words is None or words(again(None)) == story.words
+    first = merge(None)
+    assert (conflicts(first), first.merged) == (story.conflicts, list(story.merged))
+    if story.conflicts:
+        assert shown(main) == before
+    else:
+        check(main, branch, story.after)
+    keep = None
+    for keep, after in story.kept.items():
+        found = merge(keep)
+        assert (found.conflicts, found.decided) == ([], first.conflicts)
+        check(main, branch, after)
+    assert {path: merging.at(main, path).node for path in nodes} == nodes
+    assert story.links is None or links(main) == set(map(frozenset, story.links))
+    if keep or not story.conflicts:
+        for steps in ([], story.later):
+            make(main, steps)
+            left = again("main" if keep == "main" else None)
+            assert (words(left), left.conflicts) == ([], [])
+
+
 @for_each(
     ("name", "knows_nodes"), [(name, knows_nodes) for name in STORIES for knows_nodes in STORIES[name].knows_nodes]
 )
 def test_a_merge(name: str, knows_nodes: bool, tmp_path: Path) -> None:
     story = STORIES[name]
+    trees = Three(story.begin, knows_nodes=knows_nodes)
     options: dict[str, Any] = {"lines": story.lines, "paths": story.paths}
-    trees = Three(lambda volume: make(volume, [*[(fill,)] * story.is_filled, *story.base]), knows_nodes=knows_nodes)
-    make(trees.branch, story.branch)
-    make(trees.main, story.main)
-    nodes = {new: merging.at(trees.main, old).node for old, new in story.nodes.items()}
-    before = shown(trees.main)
-    assert story.words is None or words(planned(trees, **options)) == story.words
-    first = run(trees, tmp_path, **options).plan
-    assert (conflicts(first), first.merged) == (story.conflicts, list(story.merged))
-    if story.conflicts:
-        assert shown(trees.main) == before
-    else:
-        check(trees, story.after)
-    keep = None
-    for keep, after in story.kept.items():
-        found = run(trees, tmp_path, keep, **options).plan
-        assert (found.conflicts, found.decided) == ([], first.conflicts)
-        check(trees, after)
-    assert {path: merging.at(trees.main, path).node for path in nodes} == nodes
-    assert story.links is None or links(trees.main) == set(map(frozenset, story.links))
-    if keep or not story.conflicts:
-        for steps in ([], story.later):
-            make(trees.main, steps)
-            again = planned(trees, "main" if keep == "main" else None, **options)
-            assert (words(again), again.conflicts) == ([], [])
+    tell(
+        story, trees.main, trees.branch,
+        lambda keep: run(trees, tmp_path, keep, **options).plan, lambda keep: planned(trees, keep, **options),
+    )  # fmt: skip
 
 
 def data(volume: Volume, path: bytes) -> bytes:
