@@ -132,15 +132,6 @@ def test_numbers_are_never_used_again(history, path):
     again.close()
 
 
-def test_stamps_are_set_later(history):
-    call = history.open_call("verb", "write", NOBODY)
-    number = history.add(call, ROOT, "create", b"/a")
-    history.set_after({number: AFTER})
-    assert history.records(call)[0].after == AFTER
-    history.set_after({number: None})
-    assert history.records(call)[0].after is None
-
-
 def test_a_call_that_a_crash_interrupted_ends_with_its_last_record(history, path):
     call = history.open_call("verb", "write", NOBODY)
     history.add(call, ROOT, "create", b"/a")

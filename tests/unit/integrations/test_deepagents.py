@@ -71,14 +71,6 @@ def test_the_class_says_what_the_backend_can(tmp_path):
         assert theirs.execute_accepts_timeout(type(export(shell)))
 
 
-def test_write_replaces_and_paths_in_results_are_absolute():
-    made = export(InMemoryBackend())
-    assert made.write("a/./b.txt", "one").path == "/a/b.txt"
-    assert made.write("/a/b.txt", "two").error is None
-    assert made.read("/a//b.txt").file_data["content"] == "two"
-    assert made.glob("*.txt").matches[0]["path"] == "/a/b.txt"
-
-
 def test_errors_are_sentences_and_the_codes_are_theirs():
     made = export(InMemoryBackend())
     made.write("/d/f", "text text")
