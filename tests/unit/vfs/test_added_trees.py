@@ -97,11 +97,10 @@ def test_more_trees_while_it_lives(filesystem: FileSystem, kernel: FakeKernel, r
 
 
 def test_counts_go_back_to_zero(filesystem: FileSystem) -> None:
-    tree: list[tuple[int, int]] = []
     volume: Any = filesystem.tree.routes[0].volume
     for start in ((), (*PRIVATE, "sandbox")):
         for path in ("d", "usr", "tmp", "memories"):
-            tree.append((walk(filesystem, *start, path).inode, 1))
+            walk(filesystem, *start, path)
     directory = run(filesystem.mkdir(ROOT_INODE, b"d", 0o755, ME))
     twin = walk(filesystem, *PRIVATE, "sandbox", "d")
     node = node_of(directory.inode)
