@@ -10,13 +10,14 @@ import stat
 import subprocess
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from failing import CHANGES
+from for_each import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from merging import at, chmod, content, link, mkdir, place, remove, shown, symlink, walk, write
+from merging import Step, at, chmod, content, link, make, mkdir, place, remove, shown, symlink, walk, write
 from profiles import amount, examples
 from raising import raising
 from random_trees import Fifo, Link, Tree, trees
@@ -157,20 +158,6 @@ def test_a_tree_is_as_it_was(
     assert whole_tree(scene.main, directory_times=True) == wanted
 
 
-def test_links_of_a_file_that_is_made_again_are_links_again(scene: Scene) -> None:
-    mkdir(scene.main, b"a")
-    mkdir(scene.main, b"b")
-    write(scene.main, b"a/one", b"same")
-    link(scene.main, b"a/one", b"b/other")
-    scene.take()
-    wanted = whole_tree(scene.main, directory_times=True)
-    remove(scene.main, b"a")
-    remove(scene.main, b"b/other")
-    write(scene.main, b"b/other", b"same")  # what it was, and yet no link of the file that comes back
-    scene.restored()
-    assert whole_tree(scene.main, directory_times=True) == wanted
-
-
 def test_attributes_holes_links_and_special_files(tmp_path: Path) -> None:
     for volume in (InMemoryVolume(), SqliteVolume(tmp_path / "volume.db")):
         scene = Scene(tmp_path, {"/": volume})
@@ -206,61 +193,72 @@ def test_attributes_holes_links_and_special_files(tmp_path: Path) -> None:
     volume.close()
 
 
-def test_only_what_differs_is_changed(scene: Scene) -> None:
-    main = scene.main
-    for name in (b"same", b"text", b"mode", b"gone"):
-        write(main, name, name)
+class Story(NamedTuple):
+    """A state, what becomes of it, and restores with their changes. The last one makes it what it was, unless `names`
+    says which files there are then."""
+
+    before: list[Step]
+    since: list[Step]
+    restores: list[tuple[list[str], list[str] | None]]
+    same: list[bytes] = []
+    """Files that stay the ones they were before the restores."""
+
+    names: set[bytes] = set()
+
+
+STORIES = {
+    "links of a file that is made again are links again": Story(
+        [(mkdir, b"a"), (mkdir, b"b"), (write, b"a/one", b"same"), (link, b"a/one", b"b/other")],
+        # what it was, and yet no link of the file that comes back
+        [(remove, b"a"), (remove, b"b/other"), (write, b"b/other", b"same")],
+        [([], None)],
+    ),
+    "only what differs is changed": Story(
+        [(write, name, name) for name in (b"same", b"text", b"mode", b"gone")],
+        [(write, b"text", b"other"), (chmod, b"mode", 0o600), (remove, b"gone"), (write, b"extra", b"new")],
+        [([], ["attributes /", "remove /extra", "create /gone", "attributes /mode", "replace /text"])],
+        same=[b"same", b"mode"],
+    ),
+    # Names that were one file are one again, and names that were not are parted. Nothing else is made anew.
+    "hard links": Story(
+        [
+            *((write, name, b"the same") for name in (b"a", b"b", b"alone", b"d")),
+            *((touch, name, 5) for name in (b"a", b"b", b"alone", b"d")),
+            (link, b"a", b"linked"), (mkdir, b"elsewhere"), (link, b"d", b"elsewhere/d"),
+        ],
+        [(remove, b"b"), (link, b"a", b"b"), (remove, b"linked"), (remove, b"elsewhere/d"),
+         (link, b"alone", b"elsewhere/alone")],
+        # its other name is not asked for; and a link from elsewhere stays with the old file
+        [(["/d"], []), (["/alone"], ["replace /alone"]), ([], None)],
+        same=[b"d", b"elsewhere"],
+    ),
+    "a path alone with the directories above it": Story(
+        [(mkdir, b"a", 0o711), (mkdir, b"a/b"), (write, b"a/b/f", b"1"), (write, b"a/b/g", b"2"), (touch, b"a/b", 7)],
+        [(remove, b"a")],
+        [(["/a/b/f", "/a/b/f"], ["create /a", "create /a/b", "create /a/b/f"])],
+        names={b"/", b"/a", b"/a/b", b"/a/b/f"},
+    ),
+}  # fmt: skip
+
+
+@for_each("name", STORIES)
+def test_what_comes_back(name: str, tmp_path: Path) -> None:
+    story, scene = STORIES[name], Scene(tmp_path, {"/": InMemoryVolume()})
+    make(scene.main, story.before)
     scene.take()
-    nodes = {name: node(main, name) for name in (b"same", b"text", b"mode")}
-    write(main, b"text", b"other")
-    chmod(main, b"mode", 0o600)
-    remove(main, b"gone")
-    write(main, b"extra", b"new")
-    assert scene.restored() == [
-        "attributes /", "remove /extra", "create /gone", "attributes /mode", "replace /text",
-    ]  # fmt: skip
-    assert {name: node(main, name) == nodes[name] for name in nodes} == {b"same": True, b"text": False, b"mode": True}
-
-
-def test_hard_links(scene: Scene) -> None:
-    """Names that were one file are one again, and names that were not are parted. Nothing else is made anew."""
-    main = scene.main
-    for name in (b"a", b"b", b"alone", b"d"):
-        write(main, name, b"the same")
-        touch(main, name, 5)
-    link(main, b"a", b"linked")
-    mkdir(main, b"elsewhere")
-    link(main, b"d", b"elsewhere/d")
-    scene.take()
-    wanted = whole_tree(main, directory_times=True)
-    remove(main, b"b")
-    link(main, b"a", b"b")
-    remove(main, b"linked")
-    remove(main, b"elsewhere/d")
-    link(main, b"alone", b"elsewhere/alone")
-    first, last = node(main, b"d"), node(main, b"elsewhere")
-    assert scene.restored("/d") == [], "its other name is not asked for"
-    assert node(main, b"d") == first
-    assert scene.restored("/alone") == ["replace /alone"]
-    assert at(main, b"elsewhere/alone").nlink == 1, "a link from elsewhere stays with the old file"
-    scene.restored()
-    assert (whole_tree(main, directory_times=True), node(main, b"elsewhere")) == (wanted, last)
-    assert node(main, b"d") == first, "the name that is back is a link of the file that was there"
-
-
-def test_a_path_alone_with_the_directories_above_it(scene: Scene) -> None:
-    main = scene.main
-    mkdir(main, b"a", 0o711)
-    mkdir(main, b"a/b")
-    write(main, b"a/b/f", b"1")
-    write(main, b"a/b/g", b"2")
-    touch(main, b"a/b", 7)
-    scene.take()
-    remove(main, b"a")
-    assert scene.restored("/a/b/f", "/a/b/f") == ["create /a", "create /a/b", "create /a/b/f"]
-    assert shown(main).keys() == {b"a", b"a/b", b"a/b/f"}
-    assert stat.S_IMODE(at(main, b"a").mode) == 0o711
-    assert at(main, b"a/b").mtime_ns == 7
+    wanted = whole_tree(scene.main, directory_times=True)
+    make(scene.main, story.since)
+    nodes = {path: node(scene.main, path) for path in story.same}
+    for paths, changes in story.restores:
+        made = scene.restored(*paths)
+        assert changes in (None, made)
+    assert {path: node(scene.main, path) for path in nodes} == nodes
+    found = whole_tree(scene.main, directory_times=True)
+    if story.names:
+        assert found.keys() == story.names
+        assert all(found[path] == wanted[path] for path in story.names - {b"/"})
+    else:
+        assert found == wanted
 
 
 def test_to_another_path(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import merging
 import pytest
 from for_each import for_each
-from merging import Three, chmod, link, links, mkdir, remove, rename, replace, shown, write
+from merging import Step, Three, chmod, link, links, make, mkdir, remove, rename, replace, shown, write
 
 from fusebackend.base.paths import ROOT
 from fusebackend.protocol import AttrChanges, Volume
@@ -53,9 +53,6 @@ def conflicts(plan: Plan) -> dict[str, str]:
 def words(plan: Plan) -> list[str]:
     return [f"{step.word} {step.path.decode()} {step.to_path.decode()}".strip() for step in plan.steps]
 
-
-Step = tuple[Any, ...]
-"""A function of `merging`, and its arguments but for the volume."""
 
 Shown = dict[bytes, Any] | list[bytes] | None
 """Of some paths: the bytes, (mode, bytes, extended attributes), or None where nothing is. Or all names there are. None
@@ -100,12 +97,6 @@ def xattr(volume: Volume, path: bytes, name: bytes) -> None:
 
 def times(volume: Volume, path: bytes, **times_ns: int) -> None:
     volume.setattr(merging.at(volume, path).node, AttrChanges(**times_ns))
-
-
-def make(volume: Volume, steps: list[Step]) -> None:
-    for step, *words in steps:
-        options = words.pop() if words and isinstance(words[-1], dict) else {}
-        step(volume, *words, **options)
 
 
 def edited(line: int, text: bytes) -> bytes:
