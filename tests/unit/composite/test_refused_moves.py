@@ -18,7 +18,6 @@ from for_each import for_each
 from nodes import ME, node_at
 from raising import raising
 from seed_backends import DuckBackend
-from whole_tree import whole_tree
 
 from fusebackend.backends import CompositeBackend, FilesystemBackend, InMemoryBackend, SqliteBackend, volume_of
 from fusebackend.backends.directory import nodes
@@ -32,6 +31,8 @@ from fusebackend.rules.view import View
 from fusebackend.server.rules import with_route_rules
 from fusebackend.testing.each import each
 from fusebackend.volumes.agent_face import VolumeBackend
+from fusebackend.volumes.placing import NodeSource
+from fusebackend.volumes.walk import below
 
 NOBODY = 65534
 BOTH = ["read", "write"]
@@ -46,10 +47,15 @@ def put(backend: Any, *names: str) -> None:
 
 
 def everything(volume: Volume) -> dict[bytes, object]:
-    """All names of a volume, with what must not change but by a verb that is made."""
+    """All names of a volume, with what must not change but by a verb that is made. Each is looked up when it is read:
+    a directory on disk may not keep as many nodes in mind."""
     volume.expire()
-    found = whole_tree(volume)
-    return {path: (stat.S_IFMT(found[path].state.mode), found[path].data) for path in found if path != b"/"}
+    found: dict[bytes, object] = {}
+    for path, attr in below(volume, ROOT_NODE):
+        is_file = stat.S_ISREG(attr.mode)
+        data = b"".join(piece for _, piece in NodeSource(volume, node_at(volume, path)).pieces()) if is_file else None
+        found[path] = (stat.S_IFMT(attr.mode), data)
+    return found
 
 
 def in_view(rules: Rules, parts: Mapping[str, Any]) -> CompositeBackend:
