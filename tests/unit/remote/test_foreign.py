@@ -5,13 +5,11 @@ import os
 import stat
 import threading
 from types import SimpleNamespace
-from unittest import mock
 
 import hypothesis
 import pytest
 from clocks import Clock
 from eventually import tick
-from hypothesis import strategies as st
 from nodes import names, node_at, put
 from profiles import examples
 from seed_backends import Answer, DuckBackend, SeedInMemoryBackend
@@ -28,10 +26,8 @@ from fusebackend.backends import (
 )
 from fusebackend.base.paths import AgentPath
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Caller, Change
-from fusebackend.remote import buffer as buffer_module
 from fusebackend.remote import tree as tree_module
 from fusebackend.remote.agent_remote import time_ns
-from fusebackend.remote.buffer import Buffer, digest_of
 from fusebackend.remote.conflicts import conflict_path
 from fusebackend.remote.tree import SETTLE_S
 from fusebackend.remote.volume import foreign_volume
@@ -829,31 +825,3 @@ def test_one_volume_for_one_backend():
 def test_a_backend_that_hides_its_volume_in_another_attribute_is_foreign(duck):
     duck.volume = "loud"
     assert isinstance(volume_of(duck), ForeignVolume)
-
-
-# -- buffers ---------------------------------------------------------------------------------------------------
-
-
-def test_a_buffer_may_be_far_larger_than_what_is_in_it():
-    buffer = Buffer(b"start")
-    buffer.resize(1 << 40)
-    assert buffer.read((1 << 40) - 3, 10) == b"\0\0\0"
-    buffer.close()
-
-
-@hypothesis.given(st.lists(st.tuples(st.sampled_from("wr"), st.integers(0, 90), st.binary(max_size=30)), max_size=12))
-def test_a_buffer_is_a_file_in_memory_and_beyond(steps):
-    with mock.patch.object(buffer_module, "MEMORY_BYTES", 50):
-        buffer, model = Buffer(), bytearray()
-        for kind, offset, data in steps:
-            if kind == "w" and data:
-                model.extend(bytes(max(0, offset - len(model))))
-                model[offset : offset + len(data)] = data
-                buffer.write(offset, data)
-            elif kind == "r":
-                del model[offset:]
-                model.extend(bytes(offset - len(model)))
-                buffer.resize(offset)
-        assert buffer.size == len(model) and buffer.read(0, 1000) == model
-        assert buffer.digest() == digest_of(bytes(model))
-        buffer.close()

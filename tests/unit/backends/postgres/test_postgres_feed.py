@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-import postgres_hosts
 import psycopg
 import pytest
 from ears import Ear
@@ -21,6 +20,7 @@ from eventually import eventually
 from for_each import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nodes import ME
 from profiles import amount, examples
 from services.postgres import Server, running
 from services.stall import Stall
@@ -36,13 +36,16 @@ pytestmark = pytest.mark.services
 LIMIT_S = 30.0
 
 
-class Host(postgres_hosts.Host):
+class Host(PostgresVolume):
     """A volume that records what it is told of."""
 
     def __init__(self, dsn: str) -> None:
         self.ear: Ear[Change] = Ear()
         super().__init__(dsn, "v")
         self.subscribe(self.ear)
+
+    def make(self, name: bytes) -> int:
+        return self.mknod(ROOT_NODE, name, 0o100644, 0, ME).node
 
     def wait(self, wanted: Change) -> list[Change]:
         """Wait until it is told of a change. Return what it was told before."""
