@@ -269,19 +269,6 @@ def beside(store):
 
 
 def test_what_another_has_written_meanwhile_is_not_overwritten(volume, other, store):
-    other.write("/a", "one")
-    node = at(volume, "a").node
-    volume.open(node, RW)
-    volume.write(node, 0, b"ours")
-    other.write("/a", "theirs")
-    with fails(errno.ESTALE):
-        volume.flush(node)
-    volume.release(node, RW)
-    assert store.get(NS, "/a").value["content"] == "theirs"
-    assert list(beside(store).values()) == ["ours"]
-
-
-def test_nor_is_it_in_the_moment_between_looking_and_writing(volume, other, store):
     """The comparison and the put are one step: nobody comes in between, or is told."""
     other.write("/a", "one")
     node = at(volume, "a").node
