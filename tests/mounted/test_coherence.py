@@ -10,32 +10,13 @@ import mmap
 import os
 import stat
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
-import mounts
 import pytest
 from mounts import Serve
-from two_faces import TwoFaces, two_faces
+from two_faces import TwoFaces
 
 pytestmark = pytest.mark.mounted
-
-KINDS = [pytest.param("memory:", marks=pytest.mark.night), "sqlite:{tmp}/volume.db"]
-"""To a program, `memory:` is what `sqlite:` is."""
-
-
-@pytest.fixture(scope="module", params=KINDS, ids=["memory", "sqlite"])
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoFaces]:
-    tmp = tmp_path_factory.mktemp("coherence")
-    with two_faces(tmp / "mnt", request.param.format(tmp=tmp)) as faces:
-        yield faces
-
-
-@pytest.fixture
-def faces(served: TwoFaces) -> Iterator[TwoFaces]:
-    yield served
-    mounts.empty(served.path)
-
 
 # -- the agent changes, a process looks ----------------------------------------------------------------------------
 

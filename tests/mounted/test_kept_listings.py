@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import mounts
@@ -14,22 +14,6 @@ from eventually import tick
 from two_faces import TwoFaces, two_faces
 
 pytestmark = pytest.mark.mounted
-
-KINDS = [pytest.param("memory:", marks=pytest.mark.night), "sqlite:{tmp}/volume.db"]
-"""To a program, `memory:` is what `sqlite:` is."""
-
-
-@pytest.fixture(scope="module", params=KINDS, ids=["memory", "sqlite"])
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoFaces]:
-    tmp = tmp_path_factory.mktemp("listings")
-    with two_faces(tmp / "mnt", request.param.format(tmp=tmp)) as faces:
-        yield faces
-
-
-@pytest.fixture
-def faces(served: TwoFaces) -> Iterator[TwoFaces]:
-    yield served
-    mounts.empty(served.path)
 
 
 def filled(faces: TwoFaces, count: int, tail: str = "") -> tuple[Path, set[str]]:

@@ -53,12 +53,12 @@ ROUTES = ("memories", "way/to/route", "tmp/x")
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoFaces]:
     tmp = tmp_path_factory.mktemp("trees")
     (tmp / "files").mkdir()
-    routes = [f"/{route}/=memory:" for route in ROUTES]
+    routes = {f"/{route}": "memory:" for route in ROUTES}
     with contextlib.ExitStack() as stack:
         dsn = ""
         if "{dsn}" in request.param:
             dsn = stack.enter_context(request.getfixturevalue("postgres").database())
-        yield stack.enter_context(two_faces(tmp / "mnt", request.param.format(tmp=tmp, dsn=dsn), *routes))
+        yield stack.enter_context(two_faces(tmp / "mnt", request.param.format(tmp=tmp, dsn=dsn), routes))
 
 
 @pytest.fixture

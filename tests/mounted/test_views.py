@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import mounts
+import programs
 import pytest
 from eventually import eventually
 from mounts import Mounted, Serve
@@ -977,9 +978,7 @@ class TestTheCommandLine:
 
 
 def run(words: list[str]) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "fusebackend", *words]
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/tests/support"}
-    return subprocess.run(line, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+    return programs.command(*words, cwd=ROOT)
 
 
 def command(server: Mounted, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
