@@ -1,4 +1,4 @@
-"""Branches of a mount, with real programs, the verbs, the command, and a server that is killed."""
+"""Branches of a mount: real programs, verbs, the command, merges, calls, states of the past, and killed servers."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from unittest import mock
 
 import mounts
 import pytest
+import served
 from click.testing import CliRunner
 from eventually import eventually
 from programs import command
@@ -594,3 +595,161 @@ class TestStatus:
             assert re.search(
                 r"\n  idle: sleep, although idle=poll was asked for: (the cpuidle driver|cannot open) .+\n", said
             )
+
+
+# --------------------------------------------------------------------------------------------------------------
+# A server that gets SIGTERM right after its mount appears ends, also in the middle of its start
+# --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delay_s", [0, 0.0005, 0.001, 0.002, 0.004, 0.008])
+def test_sigterm_in_the_first_moments(tmp_path: Path, delay_s: float) -> None:
+    mounts.require()
+    mountpoint = tmp_path / "mnt"
+    mountpoint.mkdir()
+    command = [sys.executable, "-m", "fusebackend.cli.main", "mount", str(mountpoint), "--foreground"]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [*command, "--default", "memory:"],
+            env={**os.environ, "PYTHONPATH": str(mounts.ROOT)},
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        while not mounts.is_listed(mountpoint):  # not `ismount`: that would wait for an answer
+            assert process.poll() is None, (tmp_path / "log").read_text()
+        time.sleep(delay_s)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0, (tmp_path / "log").read_text()
+        assert not mounts.is_listed(mountpoint)
+    finally:
+        process.kill()
+        process.wait()
+        if mounts.is_listed(mountpoint):
+            subprocess.run(["fusermount3", "-u", "-z", mountpoint], check=True)
+
+
+def test_a_crash_in_c_code_leaves_the_stacks_in_the_log(serve: mounts.Serve) -> None:
+    mounted = serve("memory:")
+    mounted.process.send_signal(signal.SIGSEGV)
+    assert mounted.process.wait(30) == -signal.SIGSEGV
+    text = mounted.log_text()
+    assert "Fatal Python error: Segmentation fault" in text
+    assert "in serve" in text
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Mounts by /etc/fstab
+# --------------------------------------------------------------------------------------------------------------
+
+# /sbin has what it had, and our helpers, which are what the wheel's scripts are.
+AROUND = r"""
+set -eu
+mkdir sbin before mnt
+for helper in mount umount; do
+    code="from fusebackend.cli.mount_helper import ${helper}_main as main; main()"
+    printf '#!/bin/sh\nPYTHONPATH=%s exec %s -c "%s" "$@"\n' "$PYTHONPATH" "$PYTHON" "$code" >sbin/$helper.fusebackend
+    chmod +x sbin/$helper.fusebackend
+done
+mount --bind "$(realpath /sbin)" before
+mount -t tmpfs none "$(realpath /sbin)"
+ln -s "$PWD"/before/* "$PWD/sbin/mount.fusebackend" /sbin/
+ln -s "$PWD/sbin/umount.fusebackend" /sbin/umount.fuse.fusebackend
+mount -t tmpfs none /run/mount 2>/dev/null || true  # mount(8)'s own notes
+says() { printf '%s: ' "$1"; shift; "$@" 2>&1 && echo "= 0" || echo "= $?"; }
+"""
+
+FSTAB = r"""
+printf 'default = "sqlite:agent.db"\n[routes]\n"/notes/" = "memory:"\n' > agent.toml
+options=defaults,nosuid,noatime,_netdev,nofail,uhelper=fusebackend,x-systemd.requires=network.target
+echo "$PWD/agent.toml $PWD/mnt fusebackend $options 0 0" > fstab
+says all mount -T fstab -a
+findmnt -n -o SOURCE,FSTYPE,OPTIONS mnt
+echo hello > mnt/notes/hello; echo kept > mnt/kept
+says again mount -T fstab -a
+findmnt -n mnt | wc -l
+says twice mount -T fstab mnt
+(cd mnt; says busy umount "$OLDPWD/mnt") | grep -E "^(busy|=)"
+says remount mount.fusebackend "$PWD/agent.toml" mnt -o remount,ro
+says forced umount.fuse.fusebackend mnt -f
+says umount umount -v "$PWD/mnt"
+says read-only mount -T fstab -o ro mnt
+cat mnt/kept; says write touch mnt/new
+says end umount mnt
+says fake mount -f -v -t fusebackend none mnt
+says none findmnt mnt
+mkdir 'a, b\c'
+says odd mount -t fusebackend "dir:$PWD/a, b\\c" mnt
+findmnt -n -r -o SOURCE mnt
+says last umount mnt
+"""
+
+
+def run(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Run a script in namespaces of its own; returns its lines, with the directory as `HERE`."""
+    mounts.require()
+    if os.geteuid() != 0:
+        pytest.skip("mount(8) and a mount namespace need root")
+    return [line.replace(str(tmp_path), "HERE") for line in served.script(AROUND + script, tmp_path, monkeypatch)]
+
+
+def test_a_line_of_fstab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = iter(run(FSTAB, tmp_path, monkeypatch))
+
+    def says(*wanted: str) -> None:
+        """The next lines begin so."""
+        for beginning in wanted:
+            line = next(lines)
+            assert line.startswith(beginning), [line, *lines]
+
+    says("all: = 0")
+    says("HERE/agent.toml fuse.fusebackend rw,nosuid,nodev,noatime,user_id=0,")
+    says("again: = 0", "1")  # `mount -a` knows it by its source
+    says("twice: mount.fusebackend: 'HERE/mnt' is mounted already by process ", "= 32")
+    says("busy: umount.fusebackend: 'HERE/mnt' is busy", "= 32")
+    says("remount: mount.fusebackend: -o remount is not possible: umount, and mount again with other options", "= 1")
+    says("forced: umount.fusebackend: -f would lose what is not stored yet: if it must be, 'umount -i -f mnt'", "= 1")
+    says("umount: unmounted HERE/mnt", "= 0")  # our helper's words: everything is stored
+    says("read-only: = 0", "kept", "write: touch: cannot touch 'mnt/new': Read-only file system", "= 1", "end: = 0")
+    says("fake: = 0", "none: = 1")
+    says("odd: = 0", r"dir:HERE/a,\x20b\x5cc", "last: = 0")  # findmnt's escapes
+    assert list(lines) == []
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Mounts without root's rights: in a user namespace where /dev/fuse can be opened
+# --------------------------------------------------------------------------------------------------------------
+
+WORK = """
+set -e
+fusebackend() { "$PYTHON" -m fusebackend "$@"; }
+awk '{ print "ids", $3 }' /proc/self/uid_map
+fusebackend doctor --json | grep -c 'a FUSE file system can be mounted'
+fusebackend mount mnt --default sqlite:"$PWD"/volume.db
+echo hello > mnt/file
+chmod 600 mnt/file
+ln mnt/file mnt/linked
+ln -s file mnt/symbolic
+fusebackend read --mount mnt /symbolic
+fusebackend exec --mount mnt -- 'cat linked; touch made'
+fusebackend branch create --mount mnt work
+echo branch > mnt/.fusebackend/branches/work/file
+cat mnt/file
+stat -c '%a %h %n' mnt/file mnt/made
+fusebackend umount mnt
+"""
+
+
+def test_a_mount_in_a_user_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts.require()
+    (tmp_path / "mnt").mkdir()
+    user = ("--user", "--map-root-user")
+    if subprocess.run(["unshare", *user, "true"], capture_output=True).returncode != 0:
+        pytest.skip("no user namespace for this user")
+    lines = served.script(WORK, tmp_path, monkeypatch, *user)
+    assert lines[:2] == ["ids 1", "1"]  # one id alone is mapped: no rights outside
+    assert lines[2].startswith(f"mounted {tmp_path}/mnt (process ")
+    rest = [line for line in lines[3:] if not line.startswith("  ")]
+    made = f"{tmp_path}/mnt/.fusebackend/branches/work"
+    assert rest == ["hello", "hello", made, "hello", "600 2 mnt/file", "644 1 mnt/made", f"unmounted {tmp_path}/mnt"]
+    assert not os.path.ismount(tmp_path / "mnt")

@@ -1,4 +1,5 @@
-"""The control socket of a real mount: its discovery, its permissions, and its behaviour under load."""
+"""The control socket of a real mount: its discovery, its permissions, load, `invalidate`, killed clients, and the
+examples of `docs/control-protocol.md`, by `socat` and `jq`: other languages need no code of ours."""
 
 from __future__ import annotations
 
@@ -521,7 +522,7 @@ def test_a_directory_on_the_way_to_a_route(serve, tmp_path):
 
 
 # --------------------------------------------------------------------------------------------------------------
-# The programs of docs/control-protocol.md
+# The examples of docs/control-protocol.md
 # --------------------------------------------------------------------------------------------------------------
 
 DOCUMENT = (Path(__file__).parents[2] / "docs/control-protocol.md").read_text()

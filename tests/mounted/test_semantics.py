@@ -700,7 +700,7 @@ def test_what_is_cancelled_ends(tmp_path: Path, serve: Serve, library: str) -> N
 
 
 def test_a_mount_describes_itself_in_files(native: Path, serve: Serve) -> None:
-    """`test_trees_directory.py` has the options, and ordinary tools."""
+    """`test_trees.py` has the options, and ordinary tools."""
     own = native / ".fusebackend"
     assert {"status.json", "version"} <= set(os.listdir(own)) and ".fusebackend" not in os.listdir(native)
     assert (own / "version").read_text() == f"{fusebackend.__version__}\n"
@@ -883,7 +883,7 @@ def test_a_call_in_a_branch_is_a_call(tmp_path: Path, serve: Serve) -> None:
 
 
 def test_a_view_shows_what_its_rules_allow(tmp_path: Path, serve: Serve) -> None:
-    """`test_views.py` and `test_ruled_routes.py` have every door, operation and mode."""
+    """`test_views.py` has every door, operation and mode."""
     config = tmp_path / "views.toml"
     config.write_text(
         """
@@ -1074,7 +1074,7 @@ def test_every_change_has_a_call(kind: str, tmp_path: Path, serve: Serve) -> Non
 
 
 def test_the_log_is_read_as_files(serve: Serve) -> None:
-    """`test_log_files.py` has more."""
+    """`test_history_cli.py` has more."""
     mounted = serve("memory:")
     log = mounted.path / ".fusebackend/log"
     with fusebackend.connect(mounted.path) as client, open(log / "today.jsonl") as opened:
@@ -1127,7 +1127,7 @@ def test_the_bytes_before_a_change_are_kept_for_a_day(kind: str, undo: str, tmp_
 
 
 def test_what_is_forgotten_is_kept_nowhere(tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`test_forget.py` has all routes, attributes, and calls."""
+    """`test_undo.py` has all routes, attributes, and calls."""
     for variable in ("XDG_STATE_HOME", "XDG_DATA_HOME"):
         monkeypatch.setenv(variable, str(tmp_path / "kept"))
     (tmp_path / "kept").mkdir()
@@ -1145,7 +1145,7 @@ def test_what_is_forgotten_is_kept_nowhere(tmp_path: Path, serve: Serve, monkeyp
 
 
 def test_a_default_that_runs_commands_runs_them_itself(tmp_path: Path, serve: Serve) -> None:
-    """`test_execute_where.py` and `test_execute_carried.py` have more."""
+    """`test_execute.py` and `test_execute_carried.py` have more."""
     marked = serve("python:guests:marked", routes={"/notes": "memory:"})
     with fusebackend.connect(marked.path) as client:
         assert client.execute("touch /x").output.startswith("ran in the default itself: 'touch /x'")

@@ -17,7 +17,6 @@ LONGER: dict[str, int] = {
     "tests/mounted/test_execute.py": 40,  # twenty servers that run commands
     "tests/mounted/test_execute_docker.py": 45,  # containers begin and end
     "tests/mounted/test_execute_escape.py": 45,  # bombs, each with a second in which it grows
-    "tests/mounted/test_execute_races.py": 45,  # two seconds for each race
     "tests/mounted/test_external_suites.py": 35,  # fsx, stress-ng and fio on each kind of volume
     "tests/mounted/test_hostile_clients.py": 35,  # a second for each attack
     "tests/mounted/test_limits.py": 40,  # 60,000 files on each of two volumes
@@ -30,12 +29,10 @@ LONGER: dict[str, int] = {
     "tests/mounted/test_semantics.py": 75,  # 60 promises, of which some are about seconds
     "tests/mounted/test_service_faults.py": 90,  # services that are killed, stall and come back
     "tests/mounted/test_snapshots.py": 35,  # writers beside each kind of volume
-    "tests/mounted/test_threads_by_tools.py": 35,  # rg, find and git over conversations
-    "tests/mounted/test_threads_growth.py": 40,  # conversations that grow, in two databases
+    "tests/mounted/test_threads.py": 35,  # rg, find and git over conversations
     "tests/mounted/test_trees.py": 30,  # each test both ways round on three kinds of volumes
     "tests/mounted/test_two_mounts.py": 35,  # two hosts on each kind of shared volume
     "tests/mounted/test_undo.py": 45,  # random calls by a shell and by verbs, on three kinds of volumes
-    "tests/mounted/test_undo_everything.py": 50,  # a session of everything, on three kinds of volumes
     "tests/mounted/test_views.py": 60,  # 120 tests on three kinds of volumes
     "tests/mounted/test_watch.py": 30,  # events within their promised time
     "tests/repository/test_bench.py": 75,  # each benchmark runs once
