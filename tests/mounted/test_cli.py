@@ -131,6 +131,11 @@ def wait_until_ended(pid: int) -> None:
     eventually(lambda: has_ended(pid), LIMIT_S)
 
 
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    wait_until_ended(pid)
+
+
 class TestMount:
     def test_the_embedded_default(self, shell: Shell, point: Path) -> None:
         said = shell.ok("mount", point)
@@ -143,6 +148,10 @@ class TestMount:
         assert f"log: {shell.log_dir}/{name}.log\n" in said
         assert stat.S_IMODE(data.parent.stat().st_mode) == 0o700
         assert stat.S_IMODE(data.stat().st_mode) == 0o600
+        pid = shell.status(point)["pid"]  # the server holds nothing of whoever started it
+        assert (os.readlink(f"/proc/{pid}/cwd"), os.readlink(f"/proc/{pid}/fd/0")) == ("/", "/dev/null")
+        assert os.getsid(pid) == pid
+        assert all(os.readlink(f"/proc/{pid}/fd/{descriptor}").endswith(".log") for descriptor in (1, 2))
         (point / "notes").mkdir()
         (point / "notes/a.txt").write_text("kept")
         assert shell.ok("umount", point) == f"unmounted {point}\n"
@@ -188,11 +197,6 @@ class TestMount:
         assert [route["url"] for route in status["routes"]] == ["memory:", "memory:", "memory:"]
         assert status["read_only"] is False
         (point / "new").write_text("")
-
-    def test_read_only(self, shell: Shell, point: Path) -> None:
-        assert ", read-only)" in shell.ok("mount", point, "--default", "memory:", "-o", "noexec,ro")
-        with pytest.raises(OSError, match="Read-only file system"):
-            (point / "new").write_text("")
 
     @pytest.mark.parametrize("words", [config.LIBFUSE_WORDS[::2], config.LIBFUSE_WORDS[1::2]])
     def test_every_word_for_libfuse_mounts(self, shell: Shell, point: Path, words: Sequence[str]) -> None:
@@ -260,15 +264,6 @@ class TestMount:
         assert str(point).encode() in command
         shown = said + shell.log(point) + json.dumps(status) + shell.ok("status", point) + os.fsdecode(command)
         assert "hunter2" not in shown
-
-    def test_the_server_holds_nothing_of_whoever_started_it(self, shell: Shell, point: Path, tmp_path: Path) -> None:
-        shell.ok("mount", point, "--default", "memory:")
-        pid = shell.status(point)["pid"]
-        assert os.readlink(f"/proc/{pid}/cwd") == "/"
-        assert os.readlink(f"/proc/{pid}/fd/0") == "/dev/null"
-        assert os.getsid(pid) == pid
-        for descriptor in (1, 2):
-            assert os.readlink(f"/proc/{pid}/fd/{descriptor}").endswith(".log")
 
     def test_a_long_log_is_put_aside(self, shell: Shell, point: Path) -> None:
         shell.log_dir.mkdir(parents=True)
@@ -368,38 +363,27 @@ class TestMountedAlready:
         assert sorted(process.wait(LIMIT_S) for process in started) == [0, 1, 1]
         assert len([entry for entry in table.mounts() if entry.mountpoint == str(point)]) == 1
         assert len(servers(point.parent)) == 1
-
-    def test_a_live_mount_is_left_alone(self, shell: Shell, point: Path) -> None:
-        shell.ok("mount", point, "--default", "memory:")
         pid = shell.status(point)["pid"]
         said = shell.refused("mount", point)
         assert said == f"'{point}' is mounted already by process {pid}; 'fusebackend umount {point}' ends that"
         assert shell.status(point)["pid"] == pid
 
-    def test_a_dead_mount_is_replaced(self, shell: Shell, point: Path) -> None:
+    def test_a_dead_mount_is_replaced_or_cleared_away(self, shell: Shell, point: Path) -> None:
         shell.ok("mount", point)
         with (point / "a.txt").open("w") as file:
             file.write("kept")
             file.flush()
             os.fsync(file.fileno())
-        pid = shell.status(point)["pid"]
-        os.kill(pid, signal.SIGKILL)
-        wait_until_ended(pid)
+        kill(shell.status(point)["pid"])
         with pytest.raises(OSError, match=r"endpoint is not connected|caused connection abort"):
             os.listdir(point)
         status = shell("status", "--json", point)
-        assert status.returncode == 1
-        assert json.loads(status.stdout)[0]["state"] == "dead"
+        assert (status.returncode, json.loads(status.stdout)[0]["state"]) == (1, "dead")
         said = shell.ok("mount", point)
         assert said.startswith(f"the server of an earlier mount on {point} had died; it was cleared away\n")
         assert (point / "a.txt").read_text() == "kept"
         assert len([entry for entry in table.mounts() if entry.mountpoint == str(point)]) == 1
-
-    def test_a_dead_mount_is_cleared_away_by_umount(self, shell: Shell, point: Path) -> None:
-        shell.ok("mount", point, "--default", "memory:")
-        pid = shell.status(point)["pid"]
-        os.kill(pid, signal.SIGKILL)
-        wait_until_ended(pid)
+        kill(shell.status(point)["pid"])
         assert "dead: its server is gone" in shell("status", point).stdout
         assert shell.ok("umount", point) == f"unmounted {point}; its server had died before\n"
         assert not is_mounted(point)
@@ -454,22 +438,14 @@ class TestMountedAlready:
 
 
 class TestUmount:
-    def test_it_returns_when_the_server_has_ended(self, shell: Shell, point: Path) -> None:
-        shell.ok("mount", point, "--default", "sqlite:x.db")
-        pid = shell.status(point)["pid"]
-        (point / "a").write_text("x" * 1_000_000)
-        shell.ok("umount", point)
-        assert has_ended(pid)
-        assert "everything is stored" in shell.log(point)
-        assert not (shell.home / "x.db-wal").exists()
-
     def test_from_inside_it_is_not_in_its_own_way(self, shell: Shell, point: Path) -> None:
+        assert ", read-only)" in shell.ok("mount", point, "--default", "memory:", "-o", "noexec,ro")
+        with pytest.raises(OSError, match="Read-only file system"):
+            (point / "new").write_text("")
+        lazy_on_an_idle_mount = shell.ok("umount", "--lazy", ".", cwd=point)
+        assert lazy_on_an_idle_mount == f"unmounted {point}\n"
         shell.ok("mount", point, "--default", "memory:")
         assert shell.ok("umount", ".", cwd=point) == f"unmounted {point}\n"
-
-    def test_lazy_on_an_idle_mount_is_an_ordinary_unmount(self, shell: Shell, point: Path) -> None:
-        shell.ok("mount", point, "--default", "memory:")
-        assert shell.ok("umount", "--lazy", point) == f"unmounted {point}\n"
 
     @pytest.mark.parametrize("how", ["cwd", "fd", "exe"])
     def test_it_says_who_has_something_open(self, shell: Shell, point: Path, how: str) -> None:
@@ -521,39 +497,39 @@ class TestUmount:
 
 
 class TestSignals:
-    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-    def test_the_server_unmounts_cleanly(self, shell: Shell, point: Path, number: signal.Signals) -> None:
+    @pytest.mark.parametrize("end", ["umount", signal.SIGTERM, signal.SIGINT])
+    def test_the_server_unmounts_cleanly(self, shell: Shell, point: Path, end: str | signal.Signals) -> None:
         shell.ok("mount", point, "--default", "sqlite:x.db")
-        (point / "a").write_text("kept")
+        (point / "a").write_text("kept" * 250_000)
         pid = shell.status(point)["pid"]
-        os.kill(pid, number)
-        wait_until_ended(pid)
+        if isinstance(end, signal.Signals):
+            os.kill(pid, end)
+            wait_until_ended(pid)
+        else:
+            shell.ok("umount", point)
+            assert has_ended(pid), "it returns when the server has ended"
         assert not is_mounted(point)
         assert "everything is stored" in shell.log(point)
         assert not (shell.home / "x.db-wal").exists()
         shell.ok("mount", point, "--default", "sqlite:x.db")
-        assert (point / "a").read_text() == "kept"
+        assert (point / "a").read_text() == "kept" * 250_000
 
-    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-    def test_in_the_foreground(self, shell: Shell, point: Path, number: signal.Signals) -> None:
+    @pytest.mark.parametrize("end", ["umount", signal.SIGTERM, signal.SIGINT])
+    def test_in_the_foreground(self, shell: Shell, point: Path, end: str | signal.Signals) -> None:
         process = shell.start("mount", point, "--default", "memory:", "--foreground")
         eventually(lambda: is_mounted(point))
         (point / "a").write_text("served by a process in the foreground")
         assert shell.status(point)["pid"] == process.pid
-        process.send_signal(number)
+        if isinstance(end, signal.Signals):
+            process.send_signal(end)
+        else:
+            shell.ok("umount", point)
         said, logged = process.communicate(timeout=LIMIT_S)
         assert process.returncode == 0, logged
         assert said.startswith(f"mounted {point} (process {process.pid})\n")
         assert "INFO" in logged
         assert "Traceback" not in logged
         assert not is_mounted(point)
-
-    def test_unmounting_ends_one_in_the_foreground(self, shell: Shell, point: Path) -> None:
-        process = shell.start("mount", point, "--default", "memory:", "--foreground")
-        eventually(lambda: is_mounted(point))
-        shell.ok("umount", point)
-        process.communicate(timeout=LIMIT_S)
-        assert process.returncode == 0
 
 
 class TestStatus:
