@@ -10,13 +10,8 @@ from pathlib import Path
 import mounts
 import pytest
 import trees
-from kinds import KINDS, SOURCES, Kind, Work
+from kinds import KINDS, KINDS_BY_DAY, MEMORY, SOURCES, Kind, Work
 from two_faces import TwoFaces, two_faces
-
-KINDS_BY_DAY = [
-    pytest.param(name, marks=pytest.mark.night) if name == "memory" else pytest.param(name) for name in KINDS
-]
-"""To a program, `memory:` is what `sqlite:` is."""
 
 
 @pytest.fixture(scope="module", params=KINDS_BY_DAY)
@@ -65,11 +60,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param("memory:", marks=pytest.mark.night), "sqlite:{tmp}/volume.db"],
+    params=[MEMORY, "sqlite:{tmp}/volume.db"],
     ids=["memory", "sqlite"],
 )
 def served_faces(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoFaces]:
-    """Serve one mount for all tests of a module. To a program, `memory:` is what `sqlite:` is."""
+    """Serve one mount for all tests of a module."""
     tmp = tmp_path_factory.mktemp("faces")
     with two_faces(tmp / "mnt", request.param.format(tmp=tmp)) as faces:
         yield faces

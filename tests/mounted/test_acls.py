@@ -13,6 +13,7 @@ from pathlib import Path
 import mounts
 import pytest
 from eventually import eventually
+from kinds import MEMORY
 from mounts import Serve
 
 import fusebackend
@@ -76,7 +77,7 @@ VIEW = '[views.v]\nrules = [{ operations = ["read"], paths = ["/closed", "/drop"
 
 BACKENDS = [
     "sqlite:{tmp}/volume.db",
-    "memory:",
+    MEMORY,
     "dir:{tmp}/disk",
     pytest.param("postgres:{dsn}?volume=v", marks=pytest.mark.services),
 ]

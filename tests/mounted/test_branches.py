@@ -19,6 +19,7 @@ import mounts
 import programs
 import pytest
 import trees
+from kinds import MEMORY
 from mounts import Mounted, Serve
 from profiles import amount
 from programs import as_call, command, sh
@@ -29,7 +30,7 @@ from fusebackend.control.client.client import Client
 
 pytestmark = pytest.mark.mounted
 
-KINDS = [pytest.param("memory:", marks=pytest.mark.night), "sqlite:{tmp}/volume.db", "dir:{tmp}/files"]
+KINDS = [MEMORY, "sqlite:{tmp}/volume.db", "dir:{tmp}/files"]
 """URLs of volumes below a branch, `{tmp}` is a directory: frozen ones, which are alike to a program, and one that is
 live."""
 

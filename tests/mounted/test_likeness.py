@@ -17,7 +17,7 @@ import hypothesis
 import mounts
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
-from kinds import KINDS
+from kinds import KINDS, NATIVE_BY_DAY
 from profiles import amount, examples
 
 from fusebackend.testing.likeness import LikenessCases
@@ -70,7 +70,6 @@ class TestMemory(Mounted):
 # Random system calls on a mount of every native volume, against a dict; a plain directory has proved the machine
 # --------------------------------------------------------------------------------------------------------------
 
-NATIVE = [name for name, kind in KINDS.items() if kind.features.random_writes]
 SETTINGS = hypothesis.settings(
     max_examples=examples(25),
     stateful_step_count=40,
@@ -80,7 +79,7 @@ SETTINGS = hypothesis.settings(
 )
 
 
-@pytest.fixture(params=NATIVE)
+@pytest.fixture(params=NATIVE_BY_DAY)
 def mountpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "files").mkdir()
     kind = KINDS[request.param]

@@ -28,6 +28,7 @@ import programs
 import pytest
 import served
 from eventually import eventually
+from kinds import MEMORY
 from mounts import Serve
 from services.docker import DockerEngine
 from services.s3 import Bucket
@@ -45,7 +46,7 @@ SEMANTICS = Path(fusebackend.__file__).with_name("SEMANTICS.md")
 MINIMAL_ACL = bytes.fromhex("0200000001000600ffffffff04000400ffffffff20000400ffffffff")
 READ_ONLY = errno.EROFS if os.geteuid() == 0 else errno.EACCES
 """The kernel looks at the modes first, except for root."""
-NATIVE = ["sqlite:{tmp}/volume.db", "memory:", "dir:{tmp}/files"]
+NATIVE = ["sqlite:{tmp}/volume.db", MEMORY, "dir:{tmp}/files"]
 
 
 def slug(heading: str) -> str:
@@ -231,7 +232,7 @@ def test_a_full_disk_is_an_error_and_loses_nothing(small_disk: Path, serve: Serv
     assert sqlite_check.check(small_disk / "volume.db") == []
 
 
-@pytest.mark.parametrize("url", ["sqlite:{tmp}/volume.db", "memory:"])
+@pytest.mark.parametrize("url", ["sqlite:{tmp}/volume.db", MEMORY])
 def test_a_limit_is_an_error_and_loses_nothing(tmp_path: Path, serve: Serve, url: str) -> None:
     """`tests/unit/volumes/test_quota.py` counts at random, and has the other ways to be refused."""
     limited = url.format(tmp=tmp_path) + "?limit_bytes=4MiB&limit_files=40"
@@ -736,7 +737,7 @@ def test_a_mount_has_several_trees_of_the_same_files(native: Path) -> None:
     assert os.listdir(native / "d") == ["other"] and not (native / "d/file").exists()
 
 
-@pytest.mark.parametrize("kind", ["sqlite:{tmp}/volume.db", "memory:"])
+@pytest.mark.parametrize("kind", ["sqlite:{tmp}/volume.db", MEMORY])
 def test_a_snapshot_keeps_what_was_there(kind: str, tmp_path: Path, serve: Serve) -> None:
     """`test_snapshots.py` compares all attributes, at random; the published cases have names and errors."""
     (tmp_path / "files").mkdir()
@@ -765,7 +766,7 @@ def test_a_snapshot_keeps_what_was_there(kind: str, tmp_path: Path, serve: Serve
         os.close(directory)
 
 
-@pytest.mark.parametrize("kind", ["sqlite:{tmp}/volume.db", "memory:"])
+@pytest.mark.parametrize("kind", ["sqlite:{tmp}/volume.db", MEMORY])
 def test_what_is_changed_in_a_branch_is_changed_nowhere_else(kind: str, tmp_path: Path, serve: Serve) -> None:
     """`test_branches.py` has real work, and branches of branches; the published cases every change."""
     (tmp_path / "files").mkdir()
@@ -952,7 +953,7 @@ def test_what_is_interrupted_waits_for_an_approval(tmp_path: Path, serve: Serve)
         assert "a request keeps at most 1024 KiB" in str(large[0].error)
 
 
-@pytest.mark.parametrize("kind", ["sqlite:{tmp}/volume.db", "memory:"])
+@pytest.mark.parametrize("kind", ["sqlite:{tmp}/volume.db", MEMORY])
 def test_what_was_there_for_ten_seconds_can_be_had_back(kind: str, tmp_path: Path, serve: Serve) -> None:
     mounted = serve(kind.format(tmp=tmp_path)).path
     snapshots = mounted / ".fusebackend/snapshots"

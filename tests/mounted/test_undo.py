@@ -19,6 +19,7 @@ from typing import Any
 import mounts
 import pytest
 from eventually import eventually
+from kinds import MEMORY, NATIVE_BY_DAY
 from mounts import Mounted, Serve
 from programs import command, ok, on_a_terminal, session, sh
 from services.s3 import Bucket
@@ -73,7 +74,7 @@ HARM = {
 }
 
 
-@pytest.fixture(params=list(KINDS))
+@pytest.fixture(params=NATIVE_BY_DAY)
 def mounted(request: pytest.FixtureRequest, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mounted:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     (tmp_path / "live").mkdir()
@@ -302,7 +303,7 @@ def test_in_postgresql(tmp_path: Path, postgres_dsn: str) -> None:
 # `diff` and `restore` with real programs
 # --------------------------------------------------------------------------------------------------------------
 
-KEPT = [pytest.param("memory:", marks=pytest.mark.night), "sqlite:{tmp}/volume.db"]
+KEPT = [MEMORY, "sqlite:{tmp}/volume.db"]
 
 
 @pytest.fixture(params=KEPT)

@@ -19,6 +19,7 @@ import mounts
 import programs
 import pytest
 from eventually import eventually
+from kinds import MEMORY
 from mounts import Mounted, Serve
 from profiles import amount
 
@@ -33,12 +34,13 @@ pytestmark = pytest.mark.mounted
 
 ROOT = Path(__file__).parents[2]
 KINDS = [
-    "memory:",
+    MEMORY,
     pytest.param("sqlite:{tmp}/volume.db", marks=pytest.mark.night),
     "dir:{tmp}/files",
     "store+sqlite:{tmp}/store.db?ns=a",
 ]
-"""URLs of volumes, `{tmp}` is a directory. For a view, `sqlite:` is what `memory:` is: a volume with all features."""
+"""URLs of volumes, `{tmp}` is a directory. For a view, `memory:` and `sqlite:` are what `dir:` is:
+a volume with all features."""
 
 DENIED = re.compile("Permission denied|needs an approval")
 
