@@ -578,7 +578,9 @@ class TestStatus:
 # --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("delay_s", [0, 0.0005, 0.001, 0.002, 0.004, 0.008])
+@pytest.mark.parametrize(
+    "delay_s", [0, 0.001, 0.008, *(pytest.param(each, marks=pytest.mark.night) for each in (0.0005, 0.002, 0.004))]
+)
 def test_sigterm_in_the_first_moments(tmp_path: Path, delay_s: float) -> None:
     mounts.require()
     mountpoint = tmp_path / "mnt"

@@ -62,6 +62,7 @@ class TestSqlite(Mounted):
 
 
 @as_root
+@pytest.mark.night
 class TestMemory(Mounted):
     url = "memory:"
 

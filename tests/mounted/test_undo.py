@@ -158,7 +158,9 @@ def test_another_program_goes_on_in_the_same_directory(mounted: Mounted) -> None
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "dir"])
-@pytest.mark.parametrize("after_s", [0.01, 0.05, 0.15, 0.4])
+@pytest.mark.parametrize(
+    "after_s", [0.05, 0.15, *(pytest.param(each, marks=pytest.mark.night) for each in (0.01, 0.4))]
+)
 def test_a_killed_server_finishes_the_undo_with_the_same_command(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, after_s: float
 ) -> None:
