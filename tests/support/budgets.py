@@ -19,7 +19,7 @@ LONGER: dict[str, int] = {
     "tests/mounted/test_docker.py": 40,  # git in a container, over bind mounts
     "tests/mounted/test_execute.py": 55,  # thirty servers that run commands
     "tests/mounted/test_execute_docker.py": 45,  # containers begin and end
-    "tests/mounted/test_execute_escape.py": 75,  # bombs, each with a second in which it grows, and a second for each race
+    "tests/mounted/test_execute_escape.py": 75,  # bombs and races, with a second for each
     "tests/mounted/test_external_suites.py": 55,  # fsx, stress-ng and fio on each kind of volume
     "tests/mounted/test_history_cli.py": 30,  # the hooks of two agents, and a log that is followed
     "tests/mounted/test_hostile_clients.py": 35,  # a second for each attack
@@ -36,8 +36,8 @@ LONGER: dict[str, int] = {
     "tests/mounted/test_snapshots.py": 35,  # writers beside each kind of volume
     "tests/mounted/test_threads.py": 90,  # rg, find and git over conversations, and some that grow, in two databases
     "tests/mounted/test_trees.py": 45,  # each test both ways round on three kinds of volumes
-    "tests/mounted/test_two_mounts.py": 75,  # two hosts on each kind of shared volume, with clocks apart, and one that is stopped
-    "tests/mounted/test_undo.py": 100,  # random calls by a shell and by verbs, and a session of everything, on two kinds of volumes
+    "tests/mounted/test_two_mounts.py": 75,  # two hosts on each kind of shared volume, also with clocks apart
+    "tests/mounted/test_undo.py": 100,  # random calls, kills, and a session of everything
     "tests/mounted/test_views.py": 50,  # 120 tests on two kinds of volumes
     "tests/repository/test_bench.py": 75,  # each benchmark runs once
     "tests/repository/test_readme.py": 125,  # each snippet of the documents, with its services
