@@ -1065,6 +1065,9 @@ def test_a_view_shows_what_its_rules_allow(tmp_path: Path, serve: Serve) -> None
     assert sorted(os.listdir(view)) == ["hiding", "log", "plain", "ro", "secrets"]
     assert os.listdir(view / "secrets") == []
     assert os.stat(view / "plain").st_ino == os.stat(mounted / "plain").st_ino
+    os.link(view / "plain", view / "linked")  # git compares the numbers before and after
+    assert os.stat(view / "plain").st_ino == os.stat(view / "linked").st_ino == os.stat(mounted / "plain").st_ino
+    (view / "linked").unlink()
     for number, work in (
         (errno.ENOENT, lambda: (view / ".env").read_text()),
         (errno.EACCES, lambda: (view / ".env").write_text("x")),
