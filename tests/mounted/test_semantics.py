@@ -894,6 +894,9 @@ def test_a_view_shows_what_its_rules_allow(tmp_path: Path, serve: Serve) -> None
         (mounted / name).write_text("text")
     assert sorted(os.listdir(view)) == ["hiding", "log", "plain", "secrets"]
     assert os.listdir(view / "secrets") == []
+    os.link(view / "plain", view / "linked")  # git compares the numbers before and after
+    assert os.stat(view / "plain").st_ino == os.stat(view / "linked").st_ino == os.stat(mounted / "plain").st_ino
+    (view / "linked").unlink()
     for number, work in (
         (errno.ENOENT, lambda: (view / ".env").read_text()),
         (errno.EACCES, lambda: (view / "secrets/key").read_text()),
