@@ -148,6 +148,16 @@ def test_a_file_in_use_is_refused(volume_file: Path) -> None:
         volume.close()
 
 
+def test_what_fails_to_open_leaves_nothing_open(volume_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = os.listdir("/proc/self/fd")
+    monkeypatch.setattr(SqliteVolume, "_redo", None)
+    with pytest.raises(TypeError) as failed:
+        SqliteVolume(volume_file)
+    assert os.listdir("/proc/self/fd") == before, failed
+    monkeypatch.undo()
+    SqliteVolume(volume_file).close()
+
+
 def test_what_is_no_volume_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(VolumeFileError, match="No such file"):
         repair(tmp_path / "missing")
