@@ -165,19 +165,20 @@ class Subscription:
         """Raises `NoRoom` for one too many, `PathError` for a path that is none."""
         self.name = name
         self._connection = connection
-        self._place = Place(connection.server.limiter, connection.client, SUBSCRIPTIONS)
-        self._place.take()
+        self._limiter = connection.server.limiter
+        self._place = Place(self._limiter, connection.client, SUBSCRIPTIONS)
+        self._limiter.take(self._place)
         try:
             self._watch = connection.backend.watch(path)
         except BaseException:
-            self._place.leave()
+            self._limiter.leave(self._place)
             raise
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="fusebackend-subscription", daemon=True).start()
 
     def close(self) -> None:
-        self._place.leave()
+        self._limiter.leave(self._place)
         self._watch.close()
 
     def _run(self) -> None:
@@ -192,7 +193,7 @@ class Subscription:
     def _next(self) -> list[FileEvent] | None:
         """Events, perhaps none; None at the end."""
         wait_s: float | None = LOOK_S
-        crowd = len(self._connection.server.limiter.taken[SUBSCRIPTIONS])
+        crowd = len(self._limiter.taken[SUBSCRIPTIONS])
         if crowd > AT_EASE:
             time.sleep(jitter.between(0.5, 1.5) * crowd / WAKES_PER_S)
             wait_s = 0.0

@@ -99,7 +99,7 @@ class ControlServer:
         self.address = self._own_address or rendezvous.address(self.backend.mountpoint)
         if self._own_address is None:
             rendezvous.remove_stale(os.path.dirname(self.address))
-        self._open(Door(rendezvous.listen(self.address, MAX_CONNECTIONS), self.address, None))
+        self._listen(self.address, None)
         self._acceptor.start()
         return self.address
 
@@ -120,11 +120,12 @@ class ControlServer:
                 raise OSError(errno.ENOTCONN, "the control socket is closed")
             if name not in self._view_addresses:
                 address = rendezvous.address(self.backend.mountpoint)
-                self._open(Door(rendezvous.listen(address, MAX_CONNECTIONS), address, view))
+                self._listen(address, view)
                 self._view_addresses[name] = address
             return self._view_addresses[name]
 
-    def _open(self, door: Door) -> None:
+    def _listen(self, address: str, view: ServedMount | None) -> None:
+        door = Door(rendezvous.listen(address, MAX_CONNECTIONS), address, view)
         door.listener.setblocking(False)
         self._doors.append(door)
         self._selector.register(door.listener, selectors.EVENT_READ, door)

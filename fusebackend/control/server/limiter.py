@@ -1,15 +1,15 @@
 """`Limiter` and `Memory`: the places of all calls of a control socket, and the bytes that they hold.
 
-A `Kind` of place has a number for all connections, and one for each. Three kinds are waited for: messages are
-understood one at a time (`BRIEF`), `WORK` places let two calls work at once, and 24 long messages arrive at once
+There are so many places of each `Kind` for all connections together, and for one. For three kinds a call waits:
+messages are understood one at a time (`BRIEF`), two calls work at once (`WORK`), and 24 long messages arrive at once
 (`ARRIVING`). The next place goes to the connection that has used the least processor time; among unused ones, to the
-newest. So a new client is served at once. The other kinds are refused when all are taken: `LONG` calls, `COMMANDS`, and
-`SUBSCRIPTIONS`.
+newest. So a new client is served at once. `LONG` calls, `COMMANDS` and `SUBSCRIPTIONS` are refused when all places are
+taken.
 
 A thread that computes keeps Python's lock for a switch interval at a time, and a mount's request needs it several
 times: beside 256 searches a `stat` took seconds. Therefore so few work at once. A search gives its place up for a while
-when others wait (`rest`). A call that only waits (a route that hangs) is seen by the processor time of its thread, and
-no longer counted; nor are up to `LONG_AT_ONCE` that can't be interrupted and take long.
+when others wait (`rest`). A call that only waits (a route that hangs) uses no processor time, and is not counted any
+more; nor are up to `LONG_AT_ONCE` calls that can't be interrupted and take long.
 
 `Memory` counts messages that arrive, calls, the results they make, and answers that have not been read yet. Without it,
 four connections that asked for a file of 39 MB 32 times each and read nothing cost 5 GB, and one `ping` of 60 MiB of
@@ -60,12 +60,12 @@ class Kind:
     """Of places.
 
     Attributes:
-        what: has one, in the words of an error.
+        what: the word for those that have one, in errors.
         in_all: how many there are.
         of_one: how many one connection may have.
         first_is_free: the first one of each connection is always given, and not counted.
-        patience_s: how long one is waited for; None is for ever.
-        works: who has one is looked at, and its time is counted.
+        patience_s: how long a call waits for one; None is for ever.
+        works: the processor time of the thread is counted.
     """
 
     what: str
@@ -106,10 +106,10 @@ class Client:
 
 
 class Place:
-    """A place, from `take` to `leave`, or for the length of a block.
+    """A place, which a call has for the length of a block, or from `Limiter.take` to `leave`.
 
     Args:
-        stands_still: asked while others wait: does it have to make room? It has ended by then.
+        stands_still: called while others wait. It returns True when this has ended, to make room.
     """
 
     def __init__(
@@ -123,21 +123,11 @@ class Place:
         self.long = False
         self.began_s = 0.0
         self._limiter = limiter
-        self._thread = self._clock = 0
+        self.thread = 0
         self._worked_s = 0.0
 
-    def take(self) -> None:
-        """Raises `NoRoom` when there is none in time."""
-        if self.kind.works:
-            self._thread = threading.get_ident()
-            self._clock = time.pthread_getcpuclockid(self._thread)
-        self._limiter.take(self)
-
-    def leave(self) -> None:
-        self._limiter.leave(self)
-
     def __enter__(self) -> None:
-        self.take()
+        self._limiter.take(self)
 
     def __exit__(self, *exception: object) -> None:
         self._limiter.leave(self)
@@ -147,14 +137,14 @@ class Place:
 
         A part of the call in another thread goes on: the call is waiting for it."""
         waited_for = self._limiter.queues[self.kind]
-        if waited_for and threading.get_ident() == self._thread and time.monotonic() - self.began_s > SLICE_S:
+        if waited_for and threading.get_ident() == self.thread and time.monotonic() - self.began_s > SLICE_S:
             self._limiter.leave(self)
             self._limiter.take(self)
 
     def worked_s(self) -> float:
         """Processor time of the call's thread since this was last asked."""
-        before, self._worked_s = self._worked_s, time.clock_gettime(self._clock)
-        return self._worked_s - before
+        before_s, self._worked_s = self._worked_s, time.clock_gettime(time.pthread_getcpuclockid(self.thread))
+        return self._worked_s - before_s
 
 
 class Limiter:
@@ -162,8 +152,8 @@ class Limiter:
 
     Attributes:
         left: places that are free, by kind.
-        queues: those that wait for one.
-        taken: those that have one, in the order in which they got it.
+        queues: those that wait, by kind.
+        taken: those that are given, by kind, in this order.
     """
 
     def __init__(self) -> None:
@@ -174,7 +164,9 @@ class Limiter:
         self._looking = False
 
     def take(self, place: Place) -> None:
+        """Raises `NoRoom` when there is none in time."""
         kind, has = place.kind, place.client.has[place.kind]
+        place.thread = threading.get_ident()
         with self._guard:
             if has >= kind.of_one:
                 raise NoRoom(f"{kind.of_one} {kind.what} of this connection are under way")

@@ -63,6 +63,9 @@ LAST_WORDS_S = 0.5
 HANGUP_S = 0.1
 """How often a connection that can't send any more is looked at: is the client still there?"""
 
+GONE = select.POLLHUP | select.POLLERR
+"""The client has closed its end, so that it can't read any more."""
+
 
 class Connection:
     """See the module's docstring. `start` serves it in a thread of its own until it or the server ends.
@@ -166,7 +169,7 @@ class Connection:
             log.exception("a connection failed")
         self._lines.forget()
         with self._guard:  # calls under way are waited for until they are done, or the client is gone
-            while self._has_work() and not self._client_is_gone():
+            while self._has_work() and not self._polls(GONE):
                 self._guard.wait(HANGUP_S)
         self.end()
 
@@ -187,10 +190,6 @@ class Connection:
     def _polls(self, events: int) -> bool:
         """Return True if one of these poll(2) events is there."""
         return any(found & events for _, found in self._poll.poll(0))
-
-    def _client_is_gone(self) -> bool:
-        """Return True if the client has closed its end, so that it can't read any more."""
-        return self._polls(select.POLLHUP | select.POLLERR)
 
     @property
     def _threads(self) -> int:
@@ -216,14 +215,14 @@ class Connection:
         self._busy, was_busy = True, self._busy  # while it waits here, it does not stand still
         try:
             if size > FREE_BYTES >= self._share.held:
-                self._arriving.take()
+                self.server.limiter.take(self._arriving)
             self._share.hold(size - self._share.held, PATIENCE_S)
         except NoRoom as error:
             raise WireError(wire.BUSY, str(error)) from None
         finally:
             self._busy = was_busy
             if self._share.held <= FREE_BYTES:
-                self._arriving.leave()
+                self.server.limiter.leave(self._arriving)
 
     def _stands_still(self) -> bool:
         """Give up the message that arrives if it stands still half way; asked while others wait to arrive."""
@@ -299,7 +298,7 @@ class Connection:
         call = RunningCall(self, request, verb, wire.parse_params(request, verb.params), share)
         if verb.params is not OfPing:
             share.hold((TYPED_FACTOR - WORK_FACTOR) * len(line))
-        if call.answered and (verb.changes or verb.command) and self._client_is_gone():
+        if call.answered and (verb.changes or verb.command) and self._polls(GONE):
             raise Closed("the client of a change is gone, so it is not begun")
         return call
 
@@ -311,11 +310,11 @@ class Connection:
             if not call.verb.command and sum(not other.verb.command for other in self._calls.values()) >= MAX_CALLS:
                 raise NoRoom(f"{MAX_CALLS} calls of this connection are under way")
             call.apart = Place(self.server.limiter, self.client, COMMANDS if call.verb.command else LONG)
-            call.apart.take()
+            self.server.limiter.take(call.apart)
             try:
                 threading.Thread(target=call.carry_out, name="fusebackend-call", daemon=True).start()
             except RuntimeError:
-                call.apart.leave()
+                self.server.limiter.leave(call.apart)
                 raise NoRoom("no threads are left; try again") from None
             self._calls[call.key] = call
 
@@ -327,7 +326,7 @@ class Connection:
     def call_ended(self, place: Place) -> None:
         """The answer to a long call is sent, or its client is gone."""
         with self._guard:
-            place.leave()
+            self.server.limiter.leave(place)
             self.active_at = time.monotonic()
             self._guard.notify_all()
 

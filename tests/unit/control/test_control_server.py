@@ -245,6 +245,19 @@ class TestLimits:
         assert size == 16 << 20, "in pieces, it holds next to nothing"
         eventually(lambda: server.memory.used == 0)
 
+    def test_calls_of_one_connection_share_what_it_may_hold(self, server, raw):
+        server.memory.size = 4 << 20
+        raw.ask("ping")
+        greedy = [limiter.Share(server.memory, connection_of(server).client) for _ in range(2)]
+        greedy[0].hold(limits.FREE_BYTES + (3 << 19))
+        with pytest.raises(limits.NoRoom):
+            greedy[1].hold(limits.FREE_BYTES + (1 << 20))
+        with Raw(server.address) as other:
+            assert other.ask("stage", data="A" * (1 << 16))["result"], "it takes 1 MiB to be understood"
+        for share in greedy:
+            share.close()
+        eventually(lambda: server.memory.used == 0)
+
     def test_a_search_with_more_matches_than_it_may_hold(self, server, raw, files):
         files.upload_files([(f"/many/{number}", b"") for number in range(20_000)])
         server.memory.size = 4 << 20
