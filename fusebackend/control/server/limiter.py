@@ -21,6 +21,7 @@ it ends with the matches so far, `truncated`; any other call is an error, `BUSY`
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -178,8 +179,9 @@ class Limiter:
             place.given = threading.Event()
             self.queues[kind].append(place)
             if not self._looking:
-                threading.Thread(target=self._look, name="fusebackend-limiter", daemon=True).start()
-                self._looking = True
+                with contextlib.suppress(RuntimeError):  # no threads are left; the next one that waits tries again
+                    threading.Thread(target=self._look, name="fusebackend-limiter", daemon=True).start()
+                    self._looking = True
         if place.given.wait(kind.patience_s):
             return
         with self._guard:

@@ -93,8 +93,6 @@ class Connection:
         self._arriving = Place(server.limiter, self.client, ARRIVING, self._stands_still)
         self._share = Share(server.memory, self.client)  # of the message that arrives
         self._used = False  # something has come
-        self._poll = select.poll()
-        self._poll.register(stream, select.POLLIN)
         self._sending = threading.Lock()
         self._sending_since: float | None = None
         self._guard = threading.Condition()  # notified when a call has ended
@@ -188,8 +186,13 @@ class Connection:
         self.server.ended(self)
 
     def _polls(self, events: int) -> bool:
-        """Return True if one of these poll(2) events is there."""
-        return any(found & events for _, found in self._poll.poll(0))
+        """Return True if one of these poll(2) events is there, or the stream is closed. For any thread, which a poll
+        object is not."""
+        poll = select.poll()
+        with contextlib.suppress(ValueError):  # it has no descriptor any more
+            poll.register(self.stream, events)
+            return bool(poll.poll(0))
+        return True
 
     @property
     def _threads(self) -> int:
