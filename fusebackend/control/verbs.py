@@ -524,7 +524,7 @@ class OfPing(Params):
 class SocketVerb:
     """`long` verbs run in their own thread, and a subscription may `stay` after the answer: both are refused to
     newcomers while all other places are taken (`limits.py`). A `command` is long, and counted apart, for it may run for
-    hours. `changes` are refused on a read-only mount. Verbs that `work` wait for their turn (`server/limiter.py`); the
+    hours. `changes` are refused on a read-only mount. Verbs that `work` wait for their turn (`server/turns.py`); the
     others are done in no time, or only wait."""
 
     params: type[Params]
