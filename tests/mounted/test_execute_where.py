@@ -14,7 +14,7 @@ import pytest
 from executing import commands
 
 from fusebackend.backends import FilesystemBackend, InMemoryBackend, LocalShellBackend
-from fusebackend.server.live import runs_commands
+from fusebackend.server.assemble import runs_commands
 
 pytestmark = pytest.mark.mounted
 
