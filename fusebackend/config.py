@@ -271,10 +271,11 @@ would break an assumption of the server are not here."""
 
 
 def scalars() -> Iterator[Field]:
-    """Yield the settings with a value of one word: those that are words of `-o`, and options of the command line."""
+    """Yield the settings with a value of one word, with the defaults that they have on the command line: words of `-o`,
+    and options."""
     for field in keys_of(MountSettings):
         if not field.is_table and field.name != "options":
-            yield field
+            yield field._replace(default=getattr(COMMAND_LINE, field.name))
 
 
 def metavar(field: Field) -> str:
@@ -282,22 +283,24 @@ def metavar(field: Field) -> str:
     return "NAME" if field.setting.unit is None else field.setting.unit.metavar
 
 
-def _own_words() -> Iterator[tuple[str, str, Any]]:
-    """Yield the words of settings as help shows them, the setting's name, and the value if the word has it."""
-    for field in scalars():
-        if field.type is bool:
-            for word, value in zip(field.setting.words or (field.key,), (True, False), strict=False):
-                yield word, field.name, value
-        elif field.choices:
-            yield from ((f"{field.key}={choice}", field.name, choice) for choice in field.choices)
-        else:
-            yield f"{field.key}={metavar(field)}", field.name, None
+def default_text(field: Field) -> str:
+    """Return the default of a setting for people; empty where it is nothing, or off."""
+    if not isinstance(field.default, (int, float, str)) or field.default is False:
+        return ""
+    return str(field.default) if field.setting.unit is None else field.setting.unit.shown(field.default)
+
+
+def words_of(field: Field) -> tuple[str, ...]:
+    """Return the words of a setting, as help shows them. Those of a switch are for on and off."""
+    if field.type is bool:
+        return field.setting.words or (field.key,)
+    return tuple(f"{field.key}={choice}" for choice in field.choices or (metavar(field),))
 
 
 @functools.cache
 def words_known() -> tuple[str, ...]:
     """Return all words of `-o`, as help shows them."""
-    return (*(word for word, _, _ in _own_words()), *PASSED_ON)
+    return (*(word for field in scalars() for word in words_of(field)), *PASSED_ON)
 
 
 def parse_words(options: Iterable[str]) -> dict[str, Any]:
@@ -309,13 +312,13 @@ def parse_words(options: Iterable[str]) -> dict[str, Any]:
     Raises:
         ConfigError: a word is unknown, or its value is malformed.
     """
-    switches = {word: (name, value) for word, name, value in _own_words() if value in (True, False)}
+    switches = {word: field for field in scalars() if field.type is bool for word in words_of(field)}
     keyed = {field.key: field for field in scalars() if field.type is not bool}
     found: dict[str, Any] = {"options": ()}
     for word in (word.strip() for option in options for word in option.split(",")):
         key, equals, value = word.partition("=")
         if word in switches:
-            found[switches[word][0]] = switches[word][1]
+            found[switches[word].name] = word == words_of(switches[word])[0]
         elif equals and key in keyed:
             found[keyed[key].name] = keyed[key].read(value, key)
         elif word in PASSED_ON:

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_o
 
 import msgspec
 
-from fusebackend.base.sizes import size_bytes
+from fusebackend.base.sizes import short_size, size_bytes
 
 _UNIT_S = {"": 1.0, "ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
@@ -51,10 +51,11 @@ class Unit(NamedTuple):
     metavar: str
     reads: Callable[[Any], float]
     name: str
+    shown: Callable[[Any], str]
 
 
-TIME = Unit("TIME", duration_s, "seconds")
-SIZE = Unit("SIZE", size_bytes, "bytes")
+TIME = Unit("TIME", duration_s, "seconds", "{:g} s".format)
+SIZE = Unit("SIZE", size_bytes, "bytes", short_size)
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,9 @@ def _setting_option(setting: Field) -> Callable[[Any], Any]:
         how = {"is_flag": True, "default": None}
     elif setting.choices:
         how = {"type": click.Choice(setting.choices)}
-    return click.option(option_of(setting), setting.name, help=setting.setting.text, **how)
+    default = config.default_text(setting)
+    text = f"{setting.setting.text}{f' [default: {default}]' if default else ''}"
+    return click.option(option_of(setting), setting.name, help=text, **how)
 
 
 @click.command()

@@ -1,10 +1,11 @@
 """`mount()`. Its signature and documentation are those of `MountSettings`; editors and mypy read them in `api.pyi`,
-which `scripts/generate` writes."""
+which `scripts/declared_settings.py` writes."""
 
 from __future__ import annotations
 
 import inspect
 import os
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 from fusebackend.base.settings import Field, settings_of
@@ -56,7 +57,8 @@ def _parameter(setting: Field) -> inspect.Parameter:
 def _described(setting: Field) -> str:
     unit = "" if setting.setting.unit is None else f" In {setting.setting.unit.name}."
     its = "".join(f" `{each.__module__}.{each.__qualname__}`." for each in setting.records)
-    return f"    {setting.name}: {setting.setting.text}{unit}{its}"
+    said = f"{setting.name}: {setting.setting.text}{unit}{its}"
+    return textwrap.fill(said, 114, initial_indent="    ", subsequent_indent=" " * 8, break_on_hyphens=False)
 
 
 _SETTINGS = settings_of(MountSettings)
