@@ -18,9 +18,8 @@ from fusebackend.linux.mount_table import MountError
 from fusebackend.mount.options import MountOptions
 from fusebackend.protocol.scheme import mask
 from fusebackend.server.approvals import Approvals
-from fusebackend.server.live import LiveMount
+from fusebackend.server.live import Executor, LiveMount, MountParts
 from fusebackend.server.mounted import MountedBackend
-from fusebackend.server.parts import Executor, MountParts
 from fusebackend.server.recording import Recording
 from fusebackend.server.rules import Views, with_route_rules
 from fusebackend.server.trees import (

@@ -70,7 +70,6 @@ from fusebackend.server.approvals import MAX_CHANGE_BYTES, info_of
 from fusebackend.server.asking import KEPT_OUTPUT, Asking, Change
 from fusebackend.server.forget import Forgetting
 from fusebackend.server.history import MountHistory, said
-from fusebackend.server.parts import MountParts
 from fusebackend.server.space import prune, space
 from fusebackend.server.trees import TreesFace
 from fusebackend.trees.branch_volume import BranchVolume
@@ -93,6 +92,7 @@ if TYPE_CHECKING:
     from fusebackend.history.requests import Request
     from fusebackend.history.steps import Verb as Kind
     from fusebackend.protocol import Verb
+    from fusebackend.server.live import MountParts
     from fusebackend.vfs.junctions import Route
     from fusebackend.vfs.watch.queue import Watch
 

@@ -26,8 +26,8 @@ from fusebackend.control.server.control_server import ControlServer
 from fusebackend.linux.command import Command
 from fusebackend.protocol import ExecuteResponse
 from fusebackend.server.approvals import Approvals
+from fusebackend.server.live import MountParts
 from fusebackend.server.mounted import MountedBackend
-from fusebackend.server.parts import MountParts
 from fusebackend.server.rules import Views
 from fusebackend.vfs.mounted_tree import FileSystem
 
