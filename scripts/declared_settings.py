@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Write what follows from the settings of a mount (`fusebackend/config.py`) and is read as text: the signature of
-`mount()` for editors and mypy, and the tables of the reference.
+"""Write what follows from the settings of a mount (`fusebackend/config.py`) and the schemes of backends, and is read as
+text: the signature of `mount()` for editors and mypy, and tables of the reference.
 
 With `--check` nothing is written: it fails, and names the files that are not as they would be written.
 """
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import types
@@ -17,6 +18,7 @@ from typing import Any, Literal, get_args, get_origin
 from fusebackend.base.settings import Field, Setting, keys_of, settings_of
 from fusebackend.config import MountSettings, default_text, scalars, words_of
 from fusebackend.server.api import mount
+from fusebackend.urls.registry import SCHEMES, meanings
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- made by scripts/declared_settings.py -->", "<!-- end of settings -->"
@@ -88,6 +90,25 @@ def _text(setting: Setting) -> str:
     return setting.text.replace("*", "\\*")
 
 
+PARAMETERS = re.compile(r"(\| parameter \| of \| meaning \|\n\|---\|---\|---\|\n)((?:\|.*\n)*)")
+
+
+def parameter_tables() -> Iterator[tuple[str, str]]:
+    """Yield the pages that explain parameters of URLs: that of a backend its own, docs/urls.md those of several."""
+    links = re.findall(r"^\| \[(.*?)\]\((\S+)\) \|", (ROOT / "docs/urls.md").read_text(), re.MULTILINE)
+    page_of = {name: page for urls, page in links for name in SCHEMES if re.search(rf"`{re.escape(name)}:", urls)}
+    rows: dict[str, str] = {"urls.md": ""}
+    most = len([scheme for scheme in SCHEMES.values() if scheme.parameters is not None])
+    for name, (meaning, schemes) in meanings().items():
+        pages = {page_of[scheme] for scheme in schemes}
+        known = "all" if len(schemes) == most else ", ".join(f"`{scheme}:`" for scheme in schemes)
+        page = pages.pop() if len(pages) == 1 else "urls.md"
+        rows[page] = rows.get(page, "") + f"| `{name}` | {known} | {meaning} |\n"
+    for page, made in rows.items():
+        text = (ROOT / "docs" / page).read_text()
+        yield f"docs/{page}", PARAMETERS.sub(lambda found, made=made: found[1] + made, text)  # type: ignore[misc]
+
+
 def _with(page: str, lines: Iterator[str]) -> str:
     """Return a page with its part that is made."""
     before, _, rest = (ROOT / page).read_text().partition(BEGIN)
@@ -100,6 +121,7 @@ def main() -> None:
     made = {
         "fusebackend/server/api.pyi": stub(),
         "docs/command-line.md": _with("docs/command-line.md", reference()),
+        **dict(parameter_tables()),
     }
     stale = [name for name, text in made.items() if not (ROOT / name).exists() or (ROOT / name).read_text() != text]
     if "--check" in sys.argv[1:]:

@@ -36,12 +36,26 @@ class Url:
 
 
 @dataclass(frozen=True)
+class Parameter:
+    """A parameter of URLs: how its value is read, and what it means, for people.
+
+    `reads` raises ValueError with a text such as `must be a number`.
+    """
+
+    reads: Callable[[str], Any]
+    meaning: str
+
+    def __call__(self, value: str) -> Any:
+        return self.reads(value)
+
+
+@dataclass(frozen=True)
 class Scheme:
-    """One kind of URL.
+    """One kind of URL. A backend of this package has those of its URLs in `schemes`, by name.
 
     `takes` is the kind of the text after the colon: a `path` (made absolute), `nothing`, a `name` or nothing, or `text`
-    that `open` understands. `parameters` maps the names that may follow `?` to functions that read their values, and
-    raise ValueError with a text such as `must be a number`; those in `passed_on` are passed on as text, as all are
+    that `open` understands. `parameters` maps the names that may follow `?` to a `Parameter` or a plain function that
+    reads the value; those in `passed_on` are passed on as text, as all are
     where `parameters` is None. `features` are those of its volume where they don't depend on the URL. `snapshots` says
     that the volume keeps them.
     """

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
 
+from fusebackend.backends.fsspec import opening
 from fusebackend.backends.fsspec.remote import FsspecRemote
-from fusebackend.protocol import DEFAULT_TTL_S
+from fusebackend.protocol import DEFAULT_TTL_S, WHOLE_FILES
+from fusebackend.protocol.scheme import Scheme
 from fusebackend.remote.backend import RemoteBackend
 from fusebackend.remote.volume import RemoteVolume
 
@@ -33,6 +36,16 @@ class FsspecBackend(RemoteBackend):
         on_exists: see `VolumeBackend`.
         clock: seconds that only grow, by which listings age.
     """
+
+    schemes: ClassVar = {
+        "fsspec": Scheme(
+            "fsspec:PROTOCOL://PLACE",
+            "any file system of fsspec: file, sftp, ftp, webdav, smb, http, zip, hf …",
+            opening.open_fsspec,
+            parameters=None,
+            features=replace(WHOLE_FILES, blocking=True),
+        )
+    }
 
     def __init__(
         self,
