@@ -30,7 +30,7 @@ from fusebackend.server.trees import (
     refuse_taken_by_file,
     refuse_taken_by_route,
 )
-from fusebackend.server.unmounted import NoCommands
+from fusebackend.server.unmounted import NoCommands, Unmounted
 from fusebackend.server.view_mounts import ViewMounts
 from fusebackend.shell import Shell
 from fusebackend.trees.automatic import AutomaticSnapshots
@@ -40,6 +40,7 @@ from fusebackend.vfs.mounted_tree import FileSystem
 
 if TYPE_CHECKING:
     from fusebackend.composite.backend import CompositeBackend
+    from fusebackend.mount.session import Session
 
 LOCAL_SHELLS = frozenset(
     {
@@ -65,6 +66,7 @@ def assemble(backend: CompositeBackend, plan: MountPlan) -> LiveMount:
             not there; or ENOTSUP, the metrics need a package that is not installed.
     """
     settings, shown = plan.settings, {prefix: mask(url) for prefix, url in plan.urls.items()}
+    kind = _session(plan)
     backend = with_route_rules(backend, settings.route_rules)
     filesystem = _filesystem(backend, settings)
 
@@ -116,8 +118,17 @@ def assemble(backend: CompositeBackend, plan: MountPlan) -> LiveMount:
     face = MountedBackend(parts)
     control = ControlServer(face, read_only=settings.read_only, verbs=verbs, address=plan.socket)
     views.listen = control.open_view
-    live = LiveMount(face, control, view_mounts, _mount_options(plan, shown))
+    live = LiveMount(face, control, view_mounts, kind, _mount_options(plan, shown))
     return live
+
+
+def _session(plan: MountPlan) -> type[Session] | type[Unmounted]:
+    """Return the kind of session. Where libfuse is missing, this fails before anything is open."""
+    if not plan.is_mounted:
+        return Unmounted
+    from fusebackend.mount.session import Session
+
+    return Session
 
 
 def _filesystem(backend: CompositeBackend, settings: MountSettings) -> FileSystem:

@@ -98,7 +98,12 @@ class LiveMount:
     """
 
     def __init__(
-        self, face: MountedBackend, control: ControlServer, view_mounts: ViewMounts, options: MountOptions
+        self,
+        face: MountedBackend,
+        control: ControlServer,
+        view_mounts: ViewMounts,
+        kind: type[Session] | type[Unmounted],
+        options: MountOptions,
     ) -> None:
         parts = self.parts = face.parts
         self.filesystem = parts.filesystem
@@ -107,20 +112,11 @@ class LiveMount:
         self._control = control
         self._view_mounts = view_mounts
         self._on_end: Callable[[], None] = lambda: None
-        self._session = self._session_of(options)
+        self._session = kind(parts.filesystem, parts.mountpoint, options, describe=self._describe, before_end=self._end)
         self.status = self._session.status
+        if parts.metrics is not None and not isinstance(self._session, Unmounted):
+            parts.metrics.measure_kernel(self._session.operations)
         parts.filesystem.tree.on_interrupt = self._interrupted
-
-    def _session_of(self, options: MountOptions) -> Session | Unmounted:
-        parts = self.parts
-        if not parts.is_mounted:
-            return Unmounted(parts.filesystem, parts.mountpoint, options, describe=self._describe, before_end=self._end)
-        from fusebackend.mount.session import Session  # it needs libfuse
-
-        session = Session(parts.filesystem, parts.mountpoint, options, describe=self._describe, before_end=self._end)
-        if parts.metrics is not None:
-            parts.metrics.measure_kernel(session.operations)
-        return session
 
     def run(self, on_ready: Callable[[], None] | None = None, on_end: Callable[[], None] = lambda: None) -> None:
         """As `Session.run`. The control socket listens before there is a mount that names it.
