@@ -52,7 +52,7 @@ from fusebackend.rules.rule import RouteRules
 from fusebackend.rules.view import View, checked_views
 from fusebackend.shell.options import ShellOptions
 from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S, RouteLimits
-from fusebackend.vfs.trees_options import Shown, TreesOptions
+from fusebackend.vfs.trees_options import Shown, TreesOptions, check_name
 
 T = TypeVar("T")
 
@@ -206,7 +206,7 @@ class MountSettings(Table, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         RouteLimits(self.deadline_s)
-        _ = self.shown_trees
+        check_name(self.trees_name)
         for name in ("limits", "route_rules"):
             force_setattr(self, name, by_prefix(getattr(self, name).items(), has_root=True))
         force_setattr(self, "options", tuple(self.options))
