@@ -52,13 +52,14 @@ PYTHON: Final = Scheme(
 
 
 class Schemes(UserDict[str, Any]):
-    """Schemes by name. Where a value is `module:Class`, it is imported when it is looked up."""
+    """Schemes by name. A value `module:Class` is imported when it is looked up; its `schemes`, or it itself, has it."""
 
     def __getitem__(self, name: str) -> Scheme:
         found = self.data[name]
         if isinstance(found, str):
             module, _, kind = found.partition(":")
-            found = self.data[name] = getattr(importlib.import_module(module), kind).schemes[name]
+            said = getattr(importlib.import_module(module), kind)
+            found = self.data[name] = getattr(said, "schemes", said)[name]
         return found  # type: ignore[no-any-return]
 
 
@@ -73,11 +74,11 @@ SCHEMES: Final = Schemes({
     "threads+sqlite": "fusebackend.backends.threads.backend:ThreadsBackend",
     "threads+postgres": "fusebackend.backends.threads.backend:ThreadsBackend",
     "postgres": "fusebackend.backends.postgres.backend:PostgresBackend",
-    "s3": "fusebackend.backends.object_store.backend:S3Backend",
-    "gs": "fusebackend.backends.object_store.backend:ObjectStoreBackend",
-    "az": "fusebackend.backends.object_store.backend:ObjectStoreBackend",
+    "s3": "fusebackend.backends.object_store.opening:SCHEMES",
+    "gs": "fusebackend.backends.object_store.opening:SCHEMES",
+    "az": "fusebackend.backends.object_store.opening:SCHEMES",
     "docker": "fusebackend.backends.sandbox.docker:DockerBackend",
-    "fsspec": "fusebackend.backends.fsspec.backend:FsspecBackend",
+    "fsspec": "fusebackend.backends.fsspec.opening:SCHEMES",
     "python": PYTHON,
 })  # fmt: skip
 """In the order in which they are shown."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from fusebackend.backends.fsspec import opening
 from fusebackend.backends.fsspec.remote import FsspecRemote
-from fusebackend.protocol import DEFAULT_TTL_S, WHOLE_FILES
-from fusebackend.protocol.scheme import Scheme
+from fusebackend.protocol import DEFAULT_TTL_S
 from fusebackend.remote.backend import RemoteBackend
 from fusebackend.remote.volume import RemoteVolume
 
@@ -37,15 +35,7 @@ class FsspecBackend(RemoteBackend):
         clock: seconds that only grow, by which listings age.
     """
 
-    schemes: ClassVar = {
-        "fsspec": Scheme(
-            "fsspec:PROTOCOL://PLACE",
-            "any file system of fsspec: file, sftp, ftp, webdav, smb, http, zip, hf …",
-            opening.open_fsspec,
-            parameters=None,
-            features=replace(WHOLE_FILES, blocking=True),
-        )
-    }
+    schemes: ClassVar = opening.SCHEMES
 
     def __init__(
         self,

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import datetime
 import os
-import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from fusebackend.backends.object_store import opening
 from fusebackend.backends.object_store.bucket.s3_extras import S3Extras
 from fusebackend.backends.object_store.volume import CACHE_BYTES, ObjectStoreVolume
-from fusebackend.protocol import DEFAULT_TTL_S, WHOLE_FILES
-from fusebackend.protocol.parameters import ON_EXISTS, TTL, positive
-from fusebackend.protocol.scheme import Parameter, Scheme
+from fusebackend.protocol import DEFAULT_TTL_S
 from fusebackend.remote.backend import RemoteBackend
 
 CONNECT_S = 5
@@ -25,21 +22,6 @@ REQUEST_S = 60
 RETRIES = 3
 RETRY_S = 15
 """obstore repeats what failed, where that is safe, for so long."""
-
-
-OBJECTS = replace(WHOLE_FILES, symlinks=True, persistent_modes=True, blocking=True)
-
-PARAMETERS = {
-    "cache_mb": Parameter(positive, "how many MiB of objects that were read stay in memory; 64 by default"),
-    **ON_EXISTS,
-    **TTL,
-}
-
-
-def _endpoint(value: str) -> str:
-    if not re.fullmatch(r"https?://[^/?#@\s]+/?", value):
-        raise ValueError("must be a URL such as 'https://s3.example.org:9000'")
-    return value.rstrip("/")
 
 
 class ObjectStoreBackend(RemoteBackend):
@@ -55,22 +37,7 @@ class ObjectStoreBackend(RemoteBackend):
         clock: seconds that only grow, by which listings age.
     """
 
-    schemes: ClassVar = {
-        "gs": Scheme(
-            "gs://BUCKET/PREFIX",
-            "the same in Google Cloud Storage",
-            opening.open_gs,
-            parameters=PARAMETERS,
-            features=OBJECTS,
-        ),
-        "az": Scheme(
-            "az://CONTAINER/PREFIX",
-            "the same in Azure Blob Storage",
-            opening.open_az,
-            parameters=PARAMETERS,
-            features=OBJECTS,
-        ),
-    }
+    schemes: ClassVar = {name: opening.SCHEMES[name] for name in ("gs", "az")}
 
     def __init__(
         self,
@@ -170,24 +137,7 @@ class S3Backend(ObjectStoreBackend):
             `ObjectStoreBackend`.
     """
 
-    schemes: ClassVar = {
-        "s3": Scheme(
-            "s3://BUCKET/PREFIX?endpoint=URL&region=REGION",
-            "objects in S3, or in what speaks like it, that other programs read as well",
-            opening.open_s3,
-            parameters={
-                **PARAMETERS,
-                "access_key_id": Parameter(
-                    str, "with secret_access_key: credentials; by default those of the environment"
-                ),
-                "endpoint": Parameter(_endpoint, "the URL of an S3 server that is not AWS's"),
-                "region": Parameter(str, "of the bucket"),
-                "secret_access_key": Parameter(str, "see access_key_id"),
-                "session_token": Parameter(str, "for temporary credentials"),
-            },
-            features=OBJECTS,
-        )
-    }
+    schemes: ClassVar = {"s3": opening.SCHEMES["s3"]}
 
     def __init__(self, bucket: str, prefix: str = "", region: str | None = "us-east-1", **options: Any) -> None:
         words = ("endpoint", "access_key_id", "secret_access_key", "session_token")
