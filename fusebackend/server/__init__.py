@@ -3,7 +3,7 @@
 api.py        `fusebackend.mount()`
 in_process.py  a mount of this process
 assemble.py   the parts of a mount, made from its settings and put together
-live.py       what they are; a mount from its first request to its last
+live.py       a mount from its first request to its last
 unmounted.py  in the place of the kernel where nothing is mounted
 mounted.py    its agent face
 viewed.py     its agent face through a view

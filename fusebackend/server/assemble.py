@@ -1,4 +1,4 @@
-"""`assemble`: everything that belongs to one mount, made from its settings and put together.
+"""`assemble`: everything that belongs to one mount (`MountParts`), made from its settings and put together.
 
 It is the one place that knows all parts. `Mount` serves backends of its process by it, `cli.serve` those of a plan.
 """
@@ -6,19 +6,22 @@ It is the one place that knows all parts. `Mount` serves backends of its process
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
-from fusebackend.base.paths import ROOT
+from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.config import MountPlan, MountSettings, branches_directory
 from fusebackend.control.server.control_server import ControlServer
 from fusebackend.control.verbs import VERBS
 from fusebackend.dialects.agent_face import AgentFace
+from fusebackend.linux.command import Command
 from fusebackend.linux.mount_table import MountError
 from fusebackend.mount.options import MountOptions
+from fusebackend.protocol import ExecuteResponse
 from fusebackend.protocol.scheme import mask
 from fusebackend.server.approvals import Approvals
-from fusebackend.server.live import Executor, LiveMount, MountParts
+from fusebackend.server.live import LiveMount
 from fusebackend.server.mounted import MountedBackend
 from fusebackend.server.recording import Recording
 from fusebackend.server.rules import Views, with_route_rules
@@ -35,12 +38,65 @@ from fusebackend.server.view_mounts import ViewMounts
 from fusebackend.shell import Shell
 from fusebackend.trees.automatic import AutomaticSnapshots
 from fusebackend.trees.branches import Branches
+from fusebackend.trees.snapshots import Snapshots
 from fusebackend.vfs import switches
 from fusebackend.vfs.mounted_tree import FileSystem
 
 if TYPE_CHECKING:
     from fusebackend.composite.backend import CompositeBackend
     from fusebackend.mount.session import Session
+    from fusebackend.server.log_files import LogFiles
+    from fusebackend.server.metrics import Metrics
+
+
+class Executor(Protocol):
+    """The place where commands run: `Shell`, `Guest` or `NoCommands`."""
+
+    def start(self) -> list[str]: ...
+
+    def execute(self, command: Command) -> ExecuteResponse: ...
+
+    def describe(self) -> dict[str, Any]: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class MountParts:
+    """What a mount is made of, put together by `assemble`. A part that it lacks is None."""
+
+    backend: CompositeBackend
+    """What is mounted."""
+    filesystem: FileSystem
+    """Its mounted tree."""
+    mountpoint: str
+    """An absolute path; what stands for it where nothing is mounted."""
+    is_mounted: bool = True
+    """False if the verbs alone are served."""
+    shell: Executor
+    """Runs the commands of the mount."""
+    default: str = ""
+    """The default backend, for people: its URL or type."""
+    runs_commands: bool = False
+    """The default backend runs commands itself."""
+    status: Callable[[], dict[str, Any]]
+    """Gives what `fusebackend status --json` shows of the mount."""
+    views: Views
+    snapshots: Snapshots | None = None
+    automatic: AutomaticSnapshots | None = None
+    """Takes snapshots by itself, and before calls that may change something."""
+    branches: Branches | None = None
+    recording: Recording | None = None
+    """Keeps the history of calls."""
+    log_files: LogFiles | None = None
+    approvals: Approvals
+    """Has the changes that wait for one."""
+    metrics: Metrics | None = None
+    guards: Mapping[AgentPath, Any] = field(default_factory=dict)
+    """The executors of routes that block, by prefix."""
+    warnings: tuple[str, ...] = ()
+    """For the user of the mount, a line each."""
+
 
 LOCAL_SHELLS = frozenset(
     {

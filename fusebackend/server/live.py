@@ -1,4 +1,4 @@
-"""`MountParts`: what a mount is made of. `LiveMount`: a mount from its first request to its last.
+"""`LiveMount`: a mount that `assemble` has put together, from its first request to its last.
 
 The session is the kernel's (`mount/session.py`), or where nothing is mounted `unmounted.py`; all else is the same.
 """
@@ -6,88 +6,27 @@ The session is the kernel's (`mount/session.py`), or where nothing is mounted `u
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from fusebackend.base import paths
 from fusebackend.base.paths import AgentPath
 from fusebackend.control.server.control_server import ControlServer
-from fusebackend.linux.command import Command
 from fusebackend.mount.options import MountOptions
-from fusebackend.protocol import Actor, ExecuteResponse
+from fusebackend.protocol import Actor
 from fusebackend.server.trees import refuse_taken_by_file
 from fusebackend.server.unmounted import Unmounted
 from fusebackend.server.view_mounts import ViewMounts
 from fusebackend.vfs.calls import request
 
 if TYPE_CHECKING:
-    from fusebackend.composite.backend import CompositeBackend
     from fusebackend.mount.session import Session
     from fusebackend.rules.rule import Operation
     from fusebackend.rules.view import View
-    from fusebackend.server.approvals import Approvals
-    from fusebackend.server.log_files import LogFiles
-    from fusebackend.server.metrics import Metrics
     from fusebackend.server.mounted import MountedBackend
-    from fusebackend.server.recording import Recording
-    from fusebackend.server.rules import Views
-    from fusebackend.trees.automatic import AutomaticSnapshots
-    from fusebackend.trees.branches import Branches
-    from fusebackend.trees.snapshots import Snapshots
     from fusebackend.vfs.junctions import Route
-    from fusebackend.vfs.mounted_tree import FileSystem
 
 log = logging.getLogger(__name__)
-
-
-class Executor(Protocol):
-    """The place where commands run: `Shell`, `Guest` or `NoCommands`."""
-
-    def start(self) -> list[str]: ...
-
-    def execute(self, command: Command) -> ExecuteResponse: ...
-
-    def describe(self) -> dict[str, Any]: ...
-
-    def close(self) -> None: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class MountParts:
-    """What a mount is made of, put together by `assemble`. A part that it lacks is None."""
-
-    backend: CompositeBackend
-    """What is mounted."""
-    filesystem: FileSystem
-    """Its mounted tree."""
-    mountpoint: str
-    """An absolute path; what stands for it where nothing is mounted."""
-    is_mounted: bool = True
-    """False if the verbs alone are served."""
-    shell: Executor
-    """Runs the commands of the mount."""
-    default: str = ""
-    """The default backend, for people: its URL or type."""
-    runs_commands: bool = False
-    """The default backend runs commands itself."""
-    status: Callable[[], dict[str, Any]]
-    """Gives what `fusebackend status --json` shows of the mount."""
-    views: Views
-    snapshots: Snapshots | None = None
-    automatic: AutomaticSnapshots | None = None
-    """Takes snapshots by itself, and before calls that may change something."""
-    branches: Branches | None = None
-    recording: Recording | None = None
-    """Keeps the history of calls."""
-    log_files: LogFiles | None = None
-    approvals: Approvals
-    """Has the changes that wait for one."""
-    metrics: Metrics | None = None
-    guards: Mapping[AgentPath, Any] = field(default_factory=dict)
-    """The executors of routes that block, by prefix."""
-    warnings: tuple[str, ...] = ()
-    """For the user of the mount, a line each."""
 
 
 class LiveMount:

@@ -92,7 +92,7 @@ if TYPE_CHECKING:
     from fusebackend.history.requests import Request
     from fusebackend.history.steps import Verb as Kind
     from fusebackend.protocol import Verb
-    from fusebackend.server.live import MountParts
+    from fusebackend.server.assemble import MountParts
     from fusebackend.vfs.junctions import Route
     from fusebackend.vfs.watch.queue import Watch
 

@@ -26,7 +26,7 @@ from fusebackend.control.server.control_server import ControlServer
 from fusebackend.linux.command import Command
 from fusebackend.protocol import ExecuteResponse
 from fusebackend.server.approvals import Approvals
-from fusebackend.server.live import MountParts
+from fusebackend.server.assemble import MountParts
 from fusebackend.server.mounted import MountedBackend
 from fusebackend.server.rules import Views
 from fusebackend.vfs.mounted_tree import FileSystem
