@@ -14,7 +14,6 @@ import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 import msgspec
@@ -92,13 +91,12 @@ class Field(NamedTuple):
     @property
     def is_table(self) -> bool:
         """Whether TOML writes it as a table."""
-        return bool(_tables_in(self.type)) or get_origin(self.type) in (dict, Mapping)
+        return bool(self.records) or get_origin(self.type) is Mapping
 
     @property
     def records(self) -> list[type[msgspec.Struct]]:
         """The tables in its type."""
-        parts = (self.type, *get_args(self.type))
-        return [each for each in parts if isinstance(each, type) and issubclass(each, msgspec.Struct)]
+        return _records_in(self.type)
 
     def read(self, value: Any, place: str) -> Any:
         """Return a value of a file or of the command line as the field has it.
@@ -180,28 +178,27 @@ def read_table(table: type[T], said: Mapping[str, Any], place: str = "", start: 
 
 
 def _read(kind: Any, unit: Unit | None, value: Any, place: str) -> Any:
-    if isinstance(value, dict):
-        for table in _tables_in(kind):
-            return read_table(table, value, place)
-        if get_origin(kind) in (dict, Mapping):
-            return {name: _read(get_args(kind)[1], None, each, f"{place}.{name}") for name, each in value.items()}
-    if isinstance(value, list) and get_origin(kind) in (list, Sequence):
-        return [_read(get_args(kind)[0], None, each, f"{place}[{number}]") for number, each in enumerate(value, 1)]
+    origin, parts = get_origin(kind), get_args(kind)
+    if isinstance(value, dict) and origin is Mapping:
+        return {name: _read(parts[1], None, each, f"{place}.{name}") for name, each in value.items()}
+    if isinstance(value, dict) and _records_in(kind):
+        return read_table(_records_in(kind)[0], value, place)
+    if isinstance(value, list) and origin is Sequence:
+        return [_read(parts[0], None, each, f"{place}[{number}]") for number, each in enumerate(value, 1)]
     if unit is not None and isinstance(value, (int, float, str)) and not isinstance(value, bool):
         try:
             return unit.reads(value)
         except ValueError as error:
             raise ConfigError(f"'{place}': {error}") from None
     try:
-        return msgspec.convert(value, str if get_origin(kind) is Literal else kind)
+        return msgspec.convert(value, str if origin is Literal else kind)
     except msgspec.ValidationError as error:
         raise ConfigError(f"'{place}': {_in_words(str(error), unit)}") from None
 
 
-def _tables_in(kind: Any) -> list[type[msgspec.Struct]]:
-    """Return the table that a field may have: its type, or the one that its type has among others."""
-    parts = get_args(kind) if isinstance(kind, UnionType) else (kind,)
-    return [each for each in parts if isinstance(each, type) and issubclass(each, msgspec.Struct)]
+def _records_in(kind: Any) -> list[type[msgspec.Struct]]:
+    """Return the tables in a type: it, or those that it has as parts."""
+    return [each for each in (kind, *get_args(kind)) if isinstance(each, type) and issubclass(each, msgspec.Struct)]
 
 
 _TYPES = {
