@@ -22,8 +22,7 @@ from typing import ClassVar, Generic, TypeVar, cast
 from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import CLOCK, now_ns
 from fusebackend.protocol import ROOT_NODE, Attr, Features, OnExists, Snapshot, SnapshotVolume, StatFs
-from fusebackend.protocol.parameters import LIMITS, ON_EXISTS
-from fusebackend.protocol.scheme import Scheme
+from fusebackend.protocol.scheme import LIMITS, ON_EXISTS, Scheme
 from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.chunks import Chunk, allocated_blocks
 from fusebackend.volumes.frozen import FrozenTree

@@ -50,8 +50,7 @@ from fusebackend.protocol import (
     WriteResult,
     verbs,
 )
-from fusebackend.protocol.parameters import COMMANDS, MAX_FILE_SIZE, ON_EXISTS
-from fusebackend.protocol.scheme import Scheme, Url, UrlError
+from fusebackend.protocol.scheme import COMMANDS, MAX_FILE_SIZE, ON_EXISTS, Scheme, Url, UrlError
 
 R = TypeVar("R")
 Item = TypeVar("Item", FileUploadResponse, FileDownloadResponse)

@@ -11,8 +11,7 @@ from typing import Any
 
 from fusebackend.backends.object_store.bucket.errors import told_by_caller
 from fusebackend.protocol import WHOLE_FILES
-from fusebackend.protocol.parameters import ON_EXISTS, TTL, positive
-from fusebackend.protocol.scheme import Parameter, Scheme, Url, UrlError, mask
+from fusebackend.protocol.scheme import ON_EXISTS, TTL, Parameter, Scheme, Url, UrlError, mask, positive
 
 
 def open_s3(url: Url) -> Any:

@@ -11,8 +11,7 @@ from fusebackend.base.extras import needed_by
 from fusebackend.databases.postgres import connect, translate_errors
 from fusebackend.databases.urls import LIBPQ_WORDS, conninfo_of, require_modules, url_errors
 from fusebackend.protocol import GlobResult, GrepResult, OnExists, checked_on_exists
-from fusebackend.protocol.parameters import LIMITS, ON_EXISTS, one_of, positive
-from fusebackend.protocol.scheme import Parameter, Scheme, Url, UrlError, mask
+from fusebackend.protocol.scheme import LIMITS, ON_EXISTS, Parameter, Scheme, Url, UrlError, mask, one_of, positive
 from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.quota import Limits
 

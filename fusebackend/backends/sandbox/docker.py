@@ -35,8 +35,7 @@ from fusebackend.base import budget, paths
 from fusebackend.base.errors import oserror
 from fusebackend.linux.command import OnOutput, nothing_to_run, require_positive
 from fusebackend.protocol import ExecuteResponse, OnExists
-from fusebackend.protocol.parameters import COMMANDS, ON_EXISTS
-from fusebackend.protocol.scheme import Parameter, Scheme, Url, UrlError
+from fusebackend.protocol.scheme import COMMANDS, ON_EXISTS, Parameter, Scheme, Url, UrlError
 
 IMAGE = "python:3.11-slim"
 """The seeds' default."""

@@ -46,8 +46,7 @@ from fusebackend.protocol import (
     StatFs,
     Volume,
 )
-from fusebackend.protocol.parameters import LIMITS, ON_EXISTS
-from fusebackend.protocol.scheme import Scheme, Url, UrlError
+from fusebackend.protocol.scheme import LIMITS, ON_EXISTS, Scheme, Url, UrlError
 from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.quota import Limits, Quota, bytes_of_blocks
 from fusebackend.volumes.search import grep_files

@@ -34,9 +34,8 @@ from fusebackend.base.globs import Matcher
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.databases.graph_state import GRAPH_STATE, LateRuntime
 from fusebackend.protocol import WHOLE_FILES, FileDownloadResponse, FileInfo, FileUploadResponse, OnExists
-from fusebackend.protocol.parameters import ON_EXISTS
 from fusebackend.protocol.registered import registered_with
-from fusebackend.protocol.scheme import Scheme
+from fusebackend.protocol.scheme import ON_EXISTS, Scheme
 from fusebackend.remote.agent_verbs import FilesUpdate, FileVerbs, Loaded
 from fusebackend.remote.files_update import apply_files_update
 

@@ -44,8 +44,7 @@ from fusebackend.base.globs import Matcher
 from fusebackend.base.paths import AgentPath
 from fusebackend.databases.urls import LIBPQ_WORDS, conninfo_of, require_modules, url_errors
 from fusebackend.protocol import WHOLE_FILES, FileDownloadResponse, FileInfo, FileUploadResponse, OnExists
-from fusebackend.protocol.parameters import ON_EXISTS, TTL, auto_or_off
-from fusebackend.protocol.scheme import Parameter, Scheme, Url, UrlError
+from fusebackend.protocol.scheme import ON_EXISTS, TTL, Parameter, Scheme, Url, UrlError, auto_or_off
 from fusebackend.remote.agent_verbs import FileVerbs, Loaded, Refusal, checked
 
 LISTED = 100

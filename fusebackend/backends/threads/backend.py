@@ -20,8 +20,7 @@ from fusebackend.base.globs import compile_glob
 from fusebackend.base.paths import AgentPath, PathError
 from fusebackend.databases.urls import LIBPQ_WORDS, conninfo_of, require_modules, url_errors
 from fusebackend.protocol import Attr, DeleteResult, FileUploadResponse, GlobResult, GrepResult, OnExists, Volume
-from fusebackend.protocol.parameters import ON_EXISTS, auto_or_off, one_of, seconds
-from fusebackend.protocol.scheme import Parameter, Scheme, Url
+from fusebackend.protocol.scheme import ON_EXISTS, Parameter, Scheme, Url, auto_or_off, one_of, seconds
 from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.contents import PIECE_BYTES, read_with
 from fusebackend.volumes.search import FileSearch, glob_files, grep_found
