@@ -11,7 +11,6 @@ commit_log.py    what a change adds to the log, in its transaction
 remote.py        files behind an API, `Remote`: list, head, read, put, delete, copy
 events.py        changes, for caches and watchers
 scheme.py        URL schemes of backends
-parameters.py    parameters of URLs that several know
 registered.py    `isinstance` for deepagents' classes, and what its tools ask
 
 Each face is derived from the other once: `volumes/agent_face.py` gives every volume an agent face, and
