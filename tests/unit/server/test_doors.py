@@ -23,7 +23,7 @@ from fusebackend.backends import InMemoryBackend
 from fusebackend.backends.sqlite.backend import SqliteBackend
 from fusebackend.control.verbs import VERBS
 from fusebackend.protocol import SERVED, Declared, MountVerbs
-from fusebackend.server.api import Mount
+from fusebackend.server.in_process import Mount
 from fusebackend.server.mounted import MountedBackend
 from fusebackend.testing.each import each
 
