@@ -25,7 +25,8 @@ import msgspec
 
 from fusebackend.control.verbs import VERBS
 from fusebackend.protocol import SERVED, records, served
-from fusebackend.protocol.served import MountVerbs
+from fusebackend.protocol.agent import SandboxBackendProtocol
+from fusebackend.protocol.served import MountProtocol
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- made by scripts/declared.py -->", "<!-- end -->"
@@ -39,9 +40,7 @@ from typing import Any, Literal
 from fusebackend.protocol.records import {records}
 from fusebackend.protocol.served import {served}
 
-__all__ = ["MountProtocol"]
-
-class MountProtocol(MountVerbs):
+class Awaited:
 {methods}
 '''
 
@@ -50,14 +49,14 @@ def stub() -> str:
     """Return `awaited.pyi`."""
     methods = ""
     for each in SERVED.values():
-        if f"a{each.name}" not in dir(MountVerbs):
+        if f"a{each.name}" not in dir(SandboxBackendProtocol):
             source = ast.parse(textwrap.dedent(inspect.getsource(each.method))).body[0]
             assert isinstance(source, ast.FunctionDef) and source.returns is not None, each.name
             answer = ast.unparse(source.returns)
             methods += f"    async def a{each.name}({ast.unparse(source.args)}) -> {answer}: ...\n"
     own = ", ".join(name for name in vars(served) if name.isupper())
     known = ", ".join(name for name, each in vars(records).items() if dataclasses.is_dataclass(each))
-    text = STUB.format(records=known, served=f"{own}, DiffForm, MountVerbs, OnOutput", methods=methods)
+    text = STUB.format(records=known, served=f"{own}, DiffForm, OnOutput", methods=methods)
     for asked in (["check", "--quiet", "--fix-only", "--select=I,F401"], ["format"]):
         ruff = [Path(sys.executable).with_name("ruff"), *asked, "--stdin-filename=made.pyi", "-"]
         text = subprocess.run(ruff, input=text, capture_output=True, text=True, check=True, cwd=ROOT).stdout
@@ -82,7 +81,7 @@ def protocol() -> Iterator[str]:
         said = {"long": verb.long, "a change": verb.changes, "not in a view": not verb.in_view, "streams": verb.streams}
         flags = "".join(f" · {word}" for word, holds in said.items() if holds)
         yield f"\n### `{name}`\n\n`{{{given}}}` → {answer}{flags}\n"
-        yield from _prose(inspect.getdoc(MountVerbs.run if name == "execute" else verb.method) or "")
+        yield from _prose(inspect.getdoc(MountProtocol.run if name == "execute" else verb.method) or "")
     yield "\n### Records\n"
     done: dict[str, type] = {}
     while left := {name: kind for name, kind in sorted(reached.items()) if name not in done}:

@@ -8,15 +8,13 @@ own, so that the connection goes on and can cancel it, and may stream its matche
 
 from __future__ import annotations
 
-import abc
 import errno
 import inspect
 import io
 import math
 import os
 import tempfile
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from types import UnionType
 from typing import IO, TYPE_CHECKING, Annotated, Any, Protocol, Union, cast, get_args, get_origin
@@ -29,7 +27,7 @@ from fusebackend.base.version import __version__
 from fusebackend.control import limits
 from fusebackend.control.limits import MAX_ITEMS, NoRoom
 from fusebackend.control.wire import Params as Params
-from fusebackend.linux.command import Command, OnOutput
+from fusebackend.linux.command import Command
 from fusebackend.protocol import (
     PLAIN,
     SERVED,
@@ -39,7 +37,6 @@ from fusebackend.protocol import (
     FileDownloadResponse,
     FileUploadResponse,
 )
-from fusebackend.protocol.awaited import MountProtocol
 from fusebackend.protocol.served import MAX_CONTENT_BYTES, STAT_COLUMNS, DiffForm
 
 if TYPE_CHECKING:
@@ -69,69 +66,35 @@ SPOOLED_BYTES = 64 << 10
 """A file that is larger is copied to disk for the time of its download."""
 
 
-class ServedMount(MountProtocol):
-    """What the control server needs of a mount in its own process beside its verbs: files in pieces, commands with
-    everything that they can be given, and the mount through a view."""
+class ServedMount(Protocol):
+    """What the functions of this table, and the control server, ask of a mount (`server/mounted.py`); other verbs are
+    the methods of their names."""
 
-    @abc.abstractmethod
+    mountpoint: str
+    is_mounted: bool
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def default_view(self) -> str | None:
+        """The view of clients that name none."""
+
+    def real_paths(self, wanted: list[str]) -> list[str | None]: ...
+    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]: ...
+
     def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
         """`upload_files` of one file, from an open file."""
 
-    @abc.abstractmethod
     def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
         """`download_files` of one file into another."""
 
-    @abc.abstractmethod
     def append_from(self, path: str, file: IO[bytes]) -> None:
         """`append` of the contents of an open file."""
 
-    def append(self, path: str, pieces: Iterable[bytes]) -> None:
-        with tempfile.SpooledTemporaryFile(SPOOLED_BYTES, prefix="fusebackend-") as file:
-            file.writelines(pieces)
-            file.seek(0)
-            self.append_from(path, cast("IO[bytes]", file))
-
-    def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
-        return self.run(command, timeout=timeout)
-
-    def run(
-        self,
-        command: str,
-        *,
-        timeout: float | None = None,
-        stdin: bytes | None = None,
-        cwd: str = "/",
-        on_output: OnOutput | None = None,
-        cancelled: threading.Event | None = None,
-    ) -> ExecuteResponse:
-        """`execute` with everything that a command can be given; `Command` describes the arguments, `timeout` is in
-        seconds.
-
-        Raises:
-            ValueError: `timeout` is not above 0, or above the maximum of the place where commands run.
-        """
-        return self.run_command(Command(command, timeout, stdin, cwd, on_output, cancelled))
-
-    @abc.abstractmethod
     def run_command(self, command: Command) -> ExecuteResponse:
         """Run a command where the default backend does, with every route at the path that the other verbs use."""
 
-    def diff(
-        self,
-        call: str,
-        *,
-        paths: Sequence[str] = (),
-        form: DiffForm = "patch",
-        columns: int = STAT_COLUMNS,
-        on_text: Callable[[bytes], None] | None = None,
-        on_skipped: Callable[[str, str], None] | None = None,
-    ) -> str:
-        found: list[bytes] = []
-        for piece in self.diff_pieces(call, paths=paths, form=form, columns=columns, on_skipped=on_skipped):
-            (on_text or found.append)(piece)
-        return b"".join(found).decode()
-
-    @abc.abstractmethod
     def diff_pieces(
         self,
         call: str,
@@ -143,22 +106,11 @@ class ServedMount(MountProtocol):
     ) -> Iterator[bytes]:
         """`diff`, in pieces of whole lines."""
 
-    @abc.abstractmethod
     def viewed(self, name: str) -> ServedMount:
         """Return the mount through a view. OSError: ENOENT, there is none of that name."""
 
-    @property
-    @abc.abstractmethod
-    def default_view(self) -> str | None:
-        """The view of clients that name none."""
-
-    @abc.abstractmethod
     def watch(self, path: str = "/") -> Watch:
-        """The changes at and below a path, from now on, whichever face makes them. Close it when done.
-
-        Raises:
-            PathError: the path is malformed.
-        """
+        """The changes at and below a path, from now on, whichever face makes them. PathError."""
 
 
 class Call(Protocol):
@@ -430,14 +382,9 @@ def _execute(call: Call, asked: Any) -> ExecuteResponse:
     def on_output(stream: str, data: bytes) -> None:
         call.notify("execute.output", stream=stream, data=data)
 
-    return call.backend.run(
-        asked.command,
-        timeout=asked.timeout,
-        stdin=asked.stdin if asked.staged is None else _staged(call, asked.staged),
-        cwd=asked.cwd,
-        on_output=on_output if asked.stream else None,
-        cancelled=call.cancelled,
-    )
+    stdin = asked.stdin if asked.staged is None else _staged(call, asked.staged)
+    shown = on_output if asked.stream else None
+    return call.backend.run_command(Command(asked.command, asked.timeout, stdin, asked.cwd, shown, call.cancelled))
 
 
 @_socket_verb(stream=(bool, False), report=(bool, False))

@@ -29,12 +29,9 @@ from fusebackend.protocol.served import (
     LOGGED_CALLS,
     STAT_COLUMNS,
     DiffForm,
-    MountVerbs,
 )
 
-__all__ = ["MountProtocol"]
-
-class MountProtocol(MountVerbs):
+class Awaited:
     async def areal_paths(self, wanted: list[str]) -> list[str | None]: ...
     async def astat(self, path: str, *, follow: bool = False) -> StatResult: ...
     async def astats(self, path: str) -> StatsResult: ...

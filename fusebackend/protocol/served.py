@@ -1,7 +1,7 @@
 """The verbs of a mount, declared once: signature, documentation, and what each door to them has to know.
 
-`MountVerbs` has a method for each, without a body. `server/mounted.py` implements them. Everything else follows from
-the table `SERVED`: the `a…` form of each (`awaited.py`), its parameters and call on the control socket
+`MountProtocol` has a method for each, without a body. `server/mounted.py` implements them. Everything else follows from
+the table `SERVED`: the `a…` form of each, its parameters and call on the control socket
 (`control/verbs.py`), its methods of a client (`control/client/client.py`), whether a view has it (`server/viewed.py`),
 what is measured (`server/metrics.py`), and the pages of reference (`scripts/declared.py`).
 
@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from fusebackend.protocol.agent import SandboxBackendProtocol
+from fusebackend.protocol.agent import SandboxBackendProtocol, async_twin
+from fusebackend.protocol.awaited import Awaited
 from fusebackend.protocol.records import (
     ApprovalInfo,
     BlameResult,
@@ -44,7 +45,7 @@ from fusebackend.protocol.records import (
 )
 from fusebackend.protocol.verbs import VERBS
 
-__all__ = ["PLAIN", "SERVED", "Declared", "MountVerbs", "OnOutput"]
+__all__ = ["PLAIN", "SERVED", "Declared", "MountProtocol", "OnOutput"]
 
 DiffForm: TypeAlias = Literal["patch", "stat", "names", "json"]
 
@@ -131,7 +132,7 @@ def verb(**flags: Any) -> Callable[[F], F]:
         name = method.__name__
 
         @functools.wraps(method)
-        def absent(self: MountVerbs, *_: Any, **__: Any) -> Any:
+        def absent(self: MountProtocol, *_: Any, **__: Any) -> Any:
             raise NotImplementedError(f"{type(self).__name__} has no {name}")
 
         SERVED[name] = Declared(name, method, **{"long": flags.get("command", False), **flags})
@@ -166,7 +167,7 @@ SERVED["execute"] = Declared(
 SERVED["real_paths"] = Declared("real_paths", SandboxBackendProtocol.real_paths, long=True, in_view=True)
 
 
-class MountVerbs(SandboxBackendProtocol):
+class MountProtocol(SandboxBackendProtocol, Awaited):
     """The agent face of a mount, and the verbs of mounts alone.
 
     Paths are those that agents use. A verb of `BackendProtocol` never raises for a bad path, and nor do `stat` and
@@ -659,3 +660,8 @@ class MountVerbs(SandboxBackendProtocol):
             OSError: EROFS, the mount is read-only; or an error of a volume, of the history or of a branch; the same
                 call does the rest then.
         """
+
+
+for _declared in SERVED.values():
+    if f"a{_declared.name}" not in dir(MountProtocol):
+        setattr(MountProtocol, f"a{_declared.name}", async_twin(_declared.method))

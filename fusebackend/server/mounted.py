@@ -12,7 +12,9 @@ import errno
 import logging
 import os
 import stat as stat_module
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar, cast
@@ -22,7 +24,7 @@ from fusebackend.base import budget, errors, paths
 from fusebackend.base.paths import ROOT, AgentPath, PathError, normalise, to_name
 from fusebackend.config import MetricsOptions
 from fusebackend.control.following import follow, new_approvals
-from fusebackend.control.verbs import ServedMount
+from fusebackend.control.verbs import SPOOLED_BYTES
 from fusebackend.linux.command import Command
 from fusebackend.linux.mount_table import mounts_below
 from fusebackend.protocol import (
@@ -66,7 +68,7 @@ from fusebackend.protocol import (
     verbs,
 )
 from fusebackend.protocol.records import FILE_TYPES
-from fusebackend.protocol.served import LISTED_CHANGES, LOGGED_CALLS, STAT_COLUMNS, DiffForm
+from fusebackend.protocol.served import LISTED_CHANGES, LOGGED_CALLS, STAT_COLUMNS, DiffForm, MountProtocol, OnOutput
 from fusebackend.rules import met
 from fusebackend.server.absent import Absent
 from fusebackend.server.approvals import MAX_CHANGE_BYTES, info_of
@@ -114,7 +116,7 @@ STAT_BYTES = 2048
 """Memory of a `StatResult`, with its part of an answer."""
 
 
-class MountedBackend(ServedMount):
+class MountedBackend(MountProtocol):
     """See the module's docstring."""
 
     def __init__(self, parts: MountParts) -> None:
@@ -372,7 +374,23 @@ class MountedBackend(ServedMount):
     def id(self) -> str:
         return f"fusebackend:{self.mountpoint}"
 
+    def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
+        return self.run(command, timeout=timeout)
+
+    def run(
+        self,
+        command: str,
+        *,
+        timeout: float | None = None,
+        stdin: bytes | None = None,
+        cwd: str = "/",
+        on_output: OnOutput | None = None,
+        cancelled: threading.Event | None = None,
+    ) -> ExecuteResponse:
+        return self.run_command(Command(command, timeout, stdin, cwd, on_output, cancelled))
+
     def run_command(self, command: Command) -> ExecuteResponse:
+        """Run a command where the default backend does, with every route at the path that the other verbs use."""
         name, cwd = self._views.split(command.cwd)
         if name is None:
             name = self._views.default
@@ -490,6 +508,12 @@ class MountedBackend(ServedMount):
     def read_range(self, path: str, offset: int, size: int) -> FileRange:
         return self._at_volume("read", path, lambda backend, inner: backend.read_range(inner, offset, size))
 
+    def append(self, path: str, pieces: Iterable[bytes]) -> None:
+        with tempfile.SpooledTemporaryFile(SPOOLED_BYTES, prefix="fusebackend-") as file:
+            file.writelines(pieces)
+            file.seek(0)
+            self.append_from(path, cast("IO[bytes]", file))
+
     def append_from(self, path: str, file: IO[bytes]) -> None:
         """Add the contents of an open file at the end of a file, which is made if absent. In a view that interrupts
         writing it is refused.
@@ -595,7 +619,7 @@ class MountedBackend(ServedMount):
         mode, rule, matched = self._views.find(view).explain(operation, path)
         return Explained(mode, rule, matched)
 
-    def viewed(self, name: str) -> ServedMount:
+    def viewed(self, name: str) -> MountedBackend:
         """Return the mount through a view. OSError: ENOENT, there is no such view."""
         from fusebackend.server.viewed import ViewedMount
 
@@ -727,6 +751,21 @@ class MountedBackend(ServedMount):
         except OSError as error:
             raise errors.about(error, path) from None
 
+    def diff(
+        self,
+        call: str,
+        *,
+        paths: Sequence[str] = (),
+        form: DiffForm = "patch",
+        columns: int = STAT_COLUMNS,
+        on_text: Callable[[bytes], None] | None = None,
+        on_skipped: Callable[[str, str], None] | None = None,
+    ) -> str:
+        found: list[bytes] = []
+        for piece in self.diff_pieces(call, paths=paths, form=form, columns=columns, on_skipped=on_skipped):
+            (on_text or found.append)(piece)
+        return b"".join(found).decode()
+
     def diff_pieces(
         self,
         call: str,
@@ -736,6 +775,7 @@ class MountedBackend(ServedMount):
         columns: int = STAT_COLUMNS,
         on_skipped: Callable[[str, str], None] | None = None,
     ) -> Iterator[bytes]:
+        """`diff`, in pieces of whole lines."""
         refs = self._refs()
         if ".." not in call and refs.has_call(call):
             result = self._past.diff(call, paths)

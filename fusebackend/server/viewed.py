@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from fusebackend.base import paths
 from fusebackend.base.paths import ROOT, AgentPath
-from fusebackend.control.verbs import ServedMount
 from fusebackend.linux.command import Command
 from fusebackend.protocol import SERVED, ExecuteResponse, FileEvent
 from fusebackend.server.mounted import MountedBackend
@@ -46,7 +45,7 @@ class ViewedMount(MountedBackend):
         self._rules = views.find(name).without(self.filesystem.tree.trees_path)
         self._for = lambda *_: face
 
-    def viewed(self, name: str) -> ServedMount:
+    def viewed(self, name: str) -> MountedBackend:
         if name != self._view_name:
             raise OSError(errno.EPERM, f"this connection sees the mount through view '{self._view_name}', for good")
         return self

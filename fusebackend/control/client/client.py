@@ -59,8 +59,7 @@ from fusebackend.protocol import (
     current_actor,
     not_bytes,
 )
-from fusebackend.protocol.awaited import MountProtocol
-from fusebackend.protocol.served import STAT_COLUMNS, DiffForm
+from fusebackend.protocol.served import STAT_COLUMNS, DiffForm, MountProtocol
 from fusebackend.text import iso_time, read_bytes
 from fusebackend.vfs.watch.async_watch import AsyncWatch
 

@@ -22,7 +22,7 @@ from live import live
 from fusebackend.backends import InMemoryBackend
 from fusebackend.backends.sqlite.backend import SqliteBackend
 from fusebackend.control.verbs import VERBS
-from fusebackend.protocol import SERVED, Declared, MountVerbs
+from fusebackend.protocol import SERVED, Declared, MountProtocol
 from fusebackend.server.in_process import Mount
 from fusebackend.server.mounted import MountedBackend
 from fusebackend.testing.each import each
@@ -138,7 +138,7 @@ def test_every_verb_is_implemented_with_the_parameters_of_its_declaration() -> N
     assert set(SERVED) < set(VERBS)
     for name, verb in SERVED.items():
         assert getattr(Mount, name) is getattr(MountedBackend, name)
-        assert getattr(MountedBackend, name) is not getattr(MountVerbs, name), f"{name} is not implemented"
+        assert getattr(MountedBackend, name) is not getattr(MountProtocol, name), f"{name} is not implemented"
         own = inspect.signature(getattr(MountedBackend, name)).parameters.values()
         known = inspect.signature(verb.method).parameters.values()
         assert [(each.name, each.default) for each in own] == [(each.name, each.default) for each in known], name
