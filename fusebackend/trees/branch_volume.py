@@ -565,14 +565,17 @@ class BranchVolume(SqliteVolume):
 
     def _copy_attributes(self, inode: Inode) -> Origin:
         """Copy the inode up, if that was not done yet."""
-        node = inode.node
+        node, way = inode.node, []
         above = self._place_below(node)
-        self._before_change(above)
+        while above is not None and not self.has_own_names(above):
+            way.append(above)
+            above = self._place_below(above)
+        self._before_change(*way)
         origin = self._known(node)
         if origin.own:
             return origin
-        if above is not None and not self.has_own_names(above):
-            self._copy_names(self._inode(above))  # the name is the branch's from now on, whatever becomes of it below
+        for each in reversed(way):
+            self._copy_names(self._inode(each))  # the name is the branch's from now on, whatever becomes of it below
         below = self.lower.attr_of(node)
         inode.xattrs = self.lower.xattrs(node)
         target = self.lower.target(node) if stat.S_ISLNK(inode.mode) else b""

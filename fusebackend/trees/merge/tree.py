@@ -19,7 +19,7 @@ from fusebackend.protocol import ROOT_NODE, Attr, Volume
 from fusebackend.trees.composed import WAY, Place, Places
 from fusebackend.volumes.contents import PIECE_BYTES, data_pieces, opened
 from fusebackend.volumes.placing import NodeSource, State, state_of
-from fusebackend.volumes.walk import entries
+from fusebackend.volumes.walk import entries, known
 
 KeyOf: TypeAlias = Callable[[AgentPath, int], Hashable]
 """The key of a node of the volume under a prefix."""
@@ -78,6 +78,11 @@ class Item:
         return self.tree.volumes[self.prefix]
 
     @property
+    def now(self) -> Attr:
+        """Its present attributes, with its present node: see `walk.known`."""
+        return known(self.volume, self.node, "/" + to_text(b"/".join(self.path.split(b"/")[len(split(self.prefix)) :])))
+
+    @property
     def type(self) -> int:
         return stat.S_IFMT(self.mode)
 
@@ -114,7 +119,7 @@ class Item:
         """Its attributes, read once."""
         if self._state is None:
             if self.node:
-                self._state = state_of(self.volume, self.volume.getattr(self.node))
+                self._state = state_of(self.volume, self.now)
             else:
                 self._state = State(self.mode, os.geteuid(), os.getegid(), 0, 0, 2, 0, 0, {}, b"")
         return self._state
@@ -130,7 +135,7 @@ class Item:
     def read(self) -> bytes:
         """Return the bytes of a regular file."""
         data = bytearray()
-        for offset, piece in data_pieces(self.volume, self.node):
+        for offset, piece in data_pieces(self.volume, self.now.node):
             data += bytes(offset - len(data))
             data += piece
         return bytes(data)
@@ -205,7 +210,7 @@ class MergeTree:
         """List a directory, with the routes in it."""
         found: dict[bytes, Item] = {}
         if item.node:
-            for name, attr in entries(self.volumes[item.prefix], item.node):
+            for name, attr in entries(item.volume, item.now.node):
                 below = place.children.get(name) if place is not None else None
                 if below is None or (self._shown_at(below) is None and attr.is_dir):
                     found[name] = Item(self, item.prefix, attr, item, name, below)
@@ -259,7 +264,8 @@ def same_bytes(one: Item, other: Item) -> bool:
         return True
     if _is_untouched(one, other) or _is_untouched(other, one):
         return True
-    with opened(one.volume, one.node, os.O_RDONLY) as mine, opened(other.volume, other.node, os.O_RDONLY) as theirs:
+    of_one, of_other = opened(one.volume, one.now.node, os.O_RDONLY), opened(other.volume, other.now.node, os.O_RDONLY)
+    with of_one as mine, of_other as theirs:
         offset = 0
         while offset < one.size:
             if one.size > PIECE_BYTES:  # holes that both have are not read
