@@ -11,7 +11,8 @@ import trio
 from fusebackend.mount.pyfuse3_patches.eager_loop import BURST, EagerTrio
 
 
-def test_a_worker_that_had_nothing_to_read_goes_on():
+@pytest.mark.trio
+async def test_a_worker_that_had_nothing_to_read_goes_on():
     runs = []
 
     async def worker(nursery, number):
@@ -21,11 +22,8 @@ def test_a_worker_that_had_nothing_to_read_goes_on():
         if len(runs) == 3:
             nursery.start_soon(worker, nursery, 2, name="another")
 
-    async def main():
-        async with EagerTrio().open_nursery() as nursery:
-            nursery.start_soon(worker, nursery, 1)
-
-    trio.run(main)
+    async with EagerTrio().open_nursery() as nursery:
+        nursery.start_soon(worker, nursery, 1)
     assert runs == [1, 1, 1, 2]
 
 
