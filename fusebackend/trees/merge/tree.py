@@ -9,6 +9,7 @@ nothing is known but the path. A tree belongs to one thread; its calls wait for 
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -79,8 +80,20 @@ class Item:
 
     @property
     def now(self) -> Attr:
-        """Its present attributes, with its present node: see `walk.known`."""
+        """Its present attributes, see `walk.known`."""
         return known(self.volume, self.node, "/" + to_text(b"/".join(self.path.split(b"/")[len(split(self.prefix)) :])))
+
+    @property
+    def present(self) -> int:
+        """Its node, or its present one where the volume has forgotten that. The attributes of a branch's file may have
+        the number of another one, that is in its place in the mount."""
+        try:
+            self.volume.getattr(self.node)
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+            return self.now.node
+        return self.node
 
     @property
     def type(self) -> int:
@@ -135,7 +148,7 @@ class Item:
     def read(self) -> bytes:
         """Return the bytes of a regular file."""
         data = bytearray()
-        for offset, piece in data_pieces(self.volume, self.now.node):
+        for offset, piece in data_pieces(self.volume, self.present):
             data += bytes(offset - len(data))
             data += piece
         return bytes(data)
@@ -210,7 +223,7 @@ class MergeTree:
         """List a directory, with the routes in it."""
         found: dict[bytes, Item] = {}
         if item.node:
-            for name, attr in entries(item.volume, item.now.node):
+            for name, attr in entries(item.volume, item.present):
                 below = place.children.get(name) if place is not None else None
                 if below is None or (self._shown_at(below) is None and attr.is_dir):
                     found[name] = Item(self, item.prefix, attr, item, name, below)
@@ -264,7 +277,7 @@ def same_bytes(one: Item, other: Item) -> bool:
         return True
     if _is_untouched(one, other) or _is_untouched(other, one):
         return True
-    of_one, of_other = opened(one.volume, one.now.node, os.O_RDONLY), opened(other.volume, other.now.node, os.O_RDONLY)
+    of_one, of_other = opened(one.volume, one.present, os.O_RDONLY), opened(other.volume, other.present, os.O_RDONLY)
     with of_one as mine, of_other as theirs:
         offset = 0
         while offset < one.size:
