@@ -104,7 +104,7 @@ LIVE = {
     "hard links stay links", "merged lines of a file with two names", "a copy in place of a link is another file",
     "a copy in place of a file that main has linked", "a directory that main deleted and the branch changed",
 }  # fmt: skip
-"""Told of every kind. Others depend on a base that stays: a live route has main's renames and attributes by the merge."""
+"""Told of every kind. Others depend on a base that stays: a live route has main's renames by the time of the merge."""
 
 
 @for_each(
