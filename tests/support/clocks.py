@@ -1,4 +1,4 @@
-"""The resolution of this kernel's time stamps, and a clock that a test moves."""
+"""A clock that a test sets, and the resolution of this kernel's time stamps."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ MULTIGRAIN = tuple(map(int, os.uname().release.split("-")[0].split(".")[:2])) >=
 class Clock:
     """Stands for `time.monotonic`: it goes on when the test sets `now`."""
 
-    def __init__(self) -> None:
-        self.now = 100.0
+    def __init__(self, now: float = 100.0) -> None:
+        self.now = now
 
     def __call__(self) -> float:
         return self.now

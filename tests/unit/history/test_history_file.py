@@ -14,6 +14,7 @@ import pytest
 from eventually import eventually
 
 from fusebackend.base.paths import ROOT, AgentPath
+from fusebackend.databases import sqlite
 from fusebackend.history.history_file import Filter, HistoryFile, HistoryLocked
 from fusebackend.history.records import Image, Stamp, State
 from fusebackend.protocol import Actor
@@ -225,6 +226,17 @@ def test_two_servers_do_not_share_a_history(history, path):
         HistoryFile(path)
     assert caught.value.errno == errno.EBUSY
     history.close()
+    HistoryFile(path).close()
+
+
+def test_what_fails_to_open_leaves_nothing_open(history, path, monkeypatch):
+    history.close()
+    before, connections = os.listdir("/proc/self/fd"), [sqlite.open_file(path, "mode=rw")]
+    monkeypatch.setattr(sqlite, "open_file", lambda *_: connections.pop())
+    with pytest.raises(IndexError) as failed:  # when it opens a second one
+        HistoryFile(path)
+    assert os.listdir("/proc/self/fd") == before, failed
+    monkeypatch.undo()
     HistoryFile(path).close()
 
 

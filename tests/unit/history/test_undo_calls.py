@@ -645,6 +645,27 @@ def test_a_file_that_was_brought_back_is_the_one_of_earlier_calls(recorded: Reco
         assert recorded.files.dump() == state
 
 
+@pytest.mark.parametrize("lasts", [True, False])
+def test_a_file_with_a_new_name_alone_has_all_its_old_ones_again(
+    recorded: Recorded, files: Files, lasts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An undo has made it, so the kernel holds no node of it, and `dir` forgets that with the name it was found by."""
+    link(files, "/fifo", "/other")
+    if not lasts:  # old kernels tell no birth time
+        monkeypatch.setattr(recorded.volumes[ROOT], "lasting", lambda node: None)
+    before = files.dump()
+    with recorded.call():
+        files.remove("/fifo")
+        files.link("/other", "/new")
+        files.remove("/other")
+    with recorded.call():
+        files.remove("/new")
+    last = recorded.last()
+    for call in (last, last - 1):
+        assert recorded.undoing.undo([call]).conflicts == []
+    assert files.dump() == before
+
+
 def test_a_change_by_another_name_since_is_a_conflict(recorded: Recorded, files: Files) -> None:
     """An extended attribute is in no stamp."""
     link(files, "/one", "/other")

@@ -298,6 +298,7 @@ class Round:
         self.standing: frozenset[int] = frozenset()
         self.known: dict[frozenset[int], State] = {}
         self.undos: dict[int, tuple[frozenset[int], frozenset[int]]] = {}  # → the calls that stood after and before it
+        self.left: set[int] = set()  # calls that were undone when a later one had removed names of theirs
         self.outcomes: Counter[str] = Counter()
         self.story: list[str] = []
         self.killed = self.ended = False
@@ -387,6 +388,7 @@ class Round:
         self.outcomes["took back"] += 1
         if is_gone:  # nothing was left to do for names that a later call has removed, and an undo of that brings back
             self.known = {self.standing: before}
+            self.left.update(chosen)
         for each in chosen:
             self.undos.pop(each, None)
         if result.undo and not self.killed:  # else that one has made the second part
@@ -394,6 +396,8 @@ class Round:
         self.standing = after
         now = self.world.state()
         self._same(self.known.setdefault(after, now), now, "not the state before")
+        # Without one of `left` a state has those names or not, by the order of the undos that led to it.
+        self.known = {which: known for which, known in self.known.items() if which == after or self.left <= which}
 
     def _refused(self, before: State) -> None:
         if self.killed:
