@@ -166,8 +166,16 @@ class TestKinds:
         assert b"d/deep" not in shown(trees.main)
 
 
+TOLD = [
+    "what both changed is refused whole", "lines are merged", "lines that both changed are a conflict",
+    "hard links stay links", "merged lines of a file with two names", "a copy in place of a link is another file",
+    "a copy in place of a file that main has linked", "a directory that main deleted and the branch changed",
+]  # fmt: skip
+"""Others depend on a base that stays: a live route has main's renames by the time of the merge."""
+
+
 @for_each("kind", KINDS)
-@for_each("name", [name for name in STORIES if STORIES[name].paths == (b"",) and STORIES[name].words is None])
+@for_each("name", TOLD)
 def test_a_merge_of_a_branch(kind: str, name: str, tmp_path: Path) -> None:
     story, main = STORIES[name], make(kind, tmp_path)
     story.begin(main)
