@@ -14,7 +14,7 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -387,14 +387,6 @@ LAST = 20
 
 FIRST_BYTE = 50
 """Of the write: the bytes before it, in the same page, are another's."""
-
-
-@pytest.fixture
-def stall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Control]:
-    """Make the control of the stalling volume. Request it before `serve`."""
-    control = Control(tmp_path, monkeypatch)
-    yield control
-    control.resume()
 
 
 def opened(path: Path) -> int:
