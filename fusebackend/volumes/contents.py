@@ -53,8 +53,17 @@ def opened(volume: Volume, node: int, flags: int) -> Iterator[int]:
         volume.release(handle, flags)
 
 
-def read_with(volume: Volume, attr: Attr, max_bytes: int, take: Callable[[Iterable[bytes]], T]) -> T:
+def read_with(
+    volume: Volume,
+    attr: Attr,
+    max_bytes: int,
+    take: Callable[[Iterable[bytes]], T],
+    seen: Callable[[Attr], object] = lambda attr: None,
+) -> T:
     """Return the result of `take` for the file's bytes, given in pieces; it may be called more than once.
+
+    Args:
+        seen: called with the attributes of the bytes before each call of `take`, with the volume's lock held.
 
     Raises:
         OSError: as `require_regular`; EFBIG when the file is larger than `max_bytes`; from the volume.
@@ -67,6 +76,7 @@ def read_with(volume: Volume, attr: Attr, max_bytes: int, take: Callable[[Iterab
             with volume.viewing():
                 attr = volume.getattr(node)
                 size, before = attr.size, attr.fingerprint  # at once: the volume may change what it gave
+                seen(attr)
                 if size > max_bytes:
                     raise oserror(errno.EFBIG)
                 if size <= LOCKED_BYTES:
@@ -80,21 +90,22 @@ def read_with(volume: Volume, attr: Attr, max_bytes: int, take: Callable[[Iterab
             if volume.getattr(node).fingerprint == before:
                 return outcome
         with volume.viewing():
+            seen(volume.getattr(node))
             return take(_pieces(volume, node))
 
 
 def read_all(volume: Volume, attr: Attr, max_bytes: int) -> bytes:
     """The bytes of a file; errors as `read_with`."""
+    return read_with(volume, attr, max_bytes, joined)
+
+
+def joined(pieces: Iterable[bytes]) -> bytes:
+    """Join pieces of a file, counted twice in the caller's budget: they are copied once more."""
     left = budget.current()
-
-    def join(pieces: Iterable[bytes]) -> bytes:
-        """Join pieces, counted twice: they are copied once more."""
-        counted: Iterator[bytes] = left.kept(pieces, _twice)
-        joined = b"".join(counted)
-        left.hold(-len(joined))
-        return joined
-
-    return read_with(volume, attr, max_bytes, join)
+    counted: Iterator[bytes] = left.kept(pieces, _twice)
+    whole = b"".join(counted)
+    left.hold(-len(whole))
+    return whole
 
 
 def _twice(piece: bytes) -> int:

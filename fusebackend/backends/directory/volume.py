@@ -34,7 +34,16 @@ from fusebackend.base.at_path import AtPath
 from fusebackend.base.errors import ABSENT, LACKING, NOT_TAKEN, UNREAD, oserror, passing
 from fusebackend.base.paths import to_text
 from fusebackend.base.recent import Recent
-from fusebackend.protocol import DEFAULT_TTL_S, RENAME_EXCHANGE, Attr, AttrChanges, Caller, Features, StatFs
+from fusebackend.protocol import (
+    DEFAULT_TTL_S,
+    RENAME_EXCHANGE,
+    Attr,
+    AttrChanges,
+    Caller,
+    Features,
+    StatFs,
+    version_of_attr,
+)
 from fusebackend.volumes.native import NativeVolume, Pieces
 from fusebackend.volumes.walk import resolve
 
@@ -70,6 +79,10 @@ class _Listing(NamedTuple):
         """Keep up with a change of a name."""
         index = bisect.bisect_left(self.names, name)
         self.names[index : index + self.has(name)] = [name] if is_there else []
+
+
+COARSE_NS = 2 * 10**9
+"""How far apart changes may be that have one change time, on the coarsest file system of a directory."""
 
 
 class DirectoryVolume(NativeVolume):
@@ -354,13 +367,17 @@ class DirectoryVolume(NativeVolume):
             found = self._nodes.get(node)
             return attr_of(found, self._places.status(found))
 
+    def version_of(self, attr: Attr) -> str | None:
+        """By the system's inode number. Times are as coarse as 2 s (FAT)."""
+        with self.lock:
+            return version_of_attr(attr, self._nodes.get(attr.node).inode, coarse_by_ns=COARSE_NS)
+
     def lasting(self, node: int) -> bytes | None:
         """The inode number with the birth time: the system uses a number again."""
         with self.lock:
             found = self._nodes.get(node)
             made_ns = None if found.parent is None else born_ns(self._places.of(found.parent), found.name)
-            number = found.key[1] if isinstance(found.key, tuple) else found.key
-            return None if made_ns is None else b"%d:%d" % (number, made_ns)
+            return None if made_ns is None else b"%d:%d" % (found.inode, made_ns)
 
     def clone_to(self, node: int, descriptor: int) -> bool:
         with self.lock:
