@@ -196,7 +196,10 @@ class CompositeBackend(BackendProtocol):
     def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
         return self._at(verbs.READ, file_path, lambda routed: routed.face.read(routed.inner, offset, limit))
 
-    def write(self, file_path: str, content: str, **when: Unpack[Conditions]) -> WriteResult:
+    def write(
+        self, file_path: str, content: str, *, if_version: str | None = None, if_absent: bool = False
+    ) -> WriteResult:
+        when = Conditions(if_version=if_version, if_absent=if_absent)
         return self._at(verbs.WRITE, file_path, lambda routed: routed.face.write(routed.inner, content, **when))
 
     def edit(
@@ -243,7 +246,9 @@ class CompositeBackend(BackendProtocol):
             record.files_update = self._merged(routed, record.files_update) or None
         return result
 
-    def move(self, source: str, destination: str, **when: Unpack[Conditions]) -> MoveResult:
+    def move(
+        self, source: str, destination: str, *, if_version: str | None = None, if_absent: bool = False
+    ) -> MoveResult:
         """Rename; atomic inside a route if its backend has `move`. Across routes, or without one: `transfer.py`."""
         try:
             old, new = self._routing.route(source), self._routing.route(destination)
@@ -257,6 +262,7 @@ class CompositeBackend(BackendProtocol):
             if face.refusal is not None or face.lacks("ls", "ls_info"):
                 why = face.refusal or f"{face.name} does not support ls"
                 return verbs.MOVE.refused(OSError(errno.ENOTSUP, why), source, destination)
+        when = Conditions(if_version=if_version, if_absent=if_absent)
         if old.face.backend is not new.face.backend or old.face.lacks("move"):
             return self._transfer(old, new, source, destination, when)
         result = old.face.move(old.inner, new.inner, **when)

@@ -262,10 +262,14 @@ class FileVerbs(BackendProtocol):
 
     # -- writing -----------------------------------------------------------------------------------------------
 
-    def write(self, file_path: str, content: str, **when: Unpack[Conditions]) -> WriteResult:
+    def write(
+        self, file_path: str, content: str, *, if_version: str | None = None, if_absent: bool = False
+    ) -> WriteResult:
         try:
             path = checked(file_path)
-            update = self._store_if(path, content.encode("utf-8"), Condition.of(**when), self.on_exists == "replace")
+            update = self._store_if(
+                path, content.encode("utf-8"), Condition.of(if_version, if_absent), self.on_exists == "replace"
+            )
         except Refusal as error:
             return verbs.WRITE.refused(error, file_path)
         return WriteResult(path=path, files_update=update)

@@ -287,9 +287,11 @@ class VolumeBackend(BackendProtocol):
 
     # -- writing -----------------------------------------------------------------------------------------------
 
-    def write(self, file_path: str, content: str, **when: Unpack[Conditions]) -> WriteResult:
+    def write(
+        self, file_path: str, content: str, *, if_version: str | None = None, if_absent: bool = False
+    ) -> WriteResult:
         try:
-            condition = Condition.of(**when)
+            condition = Condition.of(if_version, if_absent)
             replace = self.on_exists == "replace" or condition.version is not None
             self._put(file_path, content.encode("utf-8"), replace, condition)
         except Refusal as error:
@@ -525,16 +527,16 @@ class VolumeBackend(BackendProtocol):
 
     # -- names -------------------------------------------------------------------------------------------------
 
-    def move(self, source: str, destination: str, **when: Unpack[Conditions]) -> MoveResult:
+    def move(
+        self, source: str, destination: str, *, if_version: str | None = None, if_absent: bool = False
+    ) -> MoveResult:
         try:
-            self._move(source, destination, **when)
+            self._move(source, destination, Condition.of(if_version), is_absent=if_absent)
         except Refusal as error:
             return refused(verbs.MOVE, error, source, destination)
         return MoveResult(path=paths.normalise(destination))
 
-    def _move(self, source: str, destination: str, if_version: str | None = None, if_absent: bool = False) -> None:
-        condition = Condition.of(if_version)
-
+    def _move(self, source: str, destination: str, condition: Condition, *, is_absent: bool) -> None:
         def move(changes: Changes) -> None:
             old = resolve(self.volume, source, follow=False)
             moved = old.found
@@ -543,7 +545,7 @@ class VolumeBackend(BackendProtocol):
                 raise OSError(errno.EBUSY, "The root can't be moved")
             self._require(condition, moved)
             if new.attr is not None:
-                raise Changed(None, is_there=True, of_target=True) if if_absent else errors.oserror(errno.EEXIST)
+                raise Changed(None, is_there=True, of_target=True) if is_absent else errors.oserror(errno.EEXIST)
             if moved.node in new.trail:
                 raise OSError(errno.EINVAL, "A directory can't be moved into itself")
             self.volume.require_rename(old.path, new.path)

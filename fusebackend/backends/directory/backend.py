@@ -201,8 +201,10 @@ class FilesystemBackend(BackendProtocol):
     def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
         return self._asked(verbs.READ, file_path, offset, limit)
 
-    def write(self, file_path: str, content: str, **when: Unpack[Conditions]) -> WriteResult:
-        return self._asked(verbs.WRITE, file_path, content, **when)
+    def write(
+        self, file_path: str, content: str, *, if_version: str | None = None, if_absent: bool = False
+    ) -> WriteResult:
+        return self._asked(verbs.WRITE, file_path, content, if_version=if_version, if_absent=if_absent)
 
     def edit(
         self,
@@ -218,9 +220,12 @@ class FilesystemBackend(BackendProtocol):
     def delete(self, file_path: str, *, if_version: str | None = None) -> DeleteResult:
         return self._asked(verbs.DELETE, file_path, if_version=if_version)
 
-    def move(self, source: str, destination: str, **when: Unpack[Conditions]) -> MoveResult:
+    def move(
+        self, source: str, destination: str, *, if_version: str | None = None, if_absent: bool = False
+    ) -> MoveResult:
         try:
-            return self._asked(verbs.MOVE, source, self._path(destination), **when)
+            inner = self._path(destination)
+            return self._asked(verbs.MOVE, source, inner, if_version=if_version, if_absent=if_absent)
         except PathError as error:
             return verbs.MOVE.refused(error)
 
