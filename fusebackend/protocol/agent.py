@@ -314,6 +314,7 @@ def _async_twin(verb: Callable[..., Any]) -> Callable[..., Any]:
         return await aside(self, name, functools.partial(own, *args, **kwargs))
 
     twin.is_twin = True  # type: ignore[attr-defined]
+    vars(twin).pop("__isabstractmethod__", None)  # of the verb: the twin is there
     twin.__name__ = f"a{name}"
     twin.__qualname__ = f"{verb.__qualname__.rpartition('.')[0]}.a{name}"
     twin.__doc__ = f"""{verb.__doc__}
