@@ -72,7 +72,7 @@ class BackendProtocol(abc.ABC):
             if not getattr(inherited, "is_twin", False) or f"a{name}" in vars(cls) or not inspect.isfunction(verb):
                 continue
             if list(inspect.signature(verb).parameters) != list(inspect.signature(inherited).parameters):
-                setattr(cls, f"a{name}", _async_twin(verb))
+                setattr(cls, f"a{name}", async_twin(verb))
 
     def __repr__(self) -> str:
         where = self._where()
@@ -109,7 +109,8 @@ class BackendProtocol(abc.ABC):
         raise NotImplementedError(f"{type(self).__name__} has no ls")
 
     def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
-        """Read up to `limit` lines from line `offset` (counted from 0; negative means 0)."""
+        """Read up to `limit` lines from line `offset` (counted from 0; negative means 0). A binary file comes whole, as
+        base64."""
         raise NotImplementedError(f"{type(self).__name__} has no read")
 
     def write(
@@ -303,7 +304,7 @@ def _with_max_count(grep: Callable[..., Any]) -> Callable[..., Any]:
     return cut
 
 
-def _async_twin(verb: Callable[..., Any]) -> Callable[..., Any]:
+def async_twin(verb: Callable[..., Any]) -> Callable[..., Any]:
     name = verb.__name__
 
     @functools.wraps(verb)
@@ -326,5 +327,5 @@ def _async_twin(verb: Callable[..., Any]) -> Callable[..., Any]:
 
 
 for _name in AGENT_VERBS + SEED_VERBS:
-    setattr(BackendProtocol, f"a{_name}", _async_twin(getattr(BackendProtocol, _name)))
-SandboxBackendProtocol.aexecute = _async_twin(SandboxBackendProtocol.execute)  # type: ignore[method-assign]
+    setattr(BackendProtocol, f"a{_name}", async_twin(getattr(BackendProtocol, _name)))
+SandboxBackendProtocol.aexecute = async_twin(SandboxBackendProtocol.execute)  # type: ignore[method-assign]
