@@ -15,7 +15,7 @@ import stat as stat_module
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, TypeVar, Unpack
 
 from fusebackend.backends.directory.backend import FilesystemBackend
 from fusebackend.base import budget, errors, paths
@@ -34,6 +34,7 @@ from fusebackend.protocol import (
     BranchInfo,
     CallInfo,
     ChangeInfo,
+    Conditions,
     DeleteResult,
     EditResult,
     ExecuteResponse,
@@ -60,6 +61,7 @@ from fusebackend.protocol import (
     Volume,
     WriteResult,
     acting,
+    conditions_of,
     current_actor,
     verbs,
 )
@@ -85,6 +87,7 @@ from fusebackend.trees.states import States
 from fusebackend.urls.registry import SCHEMES
 from fusebackend.vfs.watch.async_watch import AsyncWatch, ThreadedWatch
 from fusebackend.volumes.agent_face import VolumeBackend
+from fusebackend.volumes.contents import version_of
 from fusebackend.volumes.native import NativeVolume
 from fusebackend.volumes.walk import resolve
 
@@ -299,18 +302,32 @@ class MountedBackend(ServedMount):
             return read(face, inside)
         return answer if why is None else refused(why)
 
-    def write(self, file_path: str, content: str) -> WriteResult:
+    def write(
+        self, file_path: str, content: str, *, if_version: str | None = None, if_absent: bool = False
+    ) -> WriteResult:
         def write(backend: CompositeBackend) -> WriteResult:
-            return backend.write(file_path, content)
-
-        return self._change(verbs.WRITE, [file_path], write, "put", lambda: Change(content=content))
-
-    def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
-        def edit(backend: CompositeBackend) -> EditResult:
-            return backend.edit(file_path, old_string, new_string, replace_all)
+            return backend.write(file_path, content, if_version=if_version, if_absent=if_absent)
 
         def arguments() -> Change:
-            return Change(old_string=old_string, new_string=new_string, replace_all=replace_all)
+            return Change(content=content, **_conditions(if_version, if_absent))
+
+        return self._change(verbs.WRITE, [file_path], write, "put", arguments)
+
+    def edit(
+        self,
+        file_path: str,
+        old_string: str,
+        new_string: str,
+        replace_all: bool = False,
+        *,
+        if_version: str | None = None,
+    ) -> EditResult:
+        def edit(backend: CompositeBackend) -> EditResult:
+            return backend.edit(file_path, old_string, new_string, replace_all, if_version=if_version)
+
+        def arguments() -> Change:
+            given = _conditions(if_version)
+            return Change(old_string=old_string, new_string=new_string, replace_all=replace_all, **given)
 
         return self._change(verbs.EDIT, [file_path], edit, "put", arguments)
 
@@ -322,31 +339,57 @@ class MountedBackend(ServedMount):
     def glob(self, pattern: str, path: str | None = None) -> GlobResult:
         return self._for(path, pattern).glob(pattern, path)
 
-    def delete(self, file_path: str) -> DeleteResult:
-        return self._change(verbs.DELETE, [file_path], lambda backend: backend.delete(file_path), "remove")
+    def delete(self, file_path: str, *, if_version: str | None = None) -> DeleteResult:
+        def delete(backend: CompositeBackend) -> DeleteResult:
+            return backend.delete(file_path, if_version=if_version)
 
-    def move(self, source: str, destination: str) -> MoveResult:
-        named = [source, destination]
-        return self._change(verbs.MOVE, named, lambda backend: backend.move(source, destination), "move")
+        return self._change(verbs.DELETE, [file_path], delete, "remove", lambda: Change(**_conditions(if_version)))
 
-    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+    def move(
+        self, source: str, destination: str, *, if_version: str | None = None, if_absent: bool = False
+    ) -> MoveResult:
+        def move(backend: CompositeBackend) -> MoveResult:
+            return backend.move(source, destination, if_version=if_version, if_absent=if_absent)
+
+        def arguments() -> Change:
+            return Change(**_conditions(if_version, if_absent))
+
+        return self._change(verbs.MOVE, [source, destination], move, "move", arguments)
+
+    def upload_files(
+        self,
+        files: list[tuple[str, bytes]],
+        *,
+        if_version: Sequence[str | None] | None = None,
+        if_absent: Sequence[bool] | None = None,
+    ) -> list[FileUploadResponse]:
+        conditions = list(conditions_of(len(files), if_version, if_absent))
         named = [path for path, _ in files]
         where = self._asking.where(self._view_name, named)
-        if where is None:
-            return self._recorded(verbs.UPLOAD_FILES, named, lambda backend: backend.upload_files(files), "put")
-        return self._uploaded(where, files)
+        if where is not None:
+            return self._uploaded(where, files, conditions)
+
+        def upload(backend: CompositeBackend) -> list[FileUploadResponse]:
+            return backend.upload_files(files, if_version=if_version, if_absent=if_absent)
+
+        return self._recorded(verbs.UPLOAD_FILES, named, upload, "put")
 
     def _uploaded(
-        self, where: tuple[str, list[AgentPath]], files: Sequence[tuple[str, bytes]]
+        self,
+        where: tuple[str, list[AgentPath]],
+        files: Sequence[tuple[str, bytes]],
+        conditions: Sequence[Conditions],
     ) -> list[FileUploadResponse]:
         """`upload_files` in a view that interrupts: what is interrupted of it is one request."""
         found: list[met.Met] = []
 
         def one_by_one(backend: CompositeBackend) -> list[FileUploadResponse]:
             answers: list[FileUploadResponse] = []
-            for item in files:
+            for item, when in zip(files, conditions, strict=True):
                 with met.meeting() as each:
-                    answers += backend.upload_files([item])
+                    answers += backend.upload_files(
+                        [item], if_version=[when.get("if_version")], if_absent=[when.get("if_absent", False)]
+                    )
                 found.append(each)
             return answers
 
@@ -361,7 +404,11 @@ class MountedBackend(ServedMount):
         ]
         if not left:
             return answers
-        change = Change(contents=[bytes(files[index][1]) for index in left])
+        change = Change(
+            contents=[bytes(files[index][1]) for index in left],
+            if_version=[conditions[index].get("if_version") for index in left],
+            if_absent=[conditions[index].get("if_absent", False) for index in left],
+        )
         made, why = self._asking.ask(view, "upload_files", [named[index] for index in left], change)
         for place, index in enumerate(left):
             error = why if made is None else made[place].error
@@ -387,11 +434,11 @@ class MountedBackend(ServedMount):
     def real_paths(self, wanted: list[str]) -> list[str | None]:
         return self._for(*wanted).real_paths(wanted)
 
-    def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
+    def upload_from(self, path: str, file: IO[bytes], **when: Unpack[Conditions]) -> FileUploadResponse:
         """`upload_files` of one file, from an open file; see `CompositeBackend.upload_from`."""
 
         def upload(backend: CompositeBackend) -> FileUploadResponse:
-            return backend.upload_from(path, file)
+            return backend.upload_from(path, file, **when)
 
         where = self._asking.where(self._view_name, [path])
         if where is None or not file.seekable():
@@ -401,7 +448,8 @@ class MountedBackend(ServedMount):
         if not found.is_interrupted or answer.error is None:
             return answer
         file.seek(0)
-        change = Change(contents=[file.read(MAX_CHANGE_BYTES + 1)])
+        given = _conditions(when.get("if_version"), when.get("if_absent", False))
+        change = Change(contents=[file.read(MAX_CHANGE_BYTES + 1)], **given)
         made, why = self._asking.ask(where[0], "upload_files", where[1], change)
         error = why if made is None else made[0].error
         return answer if made is None and why is None else FileUploadResponse(path, error)
@@ -498,7 +546,7 @@ class MountedBackend(ServedMount):
         try:
             name, outer = self._placed(path)
             route, volume = self._seen(name, outer)
-            attr, target = route.executor.run("stat", partial(self._look, name, volume, route, outer, follow))
+            attr, target, version = route.executor.run("stat", partial(self._look, name, volume, route, outer, follow))
             outer = paths.normalise(path)
         except PathError as error:
             return StatResult(error=str(error), code=errors.INVALID_PATH)
@@ -522,6 +570,7 @@ class MountedBackend(ServedMount):
             ctime_ns=attr.ctime_ns,
             target=target,
             route=prefix,
+            version=version,
         )
 
     def stats(self, path: str) -> StatsResult:
@@ -602,19 +651,21 @@ class MountedBackend(ServedMount):
 
     def _look(
         self, view: str | None, volume: Volume, route: Route, outer: AgentPath, follow: bool
-    ) -> tuple[Attr | None, str | None]:
-        """Return the attributes of a path in its volume, and the target of a symbolic link. None for a directory that
-        exists only for the routes."""
+    ) -> tuple[Attr | None, str | None, str | None]:
+        """Return the attributes of a path in its volume, the target of a symbolic link, and the version of a regular
+        file. None for a directory that exists only for the routes."""
         try:
             found = resolve(volume, route.inner(outer), follow=follow).found
         except (FileNotFoundError, NotADirectoryError):
             if self._views.is_way(view, outer):
-                return None, None
+                return None, None, None
             raise
         if not found.is_dir and self._views.is_way(view, outer):  # even if the backend has a file there
-            return None, None
+            return None, None, None
+        if stat_module.S_ISREG(found.mode):
+            return found, None, version_of(volume, found)
         is_link = stat_module.S_ISLNK(found.mode)
-        return found, os.fsdecode(volume.readlink(found.node)) if is_link else None
+        return found, os.fsdecode(volume.readlink(found.node)) if is_link else None, None
 
     def invalidate(self, path: str = "/") -> None:
         outer = paths.normalise(path)
@@ -937,17 +988,26 @@ class MountedBackend(ServedMount):
 def _work(request: Request, change: Change) -> tuple[Verb[Any], Kind, Callable[[CompositeBackend], Any]]:
     """Return the verb of a request, and what makes it."""
     verb, named = request.asked.verb, request.asked.paths
+    if_version = next(iter(change.if_version), None)
+    when = Conditions(if_version=if_version, if_absent=next(iter(change.if_absent), False))
     if verb == "write":
-        return verbs.WRITE, "put", lambda backend: backend.write(named[0], change.content or "")
+        return verbs.WRITE, "put", lambda backend: backend.write(named[0], change.content or "", **when)
     if verb == "edit":
         old, new = change.old_string or "", change.new_string or ""
-        return verbs.EDIT, "put", lambda backend: backend.edit(named[0], old, new, change.replace_all)
+        every = change.replace_all
+        return verbs.EDIT, "put", lambda backend: backend.edit(named[0], old, new, every, if_version=if_version)
     if verb == "delete":
-        return verbs.DELETE, "remove", lambda backend: backend.delete(named[0])
+        return verbs.DELETE, "remove", lambda backend: backend.delete(named[0], if_version=if_version)
     if verb == "move":
-        return verbs.MOVE, "move", lambda backend: backend.move(named[0], named[1])
+        return verbs.MOVE, "move", lambda backend: backend.move(named[0], named[1], **when)
     files = list(zip(named, change.contents, strict=True))
-    return verbs.UPLOAD_FILES, "put", lambda backend: backend.upload_files(files)
+    lists: dict[str, Any] = {"if_version": change.if_version or None, "if_absent": change.if_absent or None}
+    return verbs.UPLOAD_FILES, "put", lambda backend: backend.upload_files(files, **lists)
+
+
+def _conditions(if_version: str | None, if_absent: bool = False) -> dict[str, Any]:
+    """Return the conditions of a verb of one file as arguments of a `Change`; none where there are none."""
+    return {"if_version": [if_version], "if_absent": [if_absent]} if if_version is not None or if_absent else {}
 
 
 def _has_worked(answer: Any) -> bool:

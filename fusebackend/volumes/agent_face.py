@@ -251,12 +251,6 @@ class VolumeBackend(BackendProtocol):
             return refused(verbs.DOWNLOAD_FILES, error, path)
         return FileDownloadResponse(path=path, version=version)
 
-    def version_of(self, path: str, *, follow: bool = False) -> str | None:
-        """Return the version of a file; None for what is no regular file. PathError, OSError, Spent."""
-        with self.volume.viewing():
-            attr = resolve(self.volume, path, follow=follow).found
-            return self._version(attr) if stat.S_ISREG(attr.mode) else None
-
     def _version(self, attr: Attr, data: bytes | None = None, *, as_digest: bool = False) -> str:
         """Return the version of a file, which has these bytes if they are known. Call it with the lock held."""
         found = None if as_digest else self.volume.version_of(attr)

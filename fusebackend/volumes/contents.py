@@ -17,7 +17,7 @@ from typing import IO, TypeVar
 
 from fusebackend.base import budget
 from fusebackend.base.errors import oserror
-from fusebackend.protocol import Attr, AttrChanges, Volume
+from fusebackend.protocol import Attr, AttrChanges, Volume, version_of_bytes
 from fusebackend.volumes.chunks import ALLOCATION_BYTES
 
 log = logging.getLogger(__name__)
@@ -97,6 +97,15 @@ def read_with(
 def read_all(volume: Volume, attr: Attr, max_bytes: int) -> bytes:
     """The bytes of a file; errors as `read_with`."""
     return read_with(volume, attr, max_bytes, joined)
+
+
+def version_of(volume: Volume, attr: Attr) -> str | None:
+    """Return the version of a regular file; None where it would take more than `LOCKED_BYTES` of reading."""
+    with volume.viewing():
+        found = volume.version_of(attr)
+        if found is not None or attr.size > LOCKED_BYTES:
+            return found
+        return version_of_bytes(read_all(volume, attr, LOCKED_BYTES))
 
 
 def joined(pieces: Iterable[bytes]) -> bytes:
