@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from for_each import for_each
 from langgraph.store.memory import InMemoryStore
+from live import live
 
 from fusebackend.backends import (
     CompositeBackend,
@@ -69,15 +72,27 @@ def made(kind: str, directory: Path) -> Any:
     return InMemoryBackend() if kind == "memory" else StoreBackend(InMemoryStore(), namespace=("a",))
 
 
-KINDS = ("memory", "sqlite", "dir", "store", "composite")
+KINDS = ("memory", "sqlite", "dir", "store", "composite", "client")
 
 
 @pytest.fixture(params=KINDS)
 def files(request, tmp_path):
-    backend = made(request.param, tmp_path)
-    yield backend
-    if hasattr(backend, "close"):
-        backend.close()
+    with opened(request.param, tmp_path) as backend:
+        yield backend
+
+
+@contextlib.contextmanager
+def opened(kind: str, directory: Path) -> Iterator[Any]:
+    if kind == "client":
+        store = StoreBackend(InMemoryStore(), namespace=("a",))
+        with live(directory, InMemoryBackend(), {"/s": store}) as server, server.connect() as client:
+            yield client
+        return
+    with contextlib.ExitStack() as stack:
+        backend = made(kind, directory)
+        if hasattr(backend, "close"):
+            stack.callback(backend.close)
+        yield backend
 
 
 def version(backend: Any, path: str) -> str:
@@ -170,7 +185,11 @@ def test_a_version_holds_after_a_restart_and_never_for_other_bytes(kind, tmp_pat
 def test_changes_within_a_tick_have_versions_of_their_own(kind, tmp_path):
     directory = tmp_path / kind
     directory.mkdir(exist_ok=True)
-    backend = made(kind, directory)
+    with opened(kind, directory) as backend:
+        _change_within_a_tick(backend)
+
+
+def _change_within_a_tick(backend: Any) -> None:
     seen: dict[str, str] = {}
     backend.write("/f", "000")
     for number in range(200):
@@ -184,7 +203,11 @@ def test_changes_within_a_tick_have_versions_of_their_own(kind, tmp_path):
 def test_no_update_is_lost_between_threads(kind, tmp_path):
     directory = tmp_path / kind
     directory.mkdir(exist_ok=True)
-    backend = made(kind, directory)
+    with opened(kind, directory) as backend:
+        _count(backend)
+
+
+def _count(backend: Any) -> None:
     backend.write("/n", "0")
     threads, each_counts = 8, 12
 
@@ -254,3 +277,29 @@ def test_a_state_takes_no_conditions():
     assert all(change.error is not None for change in changes)
     assert content(state, "/f") == b"one"
     assert content(state, "/g") is None
+
+
+def test_what_waited_for_an_approval_compares_again(tmp_path, monkeypatch):
+    """An approval itself compares bytes. Here they are the same, and only the version is another one."""
+    monkeypatch.setattr(versions, "coarse_ns", lambda: coarse_ns() + 3 * 10**9)
+    rules = [{"operations": ["write"], "paths": ["/prod/**"], "mode": "interrupt"}]
+    with (
+        live(tmp_path, InMemoryBackend(), views={"agent": rules}) as server,
+        server.connect(view="") as free,
+        server.connect(view="agent") as agent,
+    ):
+        free.write("/prod/f", "one")
+        changes = {
+            "write": lambda held: agent.write("/prod/f", "two", if_version=held),
+            "upload": lambda held: agent.upload_files([("/prod/f", b"two")], if_version=[held])[0],
+            "edit": lambda held: agent.edit("/prod/f", "one", "two", if_version=held),
+            "delete": lambda held: agent.delete("/prod/f", if_version=held),
+            "move": lambda held: agent.move("/prod/f", "/prod/g", if_version=held),
+        }
+        for change in each(changes):
+            with change as asks:
+                assert "approval" in (asks(version(free, "/prod/f")).error or "")
+                (request,) = [request for request in free.approvals() if request.state == "pending"]
+                free.upload_files([("/prod/f", b"one")])
+                failed = free.approve(request.number)
+                assert (failed.state, content(free, "/prod/f"), content(free, "/prod/g")) == ("failed", b"one", None)
