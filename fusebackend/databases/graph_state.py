@@ -30,6 +30,8 @@ NOT_MERGING = (
     "deepagents' FilesystemState has"
 )
 
+NOT_TEXT = "Names in a graph's state must be UTF-8: its checkpoints hold nothing else"
+
 
 class GraphStateError(OSError):
     """The state can't be read or written; the text says how to mend it."""
@@ -93,6 +95,10 @@ class GraphState(MutableMapping[str, Any]):
         update |= {path: None for path in before if path not in value}
         if not update:
             return
+        try:
+            "".join(map(str, update)).encode()
+        except UnicodeEncodeError:
+            raise GraphStateError(NOT_TEXT, errno.EILSEQ) from None
         self._config()[SEND_KEY]([(FILES, update)])
         if self[FILES].keys() != value.keys():
             raise GraphStateError(NOT_MERGING, errno.EIO)

@@ -278,7 +278,6 @@ class HistoryFile:
         self.path = path
         self._commands = (options or LogOptions()).commands
         self._time_ns = time_ns
-        self._lock_file = _locked(os.path.dirname(path) or ".")
         self.set_aside: str | None = None
         self._guard = threading.Lock()  # of the next fields, and of the numbers
         self._waiting: list[_Row] = []
@@ -295,14 +294,6 @@ class HistoryFile:
         """The latest end of a deleted call."""
         self._writing = threading.Lock()  # of the writer's connection
         self._reading = threading.Lock()
-        try:
-            self._writer = self._opened()
-            status = os.stat(path)
-            self._file = AtPath(path, (status.st_dev, status.st_ino))
-            self._reader = sqlite.open_file(path, "mode=rw")
-        except BaseException:
-            os.close(self._lock_file)
-            raise
         self.apart: AgentPath | None = None
         """The directory of the routes whose calls are no calls of the mount, unless they are asked for by a path there:
         branches. None if there are none."""
@@ -312,14 +303,21 @@ class HistoryFile:
         self._has_lost = False
         self._call: int
         self._record: int
-        self._call, self._record = self._writer.execute("SELECT call, record FROM numbers").fetchone()
-        self.earlier = self._record
-        self.id = self._identity()
-        self.was_killed = self._writer.execute("SELECT record FROM closed").fetchall() != [(self._record,)]
-        self._chain = load(self._writer)
         self.interrupted: list[int] = []
         self.made: set[int] = set()
-        self._end_interrupted()
+        with contextlib.ExitStack() as opened:
+            opened.callback(os.close, _locked(os.path.dirname(path) or "."))
+            self._writer = opened.enter_context(contextlib.closing(self._opened()))
+            status = os.stat(path)
+            self._file = AtPath(path, (status.st_dev, status.st_ino))
+            self._reader = opened.enter_context(contextlib.closing(sqlite.open_file(path, "mode=rw")))
+            self._call, self._record = self._writer.execute("SELECT call, record FROM numbers").fetchone()
+            self.earlier = self._record
+            self.id = self._identity()
+            self.was_killed = self._writer.execute("SELECT record FROM closed").fetchall() != [(self._record,)]
+            self._chain = load(self._writer)
+            self._end_interrupted()
+            self._connections = opened.pop_all()
         self._wake = threading.Event()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fusebackend-history", daemon=True)
@@ -376,9 +374,7 @@ class HistoryFile:
         self.flush()
         with contextlib.suppress(sqlite3.Error):  # then the next server takes it for killed
             self._writer.execute("INSERT OR REPLACE INTO closed SELECT 1, record FROM numbers")
-        self._reader.close()
-        self._writer.close()
-        os.close(self._lock_file)
+        self._connections.close()
 
     @property
     def commands(self) -> Commands:

@@ -362,6 +362,8 @@ class UndoPlan:
                 raise
             return None
         file = view.file(attr)
+        if file.place is not None:  # the node may go with a name that a step before removes
+            return _Twin(file.place.path, file)
         return _Twin(b"", file, node) if file.links else None
 
     def _lasts(self, view: _View, record: Record) -> bool:

@@ -38,7 +38,7 @@ from fusebackend.base.paths import ROOT, AgentPath, is_below, join, parent_and_n
 from fusebackend.composite.route_table import RouteTable
 from fusebackend.protocol import DEFAULT_TTL_S, MAX_NODE, ROOT_NODE, Attr, Caller, Features, StatFs, Volume, Writable
 from fusebackend.rules.rule import Operation
-from fusebackend.rules.ruled_volume import NODES, RuledVolume
+from fusebackend.rules.ruled_volume import LINKED, NODES, RuledVolume, own_bits
 from fusebackend.rules.view import View
 from fusebackend.vfs.calls.executor import RouteExecutor
 from fusebackend.vfs.calls.request import Request
@@ -139,6 +139,13 @@ class Route:
         """The inode number of a node of the volume."""
         route = self if self.files is self or attr.is_dir or self.is_restricted(attr.node) else self.files
         return inode_number(route.index, attr.node)
+
+    def lasting_number(self, node: int) -> int:
+        """Return the `st_ino` of a restricted file. A second name restricts a file that was the main tree's inode, and
+        leaves its `st_ino`: git fails if a file has another one once it has linked it (builtin/clone.c)."""
+        if own_bits(node) == LINKED:
+            return inode_number(self.files.index, node & NODES)
+        return inode_number(self.index, node)
 
     def numbers(self, attr: Attr, parent: int) -> tuple[int, int]:
         """Return `number` and `above` in one step, for listings."""

@@ -279,9 +279,16 @@ class FileSystem:
         attr = await route.ask(route.volume.getattr, node)
         if route.shared:
             self.page_versions.answered(inode, attr.version)
+        return self._attributes(route, inode, node, attr, generation)
+
+    def _attributes(self, route: Route, inode: int, node: int, attr: Attr, generation: int) -> Entry:
+        """Return what `stat` and its like show of an inode. `generation` is from before the volume was asked."""
         self.resolver.attr_sent(inode, attr)
-        timeout_s = 0.0 if route.is_ruled and route.is_restricted(node) else route.policy.timeout_s
-        return self.overtaken.checked(Entry(inode, attr, timeout_s), generation)
+        is_restricted = route.is_ruled and route.is_restricted(node)
+        entry = Entry(inode, attr, 0.0 if is_restricted else route.policy.timeout_s)
+        if is_restricted:
+            entry = entry._replace(inode=route.lasting_number(node))
+        return self.overtaken.checked(entry, generation)
 
     async def setattr(self, inode: int, changes: AttrChanges, by_handle: bool = False) -> Entry:
         route, node = await self.resolver.place(inode, make=True)
@@ -298,9 +305,7 @@ class FileSystem:
             attr = await self.revalidation.call(route, inode, route.changing.setattr, node, changes)
         else:
             attr = await route.call(route.changing.setattr, node, changes)
-        self.resolver.attr_sent(inode, attr)
-        timeout_s = 0.0 if route.is_ruled and route.is_restricted(node) else route.policy.timeout_s
-        entry = self.overtaken.checked(Entry(inode, attr, timeout_s), generation)
+        entry = self._attributes(route, inode, node, attr, generation)
         if self.inodes.beside and attr.is_dir:
             self.twins.attributes_changed(route, node)
         return entry

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import mounts
 import pytest
 import trees
-from kinds import KINDS, SOURCES, Kind, Work
-
-KINDS_BY_DAY = [
-    pytest.param(name, marks=pytest.mark.night) if name == "memory" else pytest.param(name) for name in KINDS
-]
-"""To a program, `memory:` is what `sqlite:` is."""
+from kinds import KINDS, KINDS_BY_DAY, MEMORY, SOURCES, Kind, Work
+from two_faces import TwoFaces, two_faces
 
 
 @pytest.fixture(scope="module", params=KINDS_BY_DAY)
@@ -43,3 +41,37 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trees.git(root, "add", ".")
     trees.git(root, "commit", "--quiet", "--message=sources")
     return root
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a file system of 24 MiB, 4 of them taken by `ballast`. Request it before `serve`, which must end first."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to mount a small tmpfs")
+    path = tmp_path / "small"
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "none", path], check=True)
+    try:
+        (path / "ballast").write_bytes(bytes(4 << 20))
+        yield path
+    finally:
+        subprocess.run(["umount", "--lazy", path], check=True)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[MEMORY, "sqlite:{tmp}/volume.db"],
+    ids=["memory", "sqlite"],
+)
+def served_faces(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoFaces]:
+    """Serve one mount for all tests of a module."""
+    tmp = tmp_path_factory.mktemp("faces")
+    with two_faces(tmp / "mnt", request.param.format(tmp=tmp)) as faces:
+        yield faces
+
+
+@pytest.fixture
+def faces(served_faces: TwoFaces) -> Iterator[TwoFaces]:
+    """A mount with both of its faces, which is empty."""
+    yield served_faces
+    mounts.empty(served_faces.path)

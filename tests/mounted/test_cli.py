@@ -17,6 +17,7 @@ from unittest import mock
 
 import mounts
 import pytest
+import served
 from click.testing import CliRunner
 from eventually import eventually
 from programs import command
@@ -130,6 +131,11 @@ def wait_until_ended(pid: int) -> None:
     eventually(lambda: has_ended(pid), LIMIT_S)
 
 
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    wait_until_ended(pid)
+
+
 class TestMount:
     def test_the_embedded_default(self, shell: Shell, point: Path) -> None:
         said = shell.ok("mount", point)
@@ -142,6 +148,10 @@ class TestMount:
         assert f"log: {shell.log_dir}/{name}.log\n" in said
         assert stat.S_IMODE(data.parent.stat().st_mode) == 0o700
         assert stat.S_IMODE(data.stat().st_mode) == 0o600
+        pid = shell.status(point)["pid"]  # the server holds nothing of whoever started it
+        assert (os.readlink(f"/proc/{pid}/cwd"), os.readlink(f"/proc/{pid}/fd/0")) == ("/", "/dev/null")
+        assert os.getsid(pid) == pid
+        assert all(os.readlink(f"/proc/{pid}/fd/{descriptor}").endswith(".log") for descriptor in (1, 2))
         (point / "notes").mkdir()
         (point / "notes/a.txt").write_text("kept")
         assert shell.ok("umount", point) == f"unmounted {point}\n"
@@ -187,11 +197,6 @@ class TestMount:
         assert [route["url"] for route in status["routes"]] == ["memory:", "memory:", "memory:"]
         assert status["read_only"] is False
         (point / "new").write_text("")
-
-    def test_read_only(self, shell: Shell, point: Path) -> None:
-        assert ", read-only)" in shell.ok("mount", point, "--default", "memory:", "-o", "noexec,ro")
-        with pytest.raises(OSError, match="Read-only file system"):
-            (point / "new").write_text("")
 
     @pytest.mark.parametrize("words", [config.LIBFUSE_WORDS[::2], config.LIBFUSE_WORDS[1::2]])
     def test_every_word_for_libfuse_mounts(self, shell: Shell, point: Path, words: Sequence[str]) -> None:
@@ -259,15 +264,6 @@ class TestMount:
         assert str(point).encode() in command
         shown = said + shell.log(point) + json.dumps(status) + shell.ok("status", point) + os.fsdecode(command)
         assert "hunter2" not in shown
-
-    def test_the_server_holds_nothing_of_whoever_started_it(self, shell: Shell, point: Path, tmp_path: Path) -> None:
-        shell.ok("mount", point, "--default", "memory:")
-        pid = shell.status(point)["pid"]
-        assert os.readlink(f"/proc/{pid}/cwd") == "/"
-        assert os.readlink(f"/proc/{pid}/fd/0") == "/dev/null"
-        assert os.getsid(pid) == pid
-        for descriptor in (1, 2):
-            assert os.readlink(f"/proc/{pid}/fd/{descriptor}").endswith(".log")
 
     def test_a_long_log_is_put_aside(self, shell: Shell, point: Path) -> None:
         shell.log_dir.mkdir(parents=True)
@@ -367,38 +363,27 @@ class TestMountedAlready:
         assert sorted(process.wait(LIMIT_S) for process in started) == [0, 1, 1]
         assert len([entry for entry in table.mounts() if entry.mountpoint == str(point)]) == 1
         assert len(servers(point.parent)) == 1
-
-    def test_a_live_mount_is_left_alone(self, shell: Shell, point: Path) -> None:
-        shell.ok("mount", point, "--default", "memory:")
         pid = shell.status(point)["pid"]
         said = shell.refused("mount", point)
         assert said == f"'{point}' is mounted already by process {pid}; 'fusebackend umount {point}' ends that"
         assert shell.status(point)["pid"] == pid
 
-    def test_a_dead_mount_is_replaced(self, shell: Shell, point: Path) -> None:
+    def test_a_dead_mount_is_replaced_or_cleared_away(self, shell: Shell, point: Path) -> None:
         shell.ok("mount", point)
         with (point / "a.txt").open("w") as file:
             file.write("kept")
             file.flush()
             os.fsync(file.fileno())
-        pid = shell.status(point)["pid"]
-        os.kill(pid, signal.SIGKILL)
-        wait_until_ended(pid)
+        kill(shell.status(point)["pid"])
         with pytest.raises(OSError, match=r"endpoint is not connected|caused connection abort"):
             os.listdir(point)
         status = shell("status", "--json", point)
-        assert status.returncode == 1
-        assert json.loads(status.stdout)[0]["state"] == "dead"
+        assert (status.returncode, json.loads(status.stdout)[0]["state"]) == (1, "dead")
         said = shell.ok("mount", point)
         assert said.startswith(f"the server of an earlier mount on {point} had died; it was cleared away\n")
         assert (point / "a.txt").read_text() == "kept"
         assert len([entry for entry in table.mounts() if entry.mountpoint == str(point)]) == 1
-
-    def test_a_dead_mount_is_cleared_away_by_umount(self, shell: Shell, point: Path) -> None:
-        shell.ok("mount", point, "--default", "memory:")
-        pid = shell.status(point)["pid"]
-        os.kill(pid, signal.SIGKILL)
-        wait_until_ended(pid)
+        kill(shell.status(point)["pid"])
         assert "dead: its server is gone" in shell("status", point).stdout
         assert shell.ok("umount", point) == f"unmounted {point}; its server had died before\n"
         assert not is_mounted(point)
@@ -453,22 +438,14 @@ class TestMountedAlready:
 
 
 class TestUmount:
-    def test_it_returns_when_the_server_has_ended(self, shell: Shell, point: Path) -> None:
-        shell.ok("mount", point, "--default", "sqlite:x.db")
-        pid = shell.status(point)["pid"]
-        (point / "a").write_text("x" * 1_000_000)
-        shell.ok("umount", point)
-        assert has_ended(pid)
-        assert "everything is stored" in shell.log(point)
-        assert not (shell.home / "x.db-wal").exists()
-
     def test_from_inside_it_is_not_in_its_own_way(self, shell: Shell, point: Path) -> None:
+        assert ", read-only)" in shell.ok("mount", point, "--default", "memory:", "-o", "noexec,ro")
+        with pytest.raises(OSError, match="Read-only file system"):
+            (point / "new").write_text("")
+        lazy_on_an_idle_mount = shell.ok("umount", "--lazy", ".", cwd=point)
+        assert lazy_on_an_idle_mount == f"unmounted {point}\n"
         shell.ok("mount", point, "--default", "memory:")
         assert shell.ok("umount", ".", cwd=point) == f"unmounted {point}\n"
-
-    def test_lazy_on_an_idle_mount_is_an_ordinary_unmount(self, shell: Shell, point: Path) -> None:
-        shell.ok("mount", point, "--default", "memory:")
-        assert shell.ok("umount", "--lazy", point) == f"unmounted {point}\n"
 
     @pytest.mark.parametrize("how", ["cwd", "fd", "exe"])
     def test_it_says_who_has_something_open(self, shell: Shell, point: Path, how: str) -> None:
@@ -520,39 +497,39 @@ class TestUmount:
 
 
 class TestSignals:
-    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-    def test_the_server_unmounts_cleanly(self, shell: Shell, point: Path, number: signal.Signals) -> None:
+    @pytest.mark.parametrize("end", ["umount", signal.SIGTERM, signal.SIGINT])
+    def test_the_server_unmounts_cleanly(self, shell: Shell, point: Path, end: str | signal.Signals) -> None:
         shell.ok("mount", point, "--default", "sqlite:x.db")
-        (point / "a").write_text("kept")
+        (point / "a").write_text("kept" * 250_000)
         pid = shell.status(point)["pid"]
-        os.kill(pid, number)
-        wait_until_ended(pid)
+        if isinstance(end, signal.Signals):
+            os.kill(pid, end)
+            wait_until_ended(pid)
+        else:
+            shell.ok("umount", point)
+            assert has_ended(pid), "it returns when the server has ended"
         assert not is_mounted(point)
         assert "everything is stored" in shell.log(point)
         assert not (shell.home / "x.db-wal").exists()
         shell.ok("mount", point, "--default", "sqlite:x.db")
-        assert (point / "a").read_text() == "kept"
+        assert (point / "a").read_text() == "kept" * 250_000
 
-    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-    def test_in_the_foreground(self, shell: Shell, point: Path, number: signal.Signals) -> None:
+    @pytest.mark.parametrize("end", ["umount", signal.SIGTERM, signal.SIGINT])
+    def test_in_the_foreground(self, shell: Shell, point: Path, end: str | signal.Signals) -> None:
         process = shell.start("mount", point, "--default", "memory:", "--foreground")
         eventually(lambda: is_mounted(point))
         (point / "a").write_text("served by a process in the foreground")
         assert shell.status(point)["pid"] == process.pid
-        process.send_signal(number)
+        if isinstance(end, signal.Signals):
+            process.send_signal(end)
+        else:
+            shell.ok("umount", point)
         said, logged = process.communicate(timeout=LIMIT_S)
         assert process.returncode == 0, logged
         assert said.startswith(f"mounted {point} (process {process.pid})\n")
         assert "INFO" in logged
         assert "Traceback" not in logged
         assert not is_mounted(point)
-
-    def test_unmounting_ends_one_in_the_foreground(self, shell: Shell, point: Path) -> None:
-        process = shell.start("mount", point, "--default", "memory:", "--foreground")
-        eventually(lambda: is_mounted(point))
-        shell.ok("umount", point)
-        process.communicate(timeout=LIMIT_S)
-        assert process.returncode == 0
 
 
 class TestStatus:
@@ -594,3 +571,163 @@ class TestStatus:
             assert re.search(
                 r"\n  idle: sleep, although idle=poll was asked for: (the cpuidle driver|cannot open) .+\n", said
             )
+
+
+# --------------------------------------------------------------------------------------------------------------
+# A server that gets SIGTERM right after its mount appears ends, also in the middle of its start
+# --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "delay_s", [0, 0.001, 0.008, *(pytest.param(each, marks=pytest.mark.night) for each in (0.0005, 0.002, 0.004))]
+)
+def test_sigterm_in_the_first_moments(tmp_path: Path, delay_s: float) -> None:
+    mounts.require()
+    mountpoint = tmp_path / "mnt"
+    mountpoint.mkdir()
+    command = [sys.executable, "-m", "fusebackend.cli.main", "mount", str(mountpoint), "--foreground"]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [*command, "--default", "memory:"],
+            env={**os.environ, "PYTHONPATH": str(mounts.ROOT)},
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        while not mounts.is_listed(mountpoint):  # not `ismount`: that would wait for an answer
+            assert process.poll() is None, (tmp_path / "log").read_text()
+        time.sleep(delay_s)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0, (tmp_path / "log").read_text()
+        assert not mounts.is_listed(mountpoint)
+    finally:
+        process.kill()
+        process.wait()
+        if mounts.is_listed(mountpoint):
+            subprocess.run(["fusermount3", "-u", "-z", mountpoint], check=True)
+
+
+def test_a_crash_in_c_code_leaves_the_stacks_in_the_log(serve: mounts.Serve) -> None:
+    mounted = serve("memory:")
+    mounted.process.send_signal(signal.SIGSEGV)
+    assert mounted.process.wait(30) == -signal.SIGSEGV
+    text = mounted.log_text()
+    assert "Fatal Python error: Segmentation fault" in text
+    assert "in serve" in text
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Mounts by /etc/fstab
+# --------------------------------------------------------------------------------------------------------------
+
+# /sbin has what it had, and our helpers, which are what the wheel's scripts are.
+AROUND = r"""
+set -eu
+mkdir sbin before mnt
+for helper in mount umount; do
+    code="from fusebackend.cli.mount_helper import ${helper}_main as main; main()"
+    printf '#!/bin/sh\nPYTHONPATH=%s exec %s -c "%s" "$@"\n' "$PYTHONPATH" "$PYTHON" "$code" >sbin/$helper.fusebackend
+    chmod +x sbin/$helper.fusebackend
+done
+mount --bind "$(realpath /sbin)" before
+mount -t tmpfs none "$(realpath /sbin)"
+ln -s "$PWD"/before/* "$PWD/sbin/mount.fusebackend" /sbin/
+ln -s "$PWD/sbin/umount.fusebackend" /sbin/umount.fuse.fusebackend
+mount -t tmpfs none /run/mount 2>/dev/null || true  # mount(8)'s own notes
+says() { printf '%s: ' "$1"; shift; "$@" 2>&1 && echo "= 0" || echo "= $?"; }
+"""
+
+FSTAB = r"""
+printf 'default = "sqlite:agent.db"\n[routes]\n"/notes/" = "memory:"\n' > agent.toml
+options=defaults,nosuid,noatime,_netdev,nofail,uhelper=fusebackend,x-systemd.requires=network.target
+echo "$PWD/agent.toml $PWD/mnt fusebackend $options 0 0" > fstab
+says all mount -T fstab -a
+findmnt -n -o SOURCE,FSTYPE,OPTIONS mnt
+echo hello > mnt/notes/hello; echo kept > mnt/kept
+says again mount -T fstab -a
+findmnt -n mnt | wc -l
+says twice mount -T fstab mnt
+(cd mnt; says busy umount "$OLDPWD/mnt") | grep -E "^(busy|=)"
+says remount mount.fusebackend "$PWD/agent.toml" mnt -o remount,ro
+says forced umount.fuse.fusebackend mnt -f
+says umount umount -v "$PWD/mnt"
+says read-only mount -T fstab -o ro mnt
+cat mnt/kept; says write touch mnt/new
+says end umount mnt
+says fake mount -f -v -t fusebackend none mnt
+says none findmnt mnt
+mkdir 'a, b\c'
+says odd mount -t fusebackend "dir:$PWD/a, b\\c" mnt
+findmnt -n -r -o SOURCE mnt
+says last umount mnt
+"""
+
+
+def run(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Run a script in namespaces of its own; returns its lines, with the directory as `HERE`."""
+    mounts.require()
+    if os.geteuid() != 0:
+        pytest.skip("mount(8) and a mount namespace need root")
+    return [line.replace(str(tmp_path), "HERE") for line in served.script(AROUND + script, tmp_path, monkeypatch)]
+
+
+def test_a_line_of_fstab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = iter(run(FSTAB, tmp_path, monkeypatch))
+
+    def says(*wanted: str) -> None:
+        """The next lines begin so."""
+        for beginning in wanted:
+            line = next(lines)
+            assert line.startswith(beginning), [line, *lines]
+
+    says("all: = 0")
+    says("HERE/agent.toml fuse.fusebackend rw,nosuid,nodev,noatime,user_id=0,")
+    says("again: = 0", "1")  # `mount -a` knows it by its source
+    says("twice: mount.fusebackend: 'HERE/mnt' is mounted already by process ", "= 32")
+    says("busy: umount.fusebackend: 'HERE/mnt' is busy", "= 32")
+    says("remount: mount.fusebackend: -o remount is not possible: umount, and mount again with other options", "= 1")
+    says("forced: umount.fusebackend: -f would lose what is not stored yet: if it must be, 'umount -i -f mnt'", "= 1")
+    says("umount: unmounted HERE/mnt", "= 0")  # our helper's words: everything is stored
+    says("read-only: = 0", "kept", "write: touch: cannot touch 'mnt/new': Read-only file system", "= 1", "end: = 0")
+    says("fake: = 0", "none: = 1")
+    says("odd: = 0", r"dir:HERE/a,\x20b\x5cc", "last: = 0")  # findmnt's escapes
+    assert list(lines) == []
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Mounts without root's rights: in a user namespace where /dev/fuse can be opened
+# --------------------------------------------------------------------------------------------------------------
+
+WORK = """
+set -e
+fusebackend() { "$PYTHON" -m fusebackend "$@"; }
+awk '{ print "ids", $3 }' /proc/self/uid_map
+fusebackend doctor --json | grep -c 'a FUSE file system can be mounted'
+fusebackend mount mnt --default sqlite:"$PWD"/volume.db
+echo hello > mnt/file
+chmod 600 mnt/file
+ln mnt/file mnt/linked
+ln -s file mnt/symbolic
+fusebackend read --mount mnt /symbolic
+fusebackend exec --mount mnt -- 'cat linked; touch made'
+fusebackend branch create --mount mnt work
+echo branch > mnt/.fusebackend/branches/work/file
+cat mnt/file
+stat -c '%a %h %n' mnt/file mnt/made
+fusebackend umount mnt
+"""
+
+
+def test_a_mount_in_a_user_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts.require()
+    (tmp_path / "mnt").mkdir()
+    user = ("--user", "--map-root-user")
+    if subprocess.run(["unshare", *user, "true"], capture_output=True).returncode != 0:
+        pytest.skip("no user namespace for this user")
+    lines = served.script(WORK, tmp_path, monkeypatch, *user)
+    assert lines[:2] == ["ids 1", "1"]  # one id alone is mapped: no rights outside
+    assert lines[2].startswith(f"mounted {tmp_path}/mnt (process ")
+    rest = [line for line in lines[3:] if not line.startswith("  ")]
+    made = f"{tmp_path}/mnt/.fusebackend/branches/work"
+    assert rest == ["hello", "hello", made, "hello", "600 2 mnt/file", "644 1 mnt/made", f"unmounted {tmp_path}/mnt"]
+    assert not os.path.ismount(tmp_path / "mnt")

@@ -6,36 +6,31 @@ Random changes through either face are in `test_one_truth.py`.
 from __future__ import annotations
 
 import errno
+import json
 import mmap
 import os
+import random
 import stat
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import bigthreads
 import mounts
 import pytest
+from eventually import eventually, tick
 from mounts import Serve
+from stalling import Control
 from two_faces import TwoFaces, two_faces
 
+import fusebackend
+from fusebackend.linux import mount_table as table
+
 pytestmark = pytest.mark.mounted
-
-KINDS = [pytest.param("memory:", marks=pytest.mark.night), "sqlite:{tmp}/volume.db"]
-"""To a program, `memory:` is what `sqlite:` is."""
-
-
-@pytest.fixture(scope="module", params=KINDS, ids=["memory", "sqlite"])
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoFaces]:
-    tmp = tmp_path_factory.mktemp("coherence")
-    with two_faces(tmp / "mnt", request.param.format(tmp=tmp)) as faces:
-        yield faces
-
-
-@pytest.fixture
-def faces(served: TwoFaces) -> Iterator[TwoFaces]:
-    yield served
-    mounts.empty(served.path)
-
 
 # -- the agent changes, a process looks ----------------------------------------------------------------------------
 
@@ -152,3 +147,377 @@ def test_a_file_that_was_changed_behind_a_route_is_read_to_its_new_end(tmp_path:
     for text in ("a longer text", "x", "three"):
         (tmp_path / "files/file").write_text(text)
         assert path.read_text() == text
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Listings that the kernel keeps until the directory changes, and goes on with where it had to drop them
+# --------------------------------------------------------------------------------------------------------------
+
+
+def filled(faces: TwoFaces, count: int, tail: str = "") -> tuple[Path, set[str]]:
+    """Make a directory; return it and the names in it."""
+    directory = faces.path / "directory"
+    directory.mkdir()
+    names = {f"{number:05}{tail}" for number in range(count)}
+    for name in names:
+        (directory / name).touch()
+    return directory, names
+
+
+def asked(faces: TwoFaces) -> int:
+    """Return the number of READDIR requests so far."""
+    status = json.loads(os.getxattr(faces.path, "user.fusebackend.status"))
+    return int(status["counters"].get("readdir", 0))
+
+
+def test_until_either_face_changes_the_directory(faces: TwoFaces) -> None:
+    directory, names = filled(faces, 300)
+
+    def make() -> None:
+        (directory / "made").touch()
+        names.add("made")
+
+    def rename() -> None:
+        (directory / "made").rename(directory / "renamed")
+        names.symmetric_difference_update({"made", "renamed"})
+
+    def link_from_elsewhere() -> None:
+        (faces.path / "elsewhere").touch()
+        os.link(faces.path / "elsewhere", directory / "link")
+        names.add("link")
+
+    def write_as_agent() -> None:
+        faces.call("write", "/directory/agent", "x")
+        names.add("agent")
+
+    def move_as_agent() -> None:
+        faces.call("move", "/directory/agent", "/directory/moved")
+        names.symmetric_difference_update({"agent", "moved"})
+
+    def delete_as_agent() -> None:
+        faces.call("delete", "/directory/moved")
+        names.remove("moved")
+
+    for change in (make, rename, link_from_elsewhere, write_as_agent, move_as_agent, delete_as_agent):
+        change()
+        tick()
+        for _ in range(2):  # not the first, if a notice was on its way just then
+            assert set(os.listdir(directory)) == names, change.__name__
+        before = asked(faces)
+        for _ in range(3):
+            assert set(os.listdir(directory)) == names
+        assert asked(faces) == before, change.__name__
+
+
+def test_a_directory_that_was_there_before_the_mount_is_small_once_it_was_seen(tmp_path: Path) -> None:
+    url = f"sqlite:{tmp_path / 'volume.db'}"
+    with two_faces(tmp_path / "mnt", url) as faces:
+        _, names = filled(faces, 300)
+    with two_faces(tmp_path / "again", url) as faces:
+        directory = faces.path / "directory"
+        for _ in range(3):  # the first shows that it is small, another one is kept
+            assert set(os.listdir(directory)) == names
+        before = asked(faces)
+        assert set(os.listdir(directory)) == names
+        assert asked(faces) == before
+
+
+def test_a_listing_is_read_on_from_where_it_was_left(faces: TwoFaces) -> None:
+    directory, names = filled(faces, 2_000)
+    assert set(os.listdir(directory)) == names
+    with os.scandir(directory) as listing:  # from the kernel's cached listing …
+        seen = {next(listing).name for _ in range(500)}
+        faces.call("write", "/directory/new", "x")
+        (directory / "00000").unlink()
+        rest = [entry.name for entry in listing]  # … which is out of date by now
+    assert len(rest) == len(set(rest))
+    assert not seen & set(rest)
+    assert seen | set(rest) >= names - {"00000"}
+    assert set(os.listdir(directory)) == names - {"00000"} | {"new"}
+
+
+@pytest.mark.alone
+def test_what_the_kernel_had_to_give_up_is_read_on_here(faces: TwoFaces) -> None:
+    directory, names = filled(faces, 2_000)
+    assert set(os.listdir(directory)) == names
+    with os.scandir(directory) as listing, os.scandir(directory) as other:
+        seen = [next(listing).name]
+        next(other)
+        mounts.drop_caches(1)
+        seen += [entry.name for entry in listing]
+        assert sorted(seen) == sorted(names)
+        assert len(list(other)) == len(names) - 1
+
+
+def test_a_time_that_is_set_back_hides_nothing(faces: TwoFaces) -> None:
+    directory, names = filled(faces, 3)
+    for number in range(3):
+        os.utime(directory, ns=(1, 1))
+        for _ in range(2):
+            assert set(os.listdir(directory)) == names
+        faces.call("write", f"/directory/agent{number}", "x")
+        names.add(f"agent{number}")
+
+
+def test_a_listing_moves_the_access_time_as_often_as_without(faces: TwoFaces) -> None:
+    directory, _ = filled(faces, 3)
+    tick()
+    os.listdir(directory)
+    times = os.stat(directory)
+    assert times.st_atime_ns > times.st_mtime_ns
+    os.listdir(directory)
+    assert os.stat(directory).st_atime_ns == times.st_atime_ns  # relatime
+    for changed in (lambda: directory.chmod(0o700), lambda: os.utime(directory, ns=(1, times.st_mtime_ns))):
+        tick()
+        changed()
+        tick()
+        os.listdir(directory)
+        assert os.stat(directory).st_atime_ns > os.stat(directory).st_mtime_ns
+        assert os.stat(directory).st_atime_ns > times.st_atime_ns
+
+
+class Listing:
+    """A listing that is read in pieces, beside others."""
+
+    def __init__(self, directory: Path, names: set[str]) -> None:
+        self._entries = os.scandir(directory)
+        self.must_be_seen = set(names)  # there all the time
+        self.may_be_seen = set(names)  # there at some time
+        self.seen: list[str] = []
+
+    def read(self, count: int) -> bool:
+        """Read up to `count` names; return False at the end."""
+        for _ in range(count):
+            entry = next(self._entries, None)
+            if entry is None:
+                return False
+            self.seen.append(entry.name)
+        return True
+
+    def close(self) -> None:
+        self._entries.close()
+
+    def check(self) -> None:
+        self.close()
+        assert len(self.seen) == len(set(self.seen)), "a name was seen twice"
+        assert self.must_be_seen <= set(self.seen) <= self.may_be_seen
+
+
+@pytest.mark.alone
+def test_whatever_happens_while_several_read(faces: TwoFaces) -> None:
+    """Long names make each listing many replies and many pages."""
+    seed = random.randrange(10**6)
+    print("seed", seed)
+    chance = random.Random(seed)
+    tail = "." * 180
+    directory, names = filled(faces, 400, tail)
+    made = 400
+    listings: list[Listing] = []
+
+    def add() -> None:
+        nonlocal made
+        made += 1
+        name = f"{chance.randrange(100_000):05}-{made}{tail}"
+        if chance.random() < 0.5:
+            (directory / name).touch()
+        else:
+            faces.call("write", f"/directory/{name}", "x")
+        names.add(name)
+        for listing in listings:
+            listing.may_be_seen.add(name)
+
+    def remove() -> None:
+        name = chance.choice(sorted(names))
+        if chance.random() < 0.5:
+            (directory / name).unlink()
+        else:
+            faces.call("delete", f"/directory/{name}")
+        names.remove(name)
+        for listing in listings:
+            listing.must_be_seen.discard(name)
+
+    def begin() -> None:
+        if len(listings) < 6:
+            listings.append(Listing(directory, names))
+
+    def go_on() -> None:
+        if listings:
+            listing = chance.choice(listings)
+            if not listing.read(chance.choice([1, 50, 150, 1000])):
+                listing.check()
+                listings.remove(listing)
+
+    def give_up() -> None:
+        if listings:
+            listings.pop(chance.randrange(len(listings))).close()
+
+    def compare() -> None:
+        assert set(os.listdir(directory)) == names
+        assert set(os.listdir(directory)) == names
+
+    def set_back() -> None:
+        os.utime(directory, ns=(10**9, 10**9))
+
+    def forget() -> None:
+        mounts.drop_caches(chance.choice([1, 2]))
+
+    actions: list[tuple[Callable[[], None], int]] = [
+        (add, 6), (remove, 6), (begin, 10), (go_on, 25), (give_up, 2), (compare, 6), (set_back, 3), (forget, 1),
+    ]  # fmt: skip
+    chosen = chance.choices([action for action, _ in actions], [weight for _, weight in actions], k=400)
+    try:
+        for action in chosen:
+            action()
+        for listing in listings:
+            while listing.read(1000):
+                pass
+            listing.check()
+    finally:
+        for listing in listings:
+            listing.close()
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Pages that the kernel drops and reads again while write(2) is between copying its bytes and sending its request
+# --------------------------------------------------------------------------------------------------------------
+
+PAGE = mmap.PAGESIZE
+LAST = 20
+"""The page that is being read while the write comes to it."""
+
+FIRST_BYTE = 50
+"""Of the write: the bytes before it, in the same page, are another's."""
+
+
+@pytest.fixture
+def stall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Control]:
+    """Make the control of the stalling volume. Request it before `serve`."""
+    control = Control(tmp_path, monkeypatch)
+    yield control
+    control.resume()
+
+
+def opened(path: Path) -> int:
+    """Open a file for reading and writing, without reading ahead."""
+    fd = os.open(path, os.O_RDWR)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+    return fd
+
+
+def test_a_write_is_seen_though_its_pages_were_read_again_before_it_arrived(stall: Control, serve: Serve) -> None:
+    server = serve("python:stalling:backend")
+    path = server.path / "file"
+    path.write_bytes(bytes((LAST + 1) * PAGE))
+    writer, reader, mapper = opened(path), opened(path), opened(path)
+    data = b"x" * (LAST * PAGE)
+    with (
+        fusebackend.connect(server.path) as client,
+        mmap.mmap(mapper, (LAST + 1) * PAGE) as mapped,
+        ThreadPoolExecutor(3) as threads,
+    ):
+        mapped.madvise(mmap.MADV_RANDOM)
+        for page in range(LAST):
+            os.pread(reader, PAGE, page * PAGE)
+        stall.hang("read", LAST * PAGE)
+        reading = threads.submit(os.pread, reader, PAGE, LAST * PAGE)
+        eventually(lambda: client.status()["routes"][0]["health"].get("running", 0) == 1)
+        writing = threads.submit(os.pwrite, writer, data, FIRST_BYTE)
+        eventually(lambda: mapped[(LAST - 1) * PAGE] == ord("x"))  # it has copied its bytes up to the page that is read
+        dropping = threads.submit(client.invalidate, "/")
+        eventually(lambda: mapped[FIRST_BYTE] == mapped[3 * PAGE] == 0)  # read again, as the volume still has them
+        mapped[0] = ord("m")  # the page is written back as a whole
+        assert not (reading.done() or writing.done() or dropping.done())
+        stall.resume()
+        assert writing.result(60) == len(data)
+        assert mapped[FIRST_BYTE] == mapped[3 * PAGE] == ord("x")
+        reading.result(60), dropping.result(60)
+        whole = b"m" + bytes(FIRST_BYTE - 1) + data + bytes(PAGE - FIRST_BYTE)
+        assert mapped[:] == whole
+        mapped.flush()
+        assert client.download_files(["/file"])[0].content == whole
+    for fd in (writer, reader, mapper):
+        os.close(fd)
+
+
+# --------------------------------------------------------------------------------------------------------------
+# A walk through more inodes than a volume bears: the kernel drops what is not in use, and finds it again
+# --------------------------------------------------------------------------------------------------------------
+
+ROOT = Path(__file__).parents[2]
+MOST = 200
+
+SERVER = """
+import json, os, subprocess, sys
+import fusebackend
+from fusebackend.backends import ThreadsBackend
+from fusebackend.backends.threads.volume import ThreadsVolume
+
+point, database, most = sys.argv[1:]
+ThreadsVolume.most_nodes = int(most) or None
+
+# No `cwd=` in the mount: Python holds its lock until the child is there, and the mount's thread could not answer it.
+
+def walk():
+    return sorted(subprocess.run(["find", point], capture_output=True, check=True).stdout.splitlines())
+
+def digest():
+    done = subprocess.run("find " + point + " -type f -print0 | sort -z | xargs -0 cat | sha256sum",
+                          shell=True, capture_output=True, check=True)
+    return done.stdout.decode()
+
+def text(path):
+    with open(path) as file:
+        return file.read()
+
+def known():
+    return json.loads(text(f"{point}/.fusebackend/status.json"))["known_inodes"]
+
+with fusebackend.mount(ThreadsBackend.from_sqlite(database, cache=False), point):
+    first = walk()
+    directory = f"{point}/thread-0000/history"
+    program = ["sh", "-c", "cd " + directory + " && echo there && exec sleep 60"]
+    with subprocess.Popen(program, stdout=subprocess.PIPE) as inside, open(f"{point}/thread-0001/state.json") as state:
+        inside.stdout.readline()
+        before, beginning, counts = digest(), state.read(100), []
+        for _ in range(3):
+            again = walk()
+            counts.append(known())
+        after = digest()
+        print(json.dumps({
+            "entries": len(first),
+            "same names": first == again,
+            "same bytes": before == after,
+            "the directory of a process": os.readlink(f"/proc/{inside.pid}/cwd") == directory,
+            "an open file": beginning + state.read() == text(f"{point}/thread-0001/state.json"),
+            "known": counts,
+        }))
+        inside.kill()
+"""
+
+
+def has_the_notice() -> bool:
+    return tuple(int(part) for part in os.uname().release.split(".")[:2]) >= (6, 18)
+
+
+@pytest.mark.parametrize("off", ["", "init_flags"], ids=["of inodes", "of names"])
+def test_a_walk_beyond_the_limit(tmp_path: Path, off: str) -> None:
+    """`init_flags` tells the version of the kernel: without it names are dropped, as on kernels before 6.18."""
+    mounts.require()
+    bigthreads.make(tmp_path / "threads.db", threads=8, checkpoints=10, files=20)
+    point = tmp_path / "agent"
+    point.mkdir()
+
+    def found(most: int) -> dict[str, Any]:
+        command = [sys.executable, "-W", "error", "-c", SERVER, str(point), f"{tmp_path}/threads.db", str(most)]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "FUSEBACKEND_OFF": off}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
+        assert table.mount_at(str(point)) is None
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+    unlimited, limited = found(0), found(MOST)
+    known_of_all, known = unlimited.pop("known"), limited.pop("known")
+    assert limited == unlimited == dict.fromkeys(unlimited, True) | {"entries": unlimited["entries"]}
+    assert max(known) < (2 * MOST if not off and has_the_notice() else max(known_of_all))

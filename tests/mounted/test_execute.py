@@ -12,12 +12,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import executing
+import guests
 import mounts
 import pytest
 from eventually import eventually
 from executing import Commands, commands, processes_with
+from programs import command
 
 import fusebackend
+from fusebackend.backends import FilesystemBackend, InMemoryBackend, LocalShellBackend
+from fusebackend.server.live import runs_commands
 
 pytestmark = pytest.mark.mounted
 
@@ -308,7 +312,7 @@ def test_cancelling_ends_the_whole_tree(shell: Commands) -> None:
 
 
 def test_a_background_process_ends_with_its_command(shell: Commands) -> None:
-    for command in (
+    for line in (
         f"sleep {LONG} &",
         f"setsid sleep {LONG} >/dev/null 2>&1 </dev/null &",
         f"nohup sleep {LONG} >/dev/null 2>&1 &",
@@ -316,9 +320,9 @@ def test_a_background_process_ends_with_its_command(shell: Commands) -> None:
         f'python3 -c \'import os; os.fork() or (os.setsid(), os.fork() or os.execlp("sleep", "sleep", "{LONG}"))\'',
     ):
         begin = time.monotonic()
-        assert shell.run(command)["exit_code"] == 0
+        assert shell.run(line)["exit_code"] == 0
         assert time.monotonic() - begin < 20
-        assert processes_with(LONG) == [], command
+        assert processes_with(LONG) == [], line
 
 
 def test_eight_at_once(shell: Commands) -> None:
@@ -678,3 +682,116 @@ def test_it_costs_little_more_than_the_sandbox_itself(one: Commands) -> None:
         if inside < outside + 0.030:
             return
     pytest.fail(f"{inside * 1000:.0f} ms, and {outside * 1000:.0f} ms without the mount")
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Where the commands of a mount run: in the default backend, if it runs commands itself, and else in the sandbox
+# --------------------------------------------------------------------------------------------------------------
+
+MARKER = guests.MARKER
+
+
+@pytest.mark.parametrize("kind", [guests.Marked, guests.Bare])
+def test_any_object_with_execute_runs_commands(kind) -> None:
+    assert runs_commands(kind())
+
+
+def test_a_plain_shell_of_this_machine_does_not(tmp_path: Path) -> None:
+    assert not runs_commands(LocalShellBackend(tmp_path))
+    assert runs_commands(guests.OtherShell(tmp_path))
+    assert not runs_commands(FilesystemBackend(tmp_path))
+    assert not runs_commands(InMemoryBackend())
+
+
+def test_a_plain_shell_of_deepagents_does_not_either(tmp_path: Path) -> None:
+    theirs = pytest.importorskip("deepagents.backends")
+    assert not runs_commands(theirs.LocalShellBackend(tmp_path))
+
+
+def test_the_defaults_own_execute_ran(tmp_path: Path) -> None:
+    with commands(tmp_path / "mnt", "python:guests:marked", "/notes=memory:") as shell:
+        answer = shell.run("touch /x", timeout=1.5)
+        assert answer == {"output": f"{MARKER}: 'touch /x' 2", "exit_code": 7, "truncated": False}
+        assert shell.path.joinpath("left.txt").read_text() == "touch /x", "what it did shows on the mount at once"
+        assert not shell.path.joinpath("x").exists()
+        assert shell.run("pwd", cwd="/a b")["output"] == MARKER + ": \"cd '/a b' || exit 126\\npwd\" None"
+        described = shell.describe()
+        assert described["where"] == "Marked marked-1"
+        assert described["unseen_routes"] == {"/notes/": "it has files of its own only"}
+
+
+@pytest.mark.parametrize("url", ["shell:{tmp}", "dir:{tmp}", "memory:"])
+def test_without_one_it_is_the_sandbox(tmp_path: Path, url: str) -> None:
+    (tmp_path / "files").mkdir()
+    with commands(tmp_path / "mnt", url.format(tmp=tmp_path / "files"), "/notes=memory:") as shell:
+        shell.upload("/notes/n", b"a note")
+        assert shell.output("cat /notes/n; cat /etc/passwd | wc -l") == "a note2\n"
+        described = shell.describe()
+        assert (described["where"], described["unseen_routes"]) == ("bubblewrap sandbox", {})
+
+
+def test_what_it_can_not_do_is_said(tmp_path: Path) -> None:
+    with commands(tmp_path / "mnt", "python:guests:bare", max_output_bytes=100) as shell:
+        refused = shell.run("cat", stdin=b"x")
+        assert refused["exit_code"] == 126
+        assert refused["output"].startswith("Error: commands run in Bare, whose execute takes no standard input: ")
+        assert shell.run("cat", cwd="a/../..")["exit_code"] == 126
+        cut = shell.run("200")
+        assert cut["truncated"] and cut["output"].startswith("x" * 100 + "\n\n... Output truncated at 100 bytes.")
+        streamed = shell.start("echo", stream=True)
+        assert streamed.result()["output"] == MARKER
+        assert streamed.pieces == [("stdout", MARKER.encode())], "all of it, when the command has ended"
+
+
+def test_one_that_can_not_be_ended_is_left_behind(tmp_path: Path) -> None:
+    with commands(tmp_path / "mnt", "python:guests:bare") as shell:
+        late = shell.run("wait", timeout=0.2)
+        assert late["exit_code"] == 124
+        assert late["output"] == (
+            "Error: Command took too long. Bare can't be told to end it, so it may still run there."
+        )
+        pending = shell.start("wait")
+        shell.cancel(pending)
+        assert pending.result()["exit_code"] == 130
+        assert "a command in Bare was stopped; it can't be ended there" in shell.mounted.log_text()
+        ending = shell.start("wait")
+        shell.close_shell()
+        assert ending.result()["exit_code"] == 130
+        assert shell.run("x")["output"] == "Error: the mount is ending, and takes no more commands"
+
+
+def test_one_that_fails_says_how(tmp_path: Path) -> None:
+    with commands(tmp_path / "mnt", "python:guests:marked") as shell:
+        shell.mounted.expected_log = "Traceback|RuntimeError"
+        answer = shell.run("raise")
+        assert answer == {
+            "output": "Error executing command: RuntimeError: the SDK has failed", "exit_code": 1, "truncated": False
+        }  # fmt: skip
+
+
+def test_a_read_only_mount_runs_none(tmp_path: Path) -> None:
+    with commands(tmp_path / "mnt", "python:guests:marked", read_only=True) as shell:
+        answer = shell.run("touch /x")
+        assert answer["exit_code"] == 126
+        assert answer["output"].startswith("Error: this mount is read-only, and a command in Marked marked-1 could ")
+
+
+def test_mount_and_status_say_where(tmp_path: Path) -> None:
+    mounts.require()
+    point = tmp_path / "mnt"
+    point.mkdir()
+    done = command("mount", str(point), "--default", "python:guests:marked", "--route", "/notes=memory:")
+    assert done.returncode == 0, done.stderr
+    try:
+        warning = "commands run in Marked marked-1 and don't see /notes/: it has files of its own only"
+        assert done.stderr == f"Warning: {warning}\n"
+        (state,) = json.loads(command("status", "--json", str(point)).stdout)
+        assert state["execute"]["where"] == "Marked marked-1"
+        assert state["execute"]["unseen_routes"] == {"/notes/": "it has files of its own only"}
+        lines = [line.strip() for line in command("status", str(point)).stdout.splitlines()]
+        assert "execute: Marked marked-1" in lines
+        assert "commands don't see /notes/: it has files of its own only" in lines
+        ran = command("exec", "--mount", str(point), "--", "echo hello")
+        assert (ran.returncode, ran.stdout) == (7, f"{MARKER}: 'echo hello' None")
+    finally:
+        assert command("umount", str(point)).returncode == 0

@@ -14,6 +14,7 @@ from pathlib import Path
 import mounts
 import pytest
 from eventually import eventually
+from programs import command
 
 import fusebackend
 from fusebackend.backends import DockerBackend
@@ -122,35 +123,29 @@ def _ended(client, command: str, words: dict) -> None:
         client.run(command, **words)
 
 
-def run_cli(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fusebackend.cli.main", *words]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(mounts._module_path())}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-
-
 def test_a_container_that_ran_before_sees_none(engine, tmp_path: Path) -> None:
     point = tmp_path / "mnt"
     point.mkdir()
     with engine.container(name="box"):
-        done = run_cli("mount", str(point), "-o", "allow_other", "--default", "docker:box", "--route", "/notes=memory:")
+        done = command("mount", str(point), "-o", "allow_other", "--default", "docker:box", "--route", "/notes=memory:")
         assert done.returncode == 0, done.stderr
         try:
             why = "it ran before the mount, and what is mounted in a container can't be changed"
             assert done.stderr == f"Warning: commands run in container box (docker) and don't see /notes/: {why}\n"
-            (state,) = json.loads(run_cli("status", "--json", str(point)).stdout)
+            (state,) = json.loads(command("status", "--json", str(point)).stdout)
             assert state["execute"]["unseen_routes"] == {"/notes/": why}
-            assert f"commands don't see /notes/: {why}" in run_cli("status", str(point)).stdout
-            ran = run_cli("exec", "--mount", str(point), "--", "hostname; ls /notes")
+            assert f"commands don't see /notes/: {why}" in command("status", str(point)).stdout
+            ran = command("exec", "--mount", str(point), "--", "hostname; ls /notes")
             assert ran.returncode != 0 and "/notes" in ran.stderr
         finally:
-            assert run_cli("umount", str(point)).returncode == 0
+            assert command("umount", str(point)).returncode == 0
 
 
 def test_without_allow_other_mount_says_so(engine, tmp_path: Path) -> None:
     """The engine and the container's first user are root, as this server is, so they have access and others do not."""
     point = tmp_path / "mnt"
     point.mkdir()
-    done = run_cli("mount", str(point), "--default", f"docker:{engine.image}", "--route", "/notes=memory:")
+    done = command("mount", str(point), "--default", f"docker:{engine.image}", "--route", "/notes=memory:")
     assert done.returncode == 0, done.stderr
     try:
         assert done.stderr == (
@@ -158,9 +153,9 @@ def test_without_allow_other_mount_says_so(engine, tmp_path: Path) -> None:
             "-o allow_other\n"
         )
         (point / "notes/n").write_text("a note")
-        assert run_cli("exec", "--mount", str(point), "--", "cat /notes/n").stdout == "a note"
+        assert command("exec", "--mount", str(point), "--", "cat /notes/n").stdout == "a note"
     finally:
-        assert run_cli("umount", str(point)).returncode == 0
+        assert command("umount", str(point)).returncode == 0
 
 
 def test_umount_ends_the_server_and_the_container(engine, serve) -> None:

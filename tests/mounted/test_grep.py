@@ -11,7 +11,7 @@ from typing import Any
 import mounts
 import pytest
 from eventually import eventually
-from kinds import KINDS
+from kinds import KINDS, KINDS_BY_DAY
 from search_corpus import PATTERNS, PLAIN
 from trees import run
 
@@ -20,7 +20,7 @@ import fusebackend
 Found = list[tuple[str, int, str]]
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=KINDS_BY_DAY)
 def mount(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Any]]:
     """Serve a mount with the corpus, written through the kernel; half of it below a route."""
     kind = KINDS[request.param]

@@ -7,25 +7,29 @@ tmpfs is compared with the disk first: they agree, which proves the table before
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import mounts
 import pytest
-from profiles import amount
+from hypothesis.stateful import run_state_machine_as_test
+from kinds import KINDS, NATIVE_BY_DAY
+from profiles import amount, examples
 
 from fusebackend.testing.likeness import LikenessCases
+from fusebackend.testing.model import DirectoryMachine
 
-pytestmark = [
-    pytest.mark.mounted,
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be other users as well"),
-]
+pytestmark = pytest.mark.mounted
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be other users as well")
 
 ROWS = amount("FUSEBACKEND_LIKENESS_ROWS", day=80, night=1_000)
 
 
+@as_root
 class TestSharedMemory(LikenessCases):
     rows_per_table = ROWS
 
@@ -52,9 +56,48 @@ class Mounted(LikenessCases):
             yield server.path
 
 
+@as_root
 class TestSqlite(Mounted):
     url = "sqlite:{tmp}/volume.db"
 
 
+@as_root
+@pytest.mark.night
 class TestMemory(Mounted):
     url = "memory:"
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Random system calls on a mount of every native volume, against a dict; a plain directory has proved the machine
+# --------------------------------------------------------------------------------------------------------------
+
+SETTINGS = hypothesis.settings(
+    max_examples=examples(25),
+    stateful_step_count=40,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(hypothesis.HealthCheck),
+)
+
+
+@pytest.fixture(params=NATIVE_BY_DAY)
+def mountpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    (tmp_path / "files").mkdir()
+    kind = KINDS[request.param]
+    with mounts.mounted(tmp_path / "mnt", kind.url.format(tmp=tmp_path), options=mounts.OTHERS) as server:
+        yield server.path
+
+
+def test_system_calls_do_what_a_dict_says(mountpoint: Path) -> None:
+    numbers = itertools.count()
+
+    class Machine(DirectoryMachine):
+        """Runs each example in a directory of its own, beside the files of earlier ones."""
+
+        def make_directory(self) -> Path:
+            directory = mountpoint / f"run{next(numbers)}"
+            directory.mkdir()
+            return directory
+
+    run_state_machine_as_test(Machine, settings=SETTINGS)
+    assert next(numbers) > 1

@@ -8,7 +8,6 @@ import fcntl
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import mounts
@@ -29,21 +28,6 @@ MIB = 1024 * KIB
 # --------------------------------------------------------------------------------------------------------------
 # A full disk
 # --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Mount a file system of 24 MiB, 4 of them taken by `ballast`. Request it before `serve`, which must end first."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root, to mount a small tmpfs")
-    path = tmp_path / "small"
-    path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "none", path], check=True)
-    try:
-        (path / "ballast").write_bytes(bytes(4 * MIB))
-        yield path
-    finally:
-        subprocess.run(["umount", "--lazy", path], check=True)
 
 
 def fill_up(directory: Path) -> dict[str, str]:

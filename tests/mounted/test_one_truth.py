@@ -16,6 +16,7 @@ import hypothesis
 import mounts
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
+from kinds import MEMORY
 from mounts import Serve
 from profiles import amount
 from together import together
@@ -28,8 +29,7 @@ pytestmark = pytest.mark.mounted
 
 STEPS = 50
 LIMIT_S = 120.0
-NATIVE = [pytest.param("memory:", marks=pytest.mark.night), "sqlite:{tmp}/volume.db", "dir:{tmp}/files"]
-"""To a program, `memory:` is what `sqlite:` is."""
+NATIVE = [MEMORY, "sqlite:{tmp}/volume.db", "dir:{tmp}/files"]
 
 
 class OneTruth:
@@ -62,7 +62,7 @@ def truth(served: Path) -> Iterator[OneTruth]:
 @pytest.mark.parametrize(
     ("url", "steps"),
     [
-        ("memory:", amount("FUSEBACKEND_TRUTH_STEPS", day=1000, night=10_000)),
+        pytest.param("memory:", amount("FUSEBACKEND_TRUTH_STEPS", day=1000, night=10_000), marks=pytest.mark.night),
         ("sqlite:{tmp}/volume.db", amount("FUSEBACKEND_TRUTH_STEPS", day=3_000, night=50_000)),
     ],
     ids=["memory", "sqlite"],

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import mounts
 import pytest
+from profiles import amount
 from services.postgres import Postgres
 
 import fusebackend
@@ -23,11 +24,14 @@ pytestmark = pytest.mark.mounted
 OPTIONS = ("allow_other",) if os.geteuid() == 0 else ()
 """Other users have access where root runs the tests; only there do cases with other users run."""
 
+ENTRIES = amount("FUSEBACKEND_POSIX_ENTRIES", day=1000, night=3000)
+"""Of a directory that is read while it changes: many requests. To make them takes longer than all else by day."""
+
 
 class Mounted(PosixCases):
     """Mounts `url` once for all cases; `{tmp}` in it is a fresh directory."""
 
-    limits = Limits(other_users=bool(OPTIONS))
+    limits = Limits(other_users=bool(OPTIONS), many_entries=ENTRIES)
     url: str
     routes: dict[str, str] = {}
     below = ""
@@ -56,14 +60,14 @@ class TestAnotherTree(Mounted):
 
     url = "memory:"
     below = ".fusebackend/private/sandbox"
-    limits = Limits(other_users=False)
+    limits = Limits(other_users=False, many_entries=ENTRIES)
 
 
 class TestDirectory(Mounted):
     """`dir:`, with the limits of the disk below: here those of ext4."""
 
     url = "dir:{tmp}/files"
-    limits = Limits(huge_files=False, xattr_value_bytes=3000, other_users=bool(OPTIONS))
+    limits = Limits(huge_files=False, xattr_value_bytes=3000, other_users=bool(OPTIONS), many_entries=ENTRIES)
 
 
 class TestForeign(Mounted):

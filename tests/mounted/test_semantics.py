@@ -1,25 +1,24 @@
-"""One test for each promise of SEMANTICS.md, under the name of its heading."""
+"""One test for each promise of SEMANTICS.md, under the name of its heading: the promise alone. The modules that its
+docstring names have the errors, the other volumes, and random work; what POSIX says has its cases in
+`fusebackend.testing.posix`."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
-import hashlib
 import json
 import mmap
 import os
 import re
-import shutil
 import sqlite3
 import stat
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +28,17 @@ import programs
 import pytest
 import served
 from eventually import eventually
-from failing import Failing
+from kinds import MEMORY
 from mounts import Serve
-from nodes import put
 from services.docker import DockerEngine
 from services.s3 import Bucket
-from two_faces import TwoFaces, two_faces
+from two_faces import TwoFaces
 
 import fusebackend
 from fusebackend.backends import FilesystemBackend, InMemoryBackend, SqliteBackend
 from fusebackend.backends.sqlite import check as sqlite_check
-from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.integrations.tools import TOOLS
-from fusebackend.testing.posix.case import fails
+from fusebackend.testing.posix.case import fails, in_child, renameat2
 
 pytestmark = pytest.mark.mounted
 
@@ -49,7 +46,7 @@ SEMANTICS = Path(fusebackend.__file__).with_name("SEMANTICS.md")
 MINIMAL_ACL = bytes.fromhex("0200000001000600ffffffff04000400ffffffff20000400ffffffff")
 READ_ONLY = errno.EROFS if os.geteuid() == 0 else errno.EACCES
 """The kernel looks at the modes first, except for root."""
-NATIVE = ["sqlite:{tmp}/volume.db", "memory:", "dir:{tmp}/files"]
+NATIVE = ["sqlite:{tmp}/volume.db", MEMORY, "dir:{tmp}/files"]
 
 
 def slug(heading: str) -> str:
@@ -61,19 +58,6 @@ def test_every_promise_has_its_test() -> None:
     promised = [slug(heading) for heading in headings if heading != "What is not promised"]
     here = [name for name in globals() if name.startswith("test_") and name != "test_every_promise_has_its_test"]
     assert promised == here
-
-
-@pytest.fixture(scope="module", params=["sqlite:{tmp}/volume.db", "memory:"])
-def both_faces(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoFaces]:
-    tmp = tmp_path_factory.mktemp("faces")
-    with two_faces(tmp / "mnt", request.param.format(tmp=tmp)) as faces:
-        yield faces
-
-
-@pytest.fixture
-def faces(both_faces: TwoFaces) -> Iterator[TwoFaces]:
-    yield both_faces
-    mounts.empty(both_faces.path)
 
 
 @pytest.fixture(scope="module", params=NATIVE, ids=["sqlite", "memory", "dir"])
@@ -90,51 +74,31 @@ def native(native_server: Path) -> Iterator[Path]:
     mounts.empty(native_server)
 
 
-def renameat2(source: Path, target: Path, flags: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    at_fdcwd = -100
-    if libc.renameat2(at_fdcwd, os.fsencode(source), at_fdcwd, os.fsencode(target), flags) != 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-
 def test_what_was_closed_is_seen_by_whoever_opens_next(faces: TwoFaces) -> None:
+    """`test_coherence.py` and `test_one_truth.py` have mappings, moves and random changes."""
     file = faces.path / "file"
     assert not file.exists()  # absence is cached now
     faces.call("write", "/file", "one\n")
-    assert file.read_text() == "one\n"
     with file.open("rb", buffering=0) as opened:
-        mapped = mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ)
-        assert mapped[:3] == b"one"
-        faces.call("edit", "/file", "one", "two")
-        assert os.fstat(opened.fileno()).st_size == 4
-        assert opened.read() == b"two\n"
-        assert mapped[:3] == b"two"
-        mapped.close()
-    file.write_text("three\n")
-    assert faces.call("read", "/file")["file_data"]["content"] == "three\n"
-    assert file.read_text() == "three\n"
+        assert opened.read() == b"one\n"
+        faces.call("edit", "/file", "one", "three")
+        assert (os.fstat(opened.fileno()).st_size, os.pread(opened.fileno(), 9, 0)) == (6, b"three\n")
+    file.write_text("four\n")
+    assert faces.call("read", "/file")["file_data"]["content"] == "four\n"
     faces.call("move", "/file", "/moved")
-    assert not file.exists() and (faces.path / "moved").read_text() == "three\n"
-    faces.call("delete", "/moved")
-    assert os.listdir(faces.path) == []
-    (faces.path / "directory").mkdir()
-    (faces.path / "directory" / "new").write_bytes(b"\xff")
-    assert faces.download("/directory/new") == b"\xff"
+    assert os.listdir(faces.path) == ["moved"] and not file.exists()
 
 
 def test_a_search_finds_what_was_closed_and_ends(native: Path) -> None:
-    directory = native / "directory"
-    directory.mkdir()
     with fusebackend.connect(native) as client:
-        for number in range(10):
-            (directory / f"{number}.txt").write_text(f"number{number}\n" * 2)
-            found = client.grep(f"number{number}")
-            assert [match["path"] for match in found.matches or []] == [f"/directory/{number}.txt"] * 2
-        (directory / "9.txt").write_text("replaced\n")
-        (directory / "8.txt").rename(native / "8.md")
-        assert client.grep("number9").matches == []
-        assert {match["path"] for match in client.grep("number8").matches or []} == {"/8.md"}
-        assert [info["path"] for info in client.glob("[89].*").matches or []] == ["/8.md", "/directory/9.txt"]
+        for number in range(3):
+            (native / f"{number}.txt").write_text(f"number{number}\n" * 2)
+            found = client.grep(f"number{number}").matches or []
+            assert [match["path"] for match in found] == [f"/{number}.txt"] * 2
+        (native / "1.txt").write_text("replaced\n")
+        (native / "2.txt").rename(native / "2.md")
+        assert client.grep("number1").matches == []
+        assert {match["path"] for match in client.grep("number2").matches or []} == {"/2.md"}
         cut = client.grep("number", max_count=3)
         assert (len(cut.matches or []), cut.truncated) == (3, True)
 
@@ -168,12 +132,9 @@ def test_an_agent_s_change_is_whole(faces: TwoFaces) -> None:
     assert told(InMemoryBackend(), *[("write_file", "/f", {"content": content}) for content in (old, new)]) == [
         "Updated file /f", "Updated file /f",
     ]  # fmt: skip
-
     (faces.path / "mixed").write_bytes(b"a\rb\x0cc\xe2\x80\xa8d\r\nneedle\nlast\r\n")
     (match,) = faces.call("grep", "needle", "/mixed")["matches"]
-    sed = subprocess.run(["sed", "-n", "2p", faces.path / "mixed"], capture_output=True, check=True)
-    assert (match["line"], match["text"], sed.stdout) == (2, "needle", b"needle\n")
-    assert faces.call("read", "/mixed", match["line"] - 1, 1)["file_data"]["content"] == "needle\n"
+    assert (match["line"], match["text"]) == (2, "needle"), "the line of `sed -n 2p`"
     shown = faces.call("read", "/mixed")["file_data"]["content"]
     faces.call("edit", "/mixed", shown, shown.replace("needle\n", "needle\nnew\n"))
     assert (faces.path / "mixed").read_bytes() == b"a\rb\x0cc\xe2\x80\xa8d\r\nneedle\nnew\nlast\r\n"
@@ -204,21 +165,13 @@ def test_a_route_that_others_change_unseen_is_believed_for_its_ttl(tmp_path: Pat
 def test_what_one_host_closes_another_one_opens(postgres_dsn: str, serve: Serve) -> None:
     """`test_two_mounts.py` tests it at random, without a feed, and with other routes."""
     here, there = (serve(f"postgres:{postgres_dsn}?volume=v").path for _ in range(2))
-    assert not (there / "d").exists()
-    (here / "d").mkdir()
-    for text in ("one", "three", "a longer text", ""):
-        (here / "d/file").write_text(text)
-        assert (there / "d/file").read_text() == text
-    (there / "new").write_text("from there")
-    (there / "new").rename(there / "d/file")
-    assert (here / "d/file").read_text() == "from there"
-    with fusebackend.connect(here) as agent:
-        assert agent.edit("/d/file", "there", "an agent here").error is None
-    assert (there / "d/file").read_text() == "from an agent here"
-    (here / "d").rename(here / "e")
-    with pytest.raises(FileNotFoundError):
-        (there / "d/file").read_text()
-    assert os.listdir(there / "e") == ["file"]
+    assert not (there / "file").exists()
+    for text in ("one", "three", ""):
+        (here / "file").write_text(text)
+        assert (there / "file").read_text() == text
+    with fusebackend.connect(there) as agent:
+        assert agent.upload_files([("/file", b"by an agent")])[0].error is None
+    assert (here / "file").read_text() == "by an agent"
 
 
 def test_when_fsync_returns_the_data_is_durable(tmp_path: Path, serve: Serve) -> None:
@@ -236,19 +189,17 @@ def test_when_fsync_returns_the_data_is_durable(tmp_path: Path, serve: Serve) ->
 
 
 def test_a_killed_server_loses_nothing_that_was_synced(tmp_path: Path, serve: Serve) -> None:
+    """`test_crash.py` kills servers at random, with writers beside them."""
     server = serve(f"sqlite:{tmp_path}/volume.db")
-    for number in range(20):
-        with (server.path / f"file{number}").open("wb") as file:
-            file.write(os.urandom(50_000) if number % 2 else b"short")
-            if number < 15:
-                file.flush()
-                os.fsync(file.fileno())
-    wanted = {
-        f"file{number}": hashlib.sha256((server.path / f"file{number}").read_bytes()).digest() for number in range(15)
-    }
+    wanted = {f"file{number}": os.urandom(50_000) if number % 2 else b"short" for number in range(8)}
+    for name, content in wanted.items():
+        with (server.path / name).open("wb", buffering=0) as file:
+            file.write(content)
+            os.fsync(file.fileno())
+    (server.path / "not synced").touch()
     server.kill()
     path = serve(f"sqlite:{tmp_path}/volume.db").path
-    assert {name: hashlib.sha256((path / name).read_bytes()).digest() for name in wanted} == wanted
+    assert {name: (path / name).read_bytes() for name in wanted} == wanted
     mounts.sync(path)
     assert sqlite_check.check(tmp_path / "volume.db") == []
 
@@ -264,35 +215,26 @@ def test_an_unmount_stores_everything(tmp_path: Path, serve: Serve, url: str) ->
     assert [(path / f"file{number}").read_text() for number in range(200)] == [str(number) for number in range(200)]
 
 
-def test_a_full_disk_is_an_error_and_loses_nothing(tmp_path: Path, serve: Serve) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("needs root, to mount a small disk")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", disk], check=True)
-    try:
-        server = serve(f"sqlite:{disk}/volume.db")
-        server.expected_log = "No space left|disk is full"
-        (server.path / "kept").write_bytes(b"k" * 100_000)
-        mounts.sync(server.path)
-        with pytest.raises(OSError) as failure, (server.path / "large").open("wb", buffering=0) as file:
-            for _ in range(64):
-                file.write(bytes(1 << 20))
-            os.fsync(file.fileno())
-        assert failure.value.errno == errno.ENOSPC
-        assert (server.path / "kept").read_bytes() == b"k" * 100_000
-        (server.path / "large").unlink()
-        mounts.sync(server.path)
-        (server.path / "after").write_bytes(b"a" * 100_000)
-        mounts.sync(server.path)
-        server.stop()
-        assert sqlite_check.check(disk / "volume.db") == []
-    finally:
-        subprocess.run(["umount", "-l", disk], check=True)
+def test_a_full_disk_is_an_error_and_loses_nothing(small_disk: Path, serve: Serve) -> None:
+    """`test_limits.py` fills it file by file, and kills the server."""
+    server = serve(f"sqlite:{small_disk}/volume.db")
+    server.expected_log = "No space left|disk is full"
+    (server.path / "kept").write_bytes(b"k" * 100_000)
+    mounts.sync(server.path)
+    with fails(errno.ENOSPC), (server.path / "large").open("wb", buffering=0) as file:
+        for _ in range(64):
+            file.write(bytes(1 << 20))
+        os.fsync(file.fileno())
+    (server.path / "large").unlink()
+    mounts.sync(server.path)
+    assert (server.path / "kept").read_bytes() == b"k" * 100_000
+    server.stop()
+    assert sqlite_check.check(small_disk / "volume.db") == []
 
 
-@pytest.mark.parametrize("url", ["sqlite:{tmp}/volume.db", "memory:"])
+@pytest.mark.parametrize("url", ["sqlite:{tmp}/volume.db", MEMORY])
 def test_a_limit_is_an_error_and_loses_nothing(tmp_path: Path, serve: Serve, url: str) -> None:
+    """`tests/unit/volumes/test_quota.py` counts at random, and has the other ways to be refused."""
     limited = url.format(tmp=tmp_path) + "?limit_bytes=4MiB&limit_files=40"
     server = serve(limited)
     path = server.path
@@ -305,66 +247,49 @@ def test_a_limit_is_an_error_and_loses_nothing(tmp_path: Path, serve: Serve, url
         found = os.statvfs(path)
         return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
 
-    def run(*command: object) -> str:
-        ended = subprocess.run([str(word) for word in command], capture_output=True, text=True, cwd=tmp_path)
-        assert ended.returncode != 0
-        return ended.stderr
-
     assert room() == (4 << 20, 4 << 20)
     (path / "kept").write_bytes(b"k" * (1 << 20))
-    assert "Disk quota exceeded" in run("dd", "if=/dev/zero", f"of={path}/large", "bs=1M", "count=8")
+    dd = ["dd", "if=/dev/zero", f"of={path}/large", "bs=1M", "count=8"]
+    assert b"Disk quota exceeded" in subprocess.run(dd, capture_output=True).stderr
     assert room() == (4 << 20, 0)
     with (path / "kept").open("r+b", buffering=0) as file:
         file.write(b"K" * (1 << 20))
         with fails(errno.EDQUOT):
             file.write(b"more")
-        os.fsync(file.fileno())
         os.truncate(file.fileno(), 1 << 30)
     with fusebackend.connect(path) as client:
         assert "Disk quota exceeded" in (client.write("/agent/file", "text").error or "")
-        assert "Disk quota exceeded" in (client.upload_files([("/large", bytes(5 << 20))])[0].error or "")
-    assert os.listdir(path) == ["kept", "large"]
     (path / "large").unlink()
     eventually(lambda: usage()["used_bytes"] == 1 << 20, 10)
-
-    (tmp_path / "many").mkdir()
-    for number in range(60):
-        (tmp_path / "many" / str(number)).write_text("x")
-    subprocess.run(["tar", "-cf", "many.tar", "many"], cwd=tmp_path, check=True)
-    assert "Disk quota exceeded" in run("tar", "-xf", "many.tar", "-C", path)
+    with fails(errno.EDQUOT):
+        for number in range(60):
+            (path / str(number)).write_text("x")
     assert usage() == {"used_bytes": (1 << 20) + 39 * 4096, "limit_bytes": 4 << 20, "used_files": 40, "limit_files": 40}
     assert os.statvfs(path).f_ffree == 0
-    for command in ("status", "df"):
-        shown = programs.command(command, path, cwd=path)
-        said = "/ holds 1.15 MiB of 4 MiB (2.85 MiB left), 40 of 40 files and directories (0 left)"
-        assert said in shown.stdout, shown
+    said = "/ holds 1.15 MiB of 4 MiB (2.85 MiB left), 40 of 40 files and directories (0 left)"
+    assert said in programs.ok("status", path, cwd=path) and said in programs.ok("df", cwd=path)
     if url.startswith("sqlite"):
         mounts.sync(path)
         server.kill()
         path = serve(limited).path
         assert (usage()["used_bytes"], usage()["used_files"]) == ((1 << 20) + 39 * 4096, 40)
-        with pytest.raises(OSError, match="Disk quota exceeded"):
-            (path / "new").touch()
 
 
 def test_a_bad_row_is_one_bad_entry(tmp_path: Path, serve: Serve) -> None:
+    """`tests/unit/backends/sqlite/test_sqlite_damage.py` has every damage."""
     volume = tmp_path / "volume.db"
     with SqliteBackend(volume) as backend:
-        for path in ("/bad/file", "/d/file", "/near"):
-            backend.write(path, "some words")
-    with contextlib.closing(sqlite3.connect(volume)) as connection:
-        connection.executescript("""
-            UPDATE inode SET size = -1 WHERE node = (SELECT node FROM dentry WHERE name = CAST('bad' AS BLOB));
-            INSERT INTO dentry SELECT node, CAST('loop' AS BLOB), node FROM dentry WHERE name = CAST('d' AS BLOB);
-        """)
+        backend.write("/bad/file", "some words")
+        backend.write("/near", "some words")
+    with contextlib.closing(sqlite3.connect(volume)) as connection, connection:
+        bad = "(SELECT node FROM dentry WHERE name = CAST('bad' AS BLOB))"
+        connection.execute(f"UPDATE inode SET size = -1 WHERE node = {bad}")
     server = serve(f"sqlite:{volume}")
     server.expected_log = "is damaged"
-    found = subprocess.run(["find", server.path, "-type", "f"], capture_output=True, text=True, check=True)
-    assert sorted(found.stdout.split()) == [f"{server.path}/d/file", f"{server.path}/near"]
     assert (server.path / "near").read_text() == "some words"
-    with pytest.raises(OSError, match="Input/output error"):
+    with fails(errno.EIO):
         (server.path / "bad").stat()
-    (server.path / "d/new").write_text("written")
+    (server.path / "new").write_text("written")
     server.stop()
     assert any("size of -1" in line for line in sqlite_check.check(volume))
 
@@ -375,8 +300,7 @@ def test_rename_is_atomic_and_replaces_its_target(native: Path) -> None:
     new.write_text("new")
     with old.open() as opened:
         new.rename(old)
-        assert old.read_text() == "new" and not new.exists()
-        assert opened.read() == "old"
+        assert (old.read_text(), opened.read(), new.exists()) == ("new", "old", False)
     new.write_text("other")
     with pytest.raises(FileExistsError):
         renameat2(new, old, 1)
@@ -399,25 +323,17 @@ def test_hard_links_symbolic_links_special_files_modes_owners_and_times_are_kept
     file = native / "file"
     file.touch()
     os.link(file, native / "linked")
-    assert file.stat().st_nlink == 2 and file.stat().st_ino == (native / "linked").stat().st_ino
-    os.symlink(b"\xffno such", os.fsencode(native / "link"))
-    assert os.readlink(os.fsencode(native / "link")) == b"\xffno such"
-    os.mkfifo(native / "fifo", 0o600)
-    assert stat.S_ISFIFO((native / "fifo").lstat().st_mode)
-    os.chmod(file, 0o640)
-    for time_ns in (-1_000_000_001, 5_000_000_000_123_456_789):
-        os.utime(file, ns=(time_ns, time_ns))
-        assert file.stat().st_mtime_ns == time_ns
-    assert stat.S_IMODE(file.stat().st_mode) == 0o640
+    file.chmod(0o640)
     if os.geteuid() == 0:
         os.chown(file, 65534, 65533)
-        assert (file.stat().st_uid, file.stat().st_gid) == (65534, 65533)
-        (native / "group").mkdir()
-        os.chown(native / "group", 0, 65533)
-        os.chmod(native / "group", 0o2775)
-        (native / "group" / "inner").mkdir()
-        assert (native / "group" / "inner").stat().st_gid == 65533
-        assert (native / "group" / "inner").stat().st_mode & stat.S_ISGID
+    for time_ns in (-1_000_000_001, 5_000_000_000_123_456_789):
+        os.utime(file, ns=(time_ns, time_ns))
+        found, owner = (native / "linked").stat(), (65534, 65533) if os.geteuid() == 0 else (os.getuid(), os.getgid())
+        assert (found.st_nlink, found.st_mode, found.st_mtime_ns) == (2, stat.S_IFREG | 0o640, time_ns)
+        assert (found.st_uid, found.st_gid) == owner
+    (native / "link").symlink_to("no such")
+    os.mkfifo(native / "fifo", 0o600)
+    assert os.readlink(native / "link") == "no such" and stat.S_ISFIFO((native / "fifo").stat().st_mode)
 
 
 def test_extended_attributes_are_kept_acls_where_the_kernel_checks_them(native: Path) -> None:
@@ -437,16 +353,13 @@ def test_names_are_bytes(faces: TwoFaces) -> None:
     for name in names:
         with open(os.path.join(os.fsencode(faces.path), name), "wb") as file:
             file.write(name)
-    assert sorted(os.listdir(os.fsencode(faces.path))) == sorted(names)
     entries = faces.call("ls", "/")["entries"]
+    assert sorted(os.listdir(os.fsencode(faces.path))) == sorted(names)
     assert sorted(os.fsencode(entry["path"][1:]) for entry in entries) == sorted(names)
     assert faces.download("/\udcff\udcfe") == b"\xff\xfe"
     with fails(errno.ENAMETOOLONG):
         (faces.path / ("x" * 256)).touch()
     with fusebackend.connect(faces.path) as files:
-        listed = anyio.run(lambda: TOOLS["ls"].answer(files, {}))
-        shown = sorted(line.split("\t")[0] for line in listed.split("\n"))
-        assert shown == sorted(["/a\\nb", "/\\377\\376", "/-rf", "/" + "x" * 255, "/日本"])
         assert anyio.run(lambda: TOOLS["delete"].answer(files, {"path": "/\\377\\376"})) == "/\\377\\376 is deleted"
     assert not os.path.lexists(os.path.join(os.fsencode(faces.path), b"\xff\xfe"))
 
@@ -458,24 +371,20 @@ def test_every_key_of_a_store_has_a_name(tmp_path: Path, serve: Serve) -> None:
     with sqlite.SqliteStore.from_conn_string(str(tmp_path / "store.db")) as store:
         for key in keys:
             store.put(("m",), key, {"content": key, "encoding": "utf-8"})
-        for key in ("prefs", "/plain.json"):
-            store.put(("m",), key, {"theme": "dark"})
         store.put(("m",), "notes", {"b": 1, "a": "one\ntwo\n"})
         store.put(("m", "sub"), "/theirs", {"content": "x", "encoding": "utf-8"})
         path = serve(f"store+sqlite:{tmp_path}/store.db?ns=m").path
         shown = {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()}
-        assert shown == {*keys.values(), "prefs.json", "plain.json.json", "notes.json", "notes.md"}
+        assert shown == {*keys.values(), "notes.json", "notes.md"}
         assert (path / "notes.md").read_text() == "one\ntwo\n"
         assert (path / "notes.json").read_text() == '{\n  "a": "one\\ntwo\\n",\n  "b": 1\n}\n'
         for key, name in keys.items():
             assert (path / name).read_text() == key
             (path / name).write_text("changed")
             assert store.get(("m",), key).value["content"] == "changed"
-        refused = (lambda: (path / "prefs.json").write_text("{}"), (path / "notes.md").unlink)
-        for attempt in (*refused, lambda: (path / "prefs.json").rename(path / "y")):
+        for attempt in (lambda: (path / "notes.json").write_text("{}"), (path / "notes.md").unlink):
             with pytest.raises(PermissionError):
                 attempt()
-        assert store.get(("m",), "prefs").value == {"theme": "dark"}
 
 
 @pytest.mark.services
@@ -484,7 +393,6 @@ def test_a_bucket_holds_plain_objects(bucket: Bucket, serve: Serve) -> None:
     bucket.put("theirs/a.txt", b"theirs\n")
     root = serve("memory:", routes={"/s3": bucket.url()}).path / "s3"
     assert (root / "theirs/a.txt").read_text() == "theirs\n"
-    assert stat.S_IMODE((root / "theirs/a.txt").stat().st_mode) == 0o644
     (root / "d").mkdir()
     (root / "d/file").write_text("ours\n")
     (root / "d/file").chmod(0o600)
@@ -492,13 +400,10 @@ def test_a_bucket_holds_plain_objects(bucket: Bucket, serve: Serve) -> None:
     (root / "theirs/a.txt").unlink()
     assert (bucket.get("d/file"), bucket.attributes("d/file")["mode"]) == (b"ours\n", str(0o100600))
     assert bucket.get("d/link") == b"file"
-    assert os.listdir(root / "theirs") == []
     (root / "d").rename(root / "e")
-    assert (root / "e/link").read_text() == "ours\n"
+    assert (root / "e/link").read_text() == "ours\n" and os.listdir(root / "theirs") == []
     with pytest.raises(OSError, match="Operation not permitted"):
         os.link(root / "e/file", root / "hard")
-    with pytest.raises(OSError, match="Invalid or incomplete multibyte"):
-        (root / "two\nlines").touch()
     marker = ".fusebackend.directory"
     assert bucket.all_keys() == [f"e/{marker}", "e/file", "e/link", f"theirs/{marker}"]
 
@@ -513,19 +418,15 @@ def test_files_may_have_holes(native: Path) -> None:
 
 
 def test_appends_land_at_the_end(native: Path) -> None:
-    program = (
-        "import os, sys\n"
-        "file = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND)\n"
-        "for _ in range(300): os.write(file, b'line\\n')\n"
-    )
     (native / "log").touch()
-    writers = [subprocess.Popen([sys.executable, "-c", program, str(native / "log")]) for _ in range(3)]
+    command = ["sh", "-c", f"for n in $(seq 300); do echo line >> '{native}/log'; done"]
+    writers = [subprocess.Popen(command) for _ in range(3)]
     assert [writer.wait(60) for writer in writers] == [0, 0, 0]
     assert (native / "log").read_bytes() == b"line\n" * 900
 
 
 def test_a_directory_can_be_read_while_it_changes(native: Path) -> None:
-    stay = {f"stay{number}" for number in range(1000)}
+    stay = {f"stay{number}" for number in range(300)}
     for name in stay:
         (native / name).touch()
         (native / f"go{name}").touch()
@@ -533,32 +434,30 @@ def test_a_directory_can_be_read_while_it_changes(native: Path) -> None:
     with os.scandir(native) as entries:
         for number, entry in enumerate(entries):
             seen.append(entry.name)
-            if number % 5 == 0:
-                (native / f"gostay{number // 5}").unlink(missing_ok=True)
-                (native / f"new{number}").touch()
+            (native / f"gostay{number}").unlink(missing_ok=True)
+            (native / f"new{number % 100}").touch()
     assert sorted(name for name in seen if name in stay) == sorted(stay)
     assert len(seen) == len(set(seen))
 
 
+def locked(lock: Any, path: Path) -> None:
+    with path.open("r+") as file:
+        lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 def test_locks_hold_on_one_mount(native: Path) -> None:
-    program = (
-        "import fcntl,sys\n"
-        "f = open(sys.argv[1], 'r+')\n"
-        "try: getattr(fcntl, sys.argv[2])(f, fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
-        "except OSError: print('locked')\n"
-    )
     (native / "file").touch()
-    for kind in ("flock", "lockf"):
+    for lock in (fcntl.flock, fcntl.lockf):
         with (native / "file").open("r+") as file:
-            getattr(fcntl, kind)(file, fcntl.LOCK_EX)
-            other = [sys.executable, "-c", program, str(native / "file"), kind]
-            assert subprocess.run(other, capture_output=True, check=True).stdout == b"locked\n"
-        assert subprocess.run(other, capture_output=True, check=True).stdout == b""
+            lock(file, fcntl.LOCK_EX)
+            with fails(errno.EAGAIN, errno.EACCES):
+                in_child(partial(locked, lock, native / "file"))
+        in_child(partial(locked, lock, native / "file"))
 
 
 def test_a_route_is_a_mount_point(tmp_path: Path, serve: Serve) -> None:
     path = serve(f"sqlite:{tmp_path}/volume.db", routes={"/a/b": "memory:", "/a/b/c": "memory:"}).path
-    assert os.listdir(path) == ["a"] and os.listdir(path / "a") == ["b"] and os.listdir(path / "a" / "b") == ["c"]
+    assert (os.listdir(path), os.listdir(path / "a"), os.listdir(path / "a/b")) == (["a"], ["b"], ["c"])
     for refused in (lambda: (path / "a" / "b").rmdir(), lambda: (path / "a").rename(path / "z")):
         with fails(errno.EBUSY):
             refused()
@@ -566,97 +465,97 @@ def test_a_route_is_a_mount_point(tmp_path: Path, serve: Serve) -> None:
     for crossing in (os.rename, os.link):
         with fails(errno.EXDEV):
             crossing(path / "a" / "file", path / "a" / "b" / "file")
-    subprocess.run(["mv", path / "a" / "file", path / "a" / "b" / "c" / "file"], check=True)
-    assert (path / "a" / "b" / "c" / "file").read_text() == "real now"
     with fusebackend.connect(path) as client:
-        assert client.move("/a/b/c/file", "/a/moved/file").error is None
-        assert client.move("/a/moved", "/a/b/moved").error is None
+        assert client.move("/a/file", "/a/b/moved/file").error is None
     assert os.listdir(path / "a") == ["b"] and (path / "a/b/moved/file").read_text() == "real now"
 
 
-def test_a_hung_route_hangs_alone(tmp_path: Path) -> None:
-    with two_faces(tmp_path / "mnt", "memory:", "/hung=python:hanging:backend") as faces:
-        failures: list[int | None] = []
+def test_a_hung_route_hangs_alone(serve: Serve) -> None:
+    server = serve("memory:", routes={"/hung": "python:hanging:backend"}, options=["deadline=1"])
+    failures: list[int | None] = []
 
-        def reach() -> None:
-            try:
-                os.listdir(faces.path / "hung")
-            except OSError as error:
-                failures.append(error.errno)
+    def reach() -> None:
+        try:
+            os.listdir(server.path / "hung")
+        except OSError as error:
+            failures.append(error.errno)
 
-        reaching = [threading.Thread(target=reach) for _ in range(3)]
-        for thread in reaching:
-            thread.start()
-        while any(thread.is_alive() for thread in reaching):
-            (faces.path / "file").write_text("at once")
-            assert (faces.path / "file").read_text() == "at once"
-        assert failures == [errno.ETIMEDOUT] * 3
-        assert '"timeouts": 0}' not in os.getxattr(faces.path, "user.fusebackend.status").decode().split('"/hung/"')[1]
-        # The hung route can't confirm that its files are stored, so the end of the mount reports an error.
-        faces.status, faces.mounted.expected_log = 1, "^Traceback|could not close route /hung|^TimeoutError"
+    reaching = [threading.Thread(target=reach) for _ in range(3)]
+    for thread in reaching:
+        thread.start()
+    while any(thread.is_alive() for thread in reaching):
+        (server.path / "file").write_text("at once")
+        assert (server.path / "file").read_text() == "at once"
+        time.sleep(0.01)
+    assert failures == [errno.ETIMEDOUT] * 3
+    assert '"timeouts": 0}' not in os.getxattr(server.path, "user.fusebackend.status").decode().split('"/hung/"')[1]
+    # The hung route can't confirm that its files are stored, so the end of the mount reports an error.
+    server.process.terminate()
+    assert server.process.wait(mounts.STOP_LIMIT_S) == 1
+    assert "could not close route /hung" in server.log_text()
 
 
-def test_a_lost_update_is_an_error(tmp_path: Path) -> None:
-    with two_faces(tmp_path / "mnt", "python:seed_backends:DuckBackend") as faces:
-        faces.upload("/file", b"theirs one")
-        file = os.open(faces.path / "file", os.O_RDWR)
+def test_a_lost_update_is_an_error(tmp_path: Path, serve: Serve) -> None:
+    sqlite = pytest.importorskip("langgraph.store.sqlite")
+    with sqlite.SqliteStore.from_conn_string(str(tmp_path / "store.db")) as store:
+        store.put(("m",), "/file", {"content": "theirs one", "encoding": "utf-8"})
+        server = serve(f"store+sqlite:{tmp_path}/store.db?ns=m")
+        file = os.open(server.path / "file", os.O_RDWR)
         os.write(file, b"ours")
-        faces.call("behind", "upload_files", [["/file", "theirs two"]])
+        store.put(("m",), "/file", {"content": "theirs two", "encoding": "utf-8"})
         with fails(errno.ESTALE):
             os.close(file)
-        assert faces.download("/file") == b"theirs two"
-        faces.mounted.expected_log = "was changed by others"
-        (kept,) = [name for name in os.listdir(faces.path) if name.startswith("file.conflict-")]
-        assert faces.download(f"/{kept}") == b"oursrs one"
+        assert store.get(("m",), "/file").value["content"] == "theirs two"
+        server.expected_log = "was changed by others"
+        (kept,) = server.path.glob("file.conflict-*")
+        assert kept.read_text() == "oursrs one"
 
 
 def test_a_backend_of_text_gives_exact_bytes_or_an_error(serve: Serve) -> None:
     routes = {"/least": "python:seed_backends:make_text", "/edits": "python:seed_backends:make_editing"}
     server = serve("memory:", routes=routes)
     least, edits = server.path / "least", server.path / "edits"
+    wanted = {"lf": b"one\ntwo", "crlf": b"one\r\ntwo\r\n", "empty": b""}
     for directory in (least, edits):
-        bash = ["bash", "-c", "printf 'one\\ntwo' > lf; printf 'one\\r\\ntwo\\r\\n' > crlf; : > empty; cat lf > copy"]
-        subprocess.run(bash, cwd=directory, check=True)
-        found = {name: (directory / name).read_bytes() for name in ("lf", "crlf", "empty", "copy")}
-        assert found == {"lf": b"one\ntwo", "crlf": b"one\r\ntwo\r\n", "empty": b"", "copy": b"one\ntwo"}
+        for name, data in wanted.items():
+            (directory / name).write_bytes(data)
+        assert {name: (directory / name).read_bytes() for name in wanted} == wanted
         for data in (b"\xff\xfe", b"a\x0cb"):
-            with pytest.raises(OSError) as refused:
+            with fails(errno.EILSEQ):
                 (directory / "new").write_bytes(data)
-            assert refused.value.errno == errno.EILSEQ and not (directory / "new").exists()
+            assert not (directory / "new").exists()
     with fails(errno.EIO):
         (least / "mixed.txt").read_bytes()
     for _ in range(2):  # by `close`, then by `open`
         with pytest.raises(FileExistsError):
             (least / "lf").write_text("other\n")
         assert (least / "lf").read_bytes() == b"one\ntwo"
-    subprocess.run(["bash", "-c", "echo more >> lf; echo other > copy"], cwd=edits, check=True)
-    assert (edits / "lf").read_bytes() == b"one\ntwomore\n" and (edits / "copy").read_bytes() == b"other\n"
-    with fusebackend.connect(server.path) as client:
-        assert client.download_files(["/edits/copy"])[0].content == b"other\n"
+    with (edits / "lf").open("a") as file:
+        file.write("more\n")
+    assert (edits / "lf").read_bytes() == b"one\ntwomore\n"
 
 
 def test_every_change_can_be_watched(tmp_path: Path, serve: Serve) -> None:
+    """`test_watch.py` has everything that shells and editors do."""
     path = serve(f"sqlite:{tmp_path}/volume.db", routes={"/m": "memory:"}).path
     with fusebackend.connect(path) as agent, agent.watch("/m") as watch:
-        (path / "m" / "d").mkdir()
-        (path / "m" / "d" / "f").write_text("one")
-        agent.edit("/m/d/f", "one", "two")
+        (path / "m" / "f").write_text("one")
+        agent.edit("/m/f", "one", "two")
         (path / "outside").touch()
-        agent.move("/m/d", "/m/e")
-        agent.delete("/m/e")
-        events = [watch.get(20) for _ in range(7)]
+        agent.move("/m/f", "/m/g")
+        agent.delete("/m/g")
+        events = [watch.get(20) for _ in range(5)]
     assert [(event.kind, event.source, event.path) for event in events if event is not None] == [
-        ("created", "mount", "/m/d/"),
-        ("created", "mount", "/m/d/f"),
-        ("modified", "mount", "/m/d/f"),
-        ("modified", "api", "/m/d/f"),
-        ("moved", "api", "/m/e/"),
-        ("deleted", "api", "/m/e/f"),
-        ("deleted", "api", "/m/e/"),
+        ("created", "mount", "/m/f"),
+        ("modified", "mount", "/m/f"),
+        ("modified", "api", "/m/f"),
+        ("moved", "api", "/m/g"),
+        ("deleted", "api", "/m/g"),
     ]
 
 
 def test_a_thread_shows_what_its_agent_saw(tmp_path: Path, serve: Serve) -> None:
+    """`test_threads.py` and `tests/unit/backends/threads/` have long threads, and agents at work."""
     import graphs
 
     with graphs.sqlite_saver(tmp_path / "threads.db") as saver:
@@ -666,14 +565,11 @@ def test_a_thread_shows_what_its_agent_saw(tmp_path: Path, serve: Serve) -> None
         mounted = serve(f"threads+sqlite:{tmp_path}/threads.db")
         ids = graphs.checkpoint_ids(agent, graphs.thread("t"))
         history = sorted(path for path in (mounted.path / "t/history").iterdir() if path.is_dir())
-        assert len(history) == len(ids)
         assert [name.split("-", 1)[1] for name in os.listdir(mounted.path / "t/messages")] == [
             "human.md", "ai.calls.json", "ai.md", "tool-write_file.txt", "ai.md",
         ]  # fmt: skip
         assert "+one" in next((mounted.path / "t/changes").iterdir()).read_text()
         assert "hello" in (mounted.path / "@latest/transcript.md").read_text()
-        assert os.readlink(mounted.path / "t/history/@latest") == history[-1].name
-        assert json.loads((mounted.path / f"t/history/{history[-1].name}.state.json").read_text())["next"] == []
         for checkpoint, directory in zip(ids, history, strict=True):
             files = graphs.state_at(agent, graphs.thread("t"), checkpoint).get("files") or {}
             assert sorted(f"/{path.name}" for path in directory.iterdir()) == sorted(files)
@@ -685,6 +581,7 @@ def test_a_thread_shows_what_its_agent_saw(tmp_path: Path, serve: Serve) -> None
 
 
 def test_a_store_s_namespaces_are_directories(tmp_path: Path, serve: Serve) -> None:
+    """`tests/unit/backends/store/test_store_namespaces.py` has more."""
     from langgraph.store.sqlite import SqliteStore
 
     with SqliteStore.from_conn_string(str(tmp_path / "store.db")) as store:
@@ -692,17 +589,14 @@ def test_a_store_s_namespaces_are_directories(tmp_path: Path, serve: Serve) -> N
         store.put(("a",), "/b", {"content": "a file", "encoding": "utf-8"})
         store.put(("a", "b"), "/c", {"content": "of the namespace", "encoding": "utf-8"})
         root = serve(f"store+sqlite:{tmp_path}/store.db?tree=1").path
-        assert sorted(os.listdir(root / "a")) == ["b", "b%="]
-        assert (root / "a/b%=").read_text() == "a file"
-        assert (root / "a/b/c").read_text() == "of the namespace"
+        assert ((root / "a/b%=").read_text(), (root / "a/b/c").read_text()) == ("a file", "of the namespace")
         (root / "a/new").mkdir()
         (root / "a/new/f").write_text("new")
         assert store.get(("a", "new"), "/f").value["content"] == "new"
         with pytest.raises(PermissionError):
             (root / "top").write_text("")
         os.rename(root / "a/new/f", root / "a/b/f")
-        assert store.get(("a", "b"), "/f").value["content"] == "new"
-        assert store.get(("a", "new"), "/f") is None
+        assert (store.get(("a", "b"), "/f").value["content"], store.get(("a", "new"), "/f")) == ("new", None)
 
 
 def test_a_container_s_files_are_what_its_commands_see(
@@ -726,31 +620,35 @@ def test_a_container_s_files_are_what_its_commands_see(
 
 
 def test_a_verb_over_the_control_socket_is_the_verb(tmp_path: Path) -> None:
-    url = f"sqlite:{tmp_path}/volume.db"
-    with two_faces(tmp_path / "mnt", url) as faces, fusebackend.connect(faces.path) as client:
+    mounts.require()
+    mounted = tmp_path / "mnt"
+    mounted.mkdir()
+    with (
+        SqliteBackend(tmp_path / "volume.db") as backend,
+        fusebackend.mount(backend, mounted) as here,
+        fusebackend.connect(mounted) as client,
+    ):
         assert client.write("/file", "one\n").error is None
         for path in ("/file", "/none", "/../x"):
-            assert asdict(client.read(path)) == faces.ask("read", path)
-            assert asdict(client.ls(path)) == faces.ask("ls", path)
-            assert asdict(client.edit(path, "none", "x")) == faces.ask("edit", path, "none", "x")
-        assert asdict(client.write("/file", "two")) == faces.ask("write", "/file", "two")
-        (faces.path / "file").write_text("three\n")
-        assert client.edit("/file", "three", "four").occurrences == 1
-        assert (faces.path / "file").read_text() == "four\n"
+            assert asdict(client.read(path)) == asdict(here.read(path))
+            assert asdict(client.ls(path)) == asdict(here.ls(path))
+            assert asdict(client.edit(path, "none", "x")) == asdict(here.edit(path, "none", "x"))
+        assert asdict(client.write("/file", "two")) == asdict(here.write("/file", "two"))
+        assert client.edit("/file", "one", "four").occurrences == 1
+        assert programs.sh(f"cat {mounted}/file", tmp_path) == "four\n"
 
 
 def test_without_a_mount_the_verbs_are_the_same(tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    """`tests/unit/server/test_unmounted.py` has every verb."""
+    for variable in ("XDG_STATE_HOME", "XDG_DATA_HOME"):
+        monkeypatch.setenv(variable, str(tmp_path / "kept"))
     (tmp_path / "mnt").mkdir()
     config = tmp_path / "agent.toml"
     config.write_text(f'mountpoint = "{tmp_path}/mnt"\ndefault = "sqlite:agent.db"\nhistory = "on"\n')
-    with served.served("--config", str(config), place=f"{tmp_path}/mnt"):
-        with fusebackend.connect(config) as client:
-            client.write("/file", "one\n")
-            client.create_branch("work")
-            client.write("/.fusebackend/branches/work/file2", "two\n")
-            assert client.execute("true").exit_code == 126
+    with served.served("--config", str(config), place=f"{tmp_path}/mnt"), fusebackend.connect(config) as client:
+        client.write("/file", "one\n")
+        client.create_branch("work")
+        client.write("/.fusebackend/branches/work/file2", "two\n")
         assert "is served already" in served.run("mount", "--config", str(config), status=1)
     with mounts.mounted(tmp_path / "mnt", "", config=config) as mounted, fusebackend.connect(config) as client:
         assert client.mountpoint == str(mounted.path)
@@ -760,16 +658,15 @@ def test_without_a_mount_the_verbs_are_the_same(tmp_path: Path, serve: Serve, mo
 
 
 def test_a_command_sees_every_route_at_its_path(tmp_path: Path, serve: Serve) -> None:
+    """`test_execute.py` and `test_execute_escape.py` have more."""
     mounted = serve(f"sqlite:{tmp_path}/volume.db", routes={"/memories": "memory:"})
     (mounted.path / "memories/x").write_text("one\n")
     with fusebackend.connect(mounted.path) as client:
         assert client.execute("cat /memories/x; echo two >> /memories/x; cp /memories/x /y").output == "one\n"
-        assert client.read("/y").file_data["content"] == "one\ntwo\n"
-        assert (mounted.path / "memories/x").read_text() == "one\ntwo\n"
+        assert (mounted.path / "y").read_text() == "one\ntwo\n"
         assert client.execute("ls /; ls /home /root /mnt 2>/dev/null").output.startswith("memories\ny\n")
         assert client.execute("touch /usr/x || touch /etc/x || echo no").output.startswith("no\n")
     assert sorted(os.listdir(mounted.path)) == ["memories", "y"]
-    (mounted.path / "usr").mkdir()
 
 
 @pytest.mark.parametrize("library", ["asyncio", "trio"])
@@ -793,10 +690,9 @@ def test_what_is_cancelled_ends(tmp_path: Path, serve: Serve, library: str) -> N
 
 
 def test_a_mount_describes_itself_in_files(native: Path, serve: Serve) -> None:
+    """`test_trees.py` has the options, and ordinary tools."""
     own = native / ".fusebackend"
-    others = {"branches", "log", "snapshots"}  # promised by the headings below, where the mount keeps them
-    assert {"status.json", "version"} <= set(os.listdir(own)) <= {"status.json", "version"} | others
-    assert ".fusebackend" not in os.listdir(native)
+    assert {"status.json", "version"} <= set(os.listdir(own)) and ".fusebackend" not in os.listdir(native)
     assert (own / "version").read_text() == f"{fusebackend.__version__}\n"
     with (own / "status.json").open("rb", buffering=0) as opened:
         first = opened.read(10)
@@ -804,8 +700,7 @@ def test_a_mount_describes_itself_in_files(native: Path, serve: Serve) -> None:
         now = json.loads((own / "status.json").read_bytes())
         before = json.loads(first + opened.read())
     assert now["counters"]["mkdir"] == before["counters"].get("mkdir", 0) + 1
-    told = json.loads(os.getxattr(native, "user.fusebackend.status"))
-    assert told.keys() == now.keys() and told["mountpoint"] == now["mountpoint"] == str(native)
+    assert json.loads(os.getxattr(native, "user.fusebackend.status")).keys() == now.keys()
     for change, number in (
         (lambda: (own / "version").write_text("x"), READ_ONLY),
         (lambda: (own / "new").mkdir(), READ_ONLY),
@@ -817,32 +712,24 @@ def test_a_mount_describes_itself_in_files(native: Path, serve: Serve) -> None:
     with fusebackend.connect(native) as client:
         assert str(client.read("/.fusebackend/version")).split()[-1] == fusebackend.__version__
         assert client.write("/.fusebackend/new", "x").error is not None
-        assert client.execute("ls /.fusebackend").exit_code != 0
-    visible = serve("memory:", options=["trees=visible", "trees_name=.mount"])
-    assert os.listdir(visible.path) == [".mount"]
     assert not os.path.lexists(serve("memory:", options=["trees=off"]).path / ".fusebackend")
 
 
 def test_a_mount_has_several_trees_of_the_same_files(native: Path) -> None:
+    """`test_trees.py` has more, both ways round."""
     tree = native / ".fusebackend/private/sandbox"
-    assert ".fusebackend" not in os.listdir(native)
-    assert not (tree / ".fusebackend").exists()
     for change in (
         lambda: (native / ".fusebackend").rename(native / "x"),
         lambda: (tree / "usr").rename(tree / "x"),
-        lambda: (tree / "usr").rmdir(),
         lambda: (tree / "usr/x").touch(),
     ):
         with fails(errno.EBUSY, errno.EPERM):
             change()
     (native / "usr").symlink_to("elsewhere")
     assert (tree / "usr").is_dir() and not (tree / "usr").is_symlink()
-    assert not (tree / "d").exists()
     (native / "d").mkdir()
     (native / "d/file").write_text("one")
-    with (tree / "d/file").open("r+") as opened:
-        assert os.path.samestat(os.fstat(opened.fileno()), (native / "d/file").stat())
-        assert opened.read() == "one"
+    assert os.path.samefile(tree / "d/file", native / "d/file")
     assert (tree / "d").stat().st_ino != (native / "d").stat().st_ino
     with fails(errno.EXDEV):
         (tree / "d/file").rename(native / "file")
@@ -850,60 +737,38 @@ def test_a_mount_has_several_trees_of_the_same_files(native: Path) -> None:
     assert os.listdir(native / "d") == ["other"] and not (native / "d/file").exists()
 
 
-@pytest.mark.parametrize("kind", ["sqlite:{tmp}/volume.db", "memory:"])
+@pytest.mark.parametrize("kind", ["sqlite:{tmp}/volume.db", MEMORY])
 def test_a_snapshot_keeps_what_was_there(kind: str, tmp_path: Path, serve: Serve) -> None:
+    """`test_snapshots.py` compares all attributes, at random; the published cases have names and errors."""
     (tmp_path / "files").mkdir()
     routes = {"/notes": "memory:", "/a/b": f"dir:{tmp_path}/files"}
     mounted = serve(kind.format(tmp=tmp_path), routes=routes, options=["snapshots=manual"]).path
-    snapshots = mounted / ".fusebackend/snapshots"
-    script = (
-        "mkdir d; echo one > d/file; ln d/file linked; ln -s d/file link; mkfifo fifo; chmod 4750 linked;"
-        " setfattr -n user.x -v y linked; truncate -s 1M sparse; echo note > notes/note; touch -d @1 link -h"
-    )
-    subprocess.run(["bash", "-euc", script], cwd=mounted, check=True)
-    (mounted / "a/b/live").write_text("live")
-    subprocess.run(["cp", "-a", mounted, tmp_path / "copy"], check=True)
+    one = mounted / ".fusebackend/snapshots/one"
+    (mounted / "d").mkdir()
+    for path in ("d/file", "notes/note", "a/b/live"):
+        (mounted / path).write_text("before")
     with fusebackend.connect(mounted) as client, (mounted / "d/file").open("r+") as opened:
-        assert not (snapshots / "one").exists()
-        taken = client.create_snapshot("one")
-        assert taken.routes == ["/", "/notes/"]
-        opened.write("ONE AND MORE")
+        assert not one.exists()
+        assert client.create_snapshot("one").routes == ["/", "/notes/"]
+        opened.write("AFTER")
         opened.flush()
-        subprocess.run(
-            ["bash", "-euc", "rm -r d link fifo sparse notes/note; chmod 600 linked"], cwd=mounted, check=True
-        )
-        one = snapshots / "one"
-        shutil.rmtree(tmp_path / "copy/a/b")
-        (tmp_path / "copy/a/b").mkdir()
-        words = ["diff", "-r", "--no-dereference", "-x", "fifo", one, tmp_path / "copy"]
-        subprocess.run(words, check=True)
-        for path in ("d", "d/file", "linked", "link", "fifo", "sparse", "notes", "notes/note"):
-            now, then = (one / path).lstat(), (tmp_path / "copy" / path).lstat()
-            for name in ("st_mode", "st_uid", "st_gid", "st_mtime_ns", "st_size") if path[0] != "n" else ("st_mode",):
-                assert getattr(now, name) == getattr(then, name) or stat.S_ISDIR(now.st_mode), (path, name)
-        assert (one / "linked").stat().st_ino == (one / "d/file").stat().st_ino != (mounted / "linked").stat().st_ino
-        assert os.getxattr(one / "linked", "user.x") == b"y"
+        (mounted / "notes/note").unlink()
+        assert ((one / "d/file").read_text(), (one / "notes/note").read_text()) == ("before", "before")
         assert os.listdir(one / "a/b") == [] and stat.S_IMODE((one / "a/b").stat().st_mode) == 0o555
         with fails(errno.EROFS):
             (one / "new").touch()
         assert client.write("/.fusebackend/snapshots/one/new", "x").error
-        with pytest.raises(FileExistsError):
-            client.create_snapshot("one")
-        for name in ("main", "-x", "10m", "c42", "a..b", "a/b", "@x"):
-            with pytest.raises(ValueError):
-                client.create_snapshot(name)
-        with pytest.raises(FileNotFoundError):
-            client.delete_snapshots("one", "two")
         directory = os.open(one / "d", os.O_RDONLY)
         client.delete_snapshots("one")
-        assert os.listdir(snapshots) == [] and not one.exists()
+        assert os.listdir(one.parent) == [] and not one.exists()
         with fails(errno.ESTALE, errno.ENOENT):
             os.open("file", os.O_RDONLY, dir_fd=directory)
         os.close(directory)
 
 
-@pytest.mark.parametrize("kind", ["sqlite:{tmp}/volume.db", "memory:"])
+@pytest.mark.parametrize("kind", ["sqlite:{tmp}/volume.db", MEMORY])
 def test_what_is_changed_in_a_branch_is_changed_nowhere_else(kind: str, tmp_path: Path, serve: Serve) -> None:
+    """`test_branches.py` has real work, and branches of branches; the published cases every change."""
     (tmp_path / "files").mkdir()
     routes = {"/notes": "memory:", "/a/b": f"dir:{tmp_path}/files"}
     mounted = serve(kind.format(tmp=tmp_path), routes=routes, options=["snapshots=manual", "ttl=0"]).path
@@ -919,7 +784,6 @@ def test_what_is_changed_in_a_branch_is_changed_nowhere_else(kind: str, tmp_path
         os.link(branch / "a/b/ours", branch / "linked")
         (branch / "linked").write_text("by both names")
         (branch / "notes/note").rename(branch / "d/note")
-        os.setxattr(branch / "a/b", "user.x", b"y")
         assert client.write("/.fusebackend/branches/one/a/b/new", "new").error is None
         assert _names_and_bytes(mounted) == before
         assert (branch / "a/b/ours").read_text() == "by both names"
@@ -927,32 +791,19 @@ def test_what_is_changed_in_a_branch_is_changed_nowhere_else(kind: str, tmp_path
         (mounted / "a/b/live").write_text("shows through")
         assert (branch / "d/file").read_text() == "after"
         assert (branch / "a/b/live").read_text() == "shows through"
-        client.create_branch("two", "one")
-        other = branch.parent / "two"
-        assert _names_and_bytes(other) == _names_and_bytes(branch)
-        (other / "d/file").write_text("in the other")
-        (branch / "d/only").write_text("in the first")
-        assert (branch / "d/file").read_text() == "after" and not (other / "d/only").exists()
-        client.delete_branches("two")
         with fails(errno.EXDEV):
             (branch / "d/file").rename(mounted / "d/file")
         with fails(errno.EBUSY):
             (branch / "notes").rmdir()
-        assert "notes" in client.run("ls", cwd="/.fusebackend/branches/one").output
         (snapshot,) = client.snapshots()
         with fails(errno.EBUSY):
             client.delete_snapshots(snapshot.name)
-        with pytest.raises(FileExistsError):
-            client.create_branch("one")
-        directory = os.open(branch / "d", os.O_RDONLY)
         client.delete_branches("one")
         assert client.snapshots() == [] and not branch.exists()
-        with fails(errno.ESTALE, errno.ENOENT):
-            os.open("file", os.O_RDONLY, dir_fd=directory)
-        os.close(directory)
 
 
 def test_a_branch_can_be_in_a_plain_directory(tmp_path: Path, serve: Serve) -> None:
+    """`tests/unit/trees/test_checkouts.py` has more."""
     mounted = serve(f"sqlite:{tmp_path}/volume.db").path
     (mounted / "kept").write_text("kept")
     (mounted / "changed").write_text("one")
@@ -967,35 +818,23 @@ def test_a_branch_can_be_in_a_plain_directory(tmp_path: Path, serve: Serve) -> N
         (mounted / ".fusebackend/branches/b/changed").write_text("three")
         with pytest.raises(OSError, match="'/changed' was changed in the branch's own tree"):
             client.take_in_branch("b")
-        assert (plain / "changed").read_text() == "two"
         client.create_branch("b", directory=plain)
         assert (plain / "changed").read_text() == "three"
         client.delete_branches("b")
-        (mounted / "new").write_text("new")
-        before = (plain / "kept").stat()
-        client.create_branch("c", directory=plain)
-        after = (plain / "kept").stat()
-        assert (after.st_ino, after.st_ctime_ns) == (before.st_ino, before.st_ctime_ns)
-        assert (plain / "new").read_text() == "new" and (plain / "changed").read_text() == "two"
-        for directory, says in (
-            (Path("/etc"), "is not empty"),
-            (mounted / "x", "lie in each other"),
-            (plain, "holds branch"),
-        ):
-            with pytest.raises(OSError, match=says):
-                client.create_branch("d", directory=directory)
-        assert [each.name for each in client.branches()] == ["c"]
+        with pytest.raises(OSError, match="lie in each other"):
+            client.create_branch("d", directory=mounted / "x")
 
 
 def test_a_merge_takes_what_one_side_has_changed(tmp_path: Path, serve: Serve) -> None:
+    """`tests/unit/trees/merge/` has every conflict, random trees and kills."""
     (tmp_path / "files").mkdir()
     mounted = serve(f"sqlite:{tmp_path}/volume.db", routes={"/live": f"dir:{tmp_path}/files"}).path
     for top in (mounted, mounted / "live"):
-        subprocess.run(["bash", "-euc", "mkdir d; echo 1 > d/one; echo 2 > d/two; echo 3 > three"], cwd=top, check=True)
+        subprocess.run(["bash", "-euc", "mkdir d; echo 1 > d/one; echo 3 > three"], cwd=top, check=True)
     with fusebackend.connect(mounted) as client:
         client.create_branch("b")
         for top in (mounted / ".fusebackend/branches/b", mounted / ".fusebackend/branches/b/live"):
-            subprocess.run(["bash", "-euc", "mv d e; echo more >> e/one; rm three; ln e/two two"], cwd=top, check=True)
+            subprocess.run(["bash", "-euc", "mv d e; echo more >> e/one; rm three"], cwd=top, check=True)
         for top in (mounted, mounted / "live"):
             subprocess.run(["bash", "-euc", "echo new > d/new; echo other > three"], cwd=top, check=True)
         refused = client.merge_branch("b")
@@ -1003,20 +842,15 @@ def test_a_merge_takes_what_one_side_has_changed(tmp_path: Path, serve: Serve) -
         assert (mounted / "d/one").read_text() == "1\n"
         with (mounted / "d/one").open("a"):
             assert "/d/one" in [each.path for each in client.merge_branch("b", keep="main").conflicts]
-        with (mounted / "d/one").open() as reading:
-            merged = client.merge_branch("b", keep="main")
-            assert not merged.conflicts
-            assert reading.read() == "1\n"
+        # The server hears of a close a moment later.
+        eventually(lambda: not client.merge_branch("b", keep="main", dry_run=True).conflicts)
+        merged = client.merge_branch("b", keep="main")
         for top in (mounted, mounted / "live"):
-            assert sorted(path.name for path in (top / "e").iterdir()) == ["new", "one", "two"]
-            assert (top / "e/one").read_text() == "1\nmore\n"
-            assert (top / "three").read_text() == "other\n"
-            assert (top / "two").stat().st_nlink == 2
-            assert not (top / "d").exists()
-        assert not client.merge_branch("b", keep="main").changes
-        assert merged.call is not None
+            assert sorted(path.name for path in (top / "e").iterdir()) == ["new", "one"] and not (top / "d").exists()
+            assert ((top / "e/one").read_text(), (top / "three").read_text()) == ("1\nmore\n", "other\n")
+        assert merged.call is not None and not client.merge_branch("b", keep="main").changes
         client.undo(merged.call)
-        assert sorted(path.name for path in (mounted / "live/d").iterdir()) == ["new", "one", "two"]
+        assert sorted(path.name for path in (mounted / "live/d").iterdir()) == ["new", "one"]
         assert (mounted / "d/one").read_text() == "1\n"
 
 
@@ -1025,29 +859,25 @@ def _names_and_bytes(top: Path) -> dict[str, bytes | None]:
 
 
 def test_a_call_in_a_branch_is_a_call(tmp_path: Path, serve: Serve) -> None:
-    mounted = serve(f"sqlite:{tmp_path}/volume.db", options=["history=on"]).path
-    (mounted / "one").write_text("of the mount\n")
+    """`test_branch_undo.py` has more."""
+    mounted = serve("memory:", options=["history=on"]).path
     with fusebackend.connect(mounted) as client:
+        client.write("/one", "of the mount\n")
         client.create_branch("b")
-        branch = mounted / ".fusebackend/branches/b"
         of_mount = client.log(limit=1)[0].call
-        name = client.begin_call("work in the branch")
-        subprocess.run(["bash", "-euc", "echo changed > one; mkdir d; echo 2 > d/two"], cwd=branch, check=True)
-        call = client.end_call(name)
+        client.write("/.fusebackend/branches/b/two", "new\n")
         assert client.log(limit=1)[0].call == of_mount, "the log is about the mount"
-        assert [each.call for each in client.log(branch="b")] == [call]
-        undone = client.undo(call)
-        assert undone.conflicts == [], (undone.conflicts, history_of(mounted, "restore"))
-        assert (branch / "one").read_text() == "of the mount\n" and not (branch / "d").exists()
-        assert client.merge_branch("b").changes == []
+        (call,) = client.log(branch="b")
+        assert client.undo(call.call).conflicts == []
+        assert os.listdir(mounted / ".fusebackend/branches/b") == ["one"] and client.merge_branch("b").changes == []
 
 
 def test_a_view_shows_what_its_rules_allow(tmp_path: Path, serve: Serve) -> None:
+    """`test_views.py` has every door, operation and mode."""
     config = tmp_path / "views.toml"
     config.write_text(
         """
         [routes]
-        "/ro" = { url = "memory:", read_only = true }
         "/hiding" = { url = "memory:", hide = ["*.key"] }
         [views.v]
         rules = [
@@ -1062,50 +892,28 @@ def test_a_view_shows_what_its_rules_allow(tmp_path: Path, serve: Serve) -> None
     (mounted / "secrets").mkdir()
     for name in (".env", "secrets/key", "log", "plain"):
         (mounted / name).write_text("text")
-    assert sorted(os.listdir(view)) == ["hiding", "log", "plain", "ro", "secrets"]
+    assert sorted(os.listdir(view)) == ["hiding", "log", "plain", "secrets"]
     assert os.listdir(view / "secrets") == []
-    assert os.stat(view / "plain").st_ino == os.stat(mounted / "plain").st_ino
+    os.link(view / "plain", view / "linked")  # git compares the numbers before and after
+    assert os.stat(view / "plain").st_ino == os.stat(view / "linked").st_ino == os.stat(mounted / "plain").st_ino
+    (view / "linked").unlink()
     for number, work in (
         (errno.ENOENT, lambda: (view / ".env").read_text()),
-        (errno.EACCES, lambda: (view / ".env").write_text("x")),
         (errno.EACCES, lambda: (view / "secrets/key").read_text()),
-        (errno.EACCES, lambda: os.link(view / "secrets/key", view / "linked")),
         (errno.EACCES, lambda: (view / "log").write_text("x")),
-        (errno.EXDEV, lambda: os.rename(view / "secrets", view / "public")),
-        (errno.EXDEV, lambda: os.rename(view / "plain", mounted / "moved")),
-        (errno.EROFS, lambda: (mounted / "ro/x").write_text("x")),
         (errno.EACCES, lambda: (mounted / "hiding/.key").write_text("x")),
     ):
         with fails(number):
             work()
-    with fusebackend.connect(mounted) as client:
-        (mounted / "hiding/seen").write_text("1")
-        assert client.create_snapshot("s").routes == ["/", "/hiding/", "/ro/"]
-        client.create_branch("b")
-        assert os.listdir(mounted / ".fusebackend/snapshots/s/hiding") == ["seen"]
-        (mounted / ".fusebackend/branches/b/hiding/.key").write_text("x")
-        with pytest.raises(PermissionError):
-            client.merge_branch("b")
     with (view / "log").open("a") as log:
         log.write("more")
     with fusebackend.connect(mounted, view="v") as client:
         assert client.read("/log").file_data["content"] == "textmore"
-        for name in ("seen", ".env"):
-            (mounted / "tree/d").mkdir(parents=True, exist_ok=True)
-            (mounted / "tree/d" / name).write_text(name)
-        for refusal in (client.move("/tree", "/hiding/tree"), client.delete("/tree")):
+        (mounted / "tree/d").mkdir(parents=True)
+        (mounted / "tree/d/.env").write_text("hidden")
+        for refusal in (client.move("/tree", "/hiding/tree"), client.delete("/tree"), client.read("/secrets/key")):
             assert "Permission denied" in str(refusal.error)
-        assert sorted(os.listdir(mounted / "tree/d")) == [".env", "seen"] and os.listdir(mounted / "tree") == ["d"]
-        assert os.listdir(mounted / "hiding") == ["seen"]
-        assert str(client.read("/.env").error) == "File '/.env' not found"
-        assert "Permission denied" in str(client.read("/secrets/key").error)
-    with fusebackend.connect(mounted) as client:
-        address = client.view_socket("v")
-    with fusebackend.connect(address) as client:
-        assert "Permission denied" in str(client.read("/secrets/key").error)
-        with fails(errno.EPERM):
-            client.view_socket("v")
-        assert "Permission denied" in client.execute("cat /secrets/key").output
+        assert os.listdir(mounted / "tree/d") == [".env"]
     from deepagents import FilesystemPermission
 
     (tmp_path / "files/secrets").mkdir(parents=True)
@@ -1120,6 +928,7 @@ def test_a_view_shows_what_its_rules_allow(tmp_path: Path, serve: Serve) -> None
 
 
 def test_what_is_interrupted_waits_for_an_approval(tmp_path: Path, serve: Serve) -> None:
+    """`test_approvals.py` and `tests/unit/server/test_approval*.py` have every verb, and waiting."""
     config = tmp_path / "approvals.toml"
     rule = '{ operations = ["write"], paths = ["/prod/**"], mode = "interrupt" }'
     start = '{ operations = ["execute"], paths = ["/prod"], mode = "interrupt" }'
@@ -1127,8 +936,8 @@ def test_what_is_interrupted_waits_for_an_approval(tmp_path: Path, serve: Serve)
     mounted = serve("memory:", config=config).path
     with fusebackend.connect(mounted, view="v") as agent, fusebackend.connect(mounted) as owner:
         (mounted / "prod").mkdir()
-        assert "it is request 1;" in str(agent.write("/prod/a", "one").error)
-        assert agent.write("/prod/a", "one").error == agent.write("/prod/a", "one").error
+        for _ in range(2):
+            assert "it is request 1;" in str(agent.write("/prod/a", "one").error)
         with pytest.raises(PermissionError):
             agent.approve(1)
         assert not (mounted / "prod/a").exists()
@@ -1137,24 +946,17 @@ def test_what_is_interrupted_waits_for_an_approval(tmp_path: Path, serve: Serve)
         assert "it is request 2;" in str(agent.edit("/prod/a", "one", "two").error)
         (mounted / "prod/a").write_text("one more")
         assert owner.approve(2).reason == "'/prod/a' was changed since it was asked for; have it asked for again"
-        with pytest.raises(OSError, match="decided already"):
-            owner.approve(2)
-        assert (mounted / "prod/a").read_text() == "one more"
         with pytest.raises(PermissionError):
             (mounted / ".fusebackend/views/v/prod/a").write_text("x")
         assert [each.state for each in owner.approvals()] == ["made", "failed", "refused"]
         ran = agent.run("touch /ran", cwd="/prod")
         assert (ran.exit_code, "it is request 4;" in ran.output) == (126, True)
-        assert owner.approve(4).state == "made"
-        assert (mounted / "ran").exists()
+        assert owner.approve(4).state == "made" and (mounted / "ran").exists()
         large = agent.upload_files([("/prod/large", bytes(2 << 20))])
         assert "a request keeps at most 1024 KiB" in str(large[0].error)
-        titles = [each.title for each in owner.log(limit=100) if each.kind in ("request", "approval")]
-        assert "approve 1: write /prod/a" in titles
-        assert "request 3: change /prod/a" in titles
 
 
-@pytest.mark.parametrize("kind", ["sqlite:{tmp}/volume.db", "memory:"])
+@pytest.mark.parametrize("kind", ["sqlite:{tmp}/volume.db", MEMORY])
 def test_what_was_there_for_ten_seconds_can_be_had_back(kind: str, tmp_path: Path, serve: Serve) -> None:
     mounted = serve(kind.format(tmp=tmp_path)).path
     snapshots = mounted / ".fusebackend/snapshots"
@@ -1172,6 +974,7 @@ def test_what_was_there_for_ten_seconds_can_be_had_back(kind: str, tmp_path: Pat
 
 
 def test_a_restore_puts_back_what_was_there(tmp_path: Path, serve: Serve) -> None:
+    """`tests/unit/trees/test_restore.py` has all attributes, errors and kills."""
     (tmp_path / "files").mkdir()
     mounted = serve(f"sqlite:{tmp_path}/volume.db", routes={"/live": f"dir:{tmp_path}/files"}).path
     make = "mkdir d; echo 1 > d/one; ln d/one d/two; ln -s one d/sym; chmod 750 d; setfattr -n user.a -v b d/one"
@@ -1183,36 +986,24 @@ def test_a_restore_puts_back_what_was_there(tmp_path: Path, serve: Serve) -> Non
         (mounted / ".fusebackend/branches/b/live/d/new").write_text("of the branch\n")
         work = "echo 2 >> d/one; mkdir d/extra; rm d/sym; chmod 700 d"
         subprocess.run(["bash", "-euc", work], cwd=mounted, check=True)
-        directory = (mounted / "d").stat().st_ino
         with (mounted / "d/two").open("a"):
             refused = client.restore(["/d"], "then")
             assert refused.conflicts and not refused.changes and (mounted / "d/extra").exists()
-        with (mounted / "d/one").open() as reading:
-            done = client.restore(["/"], "then")
-            assert reading.read() == "1\n2\n"
+        done = client.restore(["/"], "then")
         assert sorted(os.listdir(mounted / "d")) == ["one", "sym", "two"]
-        assert (mounted / "d/two").read_text() == "1\n" and os.readlink(mounted / "d/sym") == "one"
-        assert os.getxattr(mounted / "d/one", "user.a") == b"b" and (mounted / "d/one").stat().st_nlink == 2
-        there = (mounted / "d").stat()
-        assert (there.st_ino, stat.S_IMODE(there.st_mode)) == (directory, 0o750)
+        assert (mounted / "d/two").read_text() == "1\n" and (mounted / "d/one").stat().st_nlink == 2
+        assert stat.S_IMODE((mounted / "d").stat().st_mode) == 0o750
         assert not (mounted / "live/d/new").exists(), "the snapshot holds nothing of this route"
         assert [each.path for each in client.restore(["/live/d"], "b").changes] == ["/live/d", "/live/d/new"]
-        assert (mounted / "live/d/new").read_text() == "of the branch\n"
         client.restore(["/d/one"], "then", to=["/live/d/copy"])
         assert (mounted / "live/d/copy").read_text() == "1\n"
-        (mounted / "away").symlink_to(tmp_path)
-        with pytest.raises(NotADirectoryError):
-            client.restore(["/d/one"], "then", to=["/away/copy"])
-        assert client.restore(["/d"], "then").changes == []
-        assert done.call is not None
+        assert done.call is not None and client.restore(["/d"], "then").changes == []
         undone = client.undo(done.call)
         assert undone.conflicts == [], (undone.conflicts, history_of(mounted, "restore"))
         assert (mounted / "d/one").read_text() == "1\n2\n" and (mounted / "d/extra").is_dir()
         client.write("/live/d/exact", "before\n")
-        client.edit("/live/d/exact", "before", "after")
-        call = client.log(limit=1)[0].call
         client.delete("/live/d/exact")
-        client.restore(["/live"], call)
+        client.restore(["/live"], client.log(limit=1)[0].call)
         assert (mounted / "live/d/exact").read_text() == "before\n"
 
 
@@ -1228,6 +1019,7 @@ def history_of(mounted: mounts.Mounted, wanted: str) -> list[tuple[str, str, lis
 
 @pytest.mark.parametrize("kind", ["sqlite:{tmp}/volume.db", "dir:{tmp}/files"], ids=["sqlite", "dir"])
 def test_every_change_has_a_call(kind: str, tmp_path: Path, serve: Serve) -> None:
+    """`test_log_is_complete.py` has ten actors and kills, `test_history_cli.py` agents that name their calls."""
     (tmp_path / "files").mkdir()
     mounted = serve(kind.format(tmp=tmp_path))
     path = mounted.path
@@ -1240,7 +1032,7 @@ def test_every_change_has_a_call(kind: str, tmp_path: Path, serve: Serve) -> Non
             client.write("/tool", "x")
             client.edit("/tool", "x", "y")
     script = "echo session1 > f; exec 7> g; (setsid sh -c 'echo h > other'); echo i >&7; ln f l; mkdir d; mv d e"
-    subprocess.run(["bash", "-c", script], cwd=path, check=True, start_new_session=True)
+    programs.session(script, path)
     with mmap_of(path / "three") as mapped:
         mapped[0:1] = b"B"
         mapped.flush()
@@ -1258,24 +1050,11 @@ def test_every_change_has_a_call(kind: str, tmp_path: Path, serve: Serve) -> Non
     )
     assert [found[2] for found in history_of(mounted, "sh -c echo h")] == [[("create", "/other")]]
     assert ("session", [("content", "/three")]) in [(kind, found) for kind, _, found in history_of(mounted, "")]
-    status = json.loads((path / ".fusebackend/status.json").read_text())["history"]
-    assert status["incomplete"] is None
-    directory = Path(status["path"])
-    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
-    assert stat.S_IMODE((directory / "history.db").stat().st_mode) == 0o600
-    if kind.startswith("sqlite"):
-        with fusebackend.connect(path) as client:
-            client.write("/last", "x")
-        with open(path / "last") as file:
-            os.fsync(file.fileno())  # in the volume's file now, and so its record in the history
-        mounted.process.kill()
-        mounted.process.wait()
-        kept = sqlite3.connect(directory / "history.db")
-        assert kept.execute("SELECT kind FROM records WHERE path = ?", (b"/last",)).fetchall() == [("create",)]
-        kept.close()
+    assert json.loads((path / ".fusebackend/status.json").read_text())["history"]["incomplete"] is None
 
 
 def test_the_log_is_read_as_files(serve: Serve) -> None:
+    """`test_history_cli.py` has more."""
     mounted = serve("memory:")
     log = mounted.path / ".fusebackend/log"
     with fusebackend.connect(mounted.path) as client, open(log / "today.jsonl") as opened:
@@ -1283,10 +1062,7 @@ def test_the_log_is_read_as_files(serve: Serve) -> None:
             client.write(f"/{name}", "x")
             (line,) = opened.readlines()
             assert json.loads(line)["title"] == f"write /{name}"
-            assert json.loads(line)["changed"] == [{"change": "create", "path": f"/{name}", "to_path": None}]
         assert len((log / "calls.tsv").read_text().splitlines()) == 3
-        assert {stat.S_IMODE(path.stat().st_mode) for path in log.iterdir()} == {0o400}
-        assert os.stat(log / "today.jsonl").st_size == opened.tell()
         with fails(READ_ONLY):
             os.truncate(log / "today.jsonl", 0)
         client.prune()
@@ -1303,98 +1079,67 @@ def mmap_of(path: Path) -> Iterator[mmap.mmap]:
     ("kind", "undo"), [("sqlite:{tmp}/volume.db", "instant"), ("dir:{tmp}/files", "copies")], ids=["sqlite", "dir"]
 )
 def test_the_bytes_before_a_change_are_kept_for_a_day(kind: str, undo: str, tmp_path: Path, serve: Serve) -> None:
+    """`test_undo.py` and `tests/unit/history/` have more."""
     (tmp_path / "files").mkdir()
     mounted = serve(kind.format(tmp=tmp_path))
     path = mounted.path
     big = os.urandom(65 << 20)
-    script = "echo old > file; setfattr -n user.a -v b file; chmod 640 file; echo x > gone; truncate -s 8M holes"
-    subprocess.run(["bash", "-c", script], cwd=path, check=True, start_new_session=True)
     (path / "big").write_bytes(big)
+    programs.session("echo old > file; chmod 640 file; truncate -s 8M holes", path)
+    programs.session("echo new > file; echo y > holes; : > big; echo t > temporary; rm temporary", path)
     with fusebackend.connect(path) as client:
-        for number in range(3):
-            client.write(f"/verb{number}", "kept\n")
-        client.delete("/verb0")
-        client.edit("/verb1", "kept", "lost")
-        client.move("/verb1", "/verb2")
         ((route,), status) = client.status()["routes"], client.status()["history"]
-    assert route["undo"] == undo and status["incomplete"] is None
-    script = "echo new > file; rm gone; echo y > holes; : > big; echo t > temporary; rm temporary"
-    subprocess.run(["bash", "-c", script], cwd=path, check=True, start_new_session=True)
-    with fusebackend.connect(path) as client:
+        assert route["undo"] == undo and status["incomplete"] is None
         newest = client.log(limit=1)[0]
         changes = {change.path: change for change in client.changes(newest.call) if change.change != "create"}
         assert [(change.path, change.size) for change in changes.values()] == [
-            ("/file", 4), ("/gone", 2), ("/holes", 8 << 20), ("/big", 65 << 20), ("/temporary", 2),
+            ("/file", 4), ("/holes", 8 << 20), ("/big", 65 << 20), ("/temporary", 2),
         ]  # fmt: skip
         assert changes["/temporary"].kept is None  # the call had made it itself
-        lost = changes["/big"]
-        if undo == "instant":
-            assert lost.kept == "snapshot"
-        else:
-            assert (lost.kept, lost.why_lost) == ("lost", "larger than 64 MiB")
+        if undo == "copies":
+            assert (changes["/big"].kept, changes["/big"].why_lost) == ("lost", "larger than 64 MiB")
             images = Path(status["path"]) / "images"
             assert sum(each.stat().st_blocks for each in images.iterdir()) * 512 < 1 << 20, "holes are kept as holes"
-            (path / "big").unlink()
-            client.write("/big", "")
-        result = client.undo(newest.call)
-        assert result.conflicts == [] or undo == "copies"
-        if undo == "instant":
-            assert (path / "file").read_text() == "old\n" and os.getxattr(path / "file", "user.a") == b"b"
-            assert stat.S_IMODE((path / "file").stat().st_mode) == 0o640
-            assert (path / "gone").read_text() == "x\n" and not (path / "temporary").exists()
-            assert (path / "holes").read_bytes() == bytes(8 << 20)
-            assert (path / "big").read_bytes() == big
+            return
+        assert changes["/big"].kept == "snapshot" and client.undo(newest.call).conflicts == []
+    assert (path / "file").read_text() == "old\n" and stat.S_IMODE((path / "file").stat().st_mode) == 0o640
+    assert (path / "holes").read_bytes() == bytes(8 << 20) and (path / "big").read_bytes() == big
 
 
 def test_what_is_forgotten_is_kept_nowhere(tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "kept"))
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "kept"))
+    """`test_undo.py` has all routes, attributes, and calls."""
+    for variable in ("XDG_STATE_HOME", "XDG_DATA_HOME"):
+        monkeypatch.setenv(variable, str(tmp_path / "kept"))
     (tmp_path / "kept").mkdir()
     mounted = serve(f"sqlite:{tmp_path}/kept/volume.db").path
     secret = b"hunter2-correct-horse"
     with fusebackend.connect(mounted) as client:
         client.write("/file", secret.decode())
-        client.write("/other", "stays")
         client.create_snapshot("then")
-        client.create_branch("b")
-        (mounted / ".fusebackend/branches/b/file").write_bytes(b"mine: " + secret)
-        changed = client.edit("/file", secret.decode(), "***")
-        assert changed.error is None
-        call = client.log(paths=["/file"])[0].call
-        assert client.forget("/file").branches == ["b"]
+        client.edit("/file", secret.decode(), "***")
+        client.forget("/file")
         files = [each for each in (tmp_path / "kept").rglob("*") if each.is_file()]
         assert files and not [each.name for each in files if secret in each.read_bytes()]
         assert (mounted / "file").read_text() == "***"
-        assert (mounted / ".fusebackend/snapshots/then/other").read_text() == "stays"
-        for tree in ("snapshots/then", "branches/b"):
-            assert not (mounted / ".fusebackend" / tree / "file").exists()
-        assert client.log(paths=["/file"])[0].call == call
-        assert "were forgotten" in client.undo(call, dry_run=True).conflicts[0].reason
+        assert not (mounted / ".fusebackend/snapshots/then/file").exists()
 
 
 def test_a_default_that_runs_commands_runs_them_itself(tmp_path: Path, serve: Serve) -> None:
+    """`test_execute.py` and `test_execute_carried.py` have more."""
     marked = serve("python:guests:marked", routes={"/notes": "memory:"})
     with fusebackend.connect(marked.path) as client:
         assert client.execute("touch /x").output.startswith("ran in the default itself: 'touch /x'")
-        assert not (marked.path / "x").exists()
         assert client.status()["execute"]["unseen_routes"].keys() == {"/notes/"}
-        assert client.run("cat", stdin=b"x").exit_code == 126
 
     elsewhere = serve(f"python:guests:hosted?directory={tmp_path}", routes={"/notes": "memory:"})
     (elsewhere.path / "notes/n").write_text("a note")
     with fusebackend.connect(elsewhere.path) as client:
         assert client.execute("cat notes/n; echo made > notes/made").output == "a note"
         assert (elsewhere.path / "notes/made").read_text() == "made\n"
-        (elsewhere.path / "notes/n").write_text("changed here")
-        (tmp_path / "root/notes/n").write_text("changed in the sandbox")
-        note = client.execute("true").output
-        (beside,) = (elsewhere.path / "notes").glob("n.conflict-*")
-        assert f"the sandbox's version is /notes/{beside.name}" in note
-        assert (elsewhere.path / "notes/n").read_text() == "changed here"
-        assert beside.read_text() == "changed in the sandbox"
 
 
-def test_a_failure_ends_one_request(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_ends_one_request(serve: Serve) -> None:
+    """`test_faults.py` has every call; `tests/unit/backends/sqlite/test_failing_disk.py` every statement."""
     server = serve("python:faulty:backend")
     server.expected_log = "^Traceback|injected|defect"
     assert not (server.path / "arm-mkdir-1").exists()
@@ -1402,13 +1147,3 @@ def test_a_failure_ends_one_request(serve: Serve, tmp_path: Path, monkeypatch: p
         (server.path / "directory").mkdir()
     assert not (server.path / "disarm-1").exists()
     (server.path / "directory").mkdir()
-    disk = Failing(monkeypatch)  # all statements of all operations: tests/unit/backends/sqlite/test_failing_disk.py
-    volume = SqliteVolume(tmp_path / "failing.db")
-    file = put(volume, b"file", bytes(200_000))
-    volume.sync()
-    volume._shrink_all()
-    before = volume.getattr(file).fingerprint
-    with disk.after(1), fails(errno.EIO):
-        volume.write(file, 1, b"x" * 150_000)
-    assert (volume.read(file, 0, 1 << 20), volume.getattr(file).fingerprint) == (bytes(200_000), before)
-    volume.close()

@@ -16,6 +16,7 @@ from pathlib import Path
 import mounts
 import pytest
 from eventually import eventually
+from kinds import MEMORY
 from mounts import Mounted, Serve
 from profiles import amount
 from programs import command, sh
@@ -29,9 +30,8 @@ pytestmark = pytest.mark.mounted
 
 LIMIT_S = 60
 POSTGRES = pytest.param("postgres:{dsn}?volume=v", marks=pytest.mark.services)
-KINDS = [pytest.param("memory:", marks=pytest.mark.night), "sqlite:{tmp}/volume.db", POSTGRES]
-"""URLs of volumes that keep snapshots; `{tmp}` is a directory, `{dsn}` a database. To a program, `memory:` is what
-`sqlite:` is."""
+KINDS = [MEMORY, "sqlite:{tmp}/volume.db", POSTGRES]
+"""URLs of volumes that keep snapshots; `{tmp}` is a directory, `{dsn}` a database."""
 
 MANUAL = ["snapshots=manual"]
 """So that no other snapshots than those of a test are there."""

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import conversations
 import graphs
 import mounts
 import pytest
 import threadcases
 from eventually import eventually
 from graphs import delete, edit, say, thread, use, user, write
-from mounts import Serve
+from mounts import ROOT, Serve
 from profiles import amount
 from threadcases import APPROVE
 
@@ -183,3 +188,250 @@ def test_memory_goes_back_after_a_walk_through_all_histories(tmp_path: Path, ser
     start = time.monotonic()
     server.stop()
     assert time.monotonic() - start < 60  # 0.7 s where nothing else runs
+
+
+# --------------------------------------------------------------------------------------------------------------
+# With unix tools alone: which conversation it was, what was asked, why the agent did it, and what it changed
+# --------------------------------------------------------------------------------------------------------------
+
+THREADS = 24
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def threads(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The mount of a database with two conversations of each kind, which grows no more."""
+    work = tmp_path_factory.mktemp("threads")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(work / "cache"))
+        if request.param == "postgres":
+            with request.getfixturevalue("postgres").database() as dsn:
+                yield from served(work, "postgres", dsn)
+        else:
+            yield from served(work, "sqlite", str(work / "threads.db"))
+
+
+def served(work: Path, kind: str, where: str) -> Iterator[Path]:
+    with conversations.opened(kind, where) as saver:
+        conversations.fill(saver, THREADS)
+    with mounts.mounted(work / "mnt", f"threads+{kind}:{where}") as server:
+        yield server.path
+
+
+def bash(command: str, directory: Path, status: int = 0) -> str:
+    done = subprocess.run(["bash", "-c", command], cwd=directory, capture_output=True, timeout=300)
+    assert done.returncode == status, done.stderr.decode() + done.stdout.decode()
+    return done.stdout.decode()
+
+
+def coder(threads: Path) -> Path:
+    """The first of the threads in which legacy_T….py was deleted."""
+    (found, *_) = bash("rg -l 'deleted file mode' -g '*.patch' . | xargs rg -l 'src/legacy_'", threads).splitlines()
+    return (threads / found).parents[1]
+
+
+def test_a_stranger_finds_what_was_deleted_and_why(threads: Path) -> None:
+    thread = coder(threads)
+    file = f"/src/legacy_{thread.name}.py"
+    calls = bash(f"rg -l '\"delete\"' */messages -g '*.calls.json' | xargs rg -lF '{file}'", threads).splitlines()
+    assert len(calls) == 1
+    assert calls[0].startswith(f"{thread.name}/messages/")
+    title = bash("head -n 1 README.md", thread)
+    assert title.startswith("# Please fix the login test of the ")
+    number = os.path.basename(calls[0])[:4]
+    assert "is imported by nothing since" in bash(f"cat messages/{number}-ai.md", thread)
+    section = bash(f"sed -n '/^## {int(number)} · ai/,/^## {int(number) + 1} · /p' transcript.md", thread)
+    assert "is imported by nothing since" in section
+    assert file in section
+    (patch,) = bash(f"rg -l '^deleted file mode' changes | xargs rg -lF 'a{file}'", thread).split()
+    name = os.path.basename(patch).removesuffix(".patch")
+    row = bash(f"rg -F '{name}' checkpoints.tsv", thread).rstrip("\n").split("\t")
+    parent = bash(
+        f"awk -F'\\t' '$2 == \"{row[2]}\" || $1 == \"{row[2]}\" {{print $1}}' checkpoints.tsv", thread
+    ).strip()
+    assert bash(f"diff -rq history/{parent} history/{name}", thread, status=1).count("\n") == 1
+    assert "-OLD = True" in bash(f"cat {patch}", thread)
+
+
+def test_the_changes_read_like_a_log_and_make_the_head(threads: Path, tmp_path: Path) -> None:
+    thread = coder(threads)
+    bash(f"for patch in {thread}/changes/*; do git apply $patch || exit 1; done", tmp_path)
+    assert bash(f"diff -r {tmp_path} {thread}/head", thread) == ""
+    log = bash("cat changes/*", thread)
+    assert log.count("\ncommit ") + log.startswith("commit ") == len(os.listdir(thread / "changes"))
+
+
+def test_states_are_compared_by_diff(threads: Path) -> None:
+    (thread, *_) = [path for path in sorted(threads.iterdir()) if b'"totals"' in (path / "state.json").read_bytes()]
+    one, two = sorted(path.name for path in (thread / "history").glob("*.state.json"))[4:6]
+    found = bash(f"diff {one} {two}", thread / "history", status=1)
+    assert found.count('"step": ') == 4, "of metadata and values, on both sides"
+    assert '"totals"' not in found
+
+
+def test_tools_that_walk_meet_nothing_twice(threads: Path) -> None:
+    assert bash("find . -type l", threads) == ""
+    assert bash("find . -name '@*'", threads) == ""
+    assert len(os.listdir(threads)) == THREADS
+    bash("du -s . > /dev/null; ls -lR . > /dev/null", threads)
+    assert "@" not in bash("ls", threads)
+
+
+# --------------------------------------------------------------------------------------------------------------
+# A thread that grows several times a second is read meanwhile: whole messages only, and new ones soon
+# --------------------------------------------------------------------------------------------------------------
+
+LIMIT_S = 60.0
+"""A second is promised; the machine may be busy."""
+
+
+class Growing:
+    """A mounted thread and the program that adds to it."""
+
+    def __init__(self, path: Path, process: subprocess.Popen[str]) -> None:
+        self.path = path
+        self.process = process
+        self.stored = -1
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as numbers:
+            for line in numbers:
+                self.stored = int(line)
+
+    @property
+    def is_growing(self) -> bool:
+        return self.process.poll() is None
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+
+
+@pytest.fixture(params=KINDS)
+def growing_thread(
+    request: pytest.FixtureRequest, tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Growing]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    where = str(tmp_path / "threads.db") if request.param == "sqlite" else request.getfixturevalue("postgres_dsn")
+    with graphs.sqlite_saver(where) if request.param == "sqlite" else graphs.postgres_saver(where):
+        pass
+    root = serve(f"threads+{request.param}:{where}").path
+    turns = amount("FUSEBACKEND_TURNS", day=40, night=300)
+    command = [sys.executable, str(ROOT / "tests/support/growing.py"), request.param, where, str(turns), "0.15"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    growing = Growing(root / "t", process)
+    try:
+        eventually(lambda: growing.stored >= 0 and growing.path.is_dir(), LIMIT_S)  # a new thread appears soon
+        yield growing
+    finally:
+        growing.end()
+
+
+def slowly(path: Path) -> str:
+    """Read a file in pieces with a pause between them, from one open descriptor, as a pager does."""
+    pieces = []
+    with open(path, "rb", buffering=0) as file:
+        while piece := file.read(30_000):
+            pieces.append(piece)
+            time.sleep(0.01)
+    return b"".join(pieces).decode()
+
+
+def whole(text: str) -> int:
+    """The number of messages in a text, of which none may be a part."""
+    begun, ended = re.findall(r"begin-(\d{4})", text), re.findall(r"end-(\d{4})", text)
+    assert begun == ended == sorted(set(begun))
+    return len(ended)
+
+
+def last(text: str) -> int:
+    return int(max(re.findall(r"end-(\d{4})", text), default="-1"))
+
+
+def output(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, timeout=LIMIT_S)
+    assert done.returncode in (0, 1), done.stderr
+    return done.stdout.decode()
+
+
+class Tail:
+    """`tail --follow` of a file, and what it has printed."""
+
+    def __init__(self, path: Path) -> None:
+        command = ["tail", "-n", "+1", "--follow=name", "--sleep-interval=0.1", str(path)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        self.output = b""
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as stream:
+            while piece := os.read(stream.fileno(), 1 << 16):
+                self.output += piece
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+
+
+def test_readers_see_whole_messages_and_new_ones_soon(growing_thread: Growing) -> None:
+    """In pieces and by rg, with what is there in the kernel's caches: names, sizes, pages, absent names."""
+    seen: dict[str, int] = {}
+
+    def grown(what: str, count: int) -> None:
+        assert count >= seen.get(what, 0), f"{what} has lost messages"
+        seen[what] = count
+
+    while growing_thread.is_growing:
+        stored, messages = growing_thread.stored, growing_thread.path / "messages"
+        for path in (growing_thread.path / "transcript.md", growing_thread.path / "messages.jsonl"):
+            eventually(lambda path=path, stored=stored: last(path.read_text()) >= stored, LIMIT_S)
+        eventually(lambda: len(os.listdir(messages)) > stored, LIMIT_S)  # noqa: B023
+        lines = slowly(growing_thread.path / "messages.jsonl")
+        assert lines.endswith("\n")
+        grown("messages.jsonl", len([json.loads(line) for line in lines.splitlines()]))
+        assert whole(lines) == seen["messages.jsonl"]
+        transcript = slowly(growing_thread.path / "transcript.md")
+        assert transcript.endswith("\n")
+        grown("transcript.md", whole(transcript))
+        names = sorted(os.listdir(messages))
+        grown("messages/", len(names))
+        for name in names[-3:]:
+            assert whole((messages / name).read_text()) == 1
+        head = (growing_thread.path / "head/log.txt").read_text()
+        assert whole(head) == 1
+        grown("head", last(head))
+        rows = (growing_thread.path / "checkpoints.tsv").read_text()
+        assert rows.endswith("\n")
+        assert {line.count("\t") for line in rows.splitlines()} == {9}
+        grown("checkpoints.tsv", rows.count("\n"))
+        for path in sorted((growing_thread.path / "changes").iterdir())[-2:]:
+            patch = path.read_text()
+            assert patch.count("+begin-") == patch.count("+end-") == 1
+        newest = output("tail", "-n", "1", str(growing_thread.path / "messages.jsonl"))
+        assert whole(str(json.loads(newest)["content"])) == 1
+        begun, ended = (
+            output("rg", "--no-messages", "--count-matches", mark, str(messages)).splitlines()
+            for mark in ("begin-", "end-")
+        )
+        assert all(line.endswith(":1") for line in begun) and set(begun) <= set(ended)
+        grown("rg", len(begun))
+    growing_thread.process.wait()
+    assert min(seen.values()) > 3
+
+
+def test_tail_follows(growing_thread: Growing) -> None:
+    with contextlib.ExitStack() as stack:
+        tails = [Tail(growing_thread.path / name) for name in ("messages.jsonl", "transcript.md")]
+        for tail in tails:
+            stack.callback(tail.end)
+        growing_thread.process.wait()
+        for tail in tails:
+            eventually(lambda tail=tail: last(tail.output.decode(errors="replace")) >= growing_thread.stored, LIMIT_S)
+            assert b"\0" not in tail.output, "the kernel's page of an older size was read"
+            assert whole(tail.output.decode()) == growing_thread.stored + 1

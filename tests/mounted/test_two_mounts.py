@@ -12,6 +12,7 @@ import fcntl
 import itertools
 import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,14 +23,17 @@ from typing import Any
 import mounts
 import psycopg
 import pytest
+import skewed
+from eventually import eventually
 from hosts import Host, RandomChanges, SharedVolume, read, until
-from mounts import Serve
+from mounts import Mounted, Serve
 from profiles import amount
 from services.postgres import Postgres
 from services.s3 import Bucket
 from together import together
 
 import fusebackend
+from fusebackend.backends import PostgresBackend
 from fusebackend.testing.posix.case import fails
 
 STEPS = amount("FUSEBACKEND_TWO_MOUNTS_STEPS", day=200, night=2_000)
@@ -430,3 +434,121 @@ def test_a_bucket_s_file_is_opened_as_it_is_whatever_the_ttl(bucket: Bucket, ser
         for content in (b"three", b"x", b"seven" * 30_000):
             say(here, "file", content)
             assert read(there.place("file")) == content
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Hosts with clocks a day and a half apart: all promises hold, since versions decide and never a clock
+# --------------------------------------------------------------------------------------------------------------
+
+SOON_S = 60.0
+EARLY, LATE = -20.0, 17.0
+
+
+@pytest.fixture(params=["s3", "postgres"])
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == "s3":
+        bucket: Bucket = request.getfixturevalue("bucket")
+        yield bucket.url(ttl="0.2")
+        return
+    server: Postgres = request.getfixturevalue("postgres")
+    with server.database() as dsn:
+        yield f"postgres:{dsn}?volume=skewed"
+
+
+@pytest.fixture
+def hosts(url: str, serve: Serve) -> tuple[Mounted, Mounted]:
+    """Serve two hosts, one with a slow clock and one with a fast clock."""
+    early, late = (serve("memory:", routes={"/there": skewed.url_of(url, hours)}) for hours in (EARLY, LATE))
+    return early, late
+
+
+def test_each_sees_what_the_other_has_closed(hosts: tuple[Mounted, Mounted]) -> None:
+    paths = [host.path / "there" for host in hosts]
+    for number in range(6):
+        writer, reader = paths[number % 2], paths[1 - number % 2]
+        text = f"written by {number}"
+        (writer / "file").write_text(text)
+        (writer / f"new{number}").write_text(text)
+        eventually(lambda reader=reader, text=text: (reader / "file").read_text() == text, SOON_S)  # type: ignore[misc]
+        eventually(lambda reader=reader, number=number: (reader / f"new{number}").exists(), SOON_S)  # type: ignore[misc]
+    os.rename(paths[0] / "new0", paths[0] / "renamed")
+    eventually(lambda: (paths[1] / "renamed").read_text() == "written by 0", SOON_S)
+    os.unlink(paths[1] / "renamed")
+    eventually(lambda: not (paths[0] / "renamed").exists(), SOON_S)
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["early", "late"])
+def test_a_lost_update_is_an_error_whoever_is_late(hosts: tuple[Mounted, Mounted], first: int) -> None:
+    mine, theirs = hosts[first].path / "there/file", hosts[1 - first].path / "there/file"
+    hosts[first].expected_log = "was changed by others|closed unsaved"
+    mine.write_text("both know this")
+    eventually(lambda: theirs.read_text() == "both know this", SOON_S)
+    file = os.open(mine, os.O_WRONLY)
+    theirs.write_text("theirs")
+    with fails(errno.ESTALE):
+        os.ftruncate(file, 0)
+        os.pwrite(file, b"ours", 0)
+        os.fsync(file)
+    with contextlib.suppress(OSError):
+        os.close(file)
+    eventually(lambda: theirs.read_text() == "theirs", SOON_S)
+    eventually(lambda: mine.read_text() == "theirs", SOON_S)
+
+
+def test_the_rename_of_a_host_that_lives_is_left_alone(bucket: Bucket, serve: Serve) -> None:
+    """The store's clock decides whether a record of a rename is old, and not the clock of the host that reads it."""
+    record = (
+        b'{"source": "a", "destination": "b", "etag": null, "replaced": null, "host": "elsewhere", "pid": 1,'
+        b' "session": "s"}'
+    )
+    bucket.put("a", b"moving")
+    bucket.put(".fusebackend.renames/1", record)
+    for hours in (EARLY, LATE):
+        server = serve("memory:", routes={"/there": skewed.url_of(bucket.url(), hours)})
+        assert os.listdir(server.path / "there") == ["a"]
+    assert bucket.get(".fusebackend.renames/1") == record
+
+
+def test_appends_of_two_hosts_all_land(hosts: tuple[Mounted, Mounted]) -> None:
+    paths: list[Path] = [host.path / "there/log" for host in hosts]
+    paths[0].write_text("")
+    eventually(paths[1].exists, SOON_S)
+    for number in range(10):
+        with paths[number % 2].open("a") as file:
+            file.write(f"{number}\n")
+    eventually(lambda: sorted(paths[0].read_text().split()) == [str(number) for number in range(10)], SOON_S)
+
+
+# --------------------------------------------------------------------------------------------------------------
+# A host that is stopped, loses its connection meanwhile, and goes on
+# --------------------------------------------------------------------------------------------------------------
+
+ROUNDS = amount("FUSEBACKEND_STOPPED_ROUNDS", day=5, night=20)
+LEASED_S = 1.5
+"""Until a host that is alone and busy has its lease, see `lease.py`."""
+
+CUT = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+    " AND datname = current_database()"
+)
+
+
+def test_a_host_that_was_stopped_with_its_lease_opens_what_another_closed(postgres_dsn: str, serve: Serve) -> None:
+    """Its lease has not ended by itself yet, and the server has given the lock to another host."""
+    host = serve(f"postgres:{postgres_dsn}?volume=v")
+    host.expected_log = "PostgreSQL|postgres|connection"
+    file = host.path / "file"
+    file.write_text("none")
+    for number in range(ROUNDS):
+        until = time.monotonic() + LEASED_S
+        while time.monotonic() < until:
+            assert file.read_text() == (f"{number - 1}" if number else "none")
+        os.kill(host.pid, signal.SIGSTOP)
+        try:
+            with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+                connection.execute(CUT)
+            with PostgresBackend(postgres_dsn, "v", on_exists="replace") as other:
+                assert other.write("/file", f"{number}").error is None
+        finally:
+            os.kill(host.pid, signal.SIGCONT)
+        assert file.read_text() == f"{number}"

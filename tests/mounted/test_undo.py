@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,12 +16,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import mounts
 import pytest
+from eventually import eventually
+from kinds import MEMORY, NATIVE_BY_DAY
 from mounts import Mounted, Serve
-from programs import session
+from programs import command, ok, on_a_terminal, session, sh
+from services.s3 import Bucket
 from trees import snapshot
+from trees import snapshot as attributes_of
 
 import fusebackend
+from fusebackend.backends.sqlite.check import check
 from fusebackend.protocol import UndoResult
 
 pytestmark = pytest.mark.mounted
@@ -65,7 +74,7 @@ HARM = {
 }
 
 
-@pytest.fixture(params=list(KINDS))
+@pytest.fixture(params=NATIVE_BY_DAY)
 def mounted(request: pytest.FixtureRequest, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mounted:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     (tmp_path / "live").mkdir()
@@ -149,7 +158,9 @@ def test_another_program_goes_on_in_the_same_directory(mounted: Mounted) -> None
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "dir"])
-@pytest.mark.parametrize("after_s", [0.01, 0.05, 0.15, 0.4])
+@pytest.mark.parametrize(
+    "after_s", [0.05, 0.15, *(pytest.param(each, marks=pytest.mark.night) for each in (0.01, 0.4))]
+)
 def test_a_killed_server_finishes_the_undo_with_the_same_command(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, after_s: float
 ) -> None:
@@ -240,3 +251,285 @@ def test_a_large_file_comes_back_where_blocks_can_be_shared(
     assert (live / "large").read_bytes() == content
     with fusebackend.connect(mounted.path) as files:
         assert files.verify_log().problems == []
+
+
+# --------------------------------------------------------------------------------------------------------------
+# `examples/undo_everything.py`, also with the store in PostgreSQL and the artifacts in a bucket
+# --------------------------------------------------------------------------------------------------------------
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 180
+
+MOST_S = 5.0
+"""In which four calls over four kinds of storage are to be taken back."""
+
+
+def demonstrated(tmp_path: Path, *words: str) -> str:
+    mounts.require()
+    (tmp_path / "mount").mkdir()
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples/undo_everything.py", tmp_path / "mount", tmp_path / "kept", *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=LIMIT_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done
+    return done.stdout
+
+
+def check_demonstrated(output: str) -> None:
+    assert [line.split()[2] for line in output.splitlines() if re.match(r"c\d+ ", line)] == ["cleaner"] * 4
+    assert "Bash: rm -rf repo/*" in output
+    assert "12 files changed, 12 deletions(-)" in output
+    found = re.search(r"^4 calls taken back in ([\d.]+) s; (\d+) files of the colleague", output, re.MULTILINE)
+    assert found is not None, output
+    assert float(found[1]) < MOST_S
+    assert int(found[2]) > 10
+    merges = [line for line in output.splitlines() if line.startswith("$ fusebackend branch merge")]
+    assert [line.split()[4] for line in merges] == ["port", "tidy", "rival"]
+
+
+def test_in_files(tmp_path: Path) -> None:
+    check_demonstrated(demonstrated(tmp_path))
+
+
+@pytest.mark.services
+def test_in_a_bucket(tmp_path: Path, bucket: Bucket) -> None:
+    check_demonstrated(demonstrated(tmp_path, "--artifacts", bucket.url("artifacts")))
+
+
+@pytest.mark.services
+def test_in_postgresql(tmp_path: Path, postgres_dsn: str) -> None:
+    check_demonstrated(demonstrated(tmp_path, "--memories", f"store+postgres:{postgres_dsn}?ns=memories"))
+
+
+# --------------------------------------------------------------------------------------------------------------
+# `diff` and `restore` with real programs
+# --------------------------------------------------------------------------------------------------------------
+
+KEPT = [MEMORY, "sqlite:{tmp}/volume.db"]
+
+
+@pytest.fixture(params=KEPT)
+def kept_mount(serve: Serve, request: pytest.FixtureRequest, tmp_path: Path) -> Mounted:
+    (tmp_path / "live").mkdir()
+    (tmp_path / "live/file").write_text("1")
+    routes = {"/notes": "memory:", "/way/live": f"dir:{tmp_path}/live"}
+    return serve(str(request.param).format(tmp=tmp_path), routes=routes, options=["snapshots=manual"])
+
+
+def refused(*words: object, cwd: Path, status: int = 1) -> str:
+    done = command(*words, cwd=cwd)
+    assert (done.returncode, done.stdout) == (status, ""), done
+    return done.stderr
+
+
+def take(kept_mount: Mounted, name: str) -> Path:
+    with fusebackend.connect(str(kept_mount.path)) as files:
+        files.create_snapshot(name)
+    return kept_mount.path / ".fusebackend/snapshots" / name
+
+
+KEPT_SCENE = r"""
+umask 022
+mkdir -p src/deep docs
+printf '1\n2\n3\n' > src/text; printf 'to be moved\n' > docs/here; head -c 5000 /dev/urandom > src/deep/bytes
+ln src/text src/linked; ln -s ../src/text docs/link; mkfifo docs/pipe
+truncate -s 5M src/sparse; printf end >> src/sparse; setfattr -n user.tag -v value src/sparse
+chmod 4755 src/deep/bytes; touch -d '2001-02-03 04:05:06.789' src/text; touch -d '2001-01-01' docs
+printf note > notes/one
+"""
+WORK = r"""
+sed -i s/2/two/ src/text; rm -rf src/deep; mv docs/here docs/there; chmod 700 docs; setfattr -x user.tag src/sparse
+printf more >> src/sparse; mkdir src/deep new; printf other > src/deep/other; printf n > new/n; rm docs/link
+printf changed > notes/one; printf 2 > way/live/file; rm -f docs/pipe; mkdir docs/pipe
+"""
+
+
+def test_what_bash_did_is_shown_and_taken_back(kept_mount: Mounted, tmp_path: Path) -> None:
+    path = kept_mount.path
+    sh(KEPT_SCENE, path)
+    kept = take(kept_mount, "before")
+    wanted = {name: each for name, each in attributes_of(kept).items() if not name.startswith(b"way")}
+    assert ok("diff", "before", cwd=path) == ""
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-a", kept, copy], check=True)
+    sh(WORK, path)
+
+    assert ok("diff", "before", "--name-status", cwd=path).splitlines() == [
+        "M\tdocs/",
+        "D\tdocs/link",
+        "T\tdocs/pipe/",
+        "R100\tdocs/here\tdocs/there",
+        "A\tnew/n",
+        "M\tnotes/one",
+        "D\tsrc/deep/bytes",
+        "A\tsrc/deep/other",
+        "M\tsrc/sparse",
+        "M\tsrc/text",
+    ]
+    patch = command("diff", "before", cwd=path)
+    assert "route '/way/live/' was not compared" in patch.stderr
+    subprocess.run(["git", "apply", "--whitespace=nowarn"], cwd=copy, input=patch.stdout, text=True, check=True)
+    for name in ("src/text", "docs/there", "src/deep/other", "notes/one", "new/n", "src/sparse"):
+        assert (copy / name).read_bytes() == (path / name).read_bytes()
+    assert "# docs/: mode 0755 -> 0700\n" in patch.stdout
+    assert "# src/sparse: xattrs user.tag\n" in patch.stdout
+
+    planned = ok("restore", path, "--from", "before", "-n", cwd=Path("/"))
+    assert "replace    /docs/pipe\n" in planned
+    assert (path / "new/n").exists()
+    done = command("restore", path, "--from", "before", cwd=Path("/"))
+    assert done.returncode == 0, done
+    assert "route '/way/live/' is left as it is" in done.stderr
+    now = {name: each for name, each in attributes_of(path).items() if not name.startswith(b"way")}
+    assert now == wanted
+    assert (path / "src/sparse").stat().st_blocks * 512 < 1 << 20
+    assert (path / "way/live/file").read_text() == "2"
+    assert ok("diff", "before", cwd=path) == ""
+    assert "everything was as it is to be" in command("restore", ".", "--from", "before", cwd=path).stderr
+
+
+def test_files_that_are_open_for_writing(kept_mount: Mounted) -> None:
+    path = kept_mount.path
+    (path / "log").write_text("old\n")
+    (path / "other").write_text("old\n")
+    take(kept_mount, "before")
+    (path / "other").write_text("new\n")
+    with (path / "log").open("a") as log, (path / "other").open():
+        log.write("new\n")
+        log.flush()
+        error = refused("restore", ".", "--from", "before", cwd=path)
+        assert f"Error: '/log' is open for writing by {Path('/proc/self/comm').read_text().strip()} " in error
+        assert f"(process {os.getpid()})" in error
+        assert "'/other'" not in error
+        assert (path / "other").read_text() == "new\n"
+        ok("restore", ".", "--from", "before", "--force", cwd=path)
+        log.write("after\n")
+    assert (path / "log").read_text() == "old\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+def test_other_file_systems_are_left_alone(kept_mount: Mounted) -> None:
+    path = kept_mount.path
+    sh("mkdir -p d/there; echo old > d/there/f; echo old > d/f", path)
+    take(kept_mount, "before")
+    sh("echo new > d/f; rm -r d/there; mkdir -p d/there extra/there", path)
+    for name in ("d/there", "extra/there"):
+        sh(f"mount -t tmpfs none {name}; echo mine > {name}/mine", path)
+    try:
+        done = command("restore", ".", "--from", "before", cwd=path)
+        assert (done.returncode, (path / "d/f").read_text()) == (1, "old\n")
+        assert "'/d/there' was left as it is: another file system is mounted there" in done.stderr
+        assert "'/extra' was left as it is: another file system is mounted at '/extra/there'" in done.stderr
+        shown = ok("diff", "before", "--name-status", cwd=path).splitlines()
+        assert shown == ["D\td/there/f", "A\textra/there/"], "of the tree below them"
+        for name in ("d/there", "extra/there"):
+            assert (path / name / "mine").read_text() == "mine\n"
+    finally:
+        sh("umount d/there extra/there", path)
+    assert "restored" in ok("restore", ".", "--from", "before", cwd=path)
+    assert (path / "d/there/f").read_text() == "old\n" and not (path / "extra").exists()
+
+
+def test_names_do_not_steer_a_terminal(kept_mount: Mounted, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = kept_mount.path
+    take(kept_mount, "before")
+    (path / "odd\x1b[2J\nname").write_text("text \x1b]0;title\x07\n")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    status, shown = on_a_terminal("diff", cwd=path)
+    assert status == 0
+    assert "\x1b[32m" in shown
+    assert "\x1b[2J" not in shown and "\x1b]" not in shown and "\x07" not in shown
+    assert '"b/odd\\033[2J\\nname"' in shown
+
+
+# --------------------------------------------------------------------------------------------------------------
+# `fusebackend forget`: after it, no file that the server keeps has a byte of the secret
+# --------------------------------------------------------------------------------------------------------------
+
+SECRET = b"hunter2-correct-horse"
+
+
+@pytest.fixture
+def forgetting(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mounted]:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    (tmp_path / "plain").mkdir()
+    routes = {"/plain": f"dir:{tmp_path}/plain", "/memory": "memory:"}
+    yield serve(f"sqlite:{tmp_path}/volume.db", routes=routes, options=["snapshots=auto", "history=on"])
+
+
+def put(path: Path, data: bytes) -> None:
+    """Write a file, in a session of its own: another call."""
+    subprocess.run(["tee", path], input=data, stdout=subprocess.DEVNULL, check=True, start_new_session=True)
+
+
+def holding(directory: Path, secret: bytes = SECRET) -> list[str]:
+    """The files below a directory that have a secret in them."""
+    device = directory.stat().st_dev  # leaves out the mount
+    kept = (Path(place, name) for place, _, names in os.walk(directory) for name in names)
+    return sorted(path.name for path in kept if path.lstat().st_dev == device and secret in path.read_bytes())
+
+
+def test_no_byte_of_it_is_left(forgetting: Mounted, tmp_path: Path) -> None:
+    root = forgetting.path
+    with fusebackend.connect(root) as files:
+        for place in (root, root / "plain", root / "memory"):
+            put(place / "kept", b"of no interest " * 9)
+            put(place / "secret", SECRET * 10)
+            os.setxattr(place / "secret", "user.note", SECRET) if place != root / "memory" else None
+            put(place / "secret", SECRET * 8000)
+        files.create_snapshot("named")
+        files.create_branch("work")
+        branch = root / ".fusebackend/branches/work"
+        for name in ("secret", "plain/secret"):
+            put(branch / name, b"mine: " + SECRET)
+        put(branch / "kept", b"changed in the branch")
+        (branch / "own").write_bytes(SECRET)
+        os.removexattr(root / "secret", "user.note")
+        os.removexattr(root / "plain/secret", "user.note")
+        put(root / "secret", b"***")
+        put(root / "plain/secret", b"***")
+        os.sync()
+        (root / "memory/secret").unlink()
+        files.create_snapshot("later")
+        calls = [each.call for each in files.log()]
+        eventually(lambda: {"volume.db", "work.db"} <= {name.removesuffix("-wal") for name in holding(tmp_path)})
+
+        paths = [root / name for name in ("secret", "plain/secret", "memory/secret")]
+        (branch / "own").unlink()  # no path leads to its bytes any more
+        assert "add --yes" in command("forget", *paths, cwd=root).stderr
+        would = json.loads(ok("forget", "-n", "--json", *paths, cwd=root))
+        assert would["branches"] == ["work"]
+        assert {"named", "later"} <= set(would["snapshots"])
+        assert would["images"] > 0
+        done = command("forget", "--yes", *paths, cwd=root)
+        assert done.returncode == 0, done
+        assert "not reached: free blocks" in done.stderr
+        assert "/secret' is there, and stays as it is" in done.stderr
+        assert holding(tmp_path) == []
+        assert (root / "secret").read_bytes() == b"***"
+        assert (root / "kept").read_bytes() == (root / ".fusebackend/snapshots/named/kept").read_bytes()
+        for place in ("snapshots/named/secret", "snapshots/named/memory/secret", "branches/work/secret"):
+            assert not (root / ".fusebackend" / place).exists()
+        assert (branch / "kept").read_bytes() == b"changed in the branch"
+        assert [each.call for each in files.log()] == calls
+        assert "were forgotten" in command("undo", files.log(paths=["/secret"])[0].call, "-n", cwd=root).stderr
+        assert "is not in 'named'" in command("restore", "secret", "--from", "named", cwd=root).stderr
+        assert check(tmp_path / "volume.db") == []
+        put(root / "secret", b"goes on")
+        assert files.grep("goes on", "/").matches
+
+
+def test_errors_are_one_line(forgetting: Mounted) -> None:
+    done = command("forget", "/tmp", cwd=forgetting.path)
+    assert done.returncode != 0
+    assert "Error: '/tmp' lies in no mount" in done.stderr
+    assert "Traceback" not in done.stderr
+    done = command("forget", "--yes", "gone", cwd=forgetting.path)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (
+        1, "Error: no file, snapshot, branch or call has 'gone': is that how it was written?",
+    )  # fmt: skip
+    (forgetting.path / "directory").mkdir()
+    (forgetting.path / "directory/file").write_text("x")
+    within = command("forget", "--yes", "directory", "directory/file", cwd=forgetting.path)
+    assert within.returncode == 0, within.stderr

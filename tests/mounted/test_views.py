@@ -12,29 +12,35 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import mounts
+import programs
 import pytest
 from eventually import eventually
+from kinds import MEMORY
 from mounts import Mounted, Serve
 from profiles import amount
 
 import fusebackend
+from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.linux.bind_mount import unbind
 from fusebackend.rules.view import View
+from fusebackend.volumes.agent_face import VolumeBackend
+from fusebackend.volumes.walk import resolve
 
 pytestmark = pytest.mark.mounted
 
 ROOT = Path(__file__).parents[2]
 KINDS = [
-    "memory:",
+    MEMORY,
     pytest.param("sqlite:{tmp}/volume.db", marks=pytest.mark.night),
     "dir:{tmp}/files",
     "store+sqlite:{tmp}/store.db?ns=a",
 ]
-"""URLs of volumes, `{tmp}` is a directory. For a view, `sqlite:` is what `memory:` is: a volume with all features."""
+"""URLs of volumes, `{tmp}` is a directory. For a view, `memory:` and `sqlite:` are what `dir:` is:
+a volume with all features."""
 
 DENIED = re.compile("Permission denied|needs an approval")
 
@@ -809,60 +815,33 @@ print("".join(ask(*each) for each in json.load(sys.stdin)))
 
 
 class TestRoutes:
-    CONFIG = """
-        [default]
-        url = "sqlite:{tmp}/v.db"
-        hide = ["**/.env", "/private"]
-        [routes]
-        "/ro" = {{ url = "dir:{tmp}/ro", read_only = true, hide = ["*.key"] }}
-        """
-
-    @pytest.fixture
-    def ruled(self, tmp_path: Path, serve: Serve) -> Mounted:
-        (tmp_path / "ro").mkdir()
-        (tmp_path / "ro/a").write_text("needle a")
-        (tmp_path / "ro/b.key").write_text("needle b")
-        plain = serve(f"sqlite:{tmp_path}/v.db", at="before")
-        for name in (".env", "sub/.env", "sub/x", "private/p"):
-            (plain.path / name).parent.mkdir(exist_ok=True)
-            (plain.path / name).write_text("needle")
-        os.link(plain.path / "sub/x", plain.path / "private/linked")
-        plain.stop()
-        config = tmp_path / "ruled.toml"
-        config.write_text(self.CONFIG.format(tmp=tmp_path))
-        return serve("", config=config)
-
     def test_a_hidden_name_is_not_there_for_anybody(self, ruled: Mounted) -> None:
-        assert everything(ruled.path) == {"/sub", "/sub/x", "/ro", "/ro/a"}
-        assert os.stat(ruled.path / "sub/x").st_nlink == 1
-        refused(errno.ENOENT, lambda: (ruled.path / "sub/.env").read_text())
-        refused(errno.EACCES, lambda: (ruled.path / "sub/.env").write_text("x"))
-        refused(errno.EACCES, lambda: (ruled.path / "private").mkdir())
-        refused(errno.EACCES, lambda: os.rename(ruled.path / "sub/x", ruled.path / ".env"))
-        (ruled.path / "sub/x").unlink()
-        refused(errno.EACCES, lambda: (ruled.path / "sub").rmdir())
-        with fusebackend.connect(ruled.path) as files:
-            assert [each["path"] for each in files.grep("needle").matches] == ["/ro/a"]
-            assert files.glob("**/.env").matches == []
+        root = ruled.path
+        assert everything(root) == SEEN | {"/ro", "/ro/r"}
+        assert os.stat(root / "sub/x").st_nlink == 1
+        refused(errno.ENOENT, lambda: (root / "sub/.env").read_text())
+        refused(errno.EACCES, lambda: (root / "sub/.env").write_text("x"))
+        refused(errno.EACCES, lambda: (root / "secret").mkdir())
+        refused(errno.EACCES, lambda: os.rename(root / "sub/x", root / ".env"))
+        (root / "sub/x").unlink()
+        refused(errno.EACCES, lambda: (root / "sub").rmdir())
+        with fusebackend.connect(root) as files:
+            assert files.grep(SECRET).matches == [] == files.glob("**/.env").matches
             assert "Permission denied" in str(files.write("/.env", "x").error)
             assert "Permission denied" in str(files.delete("/sub").error)
-            assert str(files.read("/private/p").error) == "File '/private/p' not found"
-            assert "needle" not in files.execute("cat /.env /sub/.env /private/p").output
-            branch = files.create_branch("b")
-            assert branch.error is None
-        assert not (ruled.path / ".fusebackend/branches/b/.env").exists()
-        assert not [path for path in everything(ruled.path / ".fusebackend") if ".env" in path]
+            assert str(files.read("/secret/key").error) == "File '/secret/key' not found"
+            assert SECRET not in files.execute("cat /.env /sub/.env /secret/key").output
 
     def test_a_read_only_route_is(self, ruled: Mounted) -> None:
         refused(errno.EROFS, lambda: (ruled.path / "ro/new").write_text("x"))
-        refused(errno.EROFS, lambda: (ruled.path / "ro/a").write_text("x"))
-        refused(errno.EROFS, lambda: (ruled.path / "ro/a").unlink())
+        refused(errno.EROFS, lambda: (ruled.path / "ro/r").write_text("x"))
+        refused(errno.EROFS, lambda: (ruled.path / "ro/r").unlink())
         with fusebackend.connect(ruled.path) as files:
             assert "Read-only" in str(files.write("/ro/new", "x").error)
-            assert "Read-only" in str(files.edit("/ro/a", "a", "b").error)
-            assert files.upload_files([("/ro/a", b"x")])[0].error == "permission_denied"
-        assert (ruled.path / "ro/a").read_text() == "needle a"
-        assert everything(ruled.path / "ro") == {"/a"}
+            assert "Read-only" in str(files.edit("/ro/r", "r", "b").error)
+            assert files.upload_files([("/ro/r", b"x")])[0].error == "permission_denied"
+        assert (ruled.path / "ro/r").read_text() == "r\n"
+        assert everything(ruled.path / "ro") == {"/r"}
 
 
 @pytest.fixture(params=[pytest.param("postgres", marks=pytest.mark.services), "store"])
@@ -977,9 +956,7 @@ class TestTheCommandLine:
 
 
 def run(words: list[str]) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "fusebackend", *words]
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/tests/support"}
-    return subprocess.run(line, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+    return programs.command(*words, cwd=ROOT)
 
 
 def command(server: Mounted, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -988,3 +965,167 @@ def command(server: Mounted, *words: str, check: bool = True) -> subprocess.Comp
     answer = run([*words[:at], "--mount", str(server.path), *words[at:]])
     assert not check or answer.returncode == 0 or name == "exec", answer.stderr
     return answer
+
+
+# --------------------------------------------------------------------------------------------------------------
+# A route that hides names, and what a mount keeps of the past: no verb and no tree shows a hidden name or bytes
+# --------------------------------------------------------------------------------------------------------------
+
+SECRET = "hunter2-correct-horse"
+HIDDEN = ["secret/**", "secret", ".env", "**/.env"]
+KEPT_FILES = {
+    "a": "one\n",
+    "sub/x": "x\n",
+    "only/gone": "gone\n",
+    ".env": SECRET,
+    "sub/.env": SECRET,
+    "only/.env": SECRET,
+    "secret/key": SECRET,
+}
+SEEN = {"/a", "/sub", "/sub/x", "/only", "/only/gone"}
+
+
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "ruled.toml"
+    path.write_text(
+        f"""
+        [default]
+        url = "sqlite:{tmp_path}/volume.db"
+        hide = {json.dumps(HIDDEN)}
+        [routes]
+        "/ro" = {{ url = "sqlite:{tmp_path}/ro.db", read_only = true, hide = ["*.key"] }}
+        """
+    )
+    return path
+
+
+def store(path: str, files: Mapping[str, str]) -> None:
+    """Make files, and a snapshot of them, where no rule is."""
+    volume = SqliteVolume(path)
+    answers = VolumeBackend(volume).upload_files([(f"/{name}", text.encode()) for name, text in files.items()])
+    assert [answer.error for answer in answers] == [None] * len(files)
+    if "secret/key" in files:
+        volume.link(resolve(volume, "/sub/x").found.node, resolve(volume, "/secret").found.node, b"linked")
+    volume.take_snapshot("before-the-rule")
+    volume.close()
+
+
+@pytest.fixture
+def ruled(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mounted]:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    store(f"{tmp_path}/volume.db", KEPT_FILES)
+    store(f"{tmp_path}/ro.db", {"r": "r\n", "r.key": SECRET})
+    yield serve("", config=config(tmp_path), options=["snapshots=auto", "history=on"])
+
+
+def said(path: Path, *words: str) -> str:
+    """All that a subcommand says, with status 0 or not."""
+    done = programs.command(*words, cwd=path)
+    return done.stdout + done.stderr
+
+
+def test_what_is_hidden_is_in_nothing_that_is_kept(ruled: Mounted) -> None:
+    root, kept = ruled.path, ruled.path / ".fusebackend/snapshots"
+    with fusebackend.connect(root) as files:
+        routes = {each["prefix"]: each["undo"] for each in files.status()["routes"]}
+        assert routes == {"/": "instant", "/ro/": "none"}
+        assert files.create_snapshot("taken").routes == ["/", "/ro/"]
+        for name in ("before-the-rule", "taken"):
+            assert everything(kept / name) == SEEN | {"/ro", "/ro/r"}
+            for path in (".env", "sub/.env", "secret", "secret/key", "secret/linked", "ro/r.key"):
+                refused(errno.ENOENT, lambda path=path, name=name: os.stat(kept / name / path))
+            assert os.stat(kept / name / "sub/x").st_nlink == 1 == os.stat(kept / name).st_nlink
+            assert (kept / name / "ro/r").read_text() == "r\n"
+        (root / "a").write_text("two\n")
+        files.write("/sub/new", "new")
+        files.create_branch("old", ref="before-the-rule")
+        files.create_branch("new")
+        for name, text in (("old", "one\n"), ("new", "two\n")):
+            branch = root / ".fusebackend/branches" / name
+            assert everything(branch) - {"/sub/new"} == SEEN | {"/ro", "/ro/r"}
+            assert (branch / "a").read_text() == text
+            os.rename(branch / "sub", branch / "moved")
+            refused(errno.ENOENT, lambda branch=branch: os.stat(branch / "moved/.env"))
+            for path in (".env", "secret"):
+                refused(errno.ENOENT, lambda branch=branch, path=path: os.stat(branch / path))
+        for path in ("/.env", "/secret/key", "/sub/.env"):
+            with pytest.raises(OSError) as absent:
+                files.restore([path], ref="before-the-rule")
+            assert absent.value.errno == errno.ENOENT
+            found = files.forget(path, dry_run=True)
+            assert (found.unknown, found.live, found.snapshots) == ([path], [], [])
+        assert not [each for each in files.changes() if b"secret" in os.fsencode(each.path)]
+        assert not files.grep(SECRET, path=f"{root}/.fusebackend/snapshots/taken").matches
+    for words in (
+        ["diff", "before-the-rule"], ["diff", "old..new"], ["log", "--changes"], ["blame", ".env"],
+    ):  # fmt: skip
+        answer = said(root, *words)
+        assert SECRET not in answer and "key" not in answer and "linked" not in answer, words
+        assert ".env" not in answer or words[-1] == ".env", words
+        assert "Traceback" not in answer
+
+
+def test_files_come_back_as_on_any_route(ruled: Mounted) -> None:
+    root = ruled.path
+    with fusebackend.connect(root) as files:
+        files.create_snapshot("taken")
+        assert files.delete("/sub/x").error is None
+        assert files.undo().conflicts == []
+        assert (root / "sub/x").read_text() == "x\n"
+        assert files.edit("/a", "one", "two").error is None
+        assert files.restore(["/a"], ref="taken").conflicts == []
+        assert (root / "a").read_text() == "one\n"
+        assert files.write("/sub/new", "new").error is None
+        restored = files.restore(["/"], ref="before-the-rule")
+        assert [each.path for each in restored.changes if each.path == "/sub/new"] == ["/sub/new"]
+        assert everything(root) == SEEN | {"/ro", "/ro/r"}
+        files.create_branch("work")
+        branch = root / ".fusebackend/branches/work"
+        (branch / "a").write_text("merged\n")
+        (branch / "fresh").mkdir()
+        (branch / "fresh/f").write_text("f")
+        assert files.merge_branch("work").conflicts == []
+        assert (root / "a").read_text() == "merged\n" and (root / "fresh/f").read_text() == "f"
+        assert files.undo().conflicts == []
+        assert (root / "a").read_text() == "one\n" and not (root / "fresh").exists()
+
+
+def test_what_would_touch_what_is_hidden_is_refused_whole(ruled: Mounted, serve: Serve, tmp_path: Path) -> None:
+    root = ruled.path
+    with fusebackend.connect(root) as files:
+        files.create_branch("work")
+        branch = root / ".fusebackend/branches/work"
+        (branch / "a").write_text("merged\n")
+        (branch / "sub/.env").write_text("mine")  # there is none in the branch
+        with pytest.raises(PermissionError) as denied:
+            files.merge_branch("work")
+        assert "'/sub/.env' can't be merged: Permission denied" in str(denied.value)
+        assert everything(root) == SEEN | {"/ro", "/ro/r"} and (root / "a").read_text() == "one\n"
+        (branch / "sub/.env").unlink()
+        (branch / "only/gone").unlink()
+        (branch / "only").rmdir()  # it looks empty there, and is not in the mount
+        with pytest.raises(PermissionError) as denied:
+            files.merge_branch("work")
+        assert "'/only' can't be merged" in str(denied.value)
+        assert everything(root) == SEEN | {"/ro", "/ro/r"} and (root / "a").read_text() == "one\n"
+        (branch / "only").mkdir()
+        files.merge_branch("work", paths=["/a"])
+        assert (root / "a").read_text() == "merged\n"
+    ruled.stop()
+    left = {name for name in KEPT_FILES if SECRET in KEPT_FILES[name]}
+    without = serve(f"sqlite:{tmp_path}/volume.db", at="without")
+    assert {name for name in left if (without.path / name).read_text() == SECRET} == left
+
+
+def test_a_branch_of_an_earlier_session_finds_its_directories(ruled: Mounted, serve: Serve, tmp_path: Path) -> None:
+    branch = ruled.path / ".fusebackend/branches/work"
+    with fusebackend.connect(ruled.path) as files:
+        files.create_branch("work")
+    (branch / "sub/mine").write_text("mine")
+    os.rename(branch / "only", branch / "sub/only")
+    ruled.stop()
+    serve("", at=ruled.path.name, config=config(tmp_path), options=["snapshots=auto", "history=on"])
+    assert everything(branch) == {"/a", "/sub", "/sub/x", "/sub/mine", "/sub/only", "/sub/only/gone", "/ro", "/ro/r"}
+    refused(errno.ENOENT, lambda: os.stat(branch / "sub/.env"))
+    refused(errno.ENOENT, lambda: os.stat(branch / "sub/only/.env"))

@@ -13,7 +13,7 @@ from pathlib import Path
 import mounts
 import pytest
 from eventually import eventually
-from kinds import KINDS
+from kinds import KINDS, NATIVE_BY_DAY
 from mounts import Serve
 from replay import Replay
 from together import together
@@ -24,7 +24,6 @@ from fusebackend.protocol import FileEvent
 
 pytestmark = pytest.mark.mounted
 
-NATIVE = [name for name, kind in KINDS.items() if kind.features.random_writes]
 WAIT_S = 20.0
 
 VIM = """
@@ -73,7 +72,7 @@ class Watched:
         return [event for event, before in zip(told, [None, *told], strict=False) if event != before]
 
 
-@pytest.fixture(scope="module", params=NATIVE)
+@pytest.fixture(scope="module", params=NATIVE_BY_DAY)
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     tmp = tmp_path_factory.mktemp("watch")
     (tmp / "files").mkdir()

@@ -28,7 +28,7 @@ from fusebackend.urls import opening as urls
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PAGES.remove(ROOT / "docs/control-protocol.md")  # tests/mounted/test_control_protocol.py runs that
+PAGES.remove(ROOT / "docs/control-protocol.md")  # tests/mounted/test_control.py runs that
 LIMIT_S = 120
 
 
@@ -53,7 +53,7 @@ NOT_RUN = {
     "scripts/bootstrap": "it installs packages",
     "fusebackend --version": "an upgrade, of which nothing is there",
     "apt-get update": "it installs packages; packaging/debian-root does",
-    "ln -s /opt/fusebackend": "it changes /sbin; packaging/debian-root does, and test_fstab.py in a /sbin of its own",
+    "ln -s /opt/fusebackend": "it changes /sbin; packaging/debian-root does, and test_cli.py in a /sbin of its own",
     'export PATH="$PWD/.venv/bin:$PATH"': "the PATH of every other snippet here",
     ".venv/bin/pip install -e": "it installs packages",
     "fusebackend mount /mnt/agent \\\n    --route '/shared/": "it needs AWS, PostgreSQL and a registry of images",

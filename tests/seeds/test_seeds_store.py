@@ -45,11 +45,10 @@ def test_q1_1_the_verbs_of_an_operating_environment(runtime):
     assert not hasattr(backend, "execute")
 
 
-@pytest.mark.parametrize("kind", ["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.services)])
+@pytest.mark.parametrize("kind", stores.KINDS)
 def test_q1_3_values_by_namespace_and_key(kind, tmp_path, request):
     """The store's own `put` and `get`; what of it is no file is a value, and shown as one."""
-    dsn = request.getfixturevalue("postgres_dsn") if kind == "postgres" else None
-    with stores.opened(kind, tmp_path, dsn) as store:
+    with stores.of_request(request, kind, tmp_path) as store:
         store.put(("users", "ann"), "prefs", {"colour": "#FD5108"})
         with StoreBackend(store, namespace=("users", "ann")) as backend:
             (info,) = backend.ls("/").entries

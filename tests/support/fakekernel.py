@@ -19,7 +19,7 @@ class FakeKernel:
         self.names.append((parent, name))
 
     def store(self, inode: int, content: bytes) -> None:
-        self.told.append(("store", inode))
+        self.told.append(("store", inode, content))
 
     def take(self) -> list[tuple[int, bytes]]:
         """Return the names since the last call."""

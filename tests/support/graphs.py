@@ -157,6 +157,16 @@ def long_script(turns: int) -> list[AIMessage]:
     return [*script, say("finished")]
 
 
+class Reversed:
+    """A cipher: no value can be read without it."""
+
+    def encrypt(self, plaintext: bytes) -> tuple[str, bytes]:
+        return "reversed", plaintext[::-1]
+
+    def decrypt(self, ciphername: str, ciphertext: bytes) -> bytes:
+        return ciphertext[::-1]
+
+
 # -- checkpointers -----------------------------------------------------------------------------------------------
 
 

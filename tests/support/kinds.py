@@ -44,6 +44,13 @@ KINDS = {
     "foreign": Kind("python:seed_backends:DuckBackend", FOREIGN),
 }
 
+MEMORY = pytest.param("memory:", marks=pytest.mark.night)
+"""For tests on several kinds. To a program `memory:` is what `sqlite:` is; the POSIX cases run on both by day."""
+KINDS_BY_DAY = [
+    pytest.param(name, marks=pytest.mark.night) if name == "memory" else pytest.param(name) for name in KINDS
+]
+NATIVE_BY_DAY = [name for name in KINDS_BY_DAY if KINDS[str(name.values[0])].features.random_writes]
+
 
 @dataclass(frozen=True)
 class Work:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -38,12 +38,14 @@ __all__ = [
     "Branched",
     "File",
     "Shown",
+    "Step",
     "Three",
     "at",
     "chmod",
     "content",
     "link",
     "links",
+    "make",
     "mkdir",
     "place",
     "remove",
@@ -54,6 +56,16 @@ __all__ = [
     "walk",
     "write",
 ]
+
+
+Step = tuple[Any, ...]
+"""A function of this module, its arguments but for the volume, and perhaps a dictionary of those with names."""
+
+
+def make(volume: Volume, steps: Iterable[Step]) -> None:
+    for step, *words in steps:
+        options = words.pop() if words and isinstance(words[-1], dict) else {}
+        step(volume, *words, **options)
 
 
 def memory() -> SnapshotVolume:

@@ -98,6 +98,8 @@ class Mounted:
                 status: int | str = self.process.wait(STOP_LIMIT_S)
             except subprocess.TimeoutExpired:
                 status = f"none within {STOP_LIMIT_S:.0f} s"
+                self.process.send_signal(signal.SIGABRT)  # faulthandler says in the log what its threads do
+                self.process.wait(STOP_LIMIT_S)
             left = os.path.ismount(self.path)
         finally:
             self.kill()

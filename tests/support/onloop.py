@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import trio
 
@@ -28,15 +28,31 @@ def walk(filesystem: FileSystem, *names: str, start: int = ROOT_INODE) -> Entry:
     return entry
 
 
+class Seen(NamedTuple):
+    """A name in a listing, and the position after it."""
+
+    name: bytes
+    entry: Entry
+    after: int
+
+
+async def readdir(filesystem: FileSystem, number: int, position: int = 0, room: int = 1 << 30) -> list[Seen]:
+    """Make one request for up to so many names; the kernel sees one more, and has no room for it."""
+    seen: list[Seen] = []
+
+    def emit(name: bytes, entry: Entry, after: int) -> bool:
+        if len(seen) == room:
+            return False
+        seen.append(Seen(name, entry, after))
+        return True
+
+    await filesystem.readdir(number, position, emit)
+    return seen
+
+
 def listed(filesystem: FileSystem, inode: int = ROOT_INODE) -> dict[bytes, Entry]:
     """Return what is in a directory, but for the dots, read in one request."""
     number = run(filesystem.opendir(inode))
-    found: dict[bytes, Entry] = {}
-
-    def emit(name: bytes, entry: Entry, after: int) -> bool:
-        found[name] = entry
-        return True
-
-    run(filesystem.readdir(number, 0, emit))
+    found = run(readdir(filesystem, number))
     run(filesystem.releasedir(number))
-    return {name: entry for name, entry in found.items() if name not in (b".", b"..")}
+    return {each.name: each.entry for each in found if each.name not in (b".", b"..")}

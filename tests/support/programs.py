@@ -66,7 +66,7 @@ def command(
     arguments, environment = [str(word) for word in words], mounts.module_environment()
     with contextlib.ExitStack() as stack:
         given, out, err = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
-        given.write(stdin.encode())
+        given.write(os.fsencode(stdin))
         given.seek(0)
         parent = warm.parent(environment)
         process: subprocess.Popen[bytes] | warm.Forked
@@ -82,7 +82,7 @@ def command(
             process.kill()
         out.seek(0)
         err.seek(0)
-        return subprocess.CompletedProcess(arguments, status, out.read().decode(), err.read().decode())
+        return subprocess.CompletedProcess(arguments, status, os.fsdecode(out.read()), os.fsdecode(err.read()))
 
 
 def on_a_terminal(*words: object, cwd: Path | None = None, typed: str = "") -> tuple[int, str]:

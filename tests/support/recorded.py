@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from fusebackend.base.paths import ROOT, AgentPath
+from fusebackend.history.calls import OpenCall
 from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.images import Images
 from fusebackend.history.recorder import Recorder, RecordingVolume
@@ -45,6 +46,12 @@ class Files:
         self.volume = volume
         self.door = door
         self._names = names
+
+    def make(self, *steps: tuple[Any, ...]) -> None:
+        """Make changes: each is the name of a method, its arguments, and perhaps a dictionary of those with names."""
+        for name, *words in steps:
+            options = words.pop() if words and isinstance(words[-1], dict) else {}
+            getattr(self, name)(*words, **options)
 
     def at(self, path: str) -> tuple[int, bytes]:
         *above, name = os.fsencode(path).strip(b"/").split(b"/")
@@ -205,9 +212,9 @@ class Recorded:
         return self.routes[next(iter(self.routes))]
 
     @contextlib.contextmanager
-    def call(self, title: str = "a call", agent: str = "") -> Iterator[None]:
-        with self.recorder.calls.inside("command", title, Actor(agent=agent)):
-            yield
+    def call(self, title: str = "a call", agent: str = "") -> Iterator[OpenCall]:
+        with self.recorder.calls.inside("command", title, Actor(agent=agent)) as call:
+            yield call
 
     def last(self) -> int:
         """Return the number of the newest call that has changed something."""

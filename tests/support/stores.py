@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from services.postgres import Postgres
 
 from fusebackend.backends import StoreBackend
 from fusebackend.backends.store.source import database_of, items_of
 
 _numbers = itertools.count()
+
+NS = ("memories",)
+SQL_KINDS = ["sqlite", pytest.param("postgres", marks=pytest.mark.services)]
+KINDS = ["memory", *SQL_KINDS]
+"""Parameters of a fixture or test."""
 
 
 def fresh_namespace() -> tuple[str, ...]:
@@ -45,19 +50,31 @@ def opened(kind: str, tmp_path: Path, postgres_dsn: str | None) -> Iterator[Any]
 
 
 @contextlib.contextmanager
-def module_store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Open the store for a fixture with module scope and a kind as its parameter; tests take a namespace each."""
-    kind = request.param
-    with contextlib.ExitStack() as stack:
-        dsn = None
-        if kind == "postgres":
-            server: Postgres = request.getfixturevalue("postgres")
-            dsn = stack.enter_context(server.database())
-        yield stack.enter_context(opened(kind, tmp_path_factory.mktemp(kind), dsn))
-
-
-@contextlib.contextmanager
 def other_program(store: Any, namespace: tuple[str, ...], **options: Any) -> Iterator[StoreBackend]:
     """Open a backend over a store as another process would: it shares nothing with the backends here."""
     with StoreBackend.over(items_of(store, database_of(store), namespace), **options) as backend:
         yield backend
+
+
+@contextlib.contextmanager
+def before_its_change(backend: StoreBackend, other: Callable[[], Any]) -> Iterator[None]:
+    """Have another program write between a backend's look at the store and its change."""
+    items = type(backend.items.moment())
+    swap, meanwhile = items.swap, threading.Event()
+
+    def slow(items: Any, changes: Any) -> None:
+        if not meanwhile.is_set():
+            meanwhile.set()
+            assert other().error is None
+        swap(items, changes)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(items, "swap", slow)
+        yield
+
+
+@contextlib.contextmanager
+def of_request(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> Iterator[Any]:
+    """Open a store for a test, in its own database where the kind is `postgres`."""
+    with opened(kind, tmp_path, request.getfixturevalue("postgres_dsn") if kind == "postgres" else None) as store:
+        yield store

@@ -14,6 +14,7 @@ from __future__ import annotations
 import array
 import atexit
 import contextlib
+import faulthandler
 import json
 import os
 import resource
@@ -209,6 +210,7 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> list[str]:
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
         os.close(descriptor)
+    faulthandler.enable()
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["cwd"])

@@ -40,7 +40,7 @@ from fusebackend.backends.postgres.uses import Uses
 from fusebackend.base.waiting import will_wait
 from fusebackend.databases.listener import Ask, Listener
 from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, rollback, send
-from fusebackend.databases.postgres import Connections, connect, translate_errors, when_free
+from fusebackend.databases.postgres import Connections, is_pooled, translate_errors, when_free
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -86,10 +86,6 @@ FREED_AT_ONCE = 500
 PRUNE_PAUSE_S: Final = 0.02
 """Between two portions of what deleted snapshots had."""
 
-ROUNDS: Final = 4
-IN_A_ROW: Final = 4
-"""Of the search for a transaction pooler, with 8 round trips each: 5 ms in all beside the server."""
-
 _CLAIM = "SELECT pg_advisory_lock(%s::int, %s::int)"
 
 _CUT_OFF = """
@@ -128,38 +124,12 @@ def require_own_process(conninfo: str) -> None:
     Raises:
         OSError: it is one; or the server can't be reached.
     """
-    with translate_errors():
-        is_shared = when_free(lambda: _is_shared(conninfo))
-    if is_shared:
+    if is_pooled(conninfo):
         words = (
             "a volume can't be kept behind a transaction pooler (such as PgBouncer with pool_mode = transaction):"
             " give the address of the server itself, or of a pooler in session mode"
         )
         raise OSError(errno.ENOTSUP, words)
-
-
-def _is_shared(conninfo: str) -> bool:
-    """Return True if two transactions of one connection ran in two processes, or those of two connections in one.
-
-    A pooler without other clients shows that in the first round: the second connection begins with the process that the
-    first one has just used (PgBouncer's default), or transactions in a row get one process after the other
-    (`server_round_robin`). Beside other clients processes are given by chance: of two processes, four rounds find that
-    but for once in a million times.
-    """
-    with connect(conninfo) as one, connect(conninfo) as other:
-        own = _process(one)
-        for _ in range(ROUNDS):
-            with other.transaction():
-                if _process(other) == own or _process(one) != own:
-                    return True
-            if any(_process(one) != own for _ in range(IN_A_ROW)):
-                return True
-    return False
-
-
-def _process(connection: Connection[Any]) -> object:
-    """The process of the server that runs a transaction. Prepares nothing: a pooler would leave that to others."""
-    return connection.execute("SELECT pg_backend_pid(), pg_postmaster_start_time()").fetchone()
 
 
 class Session:

@@ -89,11 +89,6 @@ class SqliteVolume(StoredTree, SnapshotVolume):
         name = os.path.realpath(path)  # SQLite puts the WAL beside the file, not beside a link to it
         self._claim = schema.FileClaim(name)
         self._at = AtPath(name, self._claim.key)
-        try:
-            db = schema.connect(name, self.identity)
-        except BaseException:
-            self._claim.release()
-            raise
         self._room_bytes = 0
         self._failed: OSError | None = None
         self._failed_at = 0.0
@@ -106,20 +101,23 @@ class SqliteVolume(StoredTree, SnapshotVolume):
         self._is_at_once = False  # the dirty buffer grows beyond its bounds, and is flushed as a whole
         self._unsnapped = True
         """Whether the file has changes since the newest snapshot; not known when it is opened."""
-        try:
-            super().__init__(db, name)
-            self.directory_moves = 0
-            self._snapshots = Snapshots(db, name)
-            self._log = self._redo()
-            self._flusher = Flusher(name, self.lock, self._flush_behind, self._wal_bytes, self._workers())
-            self._free_orphans()
-            if limits is not None:
-                self._quota = self._counted(limits)
-        except OSError as error:
-            db.close()
-            self._claim.release()
-            reason = error.__cause__ or error.strerror
-            raise schema.VolumeFileError(error.errno, f"'{name}' can't be opened as a volume: {reason}") from None
+        with contextlib.ExitStack() as opened:
+            opened.callback(self._claim.release)
+            db = opened.enter_context(contextlib.closing(schema.connect(name, self.identity)))
+            try:
+                super().__init__(db, name)
+                self.directory_moves = 0
+                self._snapshots = Snapshots(db, name)
+                self._log = self._redo()
+                self._flusher = Flusher(name, self.lock, self._flush_behind, self._wal_bytes, self._workers())
+                self._free_orphans()
+                if limits is not None:
+                    self._quota = self._counted(limits)
+            except OSError as error:
+                reason = error.__cause__ or error.strerror
+                text = f"'{name}' can't be opened as a volume: {reason}"
+                raise schema.VolumeFileError(error.errno, text) from None
+            opened.pop_all()
         self._flusher.start()
 
     def _workers(self) -> Sequence[Worker]:

@@ -10,12 +10,14 @@ sends the listed ones. A change compares the value as JSONB prints it. A trigger
 others (`feed.py`).
 
 The database is connected to once more, beside the store's own connection, so that neither waits for the other. Only
-where that fails the store's connection is shared, without a feed.
+where that fails the store's connection is shared, without a feed. Behind a transaction pooler, whose connections have
+no process of the server to themselves, nothing is prepared and there is no feed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import threading
@@ -40,7 +42,7 @@ from fusebackend.backends.store.items import (
 from fusebackend.backends.store.searched_items import PutOneByOne
 from fusebackend.backends.store.values import Unreadable
 from fusebackend.databases.langgraph import dsn_of
-from fusebackend.databases.postgres import Connections, translate_errors
+from fusebackend.databases.postgres import Connections, is_pooled, translate_errors
 
 if TYPE_CHECKING:
     from psycopg import Connection, Cursor
@@ -54,20 +56,28 @@ BYTEWISE = ("C", "POSIX", "C.UTF-8", "C.utf8")
 CONNECTIONS = 4
 """Connections of one database at most."""
 
+PREPARED_AFTER = 5
+"""Uses of a statement by a connection."""
+
 
 class PostgresDatabase:
     """The connections to the database of a store, and the schema that is found or made there.
 
     Args:
-        connections: a pool of our own; None to share the store's connection or pool.
+        conninfo: for connections of our own; None to share the store's connection or pool.
         shared: the store's connection or pool, and the lock for its use.
+
+    Raises:
+        OSError: no connection can be made.
     """
 
     trouble: tuple[float, str] | None = None
     """The pool makes lost connections anew."""
 
-    def __init__(self, connections: Connections | None, shared: tuple[Any, Any] | None = None) -> None:
-        self._connections = connections
+    def __init__(self, conninfo: str | None, shared: tuple[Any, Any] | None = None) -> None:
+        self._is_pooled = conninfo is not None and is_pooled(conninfo)
+        threshold = None if self._is_pooled else PREPARED_AFTER
+        self._connections = Connections(conninfo, CONNECTIONS, prepare_threshold=threshold) if conninfo else None
         self._shared = shared
         self._settling = threading.Lock()
         self._order: Order | None = None
@@ -84,7 +94,7 @@ class PostgresDatabase:
             OSError: they can't be made.
         """
         try:
-            database = cls(Connections(dsn_of(store.conn), CONNECTIONS, prepare_threshold=5))
+            database = cls(dsn_of(store.conn))
         except OSError as error:
             log.info("the store's own connection is shared, for another one can't be made: %s", error)
             database = cls(None, (store.conn, store.lock))
@@ -96,7 +106,7 @@ class PostgresDatabase:
     @classmethod
     def of_url(cls, conninfo: str, setup: Callable[[Connection[Any]], None]) -> PostgresDatabase:
         """Connect; `setup` makes the tables if they are missing. OSError when that fails."""
-        database = cls(Connections(conninfo, CONNECTIONS, prepare_threshold=5))
+        database = cls(conninfo)
         try:
             if not database._is_set_up():
                 with database.using() as cursor:
@@ -179,6 +189,8 @@ class PostgresDatabase:
             if not self._feed_tried and self._connections is not None:
                 self._feed_tried = True
                 try:
+                    if self._is_pooled:
+                        raise OSError(errno.ENOTSUP, "notifications do not pass a transaction pooler")
                     with self.using() as cursor:
                         install(cursor)
                     with translate_errors():

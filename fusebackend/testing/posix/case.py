@@ -12,6 +12,7 @@ import ctypes
 import errno
 import os
 import pickle
+import re
 import shutil
 import struct
 import sys
@@ -102,13 +103,14 @@ class Case:
 
 
 @contextlib.contextmanager
-def fails(*numbers: int) -> Iterator[None]:
-    """Fail unless the body raises `OSError` with one of these errnos."""
+def fails(*numbers: int, match: str = "") -> Iterator[None]:
+    """Fail unless the body raises `OSError` with one of these errnos, and a text in which `match` is found."""
     try:
         yield
     except OSError as error:
         wanted = " or ".join(errno.errorcode[number] for number in numbers)
         assert error.errno in numbers, f"expected {wanted}, got {errno.errorcode.get(error.errno or 0)}: {error}"
+        assert re.search(match, str(error)), f"{match!r} is not in {str(error)!r}"
         return
     pytest.fail(f"no error, expected {' or '.join(errno.errorcode[number] for number in numbers)}", pytrace=True)
 

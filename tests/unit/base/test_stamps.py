@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from clocks import MULTIGRAIN
+from raising import raising
 
 from fusebackend.base import stamps
 from fusebackend.base.stamps import Clock
@@ -72,10 +73,8 @@ def test_a_clock_that_is_set_back_goes_on_from_there(monkeypatch: pytest.MonkeyP
 
 
 def test_without_a_descriptor_it_is_the_time_of_the_tick(tick_ns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(name: str) -> int:
-        raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(os, "memfd_create", full)
+    monkeypatch.setattr(os, "memfd_create", raising(OSError(24, "Too many open files")))
     clock = Clock()
     clock.now_ns()
     clock.saw_all()

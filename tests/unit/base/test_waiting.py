@@ -6,7 +6,6 @@ import errno
 import threading
 
 import pytest
-import trio
 
 from fusebackend.base.waiting import Lock, WouldWait, at_once, will_wait
 from fusebackend.protocol import Features, Volume
@@ -104,33 +103,29 @@ class Waiting(Volume):
         raise OSError(errno.ENOSYS, "x")
 
 
-def test_what_need_not_wait_is_done_on_the_loop_and_all_else_in_threads() -> None:
+@pytest.mark.trio
+async def test_what_need_not_wait_is_done_on_the_loop_and_all_else_in_threads() -> None:
     volume = Waiting()
 
-    async def main() -> None:
-        route_executor = RouteExecutor(True, volume=volume)
-        here = threading.current_thread().name
-        assert await route_executor.ask(volume.read, 1, 0, 4) == b"data"
-        assert await route_executor.call(volume.write, 1, 0, b"xyz") == 3
-        with pytest.raises(FileNotFoundError):
-            await route_executor.ask(volume.lookup, 1, b"name")
-        assert volume.threads == [here] * 3
-        await route_executor.call(volume.unlink, 1, b"name")  # not a call that would wait before it changes anything
-        volume.waits = True
-        assert await route_executor.ask(volume.read, 1, 0, 4) == b"data"
-        assert await route_executor.call(volume.write, 1, 0, b"xyz") == 3
-        assert len(volume.threads) == 6 and here not in volume.threads[3:]
-
-    trio.run(main)
+    route_executor = RouteExecutor(True, volume=volume)
+    here = threading.current_thread().name
+    assert await route_executor.ask(volume.read, 1, 0, 4) == b"data"
+    assert await route_executor.call(volume.write, 1, 0, b"xyz") == 3
+    with pytest.raises(FileNotFoundError):
+        await route_executor.ask(volume.lookup, 1, b"name")
+    assert volume.threads == [here] * 3
+    await route_executor.call(volume.unlink, 1, b"name")  # not a call that would wait before it changes anything
+    volume.waits = True
+    assert await route_executor.ask(volume.read, 1, 0, 4) == b"data"
+    assert await route_executor.call(volume.write, 1, 0, b"xyz") == 3
+    assert len(volume.threads) == 6 and here not in volume.threads[3:]
 
 
-def test_nothing_is_tried_on_the_loop_for_a_volume_that_does_not_say_so() -> None:
+@pytest.mark.trio
+async def test_nothing_is_tried_on_the_loop_for_a_volume_that_does_not_say_so() -> None:
     volume = Waiting()
     volume.at_once = frozenset()  # type: ignore[misc]
 
-    async def main() -> None:
-        route_executor = RouteExecutor(True, volume=volume)
-        await route_executor.ask(volume.read, 1, 0, 4)
-        assert threading.current_thread().name not in volume.threads
-
-    trio.run(main)
+    route_executor = RouteExecutor(True, volume=volume)
+    await route_executor.ask(volume.read, 1, 0, 4)
+    assert threading.current_thread().name not in volume.threads

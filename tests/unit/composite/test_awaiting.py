@@ -40,6 +40,9 @@ LIMIT_S = 20.0
 
 both = pytest.mark.parametrize("library", ["asyncio", "trio"])
 
+on_both = pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+"""Of a coroutine, which runs in a loop of either library."""
+
 
 def cancelled_s(library, call, begun=None):
     """How long it takes until a call has returned that is cancelled after `begun`."""
@@ -133,26 +136,26 @@ def test_what_can_not_be_interrupted_is_left_and_logged(stuck, library, caplog):
     eventually(lambda: "Stuck.read, which was cancelled, has ended now" in caplog.text, 10)
 
 
-@both
-def test_what_waits_for_a_place_never_begins_once_cancelled(stuck, library):
-    async def main():
-        async with anyio.create_task_group() as group:
-            for number in range(awaiting.MAX_CALLS + 50):
-                group.start_soon(stuck.aread, f"/{number}")
-            with anyio.fail_after(30):
-                while len(stuck.begun) < awaiting.MAX_CALLS:
-                    await anyio.sleep(0.005)
-            group.cancel_scope.cancel()
-        stuck.release.set()
+@pytest.mark.anyio
+@on_both
+async def test_what_waits_for_a_place_never_begins_once_cancelled(stuck):
+    async with anyio.create_task_group() as group:
+        for number in range(awaiting.MAX_CALLS + 50):
+            group.start_soon(stuck.aread, f"/{number}")
         with anyio.fail_after(30):
-            assert (await stuck.als("/")).error == "here"
+            while len(stuck.begun) < awaiting.MAX_CALLS:
+                await anyio.sleep(0.005)
+        group.cancel_scope.cancel()
+    stuck.release.set()
+    with anyio.fail_after(30):
+        assert (await stuck.als("/")).error == "here"
 
-    anyio.run(main, backend=library)
     assert len(stuck.begun) == awaiting.MAX_CALLS
 
 
-@both
-def test_commands_have_places_of_their_own(tmp_path, library):
+@pytest.mark.anyio
+@on_both
+async def test_commands_have_places_of_their_own(tmp_path):
     class Busy(InMemoryBackend, SandboxBackendProtocol):
         running = 0
         release = threading.Event()
@@ -165,17 +168,14 @@ def test_commands_have_places_of_their_own(tmp_path, library):
     busy = Busy()
     busy.write("/f", "here")
 
-    async def main():
-        async with anyio.create_task_group() as group:
-            for _ in range(200):
-                group.start_soon(busy.aexecute, "x")
-            with anyio.fail_after(30):
-                while busy.running < 200:
-                    await anyio.sleep(0.01)
-                assert "here" in await busy.aread("/f")
-            busy.release.set()
-
-    anyio.run(main, backend=library)
+    async with anyio.create_task_group() as group:
+        for _ in range(200):
+            group.start_soon(busy.aexecute, "x")
+        with anyio.fail_after(30):
+            while busy.running < 200:
+                await anyio.sleep(0.01)
+            assert "here" in await busy.aread("/f")
+        busy.release.set()
 
 
 @both
@@ -256,17 +256,16 @@ class Native(BackendProtocol):
     now = together = 0
 
 
-@both
-def test_a_composite_awaits_the_coroutines_of_a_route(library):
+@pytest.mark.anyio
+@on_both
+async def test_a_composite_awaits_the_coroutines_of_a_route():
     native = Native()
     files = CompositeBackend(native, {"/r/": native})
 
-    async def main():
-        assert (await files.aread("/r/f")).error == "native /r/f"
-        assert (await files.aexecute("x", timeout=3)).output == "native x 3"
-        assert threading.get_ident() in native.threads and len(native.threads) == 1
+    assert (await files.aread("/r/f")).error == "native /r/f"
+    assert (await files.aexecute("x", timeout=3)).output == "native x 3"
+    assert threading.get_ident() in native.threads and len(native.threads) == 1
 
-    anyio.run(main, backend=library)
     assert "the plain verb" in files.read("/r/f").error
 
 
@@ -286,19 +285,18 @@ def test_coroutines_of_routes_are_cancelled_with_their_caller(library):
     assert native.cancelled == ["/f"]
 
 
-@both
-def test_routes_are_awaited_at_the_same_time_within_a_bound(library):
+@pytest.mark.anyio
+@on_both
+async def test_routes_are_awaited_at_the_same_time_within_a_bound():
     routes = {f"/r{number:02}/": Native() for number in range(30)}
     files = CompositeBackend(InMemoryBackend(), routes)
     Native.together = 0
 
-    async def main():
-        found = await files.agrep("needle")
-        assert [match["path"] for match in found.matches] == [f"{prefix}f" for prefix in routes]
-        answers = await files.adownload_files([f"{prefix}f" for prefix in routes])
-        assert [answer.content for answer in answers] == [b"x"] * len(routes)
+    found = await files.agrep("needle")
+    assert [match["path"] for match in found.matches] == [f"{prefix}f" for prefix in routes]
+    answers = await files.adownload_files([f"{prefix}f" for prefix in routes])
+    assert [answer.content for answer in answers] == [b"x"] * len(routes)
 
-    anyio.run(main, backend=library)
     assert 1 < Native.together <= 16
 
 

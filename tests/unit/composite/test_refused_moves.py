@@ -13,13 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from backend_kinds import opened_backend
 from for_each import for_each
 from nodes import ME, node_at
+from raising import raising
 from seed_backends import DuckBackend
 
 from fusebackend.backends import CompositeBackend, FilesystemBackend, InMemoryBackend, SqliteBackend, volume_of
 from fusebackend.backends.directory import nodes
 from fusebackend.base.deadline import GivenUp
+from fusebackend.base.errors import oserror
 from fusebackend.protocol import ROOT_NODE, AttrChanges, DeleteResult, FileUploadResponse, Volume
 from fusebackend.rules import met
 from fusebackend.rules.rule import RouteRules
@@ -38,34 +41,19 @@ KINDS = ("memory", "sqlite", "dir", "foreign")
 Rules = Sequence[Mapping[str, Any]]
 
 
-@contextlib.contextmanager
-def backend_of(kind: str, path: Path) -> Iterator[Any]:
-    with contextlib.ExitStack() as closing:
-        if kind == "foreign":
-            yield DuckBackend()
-            return
-        path.mkdir(parents=True, exist_ok=True)
-        made: Any = {
-            "memory": lambda: InMemoryBackend(),
-            "sqlite": lambda: SqliteBackend(path / "volume.db"),
-            "dir": lambda: FilesystemBackend(path),
-        }[kind]()
-        yield closing.enter_context(made)
-
-
 def put(backend: Any, *names: str) -> None:
     answers = backend.upload_files([(name, name.encode()) for name in names])
     assert [answer.error for answer in answers] == [None] * len(names)
 
 
 def everything(volume: Volume) -> dict[bytes, object]:
-    """All names of a volume, with what must not change but by a verb that is made."""
+    """All names of a volume, with what must not change but by a verb that is made. Each is looked up when it is read:
+    a directory on disk may not keep as many nodes in mind."""
     volume.expire()
     found: dict[bytes, object] = {}
     for path, attr in below(volume, ROOT_NODE):
-        data: object = None
-        if stat.S_ISREG(attr.mode):
-            data = b"".join(piece for _, piece in NodeSource(volume, node_at(volume, path)).pieces())
+        is_file = stat.S_ISREG(attr.mode)
+        data = b"".join(piece for _, piece in NodeSource(volume, node_at(volume, path)).pieces()) if is_file else None
         found[path] = (stat.S_IFMT(attr.mode), data)
     return found
 
@@ -104,7 +92,7 @@ REFUSALS: dict[str, Rules] = {
 @for_each("kind", KINDS)
 @for_each("into", ("memory", "foreign"))
 def test_what_rules_refuse_of_a_move_is_refused_before_it_begins(kind: str, into: str, tmp_path: Path) -> None:
-    with backend_of(kind, tmp_path / "a") as source, backend_of(into, tmp_path / "b") as target:
+    with opened_backend(kind, tmp_path / "a") as source, opened_backend(into, tmp_path / "b") as target:
         put(source, "/tree/a", "/tree/d/.env", "/tree/d/x", "/tree/z")
         put(target, "/other")
         volumes = volume_of(source), volume_of(target)
@@ -119,7 +107,7 @@ def test_what_rules_refuse_of_a_move_is_refused_before_it_begins(kind: str, into
 
 @for_each("kind", KINDS)
 def test_what_a_route_hides_stays_where_it_is(kind: str, tmp_path: Path) -> None:
-    with backend_of(kind, tmp_path / "a") as source, InMemoryBackend() as target:
+    with opened_backend(kind, tmp_path / "a") as source, InMemoryBackend() as target:
         put(source, "/tree/a", "/tree/d/.env")
         before = everything(volume_of(source))
         for prefix, old, new in (("/", "/tree", "/r/t"), ("/r", "/r/tree", "/t")):
@@ -256,7 +244,7 @@ def test_what_a_verb_has_made_goes_also_where_a_view_only_appends() -> None:
         files = in_view([rule("append", "/log/**", operations=["write"])], {"/": backend})
         assert "Permission denied" in str(files.move("/a", "/log/new/a").error)
         assert set(everything(backend.volume)) == {b"/a"}
-        backend.volume.write = fails(errno.ENOSPC)  # type: ignore[method-assign]
+        backend.volume.write = raising(oserror(errno.ENOSPC))  # type: ignore[method-assign]
         assert files.upload_files([("/log/new/b", b"b")])[0].error == "No space left on device"
         assert set(everything(backend.volume)) == {b"/a"}
 
@@ -347,7 +335,7 @@ def test_a_copy_with_modes_of_its_own_is_removed_all_the_same(as_nobody: Path) -
     with InMemoryBackend() as source, FilesystemBackend(as_nobody) as target:
         put(source, "/tree/d/f", "/there/f")
         source.volume.setattr(node_at(source.volume, "tree/d"), AttrChanges(mode=0o500))
-        target.volume.sync = fails(errno.EIO)  # type: ignore[method-assign]
+        target.volume.sync = raising(oserror(errno.EIO))  # type: ignore[method-assign]
         assert CompositeBackend(source, {"/r": target}).move("/tree", "/r/new/tree").error is not None
         assert os.listdir(as_nobody) == []
         del target.volume.sync
@@ -397,13 +385,6 @@ def test_more_files_move_than_a_directory_on_disk_keeps_in_mind(
 # -- what nobody knows before ------------------------------------------------------------------------------------
 
 
-def fails(number: int) -> Callable[..., Any]:
-    def fail(*args: object, **options: object) -> Any:
-        raise OSError(number, os.strerror(number))
-
-    return fail
-
-
 def failing_removal(volume: Any, count: int) -> list[str]:
     """Make the volume fail with EIO at the `count`-th removal of a name, once."""
     calls, failed = itertools.count(), []
@@ -425,8 +406,8 @@ def failing_removal(volume: Any, count: int) -> list[str]:
 def test_what_is_removed_of_a_source_that_can_not_go_is_put_back(kind: str, into: str, tmp_path: Path) -> None:
     for count in itertools.count():
         with (
-            backend_of(kind, tmp_path / f"a{count}") as source,
-            backend_of(into, tmp_path / f"b{count}") as target,
+            opened_backend(kind, tmp_path / f"a{count}") as source,
+            opened_backend(into, tmp_path / f"b{count}") as target,
         ):
             put(source, "/tree/a", "/tree/d/e/f", "/tree/d/g")
             volume = source.volume
@@ -513,7 +494,7 @@ class Impatient:
 
 @for_each(("kind", "what"), [("memory", "delete"), ("foreign", "delete"), ("memory", "_set_aside")])
 def test_a_copy_stays_where_the_source_may_go_later(kind: str, what: str, tmp_path: Path) -> None:
-    with backend_of(kind, tmp_path / "a") as source, InMemoryBackend() as target:
+    with opened_backend(kind, tmp_path / "a") as source, InMemoryBackend() as target:
         put(source, "/tree/a")
         files = CompositeBackend(source, {"/r": target})
         files.guard({"/": Impatient(what)})  # type: ignore[dict-item]

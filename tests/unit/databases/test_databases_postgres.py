@@ -9,12 +9,14 @@ from typing import Any
 import psycopg
 import pytest
 from for_each import for_each
+from raising import raising
 
 from fusebackend.databases.langgraph import dsn_of
 from fusebackend.databases.langgraph import translate_errors as translate_any
 from fusebackend.databases.postgres import Reconnecting, errno_of, translate_errors
 from fusebackend.databases.urls import conninfo_of, require_modules, url_errors
 from fusebackend.protocol.scheme import Url, UrlError
+from fusebackend.testing.posix.case import fails
 
 
 @for_each(
@@ -24,9 +26,8 @@ from fusebackend.protocol.scheme import Url, UrlError
 def test_the_errno_goes_by_the_sqlstate(state: str, number: int) -> None:
     error = psycopg.errors.lookup(state)("words")
     assert errno_of(error) == number
-    with pytest.raises(OSError, match="PostgreSQL: words") as caught, translate_errors():
+    with fails(number, match="PostgreSQL: words"), translate_errors():
         raise error
-    assert caught.value.errno == number
 
 
 class Server:
@@ -63,11 +64,8 @@ def test_an_error_of_a_good_connection_is_not_repeated() -> None:
     server = Server()
     own = Reconnecting(server.open)
 
-    def fail(connection: Any) -> None:
-        raise psycopg.OperationalError("no")
-
     with pytest.raises(psycopg.OperationalError, match="no"):
-        own.run(fail)
+        own.run(raising(psycopg.OperationalError("no")))
     assert len(server.made) == 1
 
 
@@ -106,6 +104,5 @@ def test_the_dsn_of_a_pool_has_its_words_and_no_other_options() -> None:
 
 def test_the_errors_of_any_object_are_told_in_its_words() -> None:
     for error, number in ((NotImplementedError("x"), errno.ENOTSUP), (KeyError("x"), errno.EIO)):
-        with pytest.raises(OSError, match="The store") as caught, translate_any("The store"):
+        with fails(number, match="The store"), translate_any("The store"):
             raise error
-        assert caught.value.errno == number

@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 from eventually import eventually
+from raising import raising
 
 from fusebackend.databases import listener
 from fusebackend.databases.listener import Listener
@@ -97,12 +98,9 @@ def test_a_mistake_of_the_receiver_is_as_good_as_a_lost_connection(postgres_dsn:
 def test_the_end_of_the_thread_is_the_end_of_jobs(postgres_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also an end that nobody foresaw: select(2) once failed in it, in a process with a thousand open files."""
 
-    def broken(fd: int, timeout_s: float) -> bool:
-        raise ValueError("filedescriptor out of range in select()")
-
     ended: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", ended.append)
-    monkeypatch.setattr(listener, "is_readable", broken)
+    monkeypatch.setattr(listener, "is_readable", raising(ValueError("filedescriptor out of range in select()")))
     monkeypatch.setattr(listener, "RETRY_S", (60.0,))
     with contextlib.closing(Listener(postgres_dsn, ["tested"], Silent(), name="tested")) as listening:
         pid = listening.run(lambda connection: connection.info.backend_pid)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 import served
+from for_each import for_each
 
 from fusebackend.doctor.finding import Finding, found_by, ok, worst
 from fusebackend.linux import distribution
@@ -67,10 +69,124 @@ def within(script: str) -> tuple[str, ...]:
     return (*NAMESPACE, f'set -e\n{script}\nexec "$@"', "sh")
 
 
-def says(finding: dict[str, Any], verdict: str, why: str, mend: str = "") -> None:
+def says(finding: dict[str, Any], verdict: str, why: str, *mends: str) -> None:
     assert finding["verdict"] == verdict, finding
     assert why in finding["why"], finding
-    assert mend in finding["mend"], finding
+    assert all(mend in finding["mend"] for mend in mends), finding
+
+
+def bound(tmpfs: str, commands: str, over: str) -> tuple[str, ...]:
+    """A file system `$d` with what these commands make of it, bound over a path."""
+    return within(f'd=$(mktemp -d); mount -t tmpfs {tmpfs} none "$d"; {commands}; mount --bind {over}')
+
+
+def instead_of(program: str, *lines: str) -> tuple[str, ...]:
+    """A script in the place of a program, whose own file is `$c.own`."""
+    text = "; ".join(f"echo {shlex.quote(line)} >> $c" for line in ("#!/bin/sh", *lines))
+    copied = f'b=$(command -v {program}); c=$(mktemp); cp "$b" "$c.own"; chmod 755 $c "$c.own"'
+    return within(f'{copied}; {text}; sed -i "s#OWN#$c.own#" $c; mount --bind $c "$b"')
+
+
+FILTER = (
+    "import ctypes, os, struct, sys\n"
+    "b = ctypes.create_string_buffer(struct.pack('HBBI', 6, 0, 0, 0x7fff0000))\n"  # allow everything
+    "p = ctypes.create_string_buffer(struct.pack('HxxxxxxQ', 1, ctypes.addressof(b)))\n"
+    "c = ctypes.CDLL(None)\n"
+    "assert c.prctl(38, 1, 0, 0, 0) == 0 and c.prctl(22, 2, p, 0, 0) == 0\n"
+    "os.execvp(sys.argv[1], sys.argv[1:])\n"
+)
+KERNEL = """chmod 755 "$d"; for name in cap_last_cap overflowuid overflowgid; do
+cat /proc/sys/kernel/$name > "$d/$name"; done
+echo 1 > "$d/apparmor_restrict_unprivileged_userns"; echo 0 > "$d/unprivileged_userns_clone\""""
+# A file without an execute bit is no program.
+MISSING = "for p in fusermount3 rg bwrap git; do where=$(command -v $p) && mount --bind /dev/null $where; done"
+COPIED = 'f=$(command -v fusermount3); c=$(mktemp); cp "$f" "$c"; chmod 755 "$c"; mount --bind "$c" "$f"'
+NOTHING = "c=$(mktemp); echo '# nothing' > $c; chmod 644 $c; touch /etc/fuse.conf; mount --bind $c /etc/fuse.conf"
+PROFILE = "c=$(mktemp); echo 'docker-default (enforce)' > $c; mount --bind $c /proc/$$/attr/current"
+DROPPED = ("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", "--")
+# In a user namespace of its own, so that the limit is that of this test alone.
+NO_NAMESPACES = ("unshare", "--user", "--map-root-user", "sh", "-c",
+                 'echo 0 > /proc/sys/user/max_user_namespaces; exec "$@"', "sh")  # fmt: skip
+
+CONDITIONS: dict[str, tuple[Sequence[str], int | None, dict[str, tuple[str, ...]]]] = {
+    "the device is missing": (served.WITHOUT_FUSE, 1, {
+        "/dev/fuse": ("error", "it is not there", "--device /dev/fuse --cap-add SYS_ADMIN", "fusebackend serve"),
+        "mount(2)": (),
+    }),
+    "it is another file": (within("mount --bind /dev/null /dev/fuse"), 1, {
+        "/dev/fuse": ("error", "it is not the FUSE device", "mknod -m 666 /dev/fuse c 10 229"),
+    }),
+    "it is on a mount without devices": (
+        bound("-o nodev", 'mknod -m 666 "$d/fuse" c 10 229', '"$d/fuse" /dev/fuse'), 1,
+        {"/dev/fuse": ("error", "it can't be opened", "--device /dev/fuse")},
+    ),
+    "it is closed to a user": ((*bound("", 'mknod -m 600 "$d/fuse" c 10 229', '"$d/fuse" /dev/fuse'), *NOBODY), 1, {
+        "/dev/fuse": ("error", "it is not open to this user", "chmod a+rw /dev/fuse"),
+        "runtime directory": ("ok", "/fusebackend-65534"),
+        "data directory": ("error", "can't be written by this user", "set XDG_DATA_HOME"),
+    }),
+    "root has no capability": (DROPPED, 1, {
+        "mount(2)": ("error", "the kernel refuses: Operation not permitted", "--cap-add SYS_ADMIN"),
+    }),
+    "programs are missing": (within(MISSING), None, {
+        "fusermount3": ("warning", "it is not installed: root mounts without it", "fuse3"),
+        "ripgrep": ("warning", "it is not installed", "ripgrep"),
+        "git": ("warning", "lines can't be merged", "git"),
+        "bubblewrap": ("warning", "commands (exec) are refused", "bubblewrap"),
+    }),
+    "a user has no fusermount": ((*within("mount --bind /dev/null $(command -v fusermount3)"), *NOBODY), None, {
+        "fusermount3": ("error", "only root mounts without it", "fuse3"),
+    }),
+    "fusermount has lost its bit": ((*within(COPIED), *NOBODY), None, {
+        "fusermount3": ("error", "is not setuid root", "chmod 4755"),
+    }),
+    "no new privileges": ((*NOBODY, "--no-new-privs"), None, {
+        "fusermount3": ("error", "no_new_privs", "no-new-privileges"),
+    }),
+    "others are not allowed": ((*within(NOTHING), *NOBODY), None, {
+        "allow_other": ("warning", "no line 'user_allow_other'", "echo user_allow_other >> /etc/fuse.conf"),
+    }),
+    "users have no namespaces": ((*bound("", KERNEL, '"$d" /proc/sys/kernel'), *NOBODY), None, {
+        "user namespaces": (
+            "warning", "one has no rights here: no sandbox for commands",
+            "kernel.unprivileged_userns_clone=1; sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, as root",
+        ),
+    }),
+    "nobody has any": (NO_NAMESPACES, None, {
+        "user namespaces": ("warning", "none can be made: No space left on device", "max_user_namespaces"),
+    }),
+    "a sandbox can't be made": (instead_of("bwrap", "echo no sandbox today >&2; exit 1"), None, {
+        "bubblewrap": ("warning", "no sandbox today", 'sandbox = "none"'),
+    }),
+    "a sandbox can have no network of its own": (
+        instead_of(
+            "bwrap",
+            'for word; do [ "$word" != --unshare-net ] || { echo no loopback >&2; exit 1; }; done; exec OWN "$@"',
+        ),
+        None, {"bubblewrap": ("warning", "no loopback", "--cap-add NET_ADMIN; or network = true in [execute]")},
+    ),
+    "a filter of system calls": ((sys.executable, "-c", FILTER), None, {
+        "seccomp": ("warning", "a filter confines this process", "--cap-add SYS_ADMIN"),
+    }),
+    "a profile of AppArmor": (within(PROFILE), None, {
+        "AppArmor": ("warning", "profile 'docker-default' confines", "apparmor=unconfined"),
+    }),
+    "control groups": (within("umount -R -l /sys/fs/cgroup"), None, {
+        "control groups": ("warning", "none for memory and pids", "Delegate=yes"),
+    }),
+}  # fmt: skip
+
+
+@needs_root
+@for_each("name", CONDITIONS)
+def test_a_condition(name: str) -> None:
+    wrapper, status, findings = CONDITIONS[name]
+    found = diagnosed(wrapper=wrapper, status=status)
+    for what, expected in findings.items():
+        if expected:
+            says(found[what], *expected)
+        else:
+            assert what not in found
 
 
 def test_the_text_for_people() -> None:
@@ -81,39 +197,7 @@ def test_the_text_for_people() -> None:
 
 
 @needs_root
-class TestDevice:
-    def test_it_is_missing(self) -> None:
-        found = diagnosed(wrapper=served.WITHOUT_FUSE, status=1)
-        says(found["/dev/fuse"], "error", "it is not there", "--device /dev/fuse --cap-add SYS_ADMIN")
-        assert "fusebackend serve" in found["/dev/fuse"]["mend"]
-        assert "mount(2)" not in found
-
-    def test_it_is_another_file(self) -> None:
-        found = diagnosed(wrapper=within("mount --bind /dev/null /dev/fuse"), status=1)
-        says(found["/dev/fuse"], "error", "it is not the FUSE device", "mknod -m 666 /dev/fuse c 10 229")
-
-    def test_it_is_on_a_mount_without_devices(self) -> None:
-        script = """d=$(mktemp -d); mount -t tmpfs -o nodev none "$d"; mknod -m 666 "$d/fuse" c 10 229
-        mount --bind "$d/fuse" /dev/fuse"""
-        found = diagnosed(wrapper=within(script), status=1)
-        says(found["/dev/fuse"], "error", "it can't be opened", "--device /dev/fuse")
-
-    def test_it_is_closed_to_a_user(self) -> None:
-        script = """d=$(mktemp -d); mount -t tmpfs none "$d"; mknod -m 600 "$d/fuse" c 10 229
-        mount --bind "$d/fuse" /dev/fuse"""
-        found = diagnosed(wrapper=(*within(script), *NOBODY), status=1)
-        says(found["/dev/fuse"], "error", "it is not open to this user", "chmod a+rw /dev/fuse")
-        says(found["runtime directory"], "ok", "/fusebackend-65534")
-        says(found["data directory"], "error", "can't be written by this user", "set XDG_DATA_HOME")
-
-
-@needs_root
 class TestMounting:
-    def test_root_without_the_capability(self) -> None:
-        dropped = ("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", "--")
-        found = diagnosed(wrapper=dropped, status=1)
-        says(found["mount(2)"], "error", "the kernel refuses: Operation not permitted", "--cap-add SYS_ADMIN")
-
     def test_pyfuse3_without_its_library(self, tmp_path: Path) -> None:
         (tmp_path / "pyfuse3").mkdir()
         message = "libfuse3.so.3: cannot open shared object file: No such file or directory"
@@ -122,86 +206,9 @@ class TestMounting:
         found = diagnosed(env=env, status=1)
         says(found["libfuse3"], "error", message, "libfuse3" if distribution.distribution() == "debian" else "fuse3")
 
-    def test_programs_that_are_missing(self, tmp_path: Path) -> None:
-        script = "for p in fusermount3 rg bwrap git; do where=$(command -v $p) && mount --bind /dev/null $where; done"
-        # A file without an execute bit is no program.
-        found = diagnosed(wrapper=within(script))
-        says(found["fusermount3"], "warning", "it is not installed: root mounts without it", "fuse3")
-        says(found["ripgrep"], "warning", "it is not installed", "ripgrep")
-        says(found["git"], "warning", "lines can't be merged", "git")
-        says(found["bubblewrap"], "warning", "commands (exec) are refused", "bubblewrap")
-
-    def test_a_user_without_fusermount(self) -> None:
-        script = "mount --bind /dev/null $(command -v fusermount3)"
-        found = diagnosed(wrapper=(*within(script), *NOBODY))
-        says(found["fusermount3"], "error", "only root mounts without it", "fuse3")
-
-    def test_fusermount_without_its_bit(self) -> None:
-        script = 'f=$(command -v fusermount3); c=$(mktemp); cp "$f" "$c"; chmod 755 "$c"; mount --bind "$c" "$f"'
-        found = diagnosed(wrapper=(*within(script), *NOBODY))
-        says(found["fusermount3"], "error", "is not setuid root", "chmod 4755")
-
-    def test_no_new_privileges(self) -> None:
-        found = diagnosed(wrapper=(*NOBODY, "--no-new-privs"))
-        says(found["fusermount3"], "error", "no_new_privs", "no-new-privileges")
-
-    def test_allow_other(self) -> None:
-        script = (
-            "c=$(mktemp); echo '# nothing' > $c; chmod 644 $c; touch /etc/fuse.conf; mount --bind $c /etc/fuse.conf"
-        )
-        found = diagnosed(wrapper=(*within(script), *NOBODY))
-        says(found["allow_other"], "warning", "no line 'user_allow_other'", "echo user_allow_other >> /etc/fuse.conf")
-
 
 @needs_root
 class TestNamespaces:
-    def test_none_for_users(self) -> None:
-        script = """d=$(mktemp -d); mount -t tmpfs none "$d"; chmod 755 "$d"
-        for name in cap_last_cap overflowuid overflowgid; do cat /proc/sys/kernel/$name > "$d/$name"; done
-        echo 1 > "$d/apparmor_restrict_unprivileged_userns"; echo 0 > "$d/unprivileged_userns_clone"
-        mount --bind "$d" /proc/sys/kernel"""
-        found = diagnosed(wrapper=(*within(script), *NOBODY))
-        says(found["user namespaces"], "warning", "one has no rights here: no sandbox for commands")
-        mend = "kernel.unprivileged_userns_clone=1; sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, as root"
-        assert mend in found["user namespaces"]["mend"]
-
-    def test_none_at_all(self) -> None:
-        # In a user namespace of its own, so that the limit is that of this test alone.
-        none = 'echo 0 > /proc/sys/user/max_user_namespaces; exec "$@"'
-        found = diagnosed(wrapper=("unshare", "--user", "--map-root-user", "sh", "-c", none, "sh"))
-        says(found["user namespaces"], "warning", "none can be made: No space left on device", "max_user_namespaces")
-
-    def test_a_sandbox_that_can_not_be_made(self) -> None:
-        script = """c=$(mktemp); printf '#!/bin/sh\\necho no sandbox today >&2; exit 1' > "$c"; chmod 755 "$c"
-        mount --bind "$c" "$(command -v bwrap)" """
-        found = diagnosed(wrapper=within(script))
-        says(found["bubblewrap"], "warning", "no sandbox today", 'sandbox = "none"')
-
-    def test_a_sandbox_that_can_have_no_network_of_its_own(self) -> None:
-        refuse = '[ "$word" != --unshare-net ] || { echo no loopback >&2; exit 1; }'
-        script = f"""c=$(mktemp); b=$(command -v bwrap); cp "$b" "$c.bwrap"; chmod 755 "$c" "$c.bwrap"
-        printf '#!/bin/sh\\nfor word; do {refuse}; done\\n' > "$c"
-        echo "exec $c.bwrap \\"\\$@\\"" >> "$c"; mount --bind "$c" "$b" """
-        found = diagnosed(wrapper=within(script))
-        says(found["bubblewrap"], "warning", "no loopback", "--cap-add NET_ADMIN; or network = true in [execute]")
-
-    def test_a_filter(self) -> None:
-        code = (
-            "import ctypes, os, struct, sys\n"
-            "b = ctypes.create_string_buffer(struct.pack('HBBI', 6, 0, 0, 0x7fff0000))\n"  # allow everything
-            "p = ctypes.create_string_buffer(struct.pack('HxxxxxxQ', 1, ctypes.addressof(b)))\n"
-            "c = ctypes.CDLL(None)\n"
-            "assert c.prctl(38, 1, 0, 0, 0) == 0 and c.prctl(22, 2, p, 0, 0) == 0\n"
-            "os.execvp(sys.argv[1], sys.argv[1:])\n"
-        )
-        found = diagnosed(wrapper=(sys.executable, "-c", code))
-        says(found["seccomp"], "warning", "a filter confines this process", "--cap-add SYS_ADMIN")
-
-    def test_a_profile(self) -> None:
-        script = "c=$(mktemp); echo 'docker-default (enforce)' > $c; mount --bind $c /proc/$$/attr/current"
-        found = diagnosed(wrapper=within(script))
-        says(found["AppArmor"], "warning", "profile 'docker-default' confines", "apparmor=unconfined")
-
     def test_propagation(self, tmp_path: Path) -> None:
         private = diagnosed(str(tmp_path / "mnt"), wrapper=within("mount --make-rprivate /"))
         says(private["propagation"], "warning", "is not shared", "mount --make-rshared")
@@ -217,10 +224,6 @@ class TestNamespaces:
         says(found["propagation"], "warning", "no mount that this process sees holds '/'", "bind the root directory")
         says(found["mount(2)"], "ok", "a FUSE file system can be mounted")
         assert "fusebackend-doctor" not in Path("/proc/self/mounts").read_text()
-
-    def test_control_groups(self) -> None:
-        found = diagnosed(wrapper=within("umount -R -l /sys/fs/cgroup"))
-        says(found["control groups"], "warning", "none for memory and pids", "Delegate=yes")
 
 
 class TestPlaces:

@@ -14,9 +14,11 @@ import pytest
 from eventually import eventually
 
 from fusebackend.base.paths import ROOT, AgentPath
+from fusebackend.databases import sqlite
 from fusebackend.history.history_file import Filter, HistoryFile, HistoryLocked
 from fusebackend.history.records import Image, Stamp, State
 from fusebackend.protocol import Actor
+from fusebackend.testing.each import each
 
 NOBODY = Actor()
 WHO = Actor(agent="planner", thread="t1", call="tool-7", command="sed -i", uid=1000, pid=4, host="a")
@@ -67,7 +69,6 @@ def test_a_record_comes_back_as_it_was(history, path):
         number, call, 0, MEMORIES, "rename", b"/a\xff", b"/b", 7, True, BEFORE, image, AFTER,
     )  # fmt: skip
     kept = again.call(call)
-    assert kept is not None
     assert (kept.ref, kept.kind, kept.title, kept.actor, kept.changes) == ("c1", "command", "sed \udcff", WHO, 1)
     assert kept.ended_ns is not None
     assert again.images("snapshot") == {"@20261123\udcff"}
@@ -92,8 +93,8 @@ def test_records_of_every_shape_in_one_batch(history):
             del wanted[number]
     found = history.records(call)
     assert [each.number for each in found] == list(wanted)
-    for each in found:
-        assert {"before": each.before, "image": each.image, "after": each.after} == wanted[each.number]
+    for record in found:
+        assert {"before": record.before, "image": record.image, "after": record.after} == wanted[record.number]
 
 
 def test_records_without_a_stamp_are_found_in_portions(history):
@@ -132,15 +133,6 @@ def test_numbers_are_never_used_again(history, path):
     again.close()
 
 
-def test_stamps_are_set_later(history):
-    call = history.open_call("verb", "write", NOBODY)
-    number = history.add(call, ROOT, "create", b"/a")
-    history.set_after({number: AFTER})
-    assert history.records(call)[0].after == AFTER
-    history.set_after({number: None})
-    assert history.records(call)[0].after is None
-
-
 def test_a_call_that_a_crash_interrupted_ends_with_its_last_record(history, path):
     call = history.open_call("verb", "write", NOBODY)
     history.add(call, ROOT, "create", b"/a")
@@ -153,7 +145,6 @@ def test_a_call_that_a_crash_interrupted_ends_with_its_last_record(history, path
     os.rename(copy, path + ".d/history.db")
     again = HistoryFile(path + ".d/history.db")
     found = again.call(call)
-    assert found is not None
     assert found.ended_ns == again.records(call)[0].time_ns
     again.close()
 
@@ -163,23 +154,22 @@ def test_calls_come_newest_first_and_by_their_actor_path_and_time(history):
     second = made(history, b"/dir/b", b"/dir2", prefix=MEMORIES)
     third = made(history, b"/c")
 
-    def found(**words):
-        return [call.number for call in history.calls(where=Filter(**words))]
-
     assert [call.number for call in history.calls(2)] == [third, second]
-    for by in ("planner", "t1", "tool-7", "sed -i", "1000"):
-        assert found(by=by) == [first]
-    assert found(by="plan") == []
-    assert found(paths=(AgentPath("/memories/dir"),)) == [second]
-    assert found(paths=(AgentPath("/memories/dir/b"),)) == [second]
-    assert found(paths=(AgentPath("/memories/di"),)) == []
-    assert found(paths=(AgentPath("/memories"),)) == [second]
-    assert found(paths=(ROOT,)) == [third, second, first]
-    assert found(before=third) == [second, first]
-    middle = history.call(second)
-    assert middle is not None
-    assert found(since_ns=middle.began_ns) == [third, second]
-    assert found(until_ns=middle.began_ns) == [first]
+    began_ns = history.call(second).began_ns
+    for case in each(
+        [
+            *(({"by": by}, [first]) for by in ("planner", "t1", "tool-7", "sed -i", "1000")),
+            ({"by": "plan"}, []),
+            *(({"paths": (AgentPath(path),)}, [second]) for path in ("/memories/dir", "/memories/dir/b", "/memories")),
+            ({"paths": (AgentPath("/memories/di"),)}, []),
+            ({"paths": (ROOT,)}, [third, second, first]),
+            ({"before": third}, [second, first]),
+            ({"since_ns": began_ns}, [third, second]),
+            ({"until_ns": began_ns}, [first]),
+        ]
+    ):
+        with case as (words, expected):
+            assert [call.number for call in history.calls(where=Filter(**words))] == expected
 
 
 @pytest.mark.parametrize(
@@ -225,7 +215,6 @@ def test_what_was_undone_is_no_later_change(history):
     third = undo(second)
     assert later() == []
     found = history.call(third)
-    assert found is not None
     assert found.undoes == (second,)
     undo(third)
     history.mark_undone([second], None)
@@ -237,6 +226,17 @@ def test_two_servers_do_not_share_a_history(history, path):
         HistoryFile(path)
     assert caught.value.errno == errno.EBUSY
     history.close()
+    HistoryFile(path).close()
+
+
+def test_what_fails_to_open_leaves_nothing_open(history, path, monkeypatch):
+    history.close()
+    before, connections = os.listdir("/proc/self/fd"), [sqlite.open_file(path, "mode=rw")]
+    monkeypatch.setattr(sqlite, "open_file", lambda *_: connections.pop())
+    with pytest.raises(IndexError) as failed:  # when it opens a second one
+        HistoryFile(path)
+    assert os.listdir("/proc/self/fd") == before, failed
+    monkeypatch.undo()
     HistoryFile(path).close()
 
 
@@ -375,8 +375,8 @@ def test_calls_of_another_backend_go(history, path):
 
 def test_calls_come_in_the_order_of_their_ends(history):
     first, second = history.open_call("verb", "a", NOBODY), history.open_call("verb", "b", NOBODY)
-    for each in (first, second):
-        history.add(each, ROOT, "create", b"/a")
+    for number in (first, second):
+        history.add(number, ROOT, "create", b"/a")
     history.end_call(second)
     history.end_call(first)
     ended = history.calls(where=Filter(ended_after_ns=0))

@@ -82,7 +82,6 @@ def test_a_call_ends_after_its_last_commit(histories):
     history.end_call(call)
     history.confirm(entry)
     found = history.call(call)
-    assert found is not None
     assert found.changes == 1
     assert found.ended_ns is not None
 
@@ -101,7 +100,6 @@ def test_a_killed_servers_records_are_taken_up(histories):
     assert history.replay(ROOT, rows) == 3
     assert names(history) == [b"/0", b"/1", b"/2", b"/3"]
     found = history.call(call)
-    assert found is not None
     assert (found.title, found.actor, found.changes) == ("sh", WHO, 4)
     assert found.ended_ns is not None
     assert found.ended_ns >= max(each.time_ns for each in history.records(call))
@@ -126,7 +124,6 @@ def test_a_call_that_no_file_has_comes_with_its_records(histories):
     history = histories()
     assert history.replay(ROOT, [entry.said]) == 1
     found = history.call(undo)
-    assert found is not None
     assert (found.kind, found.undoes, found.changes) == ("undo", (first,), 1)
     assert history.open_call("verb", "write", WHO) == undo + 1
 

@@ -47,7 +47,6 @@ def test_another_process(processes):
     try:
         eventually(lambda: read(child.pid).command == "sleep 60", 10)  # execve(2) sets the name before the words
         process = processes.of(child.pid)
-        assert process is not None
         assert (process.session, process.command) == (child.pid, "sleep 60")
         assert (os.getpid(), read(os.getpid()).began) in list(ancestors(process))
     finally:

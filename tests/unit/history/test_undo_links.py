@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 from profiles import amount
 from recorded import ME, Agent, Recorded
+from whole_tree import Kept, whole_tree
 
 from fusebackend.backends import FilesystemBackend, InMemoryBackend, SqliteBackend
 from fusebackend.base.paths import ROOT
@@ -29,8 +30,6 @@ from fusebackend.history import history_file
 from fusebackend.history import undo as undo_module
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Volume
 from fusebackend.volumes.contents import opened
-from fusebackend.volumes.placing import state_of
-from fusebackend.volumes.walk import entries
 
 ROUNDS = amount("UNDO_LINK_ROUNDS", day=40, night=5_000)
 """For each kind of volume."""
@@ -44,7 +43,7 @@ NAMES = [f"{above}/{name}" for above in ("", *DIRECTORIES) for name in ("f", "g"
 DIRECTORY_KINDS = ["dir", "dir without birth times"]
 KINDS = ["memory", "sqlite", *DIRECTORY_KINDS]
 
-State = dict[str, tuple[Any, bytes, frozenset[str]]]
+State = dict[bytes, Kept]
 
 
 class Killed(BaseException):
@@ -280,24 +279,7 @@ class World:
 
     def state(self) -> State:
         """Return all files, without the times of directories: bytes, attributes, and the names that share each."""
-        found: dict[str, tuple[Any, bytes, int]] = {}
-        names: dict[int, set[str]] = {}
-        left = [("", ROOT_NODE)]
-        while left:
-            above, directory = left.pop()
-            for name, attr in list(entries(self.volume, directory)):
-                path = f"{above}/{os.fsdecode(name)}"
-                state = state_of(self.volume, attr)._replace(atime_ns=0)
-                data = b""
-                if attr.is_dir:
-                    state = state._replace(mtime_ns=0, size=0, nlink=0)
-                    left.append((path, attr.node))
-                elif stat.S_ISREG(attr.mode):
-                    with opened(self.volume, attr.node, os.O_RDONLY) as node:
-                        data = self.volume.read(node, 0, 1000)
-                names.setdefault(attr.node, set()).add(path)
-                found[path] = state, data, attr.node
-        return {path: (state, data, frozenset(names[node])) for path, (state, data, node) in found.items()}
+        return whole_tree(self.volume)
 
 
 STEPS = (
@@ -316,6 +298,7 @@ class Round:
         self.standing: frozenset[int] = frozenset()
         self.known: dict[frozenset[int], State] = {}
         self.undos: dict[int, tuple[frozenset[int], frozenset[int]]] = {}  # → the calls that stood after and before it
+        self.left: set[int] = set()  # calls that were undone when a later one had removed names of theirs
         self.outcomes: Counter[str] = Counter()
         self.story: list[str] = []
         self.killed = self.ended = False
@@ -405,6 +388,7 @@ class Round:
         self.outcomes["took back"] += 1
         if is_gone:  # nothing was left to do for names that a later call has removed, and an undo of that brings back
             self.known = {self.standing: before}
+            self.left.update(chosen)
         for each in chosen:
             self.undos.pop(each, None)
         if result.undo and not self.killed:  # else that one has made the second part
@@ -412,6 +396,8 @@ class Round:
         self.standing = after
         now = self.world.state()
         self._same(self.known.setdefault(after, now), now, "not the state before")
+        # Without one of `left` a state has those names or not, by the order of the undos that led to it.
+        self.known = {which: known for which, known in self.known.items() if which == after or self.left <= which}
 
     def _refused(self, before: State) -> None:
         if self.killed:

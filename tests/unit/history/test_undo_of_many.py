@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 from collections.abc import Iterator
@@ -9,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from backend_kinds import opened_backend
 from profiles import amount
 from recorded import Agent, Files, Recorded
 
-from fusebackend.backends import InMemoryBackend, SqliteBackend
 from fusebackend.protocol import RENAME_EXCHANGE
 
 AGENTS = 10
@@ -26,12 +27,11 @@ RUNS = {
 
 @pytest.fixture(params=["memory", "sqlite"])
 def recorded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Recorded]:
-    backend: Any = InMemoryBackend() if request.param == "memory" else SqliteBackend(tmp_path / "files.db")
-    found = Recorded(tmp_path, {"/": backend.volume})
-    yield found
-    found.close()
-    if request.param == "sqlite":
-        backend.close()
+    with (
+        opened_backend(request.param, tmp_path) as backend,
+        contextlib.closing(Recorded(tmp_path, {"/": backend.volume})) as found,
+    ):
+        yield found
 
 
 DIRECTORIES = ["/a", "/a/b", "/c"]

@@ -11,6 +11,7 @@ from typing import Any
 import obstore
 import pytest
 from obstore.store import MemoryStore
+from raising import raising
 from recorded import Recorded
 
 from fusebackend.backends import FilesystemBackend, InMemoryBackend, ObjectStoreBackend, SqliteBackend, volume_of
@@ -19,6 +20,7 @@ from fusebackend.base.paths import ROOT
 from fusebackend.history import undo as undo_module
 from fusebackend.protocol import Change, SnapshotVolume
 from fusebackend.remote.volume import RemoteVolume
+from fusebackend.testing.posix.case import fails
 from fusebackend.urls import open_backend
 
 NAMES = [f"/repo/{number:02}" for number in range(30)]
@@ -128,9 +130,8 @@ def test_everything_comes_back(place: Place) -> None:
 def test_a_name_that_is_taken_meanwhile(place: Place) -> None:
     """The undo is refused, and what it had made goes again."""
     place.when_made("/repo", lambda: place.write(NAMES[0], THEIRS))
-    with pytest.raises(OSError, match=f"'{NAMES[0]}' has been made anew") as failed:
+    with fails(errno.EBUSY, match=f"'{NAMES[0]}' has been made anew"):
         place.undo()
-    assert failed.value.errno == errno.EBUSY
     assert place.names() == {NAMES[0]: THEIRS}
 
 
@@ -159,9 +160,8 @@ def test_a_name_that_is_taken_while_the_undo_is_cancelled(place: Place) -> None:
         cancelled.set()
 
     place.when_made("/repo", take)
-    with pytest.raises(OSError) as failed, budget.limited(None, cancelled):
+    with fails(errno.ECANCELED), budget.limited(None, cancelled):
         place.undo()
-    assert failed.value.errno == errno.ECANCELED
     assert place.names() == {NAMES[0]: THEIRS}
 
 
@@ -184,9 +184,8 @@ def test_a_name_that_is_taken_while_files_are_made_together(
     place: Place, monkeypatch: pytest.MonkeyPatch, taken: str
 ) -> None:
     while_storing(place, monkeypatch, lambda: place.write(taken, THEIRS))
-    with pytest.raises(OSError, match=f"'{taken}' has been made anew") as failed:
+    with fails(errno.EBUSY, match=f"'{taken}' has been made anew"):
         place.undo()
-    assert failed.value.errno == errno.EBUSY
     assert place.names() == {taken: THEIRS}
     place.remove(taken)
     assert place.names() == {}
@@ -233,11 +232,8 @@ def test_a_service_that_gives_up(place: Place, monkeypatch: pytest.MonkeyPatch) 
     remote: Any = place.volume.remote  # type: ignore[attr-defined]
     monkeypatch.setattr(remote, "_upload_new", None, raising=False)
 
-    def give_up(*_: Any, **__: Any) -> Any:
-        raise OSError(errno.ECANCELED, "Operation canceled")
-
     with monkeypatch.context() as patch, pytest.raises(OSError, match="Operation canceled"):
-        patch.setattr(remote, "put", give_up)
+        patch.setattr(remote, "put", raising(OSError(errno.ECANCELED, "Operation canceled")))
         place.undo()
     assert place.names() == {}
     assert place.undo().conflicts == []
@@ -299,14 +295,10 @@ class Killed(BaseException):
 def killed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kill the server when the undo has made some of the names."""
     with monkeypatch.context() as patch:
-
-        def end(*_: object) -> None:
-            raise Killed
-
         patch.setattr(undo_module, "MADE_AT_ONCE", 10)
         patch.setattr(place.recorded.history, "drop", lambda numbers: None)
         patch.setattr(place.recorded.undoing, "_take_back", lambda number, error: None)
-        place.when_made(NAMES[25], lambda: patch.setattr(undo_module._Making, "_some", end))
+        place.when_made(NAMES[25], lambda: patch.setattr(undo_module._Making, "_some", raising(Killed)))
         with pytest.raises(Killed):
             place.undo()
     assert 5 <= len(place.names()) <= 25

@@ -7,6 +7,7 @@ import threading
 
 import anyio
 import pytest
+from backend_kinds import opened_backend
 from profiles import examples
 
 pytest.importorskip("anthropic")
@@ -24,37 +25,26 @@ from together import together
 
 from fusebackend.backends import (
     CompositeBackend,
-    FilesystemBackend,
     InMemoryBackend,
     PostgresBackend,
     S3Backend,
-    SqliteBackend,
     StoreBackend,
 )
 from fusebackend.integrations.anthropic_memory import AsyncMemoryTool, MemoryTool
 
-KINDS = ["memory", "sqlite", "directory", "store", "composite", "postgres", "s3"]
 
-
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=["memory", "sqlite", "dir", "store", "composite", "postgres", "s3"])
 def backend(request, tmp_path):
     with contextlib.ExitStack() as stack:
-        if request.param == "memory":
-            made = InMemoryBackend()
-        elif request.param == "sqlite":
-            made = stack.enter_context(SqliteBackend(tmp_path / "files.db"))
-        elif request.param == "directory":
-            (tmp_path / "files").mkdir()
-            made = FilesystemBackend(tmp_path / "files")
-        elif request.param == "store":
-            made = StoreBackend(InMemoryStore(), namespace=("files",))
-        elif request.param == "composite":
+        if request.param == "composite":
             made = CompositeBackend(InMemoryBackend(), {"/memories/": StoreBackend(InMemoryStore(), namespace=("m",))})
         elif request.param == "postgres":
             made = stack.enter_context(PostgresBackend(request.getfixturevalue("postgres_dsn"), "files"))
-        else:
+        elif request.param == "s3":
             bucket = request.getfixturevalue("bucket")
             made = stack.enter_context(S3Backend(bucket.name, "files", **bucket.options()))
+        else:
+            made = stack.enter_context(opened_backend(request.param, tmp_path))
         yield made
 
 

@@ -399,7 +399,6 @@ def test_how_it_is_found(fs: FusebackendFileSystem, config: str, monkeypatch: py
 
     fs.pipe("/found", b"here")
     server = rendezvous.server_of(config)
-    assert server is not None
     by_socket = opened(socket=server.socket)
     assert by_socket.cat("/found") == b"here"
     copied = pickle.loads(pickle.dumps(by_socket))

@@ -8,10 +8,11 @@ import os
 import pytest
 import trio
 
-from fusebackend.mount.pyfuse3_patches.eager_loop import EagerTrio
+from fusebackend.mount.pyfuse3_patches.eager_loop import BURST, EagerTrio
 
 
-def test_a_worker_that_had_nothing_to_read_goes_on():
+@pytest.mark.trio
+async def test_a_worker_that_had_nothing_to_read_goes_on():
     runs = []
 
     async def worker(nursery, number):
@@ -21,11 +22,8 @@ def test_a_worker_that_had_nothing_to_read_goes_on():
         if len(runs) == 3:
             nursery.start_soon(worker, nursery, 2, name="another")
 
-    async def main():
-        async with EagerTrio().open_nursery() as nursery:
-            nursery.start_soon(worker, nursery, 1)
-
-    trio.run(main)
+    async with EagerTrio().open_nursery() as nursery:
+        nursery.start_soon(worker, nursery, 1)
     assert runs == [1, 1, 1, 2]
 
 
@@ -52,6 +50,30 @@ def test_waiting_leaves_a_descriptor_that_does_not_block():
         os.write(writer, b"x")
         trio.run(main)
         assert not os.get_blocking(reader)
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def test_the_end_is_seen_also_by_a_worker_that_lets_others_go_first():
+    reader, writer = os.pipe()
+
+    async def main():
+        lowlevel = EagerTrio().lowlevel
+        os.write(writer, b"x")
+        for _ in range(BURST - 1):
+            await lowlevel.wait_readable(reader)
+        os.read(reader, 1)
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(lowlevel.wait_readable, reader)
+                await trio.lowlevel.checkpoint()  # it has begun, and lets others go first
+                lowlevel.notify_closing(reader)
+
+    try:
+        with pytest.raises(ExceptionGroup) as ended:
+            trio.run(main)
+        assert ended.group_contains(trio.ClosedResourceError)
     finally:
         os.close(reader)
         os.close(writer)

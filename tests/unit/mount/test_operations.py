@@ -21,6 +21,7 @@ HANDLERS = sorted(
     name for name, value in vars(pyfuse3.Operations).items() if inspect.isfunction(value) and name not in NOT_HANDLERS
 )
 BY_THE_KERNEL = {"access", "poll"}  # answered without asking anybody
+TROUBLE = (errno.ENOSPC, errno.ESTALE, errno.ETIMEDOUT)
 ANSWERED = [name for name in HANDLERS if name not in BY_THE_KERNEL | {"forget"}]
 
 
@@ -66,42 +67,28 @@ def test_every_request_of_pyfuse3_has_a_handler() -> None:
     assert len(HANDLERS) > 25
 
 
+@for_each(
+    ("error", "number", "logged"),
+    [
+        (RuntimeError("injected"), errno.EIO, 1),
+        *((OSError(number, "injected"), number, 0) for number in (*TROUBLE, errno.ENOENT)),
+        (OSError("no number"), errno.EIO, None),
+        *((OSError(number, "more"), errno.EIO, None) for number in ("text", -5, 99_999, 2**40)),
+    ],
+)
 @for_each("name", ANSWERED)
-def test_a_defect_is_eio_and_logged_once(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    operations = Operations(Failing(RuntimeError("injected")))  # type: ignore[arg-type]
-    with caplog.at_level(logging.ERROR), pytest.raises(FUSEError) as failure:
-        call(operations, name)
-    assert failure.value.errno == errno.EIO
-    (record,) = caplog.records
-    assert record.exc_info is not None and str(record.exc_info[1]) == "injected"
-    assert operations.counters["defects"] == 1
-
-
-@for_each("number", [errno.ENOSPC, errno.ESTALE, errno.ETIMEDOUT, errno.ENOENT])
-@for_each("name", ANSWERED)
-def test_an_oserror_is_its_errno_and_not_logged(name: str, number: int, caplog: pytest.LogCaptureFixture) -> None:
-    operations = Operations(Failing(OSError(number, "injected")))  # type: ignore[arg-type]
+def test_an_error_is_its_errno_and_a_defect_is_eio_and_logged_once(
+    name: str, error: Exception, number: int, logged: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    operations = Operations(Failing(error))  # type: ignore[arg-type]
     with caplog.at_level(logging.ERROR), pytest.raises(FUSEError) as failure:
         call(operations, name)
     assert failure.value.errno == number
-    assert caplog.records == []
-
-
-@for_each("name", ANSWERED)
-def test_an_oserror_without_errno_is_eio(name: str) -> None:
-    operations = Operations(Failing(OSError("no number")))  # type: ignore[arg-type]
-    with pytest.raises(FUSEError) as failure:
-        call(operations, name)
-    assert failure.value.errno == errno.EIO
-
-
-@for_each("number", ["text", -5, 99_999, 2**40])
-@for_each("name", ANSWERED)
-def test_an_errno_that_is_none_is_eio(name: str, number: Any) -> None:
-    operations = Operations(Failing(OSError(number, "more")))  # type: ignore[arg-type]
-    with pytest.raises(FUSEError) as failure:
-        call(operations, name)
-    assert failure.value.errno == errno.EIO
+    assert logged in (None, len(caplog.records))
+    if logged:
+        (record,) = caplog.records
+        assert record.exc_info is not None and str(record.exc_info[1]) == "injected"
+        assert operations.counters["defects"] == 1
 
 
 class Answering(Failing):

@@ -5,12 +5,11 @@ import os
 import stat
 import threading
 from types import SimpleNamespace
-from unittest import mock
 
 import hypothesis
 import pytest
+from clocks import Clock
 from eventually import tick
-from hypothesis import strategies as st
 from nodes import names, node_at, put
 from profiles import examples
 from seed_backends import Answer, DuckBackend, SeedInMemoryBackend
@@ -27,10 +26,8 @@ from fusebackend.backends import (
 )
 from fusebackend.base.paths import AgentPath
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Caller, Change
-from fusebackend.remote import buffer as buffer_module
 from fusebackend.remote import tree as tree_module
 from fusebackend.remote.agent_remote import time_ns
-from fusebackend.remote.buffer import MEMORY_BYTES, Buffer, digest_of
 from fusebackend.remote.conflicts import conflict_path
 from fusebackend.remote.tree import SETTLE_S
 from fusebackend.remote.volume import foreign_volume
@@ -48,14 +45,6 @@ class SeedWithDelete(SeedInMemoryBackend):
         for name in gone:
             del self._files[name]
         return Answer(path=file_path) if gone else Answer(error="Error: not found")
-
-
-class Clock:
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 # -- the published suites --------------------------------------------------------------------------------------
@@ -462,38 +451,7 @@ def test_the_name_of_a_conflict_is_short_enough_and_never_the_same():
     assert conflict_path(AgentPath("/f")) != conflict_path(AgentPath("/f"))
 
 
-def test_a_file_unlinked_here_keeps_its_bytes_for_who_has_it_open_and_stores_nothing(volume, duck):
-    duck.put("/f", b"base")
-    node = node_at(volume, "/f")
-    volume.hold(node)
-    volume.open(node, RW)
-    volume.unlink(ROOT_NODE, b"f")
-    assert duck.files == {}
-    volume.write(node, 4, b"+more")
-    assert volume.read(node, 0, 20) == b"base+more" and volume.getattr(node).nlink == 0
-    volume.flush(node)
-    volume.release(node, RW)
-    assert duck.files == {}
-    volume.forget([node])
-    fails(errno.ESTALE, volume.getattr, node)
-
-
 # -- directories -----------------------------------------------------------------------------------------------
-
-
-def test_an_empty_directory_is_kept_here_until_a_file_appears(volume, duck):
-    directory = volume.mkdir(ROOT_NODE, b"d", 0o755, ME).node
-    inner = volume.mkdir(directory, b"e", 0o755, ME).node
-    assert duck.files == {} and names(volume) == [b"d"] and names(volume, directory) == [b"e"]
-    put(volume, b"f", b"x", inner)
-    assert duck.files == {"/d/e/f": b"x"}
-    assert names(ForeignVolume(duck)) == [b"d"]
-    volume.unlink(inner, b"f")
-    assert duck.files == {} and names(volume, directory) == [b"e"], "a directory outlives its last file"
-    fails(errno.ENOTEMPTY, volume.rmdir, ROOT_NODE, b"d")
-    volume.rmdir(directory, b"e")
-    volume.rmdir(ROOT_NODE, b"d")
-    assert names(volume) == []
 
 
 def test_a_directory_others_delete_is_gone(volume, duck):
@@ -583,14 +541,6 @@ def test_a_slow_long_listing_ends():
     assert len(seen) == 300 and duck.calls.count("ls") == 1
 
 
-def test_names_that_are_no_text_are_refused(volume):
-    for call in (volume.mkdir, lambda parent, name, mode, caller: volume.create(parent, name, mode, RW, caller)):
-        fails(errno.EILSEQ, call, ROOT_NODE, b"\xff", 0o644, ME)
-    fails(errno.ENOENT, volume.lookup, ROOT_NODE, b"\xff")
-    put(volume, b"f", b"")
-    fails(errno.EILSEQ, volume.rename, ROOT_NODE, b"f", ROOT_NODE, b"\xff")
-
-
 # -- what a backend can't do -----------------------------------------------------------------------------------
 
 
@@ -653,42 +603,6 @@ def test_a_state_that_only_the_caller_changes_is_changed():
 
 
 # -- rename ----------------------------------------------------------------------------------------------------
-
-
-def test_rename_replaces_a_file_and_keeps_who_has_either_open(volume, duck):
-    duck.put("/new", b"new")
-    duck.put("/old", b"old")
-    source, target = node_at(volume, "/new"), node_at(volume, "/old")
-    for node in (source, target):
-        volume.hold(node)
-        volume.open(node, RW)
-    volume.write(source, 3, b"er")
-    volume.rename(ROOT_NODE, b"new", ROOT_NODE, b"old")
-    assert duck.files == {"/old": b"newer"}
-    assert volume.lookup(ROOT_NODE, b"old").node == source
-    assert volume.read(target, 0, 10) == b"old"
-    volume.write(source, 0, b"NEWER")
-    volume.release(source, RW)
-    volume.release(target, RW)
-    assert duck.files == {"/old": b"NEWER"}
-
-
-def test_rename_of_a_directory_takes_all_below_it(volume, duck):
-    duck.put("/d/a", b"a")
-    duck.put("/d/e/b", b"b")
-    directory, inner = node_at(volume, "/d"), node_at(volume, "/d/e/b")
-    volume.mkdir(directory, b"empty", 0o755, ME)
-    unsaved = volume.create(directory, b"unsaved", 0o644, RW, ME).node
-    volume.write(unsaved, 0, b"soon")
-    volume.mkdir(ROOT_NODE, b"target", 0o755, ME)
-    fails(errno.EINVAL, volume.rename, ROOT_NODE, b"d", directory, b"below")
-    volume.rename(ROOT_NODE, b"d", ROOT_NODE, b"target")
-    assert duck.files == {"/target/a": b"a", "/target/e/b": b"b", "/target/unsaved": b"soon"}
-    assert names(volume) == [b"target"] and names(volume, directory) == [b"a", b"e", b"empty", b"unsaved"]
-    assert read(volume, inner) == b"b"
-    volume.write(unsaved, 4, b"er")
-    volume.release(unsaved, RW)
-    assert duck.files["/target/unsaved"] == b"sooner"
 
 
 @pytest.mark.parametrize("verb", ["upload_files", "download_files", "delete"])
@@ -911,38 +825,3 @@ def test_one_volume_for_one_backend():
 def test_a_backend_that_hides_its_volume_in_another_attribute_is_foreign(duck):
     duck.volume = "loud"
     assert isinstance(volume_of(duck), ForeignVolume)
-
-
-# -- buffers ---------------------------------------------------------------------------------------------------
-
-
-def test_a_buffer_leaves_memory_when_it_grows():
-    buffer = Buffer(b"start")
-    assert buffer._file is None
-    buffer.write(MEMORY_BYTES + 10, b"end")
-    assert buffer._file is not None and buffer.size == MEMORY_BYTES + 13
-    assert buffer.read(0, 8) == b"start\0\0\0" and buffer.read(MEMORY_BYTES + 8, 100) == b"\0\0end"
-    buffer.resize(1 << 40)  # sparse
-    assert buffer.read((1 << 40) - 3, 10) == b"\0\0\0"
-    buffer.resize(7)
-    assert buffer.read(0, 100) == b"start\0\0"
-    assert buffer.digest() == digest_of(b"start\0\0")
-    buffer.close()
-
-
-@hypothesis.given(st.lists(st.tuples(st.sampled_from("wr"), st.integers(0, 90), st.binary(max_size=30)), max_size=12))
-def test_a_buffer_is_a_file_in_memory_and_beyond(steps):
-    with mock.patch.object(buffer_module, "MEMORY_BYTES", 50):
-        buffer, model = Buffer(), bytearray()
-        for kind, offset, data in steps:
-            if kind == "w" and data:
-                model.extend(bytes(max(0, offset - len(model))))
-                model[offset : offset + len(data)] = data
-                buffer.write(offset, data)
-            elif kind == "r":
-                del model[offset:]
-                model.extend(bytes(offset - len(model)))
-                buffer.resize(offset)
-        assert buffer.size == len(model) and buffer.read(0, 1000) == model
-        assert buffer.digest() == digest_of(bytes(model))
-        buffer.close()

@@ -6,8 +6,11 @@ import logging
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+from for_each import for_each
+from raising import raising
 
 from fusebackend.linux import mount_table as table
 from fusebackend.linux import runtime_directory
@@ -28,27 +31,26 @@ def directories(found: list[Place]) -> list[tuple[str, int, set[str]]]:
 
 
 class TestPlaces:
-    def test_version_1_is_the_own_group_of_each_controller(self) -> None:
-        membership = "8:pids:/\n4:memory:/a/b\n1:cpu:/\n0::/\n"
-        assert directories(places(membership, table.parse(V1.format(root="/")))) == [
-            ("/sys/fs/cgroup/pids", 1, {"pids"}),
-            ("/sys/fs/cgroup/memory/a/b", 1, {"memory"}),
-            ("/sys/fs/cgroup/cpu", 1, {"cpu"}),
-        ]
-
-    def test_controllers_in_one_hierarchy(self) -> None:
-        mounted = "35 31 0:32 / /sys/fs/cgroup/both rw - cgroup cgroup rw,memory,pids\n"
-        assert directories(places("4:pids,memory:/x\n", table.parse(mounted))) == [
-            ("/sys/fs/cgroup/both/x", 1, {"memory", "pids"})
-        ]
-
-    def test_a_container_sees_its_part_of_the_hierarchy(self) -> None:
-        found = places("4:memory:/docker/abc/x\n", table.parse(V1.format(root="/docker/abc")))
-        assert directories(found) == [("/sys/fs/cgroup/memory/x", 1, {"memory"})]
-
-    def test_a_group_that_does_not_show(self) -> None:
-        assert places("4:memory:/other\n", table.parse(V1.format(root="/docker/abc"))) == []
-        assert places("4:memory:/other\n0::/x\n", []) == []
+    @for_each(
+        ("membership", "mounts", "found"),
+        [
+            ("8:pids:/\n4:memory:/a/b\n1:cpu:/\n0::/\n", V1.format(root="/"), [
+                ("/sys/fs/cgroup/pids", 1, {"pids"}),
+                ("/sys/fs/cgroup/memory/a/b", 1, {"memory"}),
+                ("/sys/fs/cgroup/cpu", 1, {"cpu"}),
+            ]),
+            ("4:pids,memory:/x\n", "35 31 0:32 / /sys/fs/cgroup/both rw - cgroup cgroup rw,memory,pids\n",
+             [("/sys/fs/cgroup/both/x", 1, {"memory", "pids"})]),
+            # A container sees its part of the hierarchy, and no other group.
+            ("4:memory:/docker/abc/x\n", V1.format(root="/docker/abc"), [("/sys/fs/cgroup/memory/x", 1, {"memory"})]),
+            ("4:memory:/other\n", V1.format(root="/docker/abc"), []),
+            ("4:memory:/other\n0::/x\n", "", []),
+        ],
+    )  # fmt: skip
+    def test_version_1_is_the_own_group_of_each_controller(
+        self, membership: str, mounts: str, found: list[Any]
+    ) -> None:
+        assert directories(places(membership, table.parse(mounts))) == found
 
     @pytest.fixture
     def unified(self, tmp_path: Path) -> Path:
@@ -248,10 +250,8 @@ class TestLimits:
         Limits(ShellOptions(), ControlGroups([])).confine(process.pid).remove()
 
     def test_a_process_that_can_not_be_limited(self, kernel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        def refuse(group: cgroups.Group, pid: int) -> None:
-            raise PermissionError(13, "Permission denied")
 
-        monkeypatch.setattr(cgroups.Group, "add", refuse)
+        monkeypatch.setattr(cgroups.Group, "add", raising(PermissionError(13, "Permission denied")))
         groups = ControlGroups([Place(str(kernel), 2, BOTH)])
         before = os.listdir(kernel)
         limits = Limits(ShellOptions(), groups)

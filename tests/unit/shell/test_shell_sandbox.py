@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from for_each import for_each
+from raising import raising
 
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.base.paths import AgentPath
@@ -162,10 +163,8 @@ class TestDevices:
         assert made.nodes() == {}
 
     def test_where_none_can_be_made(self, place: Path, monkeypatch, caplog: pytest.LogCaptureFixture) -> None:
-        def refuse(*arguments: object) -> None:
-            raise PermissionError(1, "Operation not permitted")
 
-        monkeypatch.setattr(system.os, "mknod", refuse)
+        monkeypatch.setattr(system.os, "mknod", raising(PermissionError(1, "Operation not permitted")))
         made = Devices()
         made.make()
         assert made.nodes() == {}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import errno
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from raising import raising
 
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.base.errors import oserror
@@ -130,10 +130,8 @@ def test_a_volume_that_takes_none_hinders_no_call(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def fail(name: str) -> Any:
-        raise oserror(errno.ENOSPC)
 
-    monkeypatch.setattr(volume, "take_snapshot", fail)
+    monkeypatch.setattr(volume, "take_snapshot", raising(oserror(errno.ENOSPC)))
     for _ in range(3):
         taking.before_call()
         after(EVERY_S)

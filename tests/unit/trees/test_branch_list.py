@@ -11,6 +11,7 @@ from pathlib import Path
 import nodes
 import pytest
 from nodes import node_at, overwrite, whole
+from raising import raising
 
 from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.backends.memory import InMemoryVolume
@@ -254,11 +255,8 @@ class TestFiles:
         target = tmp_path / "copies/copy.db"
         target.parent.mkdir()
 
-        def killed(*names: str) -> None:
-            raise InterruptedError
-
         with monkeypatch.context() as patch, pytest.raises(InterruptedError):
-            patch.setattr(os, "replace", killed)
+            patch.setattr(os, "replace", raising(InterruptedError))
             branch.copy_to(str(target))
         (left,) = target.parent.iterdir()
         left.write_bytes(b"half a file")

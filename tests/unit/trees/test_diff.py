@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
-from random_trees import Fifo, File, Link, make, tree_of
+from for_each import for_each
+from random_trees import Fifo, File, Link, Tree, make, tree_of
 
 from fusebackend.backends.directory.dirfd import CACHED_DESCRIPTORS
 from fusebackend.linux.holes import data_ranges
@@ -70,48 +71,43 @@ def test_files_of_different_sizes_are_not_read(sides: tuple[Path, Path], monkeyp
     assert opened == []
 
 
-def test_a_touched_file_is_the_same(sides: tuple[Path, Path]) -> None:
-    make(sides[0], {b"f": File(b"1"), b"d": {}}, 1_000)
-    make(sides[1], {b"f": File(b"1"), b"d": {}}, 2_000)
-    assert compare(sides).found == []
-
-
-def test_names_and_letters(sides: tuple[Path, Path]) -> None:
-    make(
-        sides[0],
+COMPARED: dict[str, tuple[Tree, Tree, tuple[bytes, ...], list[str]]] = {
+    "a touched file is the same": ({b"f": File(b"1"), b"d": {}}, {b"f": File(b"1"), b"d": {}}, (), []),
+    "names and letters": (
         {b"d": {b"f": File(b"1")}, b"file": File(b"2"), b"l": Link(b"a"), b"empty": {}, b"mode": File(b"3"),
          b"from": File(b"moved"), b"quote\n": File(b"4")},
-        1_000,
-    )  # fmt: skip
-    make(
-        sides[1],
         {b"new": {b"deep": {b"f": File(b"x")}}, b"file": {}, b"l": Link(b"b"), b"mode": File(b"3", 0o600),
          b"to": File(b"moved"), b"pipe": Fifo()},
-        2_000,
-    )  # fmt: skip
-    assert lines(compare(sides)) == [
-        "D\td/f",
-        "D\tempty/",
-        "T\tfile/",
-        "M\tl",
-        "M\tmode",
-        "A\tnew/deep/f",
-        "A\tpipe",
-        'D\t"quote\\n"',
-        "R100\tfrom\tto",
-    ]
+        (),
+        ["D\td/f", "D\tempty/", "T\tfile/", "M\tl", "M\tmode", "A\tnew/deep/f", "A\tpipe", 'D\t"quote\\n"',
+         "R100\tfrom\tto"],
+    ),
+    "renames pair equal names first": (
+        {b"a": {b"one": File(b"same"), b"two": File(b"same")}, b"e": File(b"")},
+        {b"b": {b"two": File(b"same"), b"zzz": File(b"same"), b"e2": File(b"")}},
+        (),
+        ["A\tb/e2", "R100\ta/two\tb/two", "R100\ta/one\tb/zzz", "D\te"],
+    ),
+    "some paths": (
+        {b"a": {b"x": File(b"1")}, b"b": File(b"2"), b"c": File(b"3")},
+        {b"a": {}, b"b": File(b"22"), b"c": File(b"33")},
+        (b"a", b"c", b"a/x"),
+        ["D\ta/x", "M\tc"],
+    ),
+}  # fmt: skip
 
 
-def test_renames_pair_equal_names_first(sides: tuple[Path, Path]) -> None:
-    make(sides[0], {b"a": {b"one": File(b"same"), b"two": File(b"same")}, b"e": File(b"")}, 1_000)
-    make(sides[1], {b"b": {b"two": File(b"same"), b"zzz": File(b"same"), b"e2": File(b"")}}, 2_000)
-    assert lines(compare(sides)) == ["A\tb/e2", "R100\ta/two\tb/two", "R100\ta/one\tb/zzz", "D\te"]
+@for_each("name", COMPARED)
+def test_what_differs(name: str, tmp_path: Path) -> None:
+    before, after, paths, expected = COMPARED[name]
+    for side, tree, mtime_ns in (("before", before, 1_000), ("after", after, 2_000)):
+        (tmp_path / side).mkdir()
+        make(tmp_path / side, tree, mtime_ns)
+    assert lines(compare((tmp_path / "before", tmp_path / "after"), *paths)) == expected
 
 
-def test_paths(sides: tuple[Path, Path]) -> None:
-    make(sides[0], {b"a": {b"x": File(b"1")}, b"b": File(b"2"), b"c": File(b"3")}, 1_000)
-    make(sides[1], {b"a": {}, b"b": File(b"22"), b"c": File(b"33")}, 2_000)
-    assert lines(compare(sides, b"a", b"c", b"a/x")) == ["D\ta/x", "M\tc"]
+def test_a_path_that_neither_has(sides: tuple[Path, Path]) -> None:
+    make(sides[0], {b"a": {b"x": File(b"1")}}, 1_000)
     with pytest.raises(FileNotFoundError) as missing:
         compare(sides, b"a", b"a/y/z")
     assert missing.value.filename == "a/y/z"

@@ -7,17 +7,17 @@ import os
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from backend_kinds import opened_backend
 from hypothesis import example, given, settings
 from profiles import examples
 from recorded_place import ME, STEPS, Place, make
 from replayed import shown, tree_of
 
-from fusebackend.backends import FilesystemBackend, InMemoryBackend
 from fusebackend.base.paths import ROOT
 from fusebackend.history.records import Record
 from fusebackend.history.undo_plan import image_source
@@ -28,18 +28,12 @@ from fusebackend.volumes.walk import resolve
 
 @contextmanager
 def place_of(kind: str) -> Iterator[Place]:
-    with tempfile.TemporaryDirectory() as directory:
-        if kind == "memory":
-            backend: Any = InMemoryBackend()
-        else:
-            os.mkdir(os.path.join(directory, "files"))
-            backend = FilesystemBackend(os.path.join(directory, "files"), virtual_mode=True)
-        place = Place(backend.volume, directory)
-        try:
-            yield place
-        finally:
-            place.close()
-            backend.close()
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        opened_backend(kind, Path(directory)) as backend,
+        closing(Place(backend.volume, directory)) as place,
+    ):
+        yield place
 
 
 def before(place: Place, number: int, path: bytes = b"/") -> EarlierVolume:
@@ -51,7 +45,6 @@ def before(place: Place, number: int, path: bytes = b"/") -> EarlierVolume:
         return found
 
     call = place.history.call(number)
-    assert call is not None
     moment = Moment(f"before {call.ref}", call.began_ns, place.history.begin(call))
     return EarlierVolume(place.history, moment, [ROOT], place.volume, [path], source)
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import pytest
+from for_each import for_each
 
 from fusebackend.backends import InMemoryBackend
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.records import Image, Record
-from fusebackend.protocol import RENAME_EXCHANGE, AttrChanges, Caller
+from fusebackend.protocol import RENAME_EXCHANGE, Actor, AttrChanges, Caller
 from fusebackend.trees import diff_output
 from fusebackend.trees.diff import differences
 from fusebackend.trees.recorded import Past, sides
@@ -22,6 +22,10 @@ from fusebackend.volumes.placing import KeptSource, Source, state_of
 from fusebackend.volumes.walk import resolve
 
 ME = Caller(os.getuid(), os.getgid(), 1)
+
+
+Step = tuple[Any, ...]
+"""A method of `Story`, and its arguments."""
 
 
 class Story:
@@ -34,42 +38,50 @@ class Story:
         self.prefix = AgentPath(prefix)
         self._images = directory
         self._call = 0
+        self._lost: set[str] = set()
 
     def close(self) -> None:
         self.history.close()
         self.backend.close()
 
-    def call(self, actor: str = "a") -> int:
-        from fusebackend.protocol import Actor
+    def call(self, steps: list[Step]) -> int:
+        number = self._call = self.history.open_call("tool", "test", Actor(agent="a"))
+        for name, *words in steps:
+            getattr(self, name)(*words)
+        return number
 
-        self._call = self.history.open_call("tool", "test", Actor(agent=actor))
-        return self._call
+    def goes_on(self, number: int) -> None:
+        """What follows is of this call."""
+        self._call = number
 
-    def _before(self, path: str, *, lost: bool = False) -> dict[str, Any]:
+    def undoes(self, number: int) -> None:
+        self.history.mark_undone([number], self._call)
+
+    def lose(self, path: str) -> None:
+        """The bytes of this file are not kept from now on."""
+        self._lost.add(path)
+
+    def _before(self, path: str) -> dict[str, Any]:
         attr = resolve(self.volume, path, follow=False).attr
         if attr is None:
             return {}
         state = state_of(self.volume, attr)
         if not stat.S_ISREG(state.mode):
             return {"before": state}
-        if lost:
+        if path in self._lost:
             return {"before": state, "image": Image("lost", "larger than 64 MiB")}
         name = str(len(list(self._images.iterdir())))
         content = self.backend.download_files([path])[0].content
-        assert content is not None
         (self._images / name).write_bytes(content)
         return {"before": state, "image": Image("file", name)}
 
     def _add(self, kind: Any, path: str, **fields: Any) -> None:
         self.history.add(self._call, self.prefix, kind, os.fsencode(path), **fields)
 
-    def write(self, path: str, text: str, *, lost: bool = False) -> None:
+    def write(self, path: str, text: str) -> None:
         """Create a file, or replace its bytes."""
-        there = resolve(self.volume, path, follow=False).attr is not None
-        if there:
-            self._add("content", path, **self._before(path, lost=lost))
-        else:
-            self._add("create", path)
+        before = self._before(path)
+        self._add("content" if before else "create", path, **before)
         assert self.backend.upload_files([(path, text.encode())])[0].error is None
 
     def remove(self, path: str) -> None:
@@ -89,7 +101,7 @@ class Story:
         self._add("attributes", path, before=self._before(path)["before"])
         self.volume.setattr(resolve(self.volume, path).found.node, AttrChanges(mode=mode))
 
-    def rename(self, path: str, to: str, *, exchange: bool = False) -> None:
+    def rename(self, path: str, to: str, exchange: bool = False) -> None:
         before = {} if exchange else self._before(to)
         self._add("exchange" if exchange else "rename", path, to_path=os.fsencode(to), **before)
         one, other = resolve(self.volume, path), resolve(self.volume, to)
@@ -97,8 +109,6 @@ class Story:
         self.volume.rename(one.parent, one.name, other.parent, other.name, flags)
 
     def _source(self, record: Record) -> Source:
-        assert record.image is not None
-        assert record.before is not None
         return KeptSource(record.before, str(self._images / record.image.name))
 
     def _later(self, number: int, prefix: AgentPath, path: bytes) -> list[Record]:
@@ -114,159 +124,89 @@ class Story:
         return b"".join(diff_output.patch(result)).decode().splitlines()
 
 
-@pytest.fixture
-def story(tmp_path: Path) -> Iterator[Story]:
-    made = Story(tmp_path)
-    yield made
-    made.close()
+class Told(NamedTuple):
+    """The steps of each call, and what the diff of one of them says."""
+
+    calls: list[list[Step]]
+    names: list[str]
+    patch: frozenset[str] = frozenset()
+    """Lines that a patch has."""
+
+    which: int = 1
 
 
-def test_files_that_a_call_makes_changes_and_removes(story: Story) -> None:
-    story.call()
-    story.write("/changed", "one\ntwo\n")
-    story.write("/removed", "gone\n")
-    story.write("/other", "other")
-    call = story.call()
-    story.write("/changed", "one\n2\n")
-    story.remove("/removed")
-    story.write("/made", "new\n")
-    assert story.diff(call) == ["M\tchanged", "A\tmade", "D\tremoved"]
-    patch = story.diff(call, "patch")
-    assert [line for line in patch if line[:1] in "+-" and line[:3] not in ("+++", "---")] == [
-        "-two", "+2", "+new", "-gone",
-    ]  # fmt: skip
+TOLD = {
+    "files that a call makes, changes and removes": Told(
+        [[("write", "/changed", "one\ntwo\n"), ("write", "/removed", "gone\n"), ("write", "/other", "other")],
+         [("write", "/changed", "one\n2\n"), ("remove", "/removed"), ("write", "/made", "new\n")]],
+        ["M\tchanged", "A\tmade", "D\tremoved"], frozenset({"-two", "+2", "+new", "-gone"}),
+    ),
+    "what others did since is not in it": Told(
+        [[("write", "/file", "1\n")],
+         [("write", "/file", "2\n"), ("write", "/made", "made\n")],
+         [("write", "/file", "3\n"), ("remove", "/made"), ("write", "/beside", "beside\n")]],
+        ["M\tfile", "A\tmade"], frozenset({"-1", "+2", "+made"}),
+    ),
+    "nor what they did before the last change": Told(
+        [[("write", "/mine", "1")], [("write", "/theirs", "2"), ("goes_on", 1), ("write", "/more", "3")]],
+        ["A\tmine", "A\tmore"], frozenset({"+1", "+3"}), which=0,
+    ),
+    "a file that was renamed since is found": Told(
+        [[("mkdir", "/d"), ("write", "/d/file", "1\n")],
+         [("write", "/d/file", "2\n")],
+         [("rename", "/d/file", "/d/moved")],
+         [("rename", "/d", "/e")],
+         [("write", "/e/moved", "3\n")]],
+        ["M\td/file"], frozenset({"-1", "+2"}),
+    ),
+    "a renamed directory is renames of its files": Told(
+        [[("mkdir", "/d"), ("mkdir", "/d/deep"), ("write", "/d/a", "content of a\n"),
+          ("write", "/d/deep/b", "content of b\n")],
+         [("rename", "/d", "/e"), ("write", "/e/a", "changed\n")]],
+        ["D\td/a", "A\te/a", "R100\td/deep/b\te/deep/b"], frozenset({"-content of a", "+changed"}),
+    ),
+    "a rename over a file": Told(
+        [[("write", "/one", "1\n"), ("write", "/two", "2\n")], [("rename", "/one", "/two")]],
+        ["D\tone", "M\ttwo"], frozenset({"-1", "-2", "+1"}),
+    ),
+    "an exchange": Told(
+        [[("write", "/one", "1\n"), ("write", "/two", "2\n")], [("rename", "/one", "/two", True)]],
+        ["M\tone", "M\ttwo"], frozenset({"-1", "-2", "+1", "+2"}),
+    ),
+    "a mode": Told([[("write", "/file", "x"), ("chmod", "/file", 0o644)], [("chmod", "/file", 0o755)]], ["M\tfile"]),
+    "a file that was made and removed is in no diff": Told(
+        [[], [("write", "/temporary", "x"), ("remove", "/temporary"), ("write", "/kept", "y"),
+              ("rename", "/kept", "/final")]],
+        ["A\tfinal"], frozenset({"+y"}),
+    ),
+    "a removed tree": Told(
+        [[("mkdir", "/repo"), ("mkdir", "/repo/src"), ("write", "/repo/src/a", "a\n")],
+         [("remove", "/repo/src/a"), ("remove", "/repo/src")]],
+        ["D\trepo/src/a"], frozenset({"-a"}),
+    ),
+    "an undone call still shows what it did": Told(
+        [[("write", "/file", "1\n")], [("write", "/file", "2\n")], [("write", "/file", "1\n"), ("undoes", 2)]],
+        ["M\tfile"], frozenset({"-1", "+2"}),
+    ),
+}  # fmt: skip
 
 
-def test_what_others_did_since_is_not_in_it(story: Story) -> None:
-    story.call()
-    story.write("/file", "1\n")
-    call = story.call()
-    story.write("/file", "2\n")
-    story.write("/made", "made\n")
-    story.call("b")
-    story.write("/file", "3\n")
-    story.remove("/made")
-    story.write("/beside", "beside\n")
-    assert story.diff(call) == ["M\tfile", "A\tmade"]
-    patch = story.diff(call, "patch")
-    assert "-1" in patch
-    assert "+2" in patch
-    assert "+made" in patch
-    assert "+3" not in patch
-
-
-def test_what_others_did_before_the_last_change_is_not_in_it(story: Story) -> None:
-    first = story.call()
-    story.write("/mine", "1")
-    mine = story._call
-    story.call("b")
-    story.write("/theirs", "2")
-    story._call = mine
-    story.write("/more", "3")
-    assert story.diff(first) == ["A\tmine", "A\tmore"]
-
-
-def test_a_file_that_was_renamed_since_is_found(story: Story) -> None:
-    story.call()
-    story.mkdir("/d")
-    story.write("/d/file", "1\n")
-    call = story.call()
-    story.write("/d/file", "2\n")
-    story.call("b")
-    story.rename("/d/file", "/d/moved")
-    story.call("c")
-    story.rename("/d", "/e")
-    story.call("d")
-    story.write("/e/moved", "3\n")
-    patch = story.diff(call, "patch")
-    assert "--- a/d/file" in patch
-    assert "-1" in patch
-    assert "+2" in patch
-
-
-def test_a_renamed_directory_is_renames_of_its_files(story: Story) -> None:
-    story.call()
-    story.mkdir("/d")
-    story.mkdir("/d/deep")
-    story.write("/d/a", "content of a\n")
-    story.write("/d/deep/b", "content of b\n")
-    call = story.call()
-    story.rename("/d", "/e")
-    story.write("/e/a", "changed\n")
-    assert story.diff(call) == ["D\td/a", "A\te/a", "R100\td/deep/b\te/deep/b"]
-
-
-def test_a_rename_over_a_file(story: Story) -> None:
-    story.call()
-    story.write("/one", "1\n")
-    story.write("/two", "2\n")
-    call = story.call()
-    story.rename("/one", "/two")
-    assert story.diff(call) == ["D\tone", "M\ttwo"]
-    assert "+1" in story.diff(call, "patch")
-
-
-def test_an_exchange(story: Story) -> None:
-    story.call()
-    story.write("/one", "1\n")
-    story.write("/two", "2\n")
-    call = story.call()
-    story.rename("/one", "/two", exchange=True)
-    assert story.diff(call) == ["M\tone", "M\ttwo"]
-
-
-def test_a_mode(story: Story) -> None:
-    story.call()
-    story.write("/file", "x")
-    story.chmod("/file", 0o644)
-    call = story.call()
-    story.chmod("/file", 0o755)
-    assert story.diff(call, "patch") == ["diff --git a/file b/file", "old mode 100644", "new mode 100755"]
-
-
-def test_a_file_that_was_made_and_removed_is_in_no_diff(story: Story) -> None:
-    call = story.call()
-    story.write("/temporary", "x")
-    story.remove("/temporary")
-    story.write("/kept", "y")
-    story.rename("/kept", "/final")
-    assert story.diff(call) == ["A\tfinal"]
-
-
-def test_a_removed_tree(story: Story) -> None:
-    story.call()
-    story.mkdir("/repo")
-    story.mkdir("/repo/src")
-    story.write("/repo/src/a", "a\n")
-    call = story.call()
-    story.remove("/repo/src/a")
-    story.remove("/repo/src")
-    assert story.diff(call) == ["D\trepo/src/a"]
-
-
-def test_an_undone_call_still_shows_what_it_did(story: Story) -> None:
-    story.call()
-    story.write("/file", "1\n")
-    call = story.call()
-    story.write("/file", "2\n")
-    story.call()
-    story.write("/file", "1\n")  # its undo
-    story.history.mark_undone([call], story._call)
-    assert story.diff(call) == ["M\tfile"]
-
-
-def test_lost_bytes_are_named(story: Story) -> None:
-    story.call()
-    story.write("/large", "1\n")
-    call = story.call()
-    story.write("/large", "2\n", lost=True)
-    (line,) = [line for line in story.diff(call, "patch") if "large" in line]
-    assert line == "# large: not compared: its bytes are lost: larger than 64 MiB"
-
-
-def test_paths_of_a_route_are_those_of_the_mount(tmp_path: Path) -> None:
-    story = Story(tmp_path, "/notes")
-    call = story.call()
-    story.write("/a", "1")
-    assert story.diff(call) == ["A\tnotes/a"]
+@for_each("name", TOLD)
+@for_each("prefix", [ROOT, "/notes"])
+def test_a_diff_of_a_call(name: str, prefix: str, tmp_path: Path) -> None:
+    told, story = TOLD[name], Story(tmp_path, prefix)
+    numbers = [story.call(steps) for steps in told.calls]
+    below = f"\t{prefix[1:]}/" if prefix != ROOT else "\t"
+    assert story.diff(numbers[told.which]) == [line.replace("\t", below) for line in told.names]
+    patch = story.diff(numbers[told.which], "patch")
+    assert {line for line in patch if line[:1] in "+-" and line[:3] not in ("+++", "---")} == told.patch
     story.close()
+
+
+def test_attributes_and_lost_bytes_are_in_the_patch(tmp_path: Path) -> None:
+    with contextlib.closing(Story(tmp_path)) as story:
+        story.call([("write", "/file", "x"), ("write", "/large", "1\n")])
+        call = story.call([("chmod", "/file", 0o755), ("lose", "/large"), ("write", "/large", "2\n")])
+        patch = story.diff(call, "patch")
+        assert patch[:3] == ["diff --git a/file b/file", "old mode 100644", "new mode 100755"]
+        assert patch[4:] == ["# large: not compared: its bytes are lost: larger than 64 MiB"]

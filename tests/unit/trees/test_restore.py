@@ -14,17 +14,20 @@ from typing import Any, NamedTuple
 
 import pytest
 from failing import CHANGES
+from for_each import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from merging import at, chmod, content, link, links, mkdir, place, remove, shown, symlink, walk, write
+from merging import Step, at, chmod, content, link, make, mkdir, place, remove, shown, symlink, walk, write
 from profiles import amount, examples
+from raising import raising
 from random_trees import Fifo, Link, Tree, trees
+from whole_tree import whole_tree
 
 from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.base.paths import AgentPath
-from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, RestoreResult, Volume
+from fusebackend.protocol import AttrChanges, Caller, RestoreResult, Volume
 from fusebackend.trees.branches import Branches
 from fusebackend.trees.merge.run import STAGING, Journal
 from fusebackend.trees.refs import MAIN_REF, Ref
@@ -96,28 +99,6 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path, {"/": InMemoryVolume()})
 
 
-class Kept(NamedTuple):
-    """Everything of a file that a restore brings back."""
-
-    mode: int
-    owner: tuple[int, int]
-    rdev: int
-    mtime_ns: int
-    xattrs: tuple[tuple[bytes, bytes], ...]
-    data: bytes
-
-
-def kept(volume: Volume) -> tuple[dict[bytes, Kept], set[frozenset[bytes]]]:
-    """Return all files of a volume, and the sets of names that are links of one file."""
-    found = {}
-    for path, attr in [(b"", volume.getattr(ROOT_NODE)), *walk(volume)]:
-        state = placing.state_of(volume, attr)
-        xattrs = tuple(sorted(state.xattrs.items()))
-        found[path] = Kept(state.mode, (state.uid, state.gid), state.rdev, state.mtime_ns, xattrs,
-                           content(volume, attr))  # fmt: skip
-    return found, links(volume)
-
-
 def node(volume: Volume, path: bytes) -> int:
     return at(volume, path).node
 
@@ -168,27 +149,13 @@ def test_a_tree_is_as_it_was(
     fill(scene.main, before, 1_000)
     link_some(scene.main, pairs)
     scene.take()
-    wanted = kept(scene.main)
+    wanted = whole_tree(scene.main, directory_times=True)
     for path in [path for path in shown(scene.main) if b"/" not in path]:
         remove(scene.main, path)
     fill(scene.main, after, 2_000)
     link_some(scene.main, their_pairs)
     scene.restored()
-    assert kept(scene.main) == wanted
-
-
-def test_links_of_a_file_that_is_made_again_are_links_again(scene: Scene) -> None:
-    mkdir(scene.main, b"a")
-    mkdir(scene.main, b"b")
-    write(scene.main, b"a/one", b"same")
-    link(scene.main, b"a/one", b"b/other")
-    scene.take()
-    wanted = kept(scene.main)
-    remove(scene.main, b"a")
-    remove(scene.main, b"b/other")
-    write(scene.main, b"b/other", b"same")  # what it was, and yet no link of the file that comes back
-    scene.restored()
-    assert kept(scene.main) == wanted
+    assert whole_tree(scene.main, directory_times=True) == wanted
 
 
 def test_attributes_holes_links_and_special_files(tmp_path: Path) -> None:
@@ -212,7 +179,7 @@ def test_attributes_holes_links_and_special_files(tmp_path: Path) -> None:
         for path in (b"sparse", b"dir/sym", b"dir/null", b"dir"):
             touch(volume, path, 11)
         scene.take()
-        wanted = kept(volume)
+        wanted = whole_tree(volume, directory_times=True)
         remove(volume, b"dir")
         remove(volume, b"linked")
         write(volume, b"sparse", b"other")
@@ -220,67 +187,78 @@ def test_attributes_holes_links_and_special_files(tmp_path: Path) -> None:
         mkdir(volume, b"linked")
         write(volume, b"linked/in", b"the way")
         scene.restored()
-        assert kept(volume) == wanted
+        assert whole_tree(volume, directory_times=True) == wanted
         assert at(volume, b"sparse").blocks * 512 < 1 << 18, "holes are holes again"
         assert at(volume, b"linked").nlink == 2
     volume.close()
 
 
-def test_only_what_differs_is_changed(scene: Scene) -> None:
-    main = scene.main
-    for name in (b"same", b"text", b"mode", b"gone"):
-        write(main, name, name)
+class Story(NamedTuple):
+    """A state, what becomes of it, and restores with their changes. The last one makes it what it was, unless `names`
+    says which files there are then."""
+
+    before: list[Step]
+    since: list[Step]
+    restores: list[tuple[list[str], list[str] | None]]
+    same: list[bytes] = []
+    """Files that stay the ones they were before the restores."""
+
+    names: set[bytes] = set()
+
+
+STORIES = {
+    "links of a file that is made again are links again": Story(
+        [(mkdir, b"a"), (mkdir, b"b"), (write, b"a/one", b"same"), (link, b"a/one", b"b/other")],
+        # what it was, and yet no link of the file that comes back
+        [(remove, b"a"), (remove, b"b/other"), (write, b"b/other", b"same")],
+        [([], None)],
+    ),
+    "only what differs is changed": Story(
+        [(write, name, name) for name in (b"same", b"text", b"mode", b"gone")],
+        [(write, b"text", b"other"), (chmod, b"mode", 0o600), (remove, b"gone"), (write, b"extra", b"new")],
+        [([], ["attributes /", "remove /extra", "create /gone", "attributes /mode", "replace /text"])],
+        same=[b"same", b"mode"],
+    ),
+    # Names that were one file are one again, and names that were not are parted. Nothing else is made anew.
+    "hard links": Story(
+        [
+            *((write, name, b"the same") for name in (b"a", b"b", b"alone", b"d")),
+            *((touch, name, 5) for name in (b"a", b"b", b"alone", b"d")),
+            (link, b"a", b"linked"), (mkdir, b"elsewhere"), (link, b"d", b"elsewhere/d"),
+        ],
+        [(remove, b"b"), (link, b"a", b"b"), (remove, b"linked"), (remove, b"elsewhere/d"),
+         (link, b"alone", b"elsewhere/alone")],
+        # its other name is not asked for; and a link from elsewhere stays with the old file
+        [(["/d"], []), (["/alone"], ["replace /alone"]), ([], None)],
+        same=[b"d", b"elsewhere"],
+    ),
+    "a path alone with the directories above it": Story(
+        [(mkdir, b"a", 0o711), (mkdir, b"a/b"), (write, b"a/b/f", b"1"), (write, b"a/b/g", b"2"), (touch, b"a/b", 7)],
+        [(remove, b"a")],
+        [(["/a/b/f", "/a/b/f"], ["create /a", "create /a/b", "create /a/b/f"])],
+        names={b"/", b"/a", b"/a/b", b"/a/b/f"},
+    ),
+}  # fmt: skip
+
+
+@for_each("name", STORIES)
+def test_what_comes_back(name: str, tmp_path: Path) -> None:
+    story, scene = STORIES[name], Scene(tmp_path, {"/": InMemoryVolume()})
+    make(scene.main, story.before)
     scene.take()
-    nodes = {name: node(main, name) for name in (b"same", b"text", b"mode")}
-    write(main, b"text", b"other")
-    chmod(main, b"mode", 0o600)
-    remove(main, b"gone")
-    write(main, b"extra", b"new")
-    assert scene.restored() == [
-        "attributes /", "remove /extra", "create /gone", "attributes /mode", "replace /text",
-    ]  # fmt: skip
-    assert {name: node(main, name) == nodes[name] for name in nodes} == {b"same": True, b"text": False, b"mode": True}
-
-
-def test_hard_links(scene: Scene) -> None:
-    """Names that were one file are one again, and names that were not are parted. Nothing else is made anew."""
-    main = scene.main
-    for name in (b"a", b"b", b"alone", b"d"):
-        write(main, name, b"the same")
-        touch(main, name, 5)
-    link(main, b"a", b"linked")
-    mkdir(main, b"elsewhere")
-    link(main, b"d", b"elsewhere/d")
-    scene.take()
-    wanted = kept(main)
-    remove(main, b"b")
-    link(main, b"a", b"b")
-    remove(main, b"linked")
-    remove(main, b"elsewhere/d")
-    link(main, b"alone", b"elsewhere/alone")
-    first, last = node(main, b"d"), node(main, b"elsewhere")
-    assert scene.restored("/d") == [], "its other name is not asked for"
-    assert node(main, b"d") == first
-    assert scene.restored("/alone") == ["replace /alone"]
-    assert at(main, b"elsewhere/alone").nlink == 1, "a link from elsewhere stays with the old file"
-    scene.restored()
-    assert (kept(main), node(main, b"elsewhere")) == (wanted, last)
-    assert node(main, b"d") == first, "the name that is back is a link of the file that was there"
-
-
-def test_a_path_alone_with_the_directories_above_it(scene: Scene) -> None:
-    main = scene.main
-    mkdir(main, b"a", 0o711)
-    mkdir(main, b"a/b")
-    write(main, b"a/b/f", b"1")
-    write(main, b"a/b/g", b"2")
-    touch(main, b"a/b", 7)
-    scene.take()
-    remove(main, b"a")
-    assert scene.restored("/a/b/f", "/a/b/f") == ["create /a", "create /a/b", "create /a/b/f"]
-    assert shown(main).keys() == {b"a", b"a/b", b"a/b/f"}
-    assert stat.S_IMODE(at(main, b"a").mode) == 0o711
-    assert at(main, b"a/b").mtime_ns == 7
+    wanted = whole_tree(scene.main, directory_times=True)
+    make(scene.main, story.since)
+    nodes = {path: node(scene.main, path) for path in story.same}
+    for paths, changes in story.restores:
+        made = scene.restored(*paths)
+        assert changes in (None, made)
+    assert {path: node(scene.main, path) for path in nodes} == nodes
+    found = whole_tree(scene.main, directory_times=True)
+    if story.names:
+        assert found.keys() == story.names
+        assert all(found[path] == wanted[path] for path in story.names - {b"/"})
+    else:
+        assert found == wanted
 
 
 def test_to_another_path(tmp_path: Path) -> None:
@@ -517,7 +495,7 @@ def test_killed_at_each_change(tmp_path: Path, kind: str) -> None:
             remove(scene.main, name)
     new(scene.main)
     before, after = shown(scene.main), shown(state)
-    wanted, wanted_links = kept(state)
+    wanted = whole_tree(state, directory_times=True)
     scene.main.close()
     status, left_over = KILLED, 0
     for count in itertools.count(1, EVERY):
@@ -537,9 +515,8 @@ def test_killed_at_each_change(tmp_path: Path, kind: str) -> None:
         is_made = all(path in now and now[path].data == each.data for path, each in after.items())
         assert is_made or b"extra/e" in now, "removed before all else was in place"
         scene.restored()
-        there, there_links = kept(scene.main)
-        del there[b""]
-        assert (there, there_links) == ({path: each for path, each in wanted.items() if path}, wanted_links), count
+        there = whole_tree(scene.main, directory_times=True)
+        assert {**there, b"/": wanted[b"/"]} == wanted, count
         scene.main.close()
         shutil.rmtree(directory)
         if status == 0:
@@ -558,11 +535,8 @@ def test_an_error_leaves_no_names_of_the_server(tmp_path: Path, monkeypatch: pyt
     write(main, b"extra", b"3")
     before = shown(main)
 
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     with monkeypatch.context() as patch:
-        patch.setattr(main, "mkdir", full)
+        patch.setattr(main, "mkdir", raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
         with pytest.raises(OSError, match="No space left"):
             scene.restore()
     assert shown(main) == before

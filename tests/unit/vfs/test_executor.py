@@ -18,6 +18,7 @@ import pytest
 import trio
 import trio.testing
 from eventually import eventually
+from for_each import for_each
 
 from fusebackend.base import budget
 from fusebackend.base.deadline import Calls, GivenUp, RouteDown
@@ -66,7 +67,8 @@ async def fails(number: int, call: Callable[[], Awaitable[Any]]) -> None:
 # -- the hop -----------------------------------------------------------------------------------------------------
 
 
-def test_the_loop_waits_for_short_calls_of_one_caller_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.trio
+async def test_the_loop_waits_for_short_calls_of_one_caller_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor, "AWAITED_S", LIMIT_S)
     route_executor = RouteExecutor(True, deadline_s=2 * LIMIT_S)
     route_executor._call_s = 0.0
@@ -86,97 +88,88 @@ def test_the_loop_waits_for_short_calls_of_one_caller_alone(monkeypatch: pytest.
     async def other_task() -> None:
         turns.append("another task")
 
-    async def main() -> None:
-        timer = threading.Timer(0.05, let_go.set)
-        timer.start()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(call, 1)
-            await trio.lowlevel.checkpoint()
-            nursery.start_soon(other_task)
-        timer.join()
-        assert turns == ["call of 1", "another task"], "the loop did nothing else"
-        turns.clear()
-        let_go.clear()
-        monkeypatch.setattr(executor, "ALONE_S", LIMIT_S)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(call, 2)
-            nursery.start_soon(call, 3)
-            await trio.to_thread.run_sync(begun.wait)
-            turns.append("another task")
-            let_go.set()
-        assert turns[0] == "another task", "there are several callers"
-
-    run(main)
+    timer = threading.Timer(0.05, let_go.set)
+    timer.start()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(call, 1)
+        await trio.lowlevel.checkpoint()
+        nursery.start_soon(other_task)
+    timer.join()
+    assert turns == ["call of 1", "another task"], "the loop did nothing else"
+    turns.clear()
+    let_go.clear()
+    monkeypatch.setattr(executor, "ALONE_S", LIMIT_S)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(call, 2)
+        nursery.start_soon(call, 3)
+        await trio.to_thread.run_sync(begun.wait)
+        turns.append("another task")
+        let_go.set()
+    assert turns[0] == "another task", "there are several callers"
 
 
-def test_no_answer_is_lost_or_told_twice_when_the_loop_has_waited_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.trio
+async def test_no_answer_is_lost_or_told_twice_when_the_loop_has_waited_in_vain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(executor, "AWAITED_S", 1e-4)
     route_executor = RouteExecutor(True, deadline_s=LIMIT_S, max_calls=2)
 
-    async def main() -> None:
-        for number in range(500):
-            route_executor._call_s = 0.0
-            pause_s = (number % 40) * 1e-5
-            assert await route_executor.call(lambda n=number, s=pause_s: (time.sleep(s), n)[1]) == number
-            assert route_executor._running == 0
-        with pytest.raises(ZeroDivisionError):
-            await route_executor.call(lambda: 1 / 0)
-
-    run(main)
+    for number in range(500):
+        route_executor._call_s = 0.0
+        pause_s = (number % 40) * 1e-5
+        assert await route_executor.call(lambda n=number, s=pause_s: (time.sleep(s), n)[1]) == number
+        assert route_executor._running == 0
+    with pytest.raises(ZeroDivisionError):
+        await route_executor.call(lambda: 1 / 0)
 
 
 # -- places ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.trio
 @pytest.mark.parametrize("places", [1, 3])
-def test_no_more_threads_than_places_and_first_come_first_served(hanging: Hanging, places: int) -> None:
+async def test_no_more_threads_than_places_and_first_come_first_served(hanging: Hanging, places: int) -> None:
     route_executor = RouteExecutor(True, deadline_s=LIMIT_S, max_calls=places)
     begun: list[int] = []
 
-    async def main() -> None:
-        def begin(number: int) -> None:
-            begun.append(number)
-            hanging()
+    def begin(number: int) -> None:
+        begun.append(number)
+        hanging()
 
-        async with trio.open_nursery() as nursery:
-            for number in range(6):
-                nursery.start_soon(route_executor.call, begin, number)
-                await trio.testing.wait_all_tasks_blocked(0.01)
-            while hanging.calls < places:
-                await trio.sleep(0.005)
-            assert (hanging.calls, route_executor.describe()["waiting"]) == (places, 6 - places)
-            hanging.go.set()
-
-    run(main)
+    async with trio.open_nursery() as nursery:
+        for number in range(6):
+            nursery.start_soon(route_executor.call, begin, number)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+        while hanging.calls < places:
+            await trio.sleep(0.005)
+        assert (hanging.calls, route_executor.describe()["waiting"]) == (places, 6 - places)
+        hanging.go.set()
     assert sorted(begun) == list(range(6)) and set(begun[:places]) == set(range(places))
     assert places > 1 or begun == list(range(6))
     assert (route_executor.describe()["running"], route_executor.describe()["waiting"]) == (0, 0)
 
 
-def test_threads_that_hang_keep_their_places_and_nothing_piles_up(hanging: Hanging) -> None:
+@pytest.mark.trio
+async def test_threads_that_hang_keep_their_places_and_nothing_piles_up(hanging: Hanging) -> None:
     route_executor = RouteExecutor(True, deadline_s=0.05, max_calls=2)
     before = threading.active_count()
 
-    async def main() -> None:
-        for _ in range(2):
-            await fails(errno.ETIMEDOUT, lambda: route_executor.call(hanging))
-        await fails(errno.ETIMEDOUT, lambda: route_executor.call(hanging))  # it has waited for a place
-
-    run(main)
-    assert hanging.calls == 2 and threading.active_count() <= before + 3
+    for _ in range(2):
+        await fails(errno.ETIMEDOUT, lambda: route_executor.call(hanging))
+    await fails(errno.ETIMEDOUT, lambda: route_executor.call(hanging))  # it has waited for a place
+    assert (hanging.calls, route_executor.timeouts) == (2, 3) and threading.active_count() <= before + 3
 
 
-def test_places_are_free_again_when_what_hung_has_ended(hanging: Hanging) -> None:
+@pytest.mark.trio
+async def test_places_are_free_again_when_what_hung_has_ended(hanging: Hanging) -> None:
     route_executor = RouteExecutor(True, deadline_s=0.05, max_calls=1)
 
-    async def main() -> None:
-        await fails(errno.ETIMEDOUT, lambda: route_executor.call(hanging))
-        hanging.go.set()
-        while route_executor.describe()["running"]:
-            await trio.sleep(0.005)
-        assert await route_executor.call(lambda: 7) == 7
-
-    run(main)
+    await fails(errno.ETIMEDOUT, lambda: route_executor.call(hanging))
+    hanging.go.set()
+    while route_executor.describe()["running"]:
+        await trio.sleep(0.005)
+    assert await route_executor.call(lambda: 7) == 7
 
 
 def test_the_loop_ends_though_a_thread_hangs(hanging: Hanging) -> None:
@@ -197,18 +190,16 @@ def test_the_loop_ends_though_a_thread_hangs(hanging: Hanging) -> None:
 # -- what is said ------------------------------------------------------------------------------------------------
 
 
-def test_the_outcome_of_a_change_is_unknown_and_that_of_a_question_no_matter(
+@pytest.mark.trio
+async def test_the_outcome_of_a_change_is_unknown_and_that_of_a_question_no_matter(
     hanging: Hanging, caplog: pytest.LogCaptureFixture
 ) -> None:
     route_executor = RouteExecutor(True, deadline_s=0.05, name="Route '/x/'")
 
-    async def main() -> None:
-        request.answer("rename", None)
-        await fails(errno.ETIMEDOUT, lambda: route_executor.call(hanging))
-        request.answer("read", Caller(0, 0, 4711))
-        await fails(errno.ETIMEDOUT, lambda: route_executor.ask(hanging))
-
-    run(main)
+    request.answer("rename", None)
+    await fails(errno.ETIMEDOUT, lambda: route_executor.call(hanging))
+    request.answer("read", Caller(0, 0, 4711))
+    await fails(errno.ETIMEDOUT, lambda: route_executor.ask(hanging))
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
         "Route '/x/': no answer to rename within 0.05 s; whether it was done is not known",
         "Route '/x/': no answer to read (thread 4711) within 0.05 s",
@@ -226,15 +217,12 @@ sys.stdin.read()
 """
 
 
-def test_a_living_process_is_waited_for() -> None:
-    assert not request.Request("read", os.getpid()).is_abandoned
-    assert not request.NOBODYS.is_abandoned
-
-
-def test_one_that_has_ended_was_not_waiting_for_this() -> None:
+def test_a_living_process_is_waited_for_and_one_that_has_ended_was_not_waiting_for_this() -> None:
     child = subprocess.Popen([sys.executable, "-c", "pass"])
     child.wait()
-    assert not request.Request("read", child.pid).is_abandoned
+    for thread in (os.getpid(), child.pid):
+        assert not request.Request("read", thread).is_abandoned
+    assert not request.NOBODYS.is_abandoned
 
 
 def test_a_signal_that_does_not_kill_is_none() -> None:
@@ -255,25 +243,25 @@ def _state(pid: int) -> str:
         return stat.read().rpartition(")")[2].split()[0]
 
 
-def test_nobody_waits_for_a_call_whose_process_was_killed(hanging: Hanging, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.trio
+async def test_nobody_waits_for_a_call_whose_process_was_killed(
+    hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """That a killed process looks like this, `mounted/test_route_health.py` knows."""
     killed: set[int] = set()
     monkeypatch.setattr(request.Request, "is_abandoned", property(lambda self: self.thread in killed))
     monkeypatch.setattr(executor, "PATIENCE_S", 0.01)
     route_executor = RouteExecutor(True, deadline_s=LIMIT_S, max_calls=1)
 
-    async def main() -> None:
-        async def ask_for(thread: int) -> None:
-            request.answer("read", Caller(0, 0, thread))
-            await fails(errno.EINTR, lambda: route_executor.ask(hanging))
+    async def ask_for(thread: int) -> None:
+        request.answer("read", Caller(0, 0, thread))
+        await fails(errno.EINTR, lambda: route_executor.ask(hanging))
 
-        async with trio.open_nursery() as nursery:
-            for thread in (1, 2):
-                nursery.start_soon(ask_for, thread)
-                await trio.testing.wait_all_tasks_blocked(0.005)
-            killed.update((1, 2))
-
-    run(main)
+    async with trio.open_nursery() as nursery:
+        for thread in (1, 2):
+            nursery.start_soon(ask_for, thread)
+            await trio.testing.wait_all_tasks_blocked(0.005)
+        killed.update((1, 2))
     assert hanging.calls == 1, "the second one had not begun, and never does"
     said = route_executor.describe()
     assert (said["abandoned"], said["waiting"], said["state"]) == (2, 0, "healthy")
@@ -301,35 +289,32 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor, "PAUSE_S", 0.001)
 
 
+@pytest.mark.trio
 @pytest.mark.usefixtures("hasty")
-def test_a_question_is_asked_again_when_its_connection_was_lost() -> None:
-    flaky = Flaky(errno.ECONNRESET, errno.ECONNREFUSED, errno.EPIPE)
-    route_executor = RouteExecutor(True)
-    assert run(lambda: route_executor.ask(flaky)) == "answer"
-    assert flaky.calls == 4 and route_executor.describe()["state"] == "healthy"
+@for_each(
+    ("verb", "errors", "calls"),
+    [
+        ("ask", [errno.ECONNRESET, errno.ECONNREFUSED, errno.EPIPE], 4),
+        ("ask", [errno.ECONNRESET] * 100, executor.ATTEMPTS),  # not for ever
+        ("ask", [errno.ENOENT], 1),
+        ("ask", [errno.EIO], 1),
+        ("ask", [errno.ETIMEDOUT], 1),
+        ("call", [errno.ECONNRESET], 1),  # a change is never made twice
+    ],
+)
+async def test_a_question_is_asked_again_when_its_connection_was_lost(verb: str, errors: list[int], calls: int) -> None:
+    flaky, route_executor = Flaky(*errors), RouteExecutor(True)
+    asked = partial(getattr(route_executor, verb), flaky)
+    if calls > len(errors):
+        assert await asked() == "answer"
+        assert route_executor.describe()["state"] == "healthy"
+    else:
+        await fails(errors[0], asked)
+    assert flaky.calls == calls
 
 
-@pytest.mark.usefixtures("hasty")
-def test_not_for_ever() -> None:
-    flaky = Flaky(*[errno.ECONNRESET] * 100)
-    run(lambda: fails(errno.ECONNRESET, lambda: RouteExecutor(True).ask(flaky)))
-    assert flaky.calls == executor.ATTEMPTS
-
-
-def test_a_change_is_never_made_twice() -> None:
-    flaky = Flaky(errno.ECONNRESET)
-    run(lambda: fails(errno.ECONNRESET, lambda: RouteExecutor(True).call(flaky)))
-    assert flaky.calls == 1
-
-
-@pytest.mark.parametrize("number", [errno.ENOENT, errno.EIO, errno.ETIMEDOUT])
-def test_an_answer_and_a_time_out_are_not_asked_for_again(number: int) -> None:
-    flaky = Flaky(number)
-    run(lambda: fails(number, lambda: RouteExecutor(True).ask(flaky)))
-    assert flaky.calls == 1
-
-
-def test_pauses_between_attempts_grow_and_vary() -> None:
+@pytest.mark.trio
+async def test_pauses_between_attempts_grow_and_vary() -> None:
     asked: list[tuple[float, float]] = []
 
     def vary(low: float, high: float) -> float:
@@ -339,10 +324,7 @@ def test_pauses_between_attempts_grow_and_vary() -> None:
     async def attempt() -> None:
         raise ConnectionResetError(errno.ECONNRESET, "")
 
-    async def main() -> None:
-        await fails(errno.ECONNRESET, lambda: executor._repeated(attempt, vary=vary))
-
-    run(main)
+    await fails(errno.ECONNRESET, lambda: executor._repeated(attempt, vary=vary))
     assert asked == [(executor.PAUSE_S * 2**n / 2, executor.PAUSE_S * 2**n) for n in range(executor.ATTEMPTS - 1)]
 
 
@@ -373,60 +355,56 @@ async def bring_down(route_executor: RouteExecutor, service: Service) -> None:
     assert route_executor.health.down
 
 
-def test_calls_fail_at_once_until_it_answers_again() -> None:
+@pytest.mark.trio
+async def test_calls_fail_at_once_until_it_answers_again() -> None:
     service = Service()
     route_executor = RouteExecutor(True, probe=service.probe, name="Route '/x/'")
 
-    async def main() -> None:
-        await bring_down(route_executor, service)
-        asked = 0
+    await bring_down(route_executor, service)
+    asked = 0
 
-        def count() -> None:
-            nonlocal asked
-            asked += 1
+    def count() -> None:
+        nonlocal asked
+        asked += 1
 
-        await fails(errno.ECONNREFUSED, lambda: route_executor.call(count))
-        assert asked == 0, "it is not asked at all"
-        service.up = True
-        while route_executor.health.down:
-            await trio.sleep(0.01)
-            try:
-                assert await route_executor.call(service.ask) == "answer"
-            except RouteDown as error:
-                assert error.errno == errno.ECONNREFUSED
-
-    run(main)
+    await fails(errno.ECONNREFUSED, lambda: route_executor.call(count))
+    assert asked == 0, "it is not asked at all"
+    service.up = True
+    while route_executor.health.down:
+        await trio.sleep(0.01)
+        try:
+            assert await route_executor.call(service.ask) == "answer"
+        except RouteDown as error:
+            assert error.errno == errno.ECONNREFUSED
     assert service.probes >= 1 and route_executor.describe()["state"] == "healthy"
 
 
-def test_the_call_that_finds_it_back_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.trio
+async def test_the_call_that_finds_it_back_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     service = Service()
     route_executor = RouteExecutor(True, probe=service.probe)
 
-    async def main() -> None:
-        await bring_down(route_executor, service)
-        service.up = True
-        monkeypatch.setattr(route_executor.health, "_probe_at", 0.0)  # the pause is over
-        assert await route_executor.call(service.ask) == "answer"
-
-    run(main)
+    await bring_down(route_executor, service)
+    service.up = True
+    monkeypatch.setattr(route_executor.health, "_probe_at", 0.0)  # the pause is over
+    assert await route_executor.call(service.ask) == "answer"
     assert route_executor.describe()["refused"] == 0
 
 
-def test_a_probe_that_hangs_holds_nobody_up_and_there_is_one(hanging: Hanging, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.trio
+async def test_a_probe_that_hangs_holds_nobody_up_and_there_is_one(
+    hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(executor, "PROBE_PATIENCE_S", 0.05)
     service = Service()
     route_executor = RouteExecutor(True, probe=hanging)
 
-    async def main() -> None:
-        await bring_down(route_executor, service)
-        for _ in range(20):
-            monkeypatch.setattr(route_executor.health, "_probe_at", 0.0)
-            with pytest.raises(RouteDown):
-                await route_executor.call(service.ask)
-
     start = time.monotonic()
-    run(main)
+    await bring_down(route_executor, service)
+    for _ in range(20):
+        monkeypatch.setattr(route_executor.health, "_probe_at", 0.0)
+        with pytest.raises(RouteDown):
+            await route_executor.call(service.ask)
     assert time.monotonic() - start < LIMIT_S / 2 and hanging.calls == 1
 
 
@@ -438,14 +416,12 @@ def test_asking_for_the_status_is_a_reason_to_look() -> None:
     eventually(lambda: route_executor.describe()["state"] == "healthy")
 
 
-def test_application_errors_say_that_it_is_there() -> None:
+@pytest.mark.trio
+async def test_application_errors_say_that_it_is_there() -> None:
     route_executor = RouteExecutor(True)
 
-    async def main() -> None:
-        for _ in range(2 * FAILURES_TO_OPEN):
-            await fails(errno.ENOENT, lambda: route_executor.call(Flaky(errno.ENOENT)))
-
-    run(main)
+    for _ in range(2 * FAILURES_TO_OPEN):
+        await fails(errno.ENOENT, lambda: route_executor.call(Flaky(errno.ENOENT)))
     assert route_executor.describe()["state"] == "healthy"
 
 
@@ -473,7 +449,9 @@ def test_a_search_that_is_given_up_says_nothing_of_the_route(hanging: Hanging, m
 
 
 def test_a_route_that_does_not_block_is_called_where_we_are() -> None:
-    assert RouteExecutor(False).run("read", threading.get_ident) == threading.get_ident()
+    here = threading.get_ident()
+    assert RouteExecutor(False).run("read", threading.get_ident) == here
+    assert run(lambda: RouteExecutor(False).call(threading.get_ident)) == here
 
 
 def test_what_a_call_raises_comes_back_from_its_thread() -> None:
@@ -503,6 +481,8 @@ def test_the_last_words_are_said_to_a_volume_that_is_down_and_end_at_the_deadlin
     with pytest.raises(TimeoutError) as failure:
         route_executor.finish(hanging)
     assert failure.value.errno == errno.ETIMEDOUT
+    with pytest.raises(ZeroDivisionError):
+        route_executor.finish(lambda: 1 / 0)
     RouteExecutor(False).finish(lambda: said.append(threading.get_ident()))
     assert said[1:] == [threading.get_ident()]
 
@@ -540,7 +520,10 @@ class Storing:
 # -- fsync -------------------------------------------------------------------------------------------------------
 
 
-def test_a_slow_disk_is_waited_for_in_a_thread_and_a_fast_one_where_we_are(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.trio
+async def test_a_slow_disk_is_waited_for_in_a_thread_and_a_fast_one_where_we_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = [0.0]
     monkeypatch.setattr(executor.time, "perf_counter", lambda: clock[0])
     route_executor = RouteExecutor(False)
@@ -553,15 +536,12 @@ def test_a_slow_disk_is_waited_for_in_a_thread_and_a_fast_one_where_we_are(monke
         here = threading.get_ident()
         return await route_executor.sync(fsync)
 
-    async def main() -> None:
-        assert not await where(0.0), "nothing is known of the disk yet"
-        assert await where(0.0), "it is fast"
-        assert await where(1.0), "until it was slow"
-        assert not await where(1.0)
-        while not await where(0.0):
-            pass
-
-    run(main)
+    assert not await where(0.0), "nothing is known of the disk yet"
+    assert await where(0.0), "it is fast"
+    assert await where(1.0), "until it was slow"
+    assert not await where(1.0)
+    while not await where(0.0):
+        pass
 
 
 class TestCalls:

@@ -13,7 +13,8 @@ import pytest
 from eventually import eventually
 from fakekernel import FakeKernel
 from for_each import for_each
-from onloop import listed, run
+from onloop import listed, readdir, run
+from raising import raising
 
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.base.paths import ROOT
@@ -24,7 +25,7 @@ from fusebackend.testing.posix.case import fails
 from fusebackend.vfs import switches
 from fusebackend.vfs.coherence.entry_cache import COHERENT_TIMEOUT_S
 from fusebackend.vfs.coherence.page_cache import DirectWrites
-from fusebackend.vfs.inodes import ROOT_INODE, Entry, InodeTable, node_of
+from fusebackend.vfs.inodes import ROOT_INODE, InodeTable, node_of
 from fusebackend.vfs.mounted_tree import FileSystem
 
 ME = Caller(os.geteuid(), os.getegid())
@@ -105,14 +106,8 @@ def test_what_has_changed_since_it_was_looked_at_is_not_believed(
 @pytest.mark.parametrize("room", [2, 3])
 def test_what_does_not_fit_into_a_listing_is_not_held(filesystem: FileSystem, room: int) -> None:
     for _ in range(2):
-        number, given = run(filesystem.opendir(ROOT_INODE)), 0
-
-        def emit(name: bytes, entry: Entry, after: int) -> bool:
-            nonlocal given
-            given += 1
-            return given <= room
-
-        run(filesystem.readdir(number, 0, emit))
+        number = run(filesystem.opendir(ROOT_INODE))
+        run(readdir(filesystem, number, 0, room))
         run(filesystem.releasedir(number))
     known = [count for inode, count in filesystem.inodes.items() if inode != ROOT_INODE]
     assert known == ([2] if room == 3 else [])
@@ -155,10 +150,8 @@ def test_what_else_was_made_meanwhile_is_left_to_the_kernel(filesystem: FileSyst
 def test_a_name_that_is_gone_again_is_left_to_the_kernel(
     filesystem: FileSystem, volume: OvertakenVolume, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def create(*_: object) -> Attr:
-        raise FileExistsError(errno.EEXIST, "it was there just now")
 
-    monkeypatch.setattr(volume, "create", create)
+    monkeypatch.setattr(volume, "create", raising(FileExistsError(errno.EEXIST, "it was there just now")))
     with fails(errno.ESTALE):
         run(filesystem.create(ROOT_INODE, b"nothing", 0o644, os.O_WRONLY | os.O_CREAT, ME))
 

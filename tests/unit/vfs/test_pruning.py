@@ -65,9 +65,10 @@ def test_nothing_is_dropped_below_the_limit() -> None:
     assert tree.pruned
 
 
-def test_nor_in_a_volume_that_bears_any_number() -> None:
-    tree = Tree()
-    tree.volume.most_nodes = None
+@pytest.mark.parametrize(("on", "most_nodes"), [(True, None), (False, LIMIT)])
+def test_nor_in_a_volume_that_bears_any_number_nor_where_it_is_turned_off(on: bool, most_nodes: int | None) -> None:
+    tree = Tree(on=on)
+    tree.volume.most_nodes = most_nodes
     tree.open_directory()
     assert tree.pruned == []
 
@@ -113,9 +114,3 @@ def test_a_kernel_without_the_notice_drops_names_of_files_and_keeps_directories(
     assert tree.kernel.dentries[ROOT_INODE, b"d"] == directory
     assert b"00" not in left
     assert {os.path.basename(opened).encode(), b"19"} <= left
-
-
-def test_it_can_be_turned_off() -> None:
-    tree = Tree(on=False)
-    tree.open_directory()
-    assert tree.pruned == []

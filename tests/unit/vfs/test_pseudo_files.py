@@ -7,7 +7,7 @@ import os
 import stat
 
 import pytest
-from onloop import run
+from nodes import refused
 
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.base.paths import ROOT
@@ -41,12 +41,6 @@ def files() -> PseudoFiles:
 
 def node(files: PseudoFiles, name: bytes) -> int:
     return files.lookup(ROOT_NODE, name).node
-
-
-def refused(number: int, function: object, *args: object) -> None:
-    with pytest.raises(OSError) as caught:
-        function(*args)  # type: ignore[operator]
-    assert caught.value.errno == number
 
 
 def test_each_open_keeps_its_content_until_it_is_closed(files: PseudoFiles) -> None:
@@ -135,37 +129,33 @@ def test_the_agent_face(files: PseudoFiles) -> None:
     assert len(files._files) == 2, "every handle is closed"
 
 
-def test_the_mount_reads_past_the_page_cache() -> None:
+@pytest.mark.trio
+async def test_the_mount_reads_past_the_page_cache() -> None:
     filesystem = FileSystem({ROOT: InMemoryVolume()})
     filesystem.tree.files.add("growing", Growing())
 
-    async def reads() -> None:
-        entry = Entry(ROOT_INODE, None, 0)
-        for name in (b".fusebackend", b"growing"):
-            entry = await filesystem.lookup(entry.inode, name)
-        assert entry.timeout_s == 0 and (await filesystem.getattr(entry.inode)).timeout_s == 0
-        handles = [await filesystem.open(entry.inode, os.O_RDONLY) for _ in range(3)]
-        assert all(handle.direct for handle in handles), "pages are the inode's, and contents are the handle's"
-        lengths = [len(await filesystem.read(handle.number, 0, 100)) for handle in handles]
-        assert lengths == [lengths[0], lengths[0] + 1, lengths[0] + 2]
-        attr = (await filesystem.getattr(entry.inode)).attr
-        assert attr is not None and attr.size == lengths[-1]
-        for handle in handles:
-            await filesystem.release(handle.number)
-        assert len(filesystem.tree.files._files) == 1
-        with fails(errno.EROFS):
-            await filesystem.open(entry.inode, os.O_WRONLY)
-
-    run(reads())
+    entry = Entry(ROOT_INODE, None, 0)
+    for name in (b".fusebackend", b"growing"):
+        entry = await filesystem.lookup(entry.inode, name)
+    assert entry.timeout_s == 0 and (await filesystem.getattr(entry.inode)).timeout_s == 0
+    handles = [await filesystem.open(entry.inode, os.O_RDONLY) for _ in range(3)]
+    assert all(handle.direct for handle in handles), "pages are the inode's, and contents are the handle's"
+    lengths = [len(await filesystem.read(handle.number, 0, 100)) for handle in handles]
+    assert lengths == [lengths[0], lengths[0] + 1, lengths[0] + 2]
+    attr = (await filesystem.getattr(entry.inode)).attr
+    assert attr is not None and attr.size == lengths[-1]
+    for handle in handles:
+        await filesystem.release(handle.number)
+    assert len(filesystem.tree.files._files) == 1
+    with fails(errno.EROFS):
+        await filesystem.open(entry.inode, os.O_WRONLY)
 
 
-def test_an_ordinary_file_is_opened_as_before() -> None:
+@pytest.mark.trio
+async def test_an_ordinary_file_is_opened_as_before() -> None:
     filesystem = FileSystem({ROOT: InMemoryVolume()})
     VolumeBackend(filesystem.tree.routes[0].volume).write("/file", "x")
 
-    async def opens() -> None:
-        entry = await filesystem.lookup(ROOT_INODE, b"file")
-        opened = await filesystem.open(entry.inode, os.O_RDONLY)
-        assert opened.keep_pages and not opened.direct
-
-    run(opens())
+    entry = await filesystem.lookup(ROOT_INODE, b"file")
+    opened = await filesystem.open(entry.inode, os.O_RDONLY)
+    assert opened.keep_pages and not opened.direct

@@ -6,11 +6,11 @@ import errno
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import trio
 from fakekernel import FakeKernel
+from onloop import readdir
 
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.base.paths import ROOT
@@ -103,171 +103,145 @@ def replace_directory(world: World) -> None:
     world.make(world.volume.mkdir(ROOT_NODE, b"d", 0o755, ME).node, b"f")
 
 
+@pytest.mark.trio
 @pytest.mark.parametrize("change", [replace_file, rename_file, replace_directory])
 @pytest.mark.fails_without("revalidation")
-def test_what_has_lost_its_name_is_not_opened_by_it(world: World, change: Callable[[World], None]) -> None:
-    async def main() -> None:
-        inode = await world.walk(1, "d/f")
-        await world.open(1, inode)
-        change(world)
-        await world.refused(1, inode)
-        found = await world.walk(1, "d/f")
-        assert found != inode
-        if found:
-            await world.open(1, found)
-        else:
-            await settled(lambda: any(notice[0] == "entry" for notice in world.kernel.told))
-
-    trio.run(main)
+async def test_what_has_lost_its_name_is_not_opened_by_it(world: World, change: Callable[[World], None]) -> None:
+    inode = await world.walk(1, "d/f")
+    await world.open(1, inode)
+    change(world)
+    await world.refused(1, inode)
+    found = await world.walk(1, "d/f")
+    assert found != inode
+    if found:
+        await world.open(1, found)
+    else:
+        await settled(lambda: any(notice[0] == "entry" for notice in world.kernel.told))
 
 
-def test_whoever_comes_back_without_a_path_is_believed_and_nobody_else(world: World) -> None:
-    async def main() -> None:
-        inode = await world.walk(1, "d/f")
-        rename_file(world)
-        await world.refused(1, inode)
-        await world.refused(2, inode)
-        await world.open(1, inode)
-        await world.refused(1, inode)
-
-    trio.run(main)
+@pytest.mark.trio
+async def test_whoever_comes_back_without_a_path_is_believed_and_nobody_else(world: World) -> None:
+    inode = await world.walk(1, "d/f")
+    rename_file(world)
+    await world.refused(1, inode)
+    await world.refused(2, inode)
+    await world.open(1, inode)
+    await world.refused(1, inode)
 
 
-def test_a_second_walk_that_finds_it_by_another_name_is_believed(world: World) -> None:
-    async def main() -> None:
-        inode = await world.walk(1, "d/f")
-        rename_file(world)
-        assert await world.walk(1, "elsewhere") == inode
-        await world.refused(1, inode)  # nobody knows by which of the two it has come
-        assert await world.walk(1, "elsewhere") == inode
-        await world.open(1, inode)
-
-    trio.run(main)
+@pytest.mark.trio
+async def test_a_second_walk_that_finds_it_by_another_name_is_believed(world: World) -> None:
+    inode = await world.walk(1, "d/f")
+    rename_file(world)
+    assert await world.walk(1, "elsewhere") == inode
+    await world.refused(1, inode)  # nobody knows by which of the two it has come
+    assert await world.walk(1, "elsewhere") == inode
+    await world.open(1, inode)
 
 
-def test_what_was_refused_and_ended_otherwise_is_not_believed_later(world: World) -> None:
-    async def main() -> None:
-        inode = await world.walk(1, "d/f")
-        rename_file(world)
-        await world.refused(1, inode)
-        request.answer("mkdir", Caller(ME.uid, ME.gid, 1))
-        await world.filesystem.mkdir(ROOT_INODE, b"other", 0o755, ME)
-        await world.refused(1, inode)
-
-    trio.run(main)
+@pytest.mark.trio
+async def test_what_was_refused_and_ended_otherwise_is_not_believed_later(world: World) -> None:
+    inode = await world.walk(1, "d/f")
+    rename_file(world)
+    await world.refused(1, inode)
+    request.answer("mkdir", Caller(ME.uid, ME.gid, 1))
+    await world.filesystem.mkdir(ROOT_INODE, b"other", 0o755, ME)
+    await world.refused(1, inode)
 
 
-def test_a_name_is_absent_only_if_its_directory_is_the_right_one(world: World) -> None:
-    async def main() -> None:
-        directory = await world.walk(1, "d")
-        absent = await world.filesystem.lookup(directory, b"new")
-        assert absent.inode == 0 and absent.timeout_s == 0, "absence is not cached"
-        world.volume.rename(ROOT_NODE, b"d", ROOT_NODE, b"elsewhere")
-        world.make(world.volume.mkdir(ROOT_NODE, b"d", 0o755, ME).node, b"new")
-        with fails(errno.ESTALE):
-            await world.filesystem.lookup(directory, b"new")
-        assert await world.walk(1, "d/new")
-
-    trio.run(main)
+@pytest.mark.trio
+async def test_a_name_is_absent_only_if_its_directory_is_the_right_one(world: World) -> None:
+    directory = await world.walk(1, "d")
+    absent = await world.filesystem.lookup(directory, b"new")
+    assert absent.inode == 0 and absent.timeout_s == 0, "absence is not cached"
+    world.volume.rename(ROOT_NODE, b"d", ROOT_NODE, b"elsewhere")
+    world.make(world.volume.mkdir(ROOT_NODE, b"d", 0o755, ME).node, b"new")
+    with fails(errno.ESTALE):
+        await world.filesystem.lookup(directory, b"new")
+    assert await world.walk(1, "d/new")
 
 
-def test_a_second_walk_of_two_paths_is_believed_about_both(world: World) -> None:
+@pytest.mark.trio
+async def test_a_second_walk_of_two_paths_is_believed_about_both(world: World) -> None:
     """As of rename(2), which looks up the last name of the old path after all others: a directory whose old name the
     kernel still has was replaced by another one, which it knows by an old name as well."""
 
-    async def main() -> None:
-        other = world.volume.mkdir(ROOT_NODE, b"e", 0o755, ME).node
-        await world.walk(1, "e")
-        stale = await world.walk(1, "d")
-        world.make(ROOT_NODE, b"new")
-        world.volume.unlink(world.directory, b"f")
-        world.volume.rename(ROOT_NODE, b"e", ROOT_NODE, b"d")
-        request.answer("lookup", Caller(ME.uid, ME.gid, 1))
-        with fails(errno.ESTALE):
-            await world.filesystem.lookup(stale, b"b")
-        directory = await world.walk(1, "d")
-        await world.walk(1, "new")
-        request.answer("lookup", Caller(ME.uid, ME.gid, 1))
-        assert (await world.filesystem.lookup(directory, b"b")).inode == 0, "it is absent"
-        await world.filesystem.rename(ROOT_INODE, b"new", directory, b"b", 0)
-        assert world.volume.lookup(other, b"b").node
-        request.answer("lookup", Caller(ME.uid, ME.gid, 1))
-        with pytest.raises(OSError):
-            await world.filesystem.lookup(directory, b"c")  # the walk has ended with the rename
-
-    trio.run(main)
+    other = world.volume.mkdir(ROOT_NODE, b"e", 0o755, ME).node
+    await world.walk(1, "e")
+    stale = await world.walk(1, "d")
+    world.make(ROOT_NODE, b"new")
+    world.volume.unlink(world.directory, b"f")
+    world.volume.rename(ROOT_NODE, b"e", ROOT_NODE, b"d")
+    request.answer("lookup", Caller(ME.uid, ME.gid, 1))
+    with fails(errno.ESTALE):
+        await world.filesystem.lookup(stale, b"b")
+    directory = await world.walk(1, "d")
+    await world.walk(1, "new")
+    request.answer("lookup", Caller(ME.uid, ME.gid, 1))
+    assert (await world.filesystem.lookup(directory, b"b")).inode == 0, "it is absent"
+    await world.filesystem.rename(ROOT_INODE, b"new", directory, b"b", 0)
+    assert world.volume.lookup(other, b"b").node
+    request.answer("lookup", Caller(ME.uid, ME.gid, 1))
+    with pytest.raises(OSError):
+        await world.filesystem.lookup(directory, b"c")  # the walk has ended with the rename
 
 
+@pytest.mark.trio
 @pytest.mark.fails_without("revalidation")
-def test_a_truncation_by_a_wrong_name_changes_nothing(world: World) -> None:
-    async def main() -> None:
-        world.volume.write(world.file, 0, b"kept")
-        inode = await world.walk(1, "d/f")
-        rename_file(world)
-        for truncate in (
-            lambda: world.filesystem.setattr(inode, AttrChanges(size=0)),
-            lambda: world.filesystem.open(inode, os.O_WRONLY | os.O_TRUNC),
-        ):
-            request.answer("setattr", Caller(ME.uid, ME.gid, 7))
-            with fails(errno.ESTALE):
-                await truncate()  # type: ignore[no-untyped-call]
-            world.filesystem.revalidation.arrived()
-        assert world.volume.getattr(world.file).size == 4
-
-    trio.run(main)
+async def test_a_truncation_by_a_wrong_name_changes_nothing(world: World) -> None:
+    world.volume.write(world.file, 0, b"kept")
+    inode = await world.walk(1, "d/f")
+    rename_file(world)
+    for truncate in (
+        lambda: world.filesystem.setattr(inode, AttrChanges(size=0)),
+        lambda: world.filesystem.open(inode, os.O_WRONLY | os.O_TRUNC),
+    ):
+        request.answer("setattr", Caller(ME.uid, ME.gid, 7))
+        with fails(errno.ESTALE):
+            await truncate()  # type: ignore[no-untyped-call]
+        world.filesystem.revalidation.arrived()
+    assert world.volume.getattr(world.file).size == 4
 
 
-def test_what_this_host_renames_is_opened_without_a_question_asked_twice(world: World) -> None:
-    async def main() -> None:
-        inode = await world.walk(1, "d/f")
-        directory = await world.walk(1, "d")
-        await world.filesystem.rename(directory, b"f", ROOT_INODE, b"g", 0)
-        await world.open(1, inode)
-        other = (await world.filesystem.mknod(ROOT_INODE, b"h", 0o100644, 0, ME)).inode
-        await world.filesystem.rename(ROOT_INODE, b"g", ROOT_INODE, b"h", 2)  # RENAME_EXCHANGE
-        await world.open(1, inode)
-        await world.open(1, other)
-        await world.filesystem.unlink(ROOT_INODE, b"g")
-        await world.open(1, other)  # by /proc/self/fd, say
-
-    trio.run(main)
+@pytest.mark.trio
+async def test_what_this_host_renames_is_opened_without_a_question_asked_twice(world: World) -> None:
+    inode = await world.walk(1, "d/f")
+    directory = await world.walk(1, "d")
+    await world.filesystem.rename(directory, b"f", ROOT_INODE, b"g", 0)
+    await world.open(1, inode)
+    other = (await world.filesystem.mknod(ROOT_INODE, b"h", 0o100644, 0, ME)).inode
+    await world.filesystem.rename(ROOT_INODE, b"g", ROOT_INODE, b"h", 2)  # RENAME_EXCHANGE
+    await world.open(1, inode)
+    await world.open(1, other)
+    await world.filesystem.unlink(ROOT_INODE, b"g")
+    await world.open(1, other)  # by /proc/self/fd, say
 
 
-def test_a_name_beside_the_one_that_is_renamed_stays_known(world: World) -> None:
+@pytest.mark.trio
+async def test_a_name_beside_the_one_that_is_renamed_stays_known(world: World) -> None:
     """The log of a change through it needs the path, also when the other name and its directory are gone."""
 
-    async def main() -> None:
-        inode = await world.walk(1, "d/f")
-        directory = await world.walk(1, "d")
-        request.answer("link", Caller(ME.uid, ME.gid, 1))
-        await world.filesystem.link(inode, ROOT_INODE, b"beside")
-        for old, new in ((b"f", b"g"), (b"g", b"h")):
-            await world.filesystem.rename(directory, old, directory, new, 0)
-        route = world.filesystem.tree.routes[0]
-        assert world.filesystem.names.of(route, world.file) == "/d/h"
-        world.volume.unlink(world.directory, b"h")
-        world.volume.rmdir(ROOT_NODE, b"d")
-        assert world.filesystem.names.of(route, world.file) == "/beside"
-
-    trio.run(main)
+    inode = await world.walk(1, "d/f")
+    directory = await world.walk(1, "d")
+    request.answer("link", Caller(ME.uid, ME.gid, 1))
+    await world.filesystem.link(inode, ROOT_INODE, b"beside")
+    for old, new in ((b"f", b"g"), (b"g", b"h")):
+        await world.filesystem.rename(directory, old, directory, new, 0)
+    route = world.filesystem.tree.routes[0]
+    assert world.filesystem.names.of(route, world.file) == "/d/h"
+    world.volume.unlink(world.directory, b"h")
+    world.volume.rmdir(ROOT_NODE, b"d")
+    assert world.filesystem.names.of(route, world.file) == "/beside"
 
 
-def test_names_that_a_listing_gave_are_looked_at_too(world: World) -> None:
-    async def main() -> None:
-        directory = await world.walk(1, "d")
-        number = await world.filesystem.opendir(directory)
-        given: dict[bytes, int] = {}
-
-        def emit(name: bytes, entry: Any, after: int) -> bool:
-            given[name] = entry.inode
-            return True
-
-        await world.filesystem.readdir(number, 0, emit)
-        await world.open(1, given[b"f"])
-        rename_file(world)
-        await world.refused(1, given[b"f"])
-
-    trio.run(main)
+@pytest.mark.trio
+async def test_names_that_a_listing_gave_are_looked_at_too(world: World) -> None:
+    directory = await world.walk(1, "d")
+    number = await world.filesystem.opendir(directory)
+    given = {each.name: each.entry.inode for each in await readdir(world.filesystem, number)}
+    await world.open(1, given[b"f"])
+    rename_file(world)
+    await world.refused(1, given[b"f"])
 
 
 def test_a_name_the_kernel_was_told_to_drop_counts_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,122 +269,108 @@ def test_a_name_the_kernel_was_told_to_drop_counts_for_a_while(monkeypatch: pyte
 # -- attributes and pages ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.trio
 @pytest.mark.fails_without("page_versions")
-def test_pages_are_kept_while_the_version_is_the_one_the_kernel_has_asked_for(world: World) -> None:
-    async def main() -> None:
-        inode = await world.walk(1, "d/f")
-        assert not await world.open(1, inode)
-        assert ("attributes", inode) in world.kernel.told
-        assert not await world.open(1, inode), "it has not asked for the size since"
-        await world.filesystem.getattr(inode)
-        assert await world.open(1, inode)
-        world.volume.write(world.file, 0, b"by another host")
-        world.kernel.told.clear()
-        assert not await world.open(1, inode)
-        assert ("attributes", inode) in world.kernel.told
-
-    trio.run(main)
+async def test_pages_are_kept_while_the_version_is_the_one_the_kernel_has_asked_for(world: World) -> None:
+    inode = await world.walk(1, "d/f")
+    assert not await world.open(1, inode)
+    assert ("attributes", inode) in world.kernel.told
+    assert not await world.open(1, inode), "it has not asked for the size since"
+    await world.filesystem.getattr(inode)
+    assert await world.open(1, inode)
+    world.volume.write(world.file, 0, b"by another host")
+    world.kernel.told.clear()
+    assert not await world.open(1, inode)
+    assert ("attributes", inode) in world.kernel.told
 
 
+@pytest.mark.trio
 @pytest.mark.fails_without("hold_back")
-def test_a_notice_waits_while_the_kernel_takes_in_what_it_has_asked() -> None:
-    async def main() -> None:
-        told: list[int] = []
-        waiting = HoldBack(switches.DEFAULT.hold_back)
-        waiting.tell(5, lambda: told.append(1))
-        assert told == [1], "nobody has just opened it"
+async def test_a_notice_waits_while_the_kernel_takes_in_what_it_has_asked() -> None:
+    told: list[int] = []
+    waiting = HoldBack(switches.DEFAULT.hold_back)
+    waiting.tell(5, lambda: told.append(1))
+    assert told == [1], "nobody has just opened it"
+    await waiting.begin(5, version=2)
+    for number in (2, 3):
+        waiting.tell(5, lambda number=number: told.append(number))
+    waiting.tell(6, lambda: told.append(6))
+    assert told == [1, 6]
+    await settled(lambda: told == [1, 6, 3])
+    waiting.tell(5, lambda: told.append(4))
+    assert told == [1, 6, 3, 4]
+
+
+@pytest.mark.trio
+async def test_an_open_waits_for_a_notice_that_is_on_its_way() -> None:
+    waiting = HoldBack(switches.DEFAULT.hold_back)
+    telling, opened = trio.Event(), trio.Event()
+    token = trio.lowlevel.current_trio_token()
+
+    def notice() -> None:
+        trio.from_thread.run_sync(telling.set, trio_token=token)
+        trio.from_thread.run(trio.sleep, 0.05, trio_token=token)
+        assert not opened.is_set()
+
+    async def open_it() -> None:
+        await telling.wait()
         await waiting.begin(5, version=2)
-        for number in (2, 3):
-            waiting.tell(5, lambda number=number: told.append(number))
-        waiting.tell(6, lambda: told.append(6))
-        assert told == [1, 6]
-        await settled(lambda: told == [1, 6, 3])
-        waiting.tell(5, lambda: told.append(4))
-        assert told == [1, 6, 3, 4]
+        opened.set()
 
-    trio.run(main)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(open_it)
+        await trio.to_thread.run_sync(waiting.tell, 5, notice)
 
 
-def test_an_open_waits_for_a_notice_that_is_on_its_way() -> None:
-    async def main() -> None:
-        waiting = HoldBack(switches.DEFAULT.hold_back)
-        telling, opened = trio.Event(), trio.Event()
-        token = trio.lowlevel.current_trio_token()
-
-        def notice() -> None:
-            trio.from_thread.run_sync(telling.set, trio_token=token)
-            trio.from_thread.run(trio.sleep, 0.05, trio_token=token)
-            assert not opened.is_set()
-
-        async def open_it() -> None:
-            await telling.wait()
-            await waiting.begin(5, version=2)
-            opened.set()
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(open_it)
-            await trio.to_thread.run_sync(waiting.tell, 5, notice)
-
-    trio.run(main)
-
-
-def test_what_is_settled_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.trio
+async def test_what_is_settled_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_cache, "QUIET_S", -1.0)
     monkeypatch.setattr(page_cache, "MAX_OPENED", 10)
 
-    async def main() -> None:
-        waiting = HoldBack(switches.DEFAULT.hold_back)
-        for inode in range(1000):
-            await waiting.begin(inode, version=1)
-        assert len(waiting._opened) <= 10
-
-    trio.run(main)
+    waiting = HoldBack(switches.DEFAULT.hold_back)
+    for inode in range(1000):
+        await waiting.begin(inode, version=1)
+    assert len(waiting._opened) <= 10
 
 
 # -- the feed ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_heard_of_reaches_the_kernel(world: World) -> None:
-    async def main() -> None:
-        inode = await world.walk(1, "d/f")
-        directory = await world.walk(1, "d")
-        world.volume.publish(Change(node=world.file, parent=world.directory, name=b"f"))
-        assert world.kernel.told == [("inode", inode), ("entry", directory, b"f"), ("attributes", directory)]
-
-    trio.run(main)
+@pytest.mark.trio
+async def test_what_is_heard_of_reaches_the_kernel(world: World) -> None:
+    inode = await world.walk(1, "d/f")
+    directory = await world.walk(1, "d")
+    world.volume.publish(Change(node=world.file, parent=world.directory, name=b"f"))
+    assert world.kernel.told == [("inode", inode), ("entry", directory, b"f"), ("attributes", directory)]
 
 
-def test_a_lost_feed_makes_it_a_route_with_a_ttl_until_it_is_back(world: World) -> None:
-    async def main() -> None:
-        (route,) = world.filesystem.tree.routes
-        file, directory = await world.walk(1, "d/f"), await world.walk(1, "d")
-        assert (await world.filesystem.lookup(directory, b"f")).timeout_s == COHERENT_TIMEOUT_S
-        assert (await world.filesystem.lookup(ROOT_INODE, b"d")).timeout_s == SHARED_DIRECTORY_TIMEOUT_S
-        world.volume.features = replace(world.volume.features, change_feed=False)
-        world.volume.publish(Change())
-        assert not route.policy.coherent
-        assert (await world.filesystem.lookup(directory, b"f")).timeout_s == 1.0
-        assert {("inode", file), ("inode", directory), ("entry", directory, b"f")} <= set(world.kernel.told)
-        assert ("entry", ROOT_INODE, b"d") not in world.kernel.told, "somebody may stand in it"
+@pytest.mark.trio
+async def test_a_lost_feed_makes_it_a_route_with_a_ttl_until_it_is_back(world: World) -> None:
+    (route,) = world.filesystem.tree.routes
+    file, directory = await world.walk(1, "d/f"), await world.walk(1, "d")
+    assert (await world.filesystem.lookup(directory, b"f")).timeout_s == COHERENT_TIMEOUT_S
+    assert (await world.filesystem.lookup(ROOT_INODE, b"d")).timeout_s == SHARED_DIRECTORY_TIMEOUT_S
+    world.volume.features = replace(world.volume.features, change_feed=False)
+    world.volume.publish(Change())
+    assert not route.policy.coherent
+    assert (await world.filesystem.lookup(directory, b"f")).timeout_s == 1.0
+    assert {("inode", file), ("inode", directory), ("entry", directory, b"f")} <= set(world.kernel.told)
+    assert ("entry", ROOT_INODE, b"d") not in world.kernel.told, "somebody may stand in it"
 
-        world.volume.rename(ROOT_NODE, b"d", ROOT_NODE, b"elsewhere")
-        world.kernel.told.clear()
-        world.volume.features = replace(world.volume.features, change_feed=True)
-        world.volume.publish(Change())
-        assert route.policy.coherent
-        assert ("entry", ROOT_INODE, b"d") in world.kernel.told
-
-    trio.run(main)
+    world.volume.rename(ROOT_NODE, b"d", ROOT_NODE, b"elsewhere")
+    world.kernel.told.clear()
+    world.volume.features = replace(world.volume.features, change_feed=True)
+    world.volume.publish(Change())
+    assert route.policy.coherent
+    assert ("entry", ROOT_INODE, b"d") in world.kernel.told
 
 
-def test_an_explicit_invalidation_looks_at_directories_too(world: World) -> None:
-    async def main() -> None:
-        await world.walk(1, "d/f")
-        await world.walk(1, "d")
-        world.filesystem.invalidation.expire(world.filesystem.tree.routes[0])
-        assert ("entry", ROOT_INODE, b"d") not in world.kernel.told
-        world.volume.rename(ROOT_NODE, b"d", ROOT_NODE, b"elsewhere")
-        world.filesystem.invalidation.expire(world.filesystem.tree.routes[0])
-        assert ("entry", ROOT_INODE, b"d") in world.kernel.told
-
-    trio.run(main)
+@pytest.mark.trio
+async def test_an_explicit_invalidation_looks_at_directories_too(world: World) -> None:
+    await world.walk(1, "d/f")
+    await world.walk(1, "d")
+    world.filesystem.invalidation.expire(world.filesystem.tree.routes[0])
+    assert ("entry", ROOT_INODE, b"d") not in world.kernel.told
+    world.volume.rename(ROOT_NODE, b"d", ROOT_NODE, b"elsewhere")
+    world.filesystem.invalidation.expire(world.filesystem.tree.routes[0])
+    assert ("entry", ROOT_INODE, b"d") in world.kernel.told

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 import trio
+from raising import raising
 from smallkernel import SmallKernel
 
 from fusebackend.backends.directory.backend import FilesystemBackend
@@ -77,7 +78,8 @@ def test_a_change_does_not_wait_for_ever(mount: Mount) -> None:
     assert mount.content == b"new"
 
 
-def test_what_is_opened_meanwhile_waits_for_the_change(mount: Mount) -> None:
+@pytest.mark.trio
+async def test_what_is_opened_meanwhile_waits_for_the_change(mount: Mount) -> None:
     """The change is held up where it is told, and is over for whoever gets in."""
     told, go_on = threading.Event(), threading.Event()
 
@@ -93,19 +95,17 @@ def test_what_is_opened_meanwhile_waits_for_the_change(mount: Mount) -> None:
     async def open_it() -> None:
         opened.append((await mount.filesystem.open(mount.kernel.inode("/f"), os.O_RDONLY)).number)
 
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(open_it)
-            await trio.sleep(20 * grace_module.POLL_S)
-            assert opened == [] and len(mount.filesystem.files) == 0
-            go_on.set()
-
-    trio.run(main)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(open_it)
+        await trio.sleep(20 * grace_module.POLL_S)
+        assert opened == [] and len(mount.filesystem.files) == 0
+        go_on.set()
     thread.join(LONG_S)
     assert len(opened) == len(mount.filesystem.files) == 1
 
 
-def test_what_waits_for_a_change_waits_for_the_next_one_too(mount: Mount) -> None:
+@pytest.mark.trio
+async def test_what_waits_for_a_change_waits_for_the_next_one_too(mount: Mount) -> None:
     """The second begins when the first has ended, before the file is in the table of those that are open."""
     grace, routes, inode = mount.filesystem.write_barrier, mount.filesystem.tree.routes, mount.kernel.inode("/f")
     end = grace.begin(routes, inode)
@@ -119,18 +119,15 @@ def test_what_waits_for_a_change_waits_for_the_next_one_too(mount: Mount) -> Non
 
     mount.filesystem.files.add = adding  # type: ignore[method-assign]
 
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(mount.filesystem.open, inode, os.O_RDONLY)
-            await trio.sleep(2 * grace_module.POLL_S)
-            end()
-            with trio.fail_after(LONG_S):
-                while len(number) < 2:
-                    await trio.sleep(grace_module.POLL_S)
-            assert len(mount.filesystem.files) == 0
-            second[0]()
-
-    trio.run(main)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(mount.filesystem.open, inode, os.O_RDONLY)
+        await trio.sleep(2 * grace_module.POLL_S)
+        end()
+        with trio.fail_after(LONG_S):
+            while len(number) < 2:
+                await trio.sleep(grace_module.POLL_S)
+        assert len(mount.filesystem.files) == 0
+        second[0]()
     assert len(number) == 3 and len(mount.filesystem.files) == 1
 
 
@@ -143,10 +140,8 @@ def test_an_open_does_not_wait_for_ever(mount: Mount, monkeypatch: pytest.Monkey
 
 
 def test_a_file_that_can_not_be_opened_keeps_nobody_waiting(mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise OSError(5, "broken")
 
-    monkeypatch.setattr(type(mount.filesystem.tree.routes[0].volume), "open", fail)
+    monkeypatch.setattr(type(mount.filesystem.tree.routes[0].volume), "open", raising(OSError(5, "broken")))
     with pytest.raises(OSError, match="broken"):
         mount.kernel.open("/f")
     assert len(mount.filesystem.files) == 0

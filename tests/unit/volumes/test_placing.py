@@ -12,12 +12,15 @@ from typing import Any
 
 import pytest
 from agentface import ME, attr_at, get, heard, node_at, put
+from backend_kinds import opened_backend
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from raising import raising
 
 from fusebackend.backends import FilesystemBackend, InMemoryBackend, SqliteBackend, StoreBackend
 from fusebackend.protocol import ROOT_NODE, AttrChanges
 from fusebackend.remote.volume import volume_of
+from fusebackend.testing.posix.case import fails
 from fusebackend.volumes import placing
 from fusebackend.volumes.contents import data_pieces, opened
 from fusebackend.volumes.placing import BytesSource, KeptSource, Name, NodeSource, State, state_of
@@ -37,30 +40,25 @@ class Held:
 
 @pytest.fixture(params=["memory", "sqlite", "dir", "store"])
 def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Held]:
-    if request.param == "memory":
-        yield Held(InMemoryBackend())
-    elif request.param == "sqlite":
-        with SqliteBackend(tmp_path / "files.db") as backend:
-            yield Held(backend)
-    elif request.param == "dir":
-        (tmp_path / "files").mkdir()
-        yield Held(FilesystemBackend(tmp_path / "files", virtual_mode=True))
-    else:
-        from langgraph.store.memory import InMemoryStore
-
-        yield Held(StoreBackend(InMemoryStore()))
+    with opened_backend(request.param, tmp_path) as backend:
+        yield Held(backend)
 
 
 @pytest.fixture(params=["memory", "sqlite", "dir"])
 def native(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Held]:
-    if request.param == "memory":
-        yield Held(InMemoryBackend())
-    elif request.param == "sqlite":
-        with SqliteBackend(tmp_path / "files.db") as backend:
-            yield Held(backend)
-    else:
-        (tmp_path / "files").mkdir()
-        yield Held(FilesystemBackend(tmp_path / "files", virtual_mode=True))
+    with opened_backend(request.param, tmp_path) as backend:
+        yield Held(backend)
+
+
+@pytest.fixture
+def on_disk(tmp_path: Path) -> Iterator[Held]:
+    with opened_backend("dir", tmp_path) as backend:
+        yield Held(backend)
+
+
+def make(held: Held, source: placing.Source, name: bytes = b"file") -> placing.Placed:
+    with placing.changing(held.volume) as told:
+        return placing.make(held.volume, ROOT_NODE, name, source, told, f"/{name.decode()}")
 
 
 def names(held: Held) -> list[bytes]:
@@ -69,8 +67,8 @@ def names(held: Held) -> list[bytes]:
 
 def test_a_file_is_made_with_its_bytes_and_attributes(native: Held) -> None:
     wanted = STATE._replace(xattrs={b"user.colour": b"red"})
-    with heard(native) as changes, placing.changing(native.volume) as told:
-        placed = placing.make(native.volume, ROOT_NODE, b"file", BytesSource(wanted, b"hello"), told, "/file")
+    with heard(native) as changes:
+        placed = make(native, BytesSource(wanted, b"hello"))
     assert state_of(native.volume, attr_at(native, "/file")) == wanted
     assert get(native, "/file") == b"hello"
     assert placed.lost == () and placed.attr.node == node_at(native, "/file")
@@ -79,8 +77,7 @@ def test_a_file_is_made_with_its_bytes_and_attributes(native: Held) -> None:
 
 
 def test_a_store_takes_the_bytes(kept: Held) -> None:
-    with placing.changing(kept.volume) as told:
-        placing.make(kept.volume, ROOT_NODE, b"file", BytesSource(STATE, b"hello"), told, "/file")
+    make(kept, BytesSource(STATE, b"hello"))
     assert get(kept, "/file") == b"hello"
     with placing.changing(kept.volume) as told:
         placing.overwrite(kept.volume, node_at(kept, "/file"), BytesSource(STATE, b"bye"), told, "/file")
@@ -89,8 +86,8 @@ def test_a_store_takes_the_bytes(kept: Held) -> None:
 
 def test_only_a_vacant_name_is_taken(kept: Held) -> None:
     put(kept, "/file", b"theirs")
-    with pytest.raises(FileExistsError), placing.changing(kept.volume) as told:
-        placing.make(kept.volume, ROOT_NODE, b"file", BytesSource(STATE, b"ours"), told, "/file")
+    with pytest.raises(FileExistsError):
+        make(kept, BytesSource(STATE, b"ours"))
     assert get(kept, "/file") == b"theirs"
     assert names(kept) == [b"file"]
 
@@ -115,9 +112,8 @@ def test_a_volume_without_links_says_so() -> None:
 
     volume = volume_of(StoreBackend(InMemoryStore()))
     link = STATE._replace(mode=stat.S_IFLNK | 0o777, target=b"else")
-    with pytest.raises(OSError) as refused, placing.changing(volume) as told:
+    with fails(errno.EPERM), placing.changing(volume) as told:
         placing.make(volume, ROOT_NODE, b"link", KeptSource(link), told, "/link")
-    assert refused.value.errno == errno.EPERM
     assert told == []
 
 
@@ -132,8 +128,8 @@ class Failing:
 
 
 def test_an_error_leaves_nothing(native: Held) -> None:
-    with pytest.raises(OSError, match="torn"), placing.changing(native.volume) as told:
-        placing.make(native.volume, ROOT_NODE, b"file", Failing(), told, "/file")
+    with pytest.raises(OSError, match="torn"):
+        make(native, Failing())
     with pytest.raises(OSError, match="torn"), placing.staged(native.volume, ROOT_NODE, b"file", Failing()):
         pass
     assert names(native) == []
@@ -144,8 +140,7 @@ def test_a_large_file_is_written_with_the_lock_free(native: Held) -> None:
     source = BytesSource(STATE, data)
     with placing.staged(native.volume, ROOT_NODE, b"file", source) as ready:
         assert names(native) == [placing.temporary(b"file")]
-        with placing.changing(native.volume) as told:
-            placing.make(native.volume, ROOT_NODE, b"file", ready, told, "/file")
+        make(native, ready)
     assert get(native, "/file") == data
     assert names(native) == [b"file"]
 
@@ -159,8 +154,7 @@ def test_what_is_not_used_is_removed(native: Held) -> None:
 def test_what_a_crash_has_left_is_replaced(native: Held) -> None:
     put(native, "/" + placing.temporary(b"file").decode(), b"half")
     data = bytes(range(256)) * 8192
-    with placing.changing(native.volume) as told:
-        placing.make(native.volume, ROOT_NODE, b"file", BytesSource(STATE, data), told, "/file")
+    make(native, BytesSource(STATE, data))
     assert get(native, "/file") == data
     assert names(native) == [b"file"]
 
@@ -195,17 +189,6 @@ def test_a_small_file_is_made_as_one_change(tmp_path: Path, size: int) -> None:
         assert get(Held(backend), "/file") == bytes(size)
 
 
-@pytest.fixture
-def on_disk(tmp_path: Path) -> Held:
-    (tmp_path / "files").mkdir()
-    return Held(FilesystemBackend(tmp_path / "files", virtual_mode=True))
-
-
-def make(held: Held, state: State, data: bytes) -> placing.Placed:
-    with placing.changing(held.volume) as told:
-        return placing.make(held.volume, ROOT_NODE, b"file", BytesSource(state, data), told, "/file")
-
-
 def test_a_small_file_on_disk_gets_its_name_when_it_is_complete(on_disk: Held, monkeypatch: pytest.MonkeyPatch) -> None:
     """No temporary name is seen, or left by a crash."""
     wanted = STATE._replace(xattrs={b"user.colour": b"red"}, size=70_000)
@@ -220,9 +203,9 @@ def test_a_small_file_on_disk_gets_its_name_when_it_is_complete(on_disk: Held, m
 
     monkeypatch.setattr(os, "link", linked)
     with pytest.raises(OSError, match="the disk has failed"):
-        make(on_disk, wanted, b"x" * 70_000)
+        make(on_disk, BytesSource(wanted, b"x" * 70_000))
     assert names(on_disk) == []
-    make(on_disk, wanted, b"x" * 70_000)
+    make(on_disk, BytesSource(wanted, b"x" * 70_000))
     assert seen == [([], 70_000)] * 2 and names(on_disk) == [b"file"]
     assert state_of(on_disk.volume, attr_at(on_disk, "/file")) == wanted
     assert get(on_disk, "/file") == b"x" * 70_000
@@ -239,17 +222,17 @@ def test_where_no_file_can_be_nameless(on_disk: Held, monkeypatch: pytest.Monkey
         return open_it(path, flags, *mode, **where)
 
     monkeypatch.setattr(os, "open", opened_as_on_nfs)
-    make(on_disk, wanted, b"hello")
+    make(on_disk, BytesSource(wanted, b"hello"))
     assert state_of(on_disk.volume, attr_at(on_disk, "/file")) == wanted
     assert get(on_disk, "/file") == b"hello" and names(on_disk) == [b"file"]
 
 
 def test_a_file_on_disk_tells_what_it_could_not_be_given(on_disk: Held, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*args: object, **kwargs: object) -> None:
-        raise PermissionError(errno.EPERM, "not root")
 
-    monkeypatch.setattr(os, "setxattr", refused)
-    assert make(on_disk, STATE._replace(xattrs={b"user.colour": b"red"}), b"hello").lost == ("extended attributes",)
+    monkeypatch.setattr(os, "setxattr", raising(PermissionError(errno.EPERM, "not root")))
+    assert make(on_disk, BytesSource(STATE._replace(xattrs={b"user.colour": b"red"}), b"hello")).lost == (
+        "extended attributes",
+    )
     assert get(on_disk, "/file") == b"hello" and names(on_disk) == [b"file"]
 
 
@@ -264,7 +247,7 @@ def test_a_file_on_disk_takes_nothing_from_its_directory(on_disk: Held, tmp_path
     except OSError as error:
         pytest.skip(f"this file system has no ACLs: {error}")
     os.chmod(tmp_path / "files", 0o2755)
-    make(on_disk, STATE, b"hello")
+    make(on_disk, BytesSource(STATE, b"hello"))
     assert state_of(on_disk.volume, attr_at(on_disk, "/file")) == STATE
 
 
@@ -275,9 +258,7 @@ def test_a_kept_file_keeps_its_holes(native: Held, tmp_path: Path) -> None:
         file.seek(8 << 20)
         file.write(b"middle")
         file.truncate(64 << 20)
-    source = KeptSource(STATE._replace(size=64 << 20), str(path))
-    with placing.changing(native.volume) as told:
-        placing.make(native.volume, ROOT_NODE, b"file", source, told, "/file")
+    make(native, KeptSource(STATE._replace(size=64 << 20), str(path)))
     attr = attr_at(native, "/file")
     assert attr.size == 64 << 20 and attr.blocks * 512 < 2 << 20
     assert get(native, "/file") == path.read_bytes()
@@ -300,10 +281,7 @@ def test_an_owner_who_may_not_be_given_is_told(tmp_path: Path, monkeypatch: pyte
     held = Held(FilesystemBackend(tmp_path, virtual_mode=True))
     node = put(held, "/file")
 
-    def refused(*args: object) -> None:
-        raise PermissionError(errno.EPERM, "not root")
-
-    monkeypatch.setattr(os, "chown", refused)
+    monkeypatch.setattr(os, "chown", raising(PermissionError(errno.EPERM, "not root")))
     placed = placing.set_attributes(held.volume, node, STATE._replace(uid=12345, mode=stat.S_IFREG | 0o4755))
     assert placed.lost == ("owner",)
     assert stat.S_IMODE(placed.attr.mode) == 0o755, "set-ID bits are for the owner that it had"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 from counting import Counting, acl_of
+from nodes import refused
 
 from fusebackend.backends.memory import InMemoryBackend
 from fusebackend.backends.sqlite.backend import SqliteBackend
@@ -62,12 +62,6 @@ def file(backend: VolumeBackend, name: bytes = b"file", data: bytes = b"") -> in
     if data:
         backend.volume.write(node, 0, data)
     return node
-
-
-def refused(number: int, call: Any, *arguments: Any) -> None:
-    with pytest.raises(OSError) as failure:
-        call(*arguments)
-    assert failure.value.errno == number
 
 
 def test_without_limits_nothing_is_counted(make: Any) -> None:
@@ -175,47 +169,6 @@ def test_the_error_says_which_limit(make: Any) -> None:
 def test_a_limit_must_be_above_0(make: Any) -> None:
     with pytest.raises(ValueError, match="limit_bytes must be above 0, not 0"):
         make(limit_bytes=0)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_the_sums_are_those_of_the_tree(make: Any, seed: int) -> None:
-    chosen = random.Random(seed)
-    backend = make(limit_bytes=1 << 20, limit_files=30)
-    volume = backend.volume
-    names = [b"n%d" % number for number in range(40)]
-    spent = 0
-    for step in range(600):
-        name, other = chosen.choices(names, k=2)
-        try:
-            node = volume.lookup(ROOT_NODE, name).node
-        except FileNotFoundError:
-            node = 0
-        size, offset = chosen.choice([1, 5000, 70_000]), chosen.choice([0, 0, 4096, 65_000, 1 << 20])
-        try:
-            match chosen.randrange(9) if node else 0:
-                case 0:
-                    node = volume.create(ROOT_NODE, name, 0o644, os.O_RDWR, ME).node
-                    volume.release(node, os.O_RDWR)
-                case 1 | 2 | 3:
-                    volume.write(node, offset, bytes(size))
-                case 4:
-                    volume.setattr(node, AttrChanges(size=chosen.choice([0, 1, 70_000, 1 << 22])))
-                case 5:
-                    volume.unlink(ROOT_NODE, name)
-                case 6:
-                    volume.rename(ROOT_NODE, name, ROOT_NODE, other)
-                case 7:
-                    volume.link(node, ROOT_NODE, other)
-                case 8:
-                    volume.setxattr(node, b"user.x", bytes(chosen.randrange(9000)))
-        except OSError as error:
-            assert error.errno in (errno.EDQUOT, errno.EEXIST)
-            spent += error.errno == errno.EDQUOT
-        if step % 50 == 0 and isinstance(backend, SqliteBackend):
-            backend.volume.write_back()
-        assert usage(backend).used_bytes <= 1 << 20 and usage(backend).used_files <= 30
-    assert usage(backend)[::2] == counted(backend)
-    assert spent
 
 
 def test_what_is_inherited_counts_with_what_is_made(make: Any) -> None:

@@ -6,12 +6,13 @@ import errno
 import os
 import random
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from clocks import MULTIGRAIN
-from nodes import names, put
+from nodes import names, put, refused
+from raising import raising
 
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.backends.postgres import volume as postgres_volume
@@ -29,6 +30,7 @@ from fusebackend.protocol import (
     Caller,
     Change,
 )
+from fusebackend.testing.each import each
 from fusebackend.volumes import posix as tree
 from fusebackend.volumes.chunks import CHUNK_BYTES
 from fusebackend.volumes.posix import TreeVolume
@@ -49,12 +51,6 @@ def volume(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TreeVolum
     made.close()
 
 
-def fails(number: int, call: Callable[..., object], *arguments: object) -> None:
-    with pytest.raises(OSError) as caught:
-        call(*arguments)
-    assert caught.value.errno == number, caught.value
-
-
 # -- names ---------------------------------------------------------------------------------------------------------
 
 
@@ -67,7 +63,7 @@ def test_thousands_of_names_go_and_then_their_directory(volume: TreeVolume) -> N
     volume.sync()
     for name in every[:-1]:
         volume.unlink(directory, name)
-    fails(errno.ENOTEMPTY, volume.rmdir, ROOT_NODE, b"d")
+    refused(errno.ENOTEMPTY, volume.rmdir, ROOT_NODE, b"d")
     assert volume.readdir(directory, b"", 1)[0][0] == every[-1]
     volume.unlink(directory, every[-1])
     volume.rmdir(ROOT_NODE, b"d")
@@ -99,25 +95,24 @@ def test_nothing_is_put_into_a_directory_that_is_gone_but_held(volume: TreeVolum
     file = put(volume, b"file")
     volume.hold(gone)
     volume.rmdir(ROOT_NODE, b"gone")
-    fails(errno.ENOENT, volume.create, gone, b"x", 0o644, os.O_RDWR, ME)
-    fails(errno.ENOENT, volume.mkdir, gone, b"x", 0o755, ME)
-    fails(errno.ENOENT, volume.link, file, gone, b"x")
+    refused(errno.ENOENT, volume.create, gone, b"x", 0o644, os.O_RDWR, ME)
+    refused(errno.ENOENT, volume.mkdir, gone, b"x", 0o755, ME)
+    refused(errno.ENOENT, volume.link, file, gone, b"x")
     for flags in (0, RENAME_NOREPLACE, RENAME_EXCHANGE):
-        fails(errno.ENOENT, volume.rename, ROOT_NODE, b"file", gone, b"x", flags)
+        refused(errno.ENOENT, volume.rename, ROOT_NODE, b"file", gone, b"x", flags)
     assert volume.readdir(gone, b"", 10) == []
     assert volume.getattr(gone).nlink == 0
     volume.forget([gone])
-    fails(errno.ESTALE, volume.getattr, gone)
+    refused(errno.ESTALE, volume.getattr, gone)
 
 
 def test_a_directory_does_not_move_below_itself(volume: TreeVolume) -> None:
     upper = volume.mkdir(ROOT_NODE, b"upper", 0o755, ME).node
     lower = volume.mkdir(upper, b"lower", 0o755, ME).node
-    fails(errno.EINVAL, volume.rename, ROOT_NODE, b"upper", upper, b"x")
-    fails(errno.EINVAL, volume.rename, ROOT_NODE, b"upper", lower, b"x")
-    fails(errno.EINVAL, volume.rename, ROOT_NODE, b"upper", upper, b"lower", RENAME_EXCHANGE)
-    fails(errno.EINVAL, volume.rename, upper, b"lower", ROOT_NODE, b"upper", RENAME_EXCHANGE)
-    fails(errno.EINVAL, volume.rename, ROOT_NODE, b"upper", ROOT_NODE, b"other", 4)
+    refused(errno.EINVAL, volume.rename, ROOT_NODE, b"upper", upper, b"x")
+    refused(errno.EINVAL, volume.rename, ROOT_NODE, b"upper", lower, b"x")
+    refused(errno.EINVAL, volume.rename, ROOT_NODE, b"upper", upper, b"lower", RENAME_EXCHANGE)
+    refused(errno.EINVAL, volume.rename, upper, b"lower", ROOT_NODE, b"upper", RENAME_EXCHANGE)
     assert names(volume) == [b"upper"] and names(volume, upper) == [b"lower"]
 
 
@@ -132,7 +127,7 @@ def test_a_deep_tree_moves(volume: TreeVolume, monkeypatch: pytest.MonkeyPatch) 
     volume.sync()
     assert (volume.getattr(node).nlink, volume.getattr(ROOT_NODE).nlink) == (3, 3)
     assert volume.lookup(node, b"here").node == moving
-    fails(errno.EINVAL, volume.rename, ROOT_NODE, b"d", moving, b"x")
+    refused(errno.EINVAL, volume.rename, ROOT_NODE, b"d", moving, b"x")
 
 
 def test_names_of_any_bytes(volume: TreeVolume) -> None:
@@ -156,7 +151,7 @@ def test_a_nameless_file_lives_as_long_as_somebody_has_it(volume: TreeVolume, or
     volume.write(node, 0, b"still here")
     volume.unlink(ROOT_NODE, b"f")
     volume.sync()
-    fails(errno.ENOENT, volume.link, node, ROOT_NODE, b"back")
+    refused(errno.ENOENT, volume.link, node, ROOT_NODE, b"back")
     if order == "release first":
         volume.release(node, os.O_RDWR)
         assert volume.getattr(node).nlink == 0
@@ -165,7 +160,7 @@ def test_a_nameless_file_lives_as_long_as_somebody_has_it(volume: TreeVolume, or
         volume.forget([node])
         assert volume.read(node, 0, 100) == b"still here"
         volume.release(node, os.O_RDWR)
-    fails(errno.ESTALE, volume.getattr, node)
+    refused(errno.ESTALE, volume.getattr, node)
 
 
 def test_forgetting_what_was_never_held_or_is_gone_is_harmless(volume: TreeVolume) -> None:
@@ -265,19 +260,26 @@ def test_the_first_read_of_a_day_sets_atime(volume: TreeVolume, monkeypatch: pyt
 
 def test_operations_on_the_wrong_kind(volume: TreeVolume) -> None:
     file, directory = put(volume, b"f"), volume.mkdir(ROOT_NODE, b"d", 0o755, ME).node
-    fails(errno.ENOTDIR, volume.lookup, file, b"x")
-    fails(errno.ENOTDIR, volume.readdir, file, b"", 10)
-    fails(errno.ENOTDIR, volume.mkdir, file, b"x", 0o755, ME)
-    fails(errno.ENOTDIR, volume.unlink, file, b"x")
-    fails(errno.ENOTDIR, volume.rename, ROOT_NODE, b"f", file, b"x")
-    fails(errno.ENOTDIR, volume.rmdir, ROOT_NODE, b"f")
-    fails(errno.EISDIR, volume.unlink, ROOT_NODE, b"d")
-    fails(errno.EPERM, volume.link, directory, ROOT_NODE, b"x")
-    fails(errno.EINVAL, volume.readlink, file)
-    fails(errno.EISDIR, volume.read, directory, 0, 1)
-    fails(errno.EISDIR, volume.setattr, directory, AttrChanges(size=1))
-    fails(errno.ESTALE, volume.getattr, 999)
-    fails(errno.ENOENT, volume.lookup, ROOT_NODE, b"x")
+    for case in each(
+        [
+            (errno.ENOTDIR, "lookup", file, b"x"),
+            (errno.ENOTDIR, "readdir", file, b"", 10),
+            (errno.ENOTDIR, "mkdir", file, b"x", 0o755, ME),
+            (errno.ENOTDIR, "unlink", file, b"x"),
+            (errno.ENOTDIR, "rename", ROOT_NODE, b"f", file, b"x"),
+            (errno.ENOTDIR, "rmdir", ROOT_NODE, b"f"),
+            (errno.EISDIR, "unlink", ROOT_NODE, b"d"),
+            (errno.EPERM, "link", directory, ROOT_NODE, b"x"),
+            (errno.EINVAL, "readlink", file),
+            (errno.EISDIR, "read", directory, 0, 1),
+            (errno.EISDIR, "setattr", directory, AttrChanges(size=1)),
+            (errno.ESTALE, "getattr", 999),
+            (errno.ENOENT, "lookup", ROOT_NODE, b"x"),
+            (errno.EINVAL, "rename", ROOT_NODE, b"d", ROOT_NODE, b"other", 4),
+        ]
+    ):
+        with case as (number, verb, *arguments):
+            refused(number, getattr(volume, verb), *arguments)
 
 
 # -- data ----------------------------------------------------------------------------------------------------------
@@ -291,8 +293,8 @@ def test_a_file_as_long_as_an_offset_can_say(volume: TreeVolume) -> None:
     assert volume.read(file, (1 << 50) - 5, 100) == b"\0\0end"
     assert volume.getattr(file).blocks == CHUNK_BYTES // 512
     volume.write(file, (1 << 63) - 2, b"x")
-    fails(errno.EFBIG, volume.write, file, (1 << 63) - 1, b"x")
-    fails(errno.EFBIG, volume.setattr, file, AttrChanges(size=1 << 63))
+    refused(errno.EFBIG, volume.write, file, (1 << 63) - 1, b"x")
+    refused(errno.EFBIG, volume.setattr, file, AttrChanges(size=1 << 63))
     volume.sync()
     volume.setattr(file, AttrChanges(size=0))
     assert (volume.getattr(file).blocks, volume.read(file, 0, 10)) == (0, b"")
@@ -304,10 +306,7 @@ def test_every_subscriber_hears_of_every_change_even_after_one_failed(
 ) -> None:
     heard: list[Change] = []
 
-    def fail(change: Change) -> None:
-        raise RuntimeError("a listener's own defect")
-
-    end = volume.subscribe(fail)
+    end = volume.subscribe(raising(RuntimeError("a listener's own defect")))
     volume.subscribe(heard.append)
     volume.publish(Change(node=2), Change(node=3))
     end()

@@ -9,6 +9,7 @@ import stat
 import pytest
 from agentface import attr_at, get, heard, node_at, put
 from for_each import for_each
+from raising import raising
 
 from fusebackend.backends.memory import InMemoryBackend, InMemoryVolume
 from fusebackend.base.errors import oserror
@@ -168,10 +169,8 @@ class TestChanges:
         assert changes == []
 
     def test_a_subscriber_that_fails_ends_nothing(self, backend, tree, caplog):
-        def fail(change):
-            raise RuntimeError("listener")
 
-        stop = tree.subscribe(fail)
+        stop = tree.subscribe(raising(RuntimeError("listener")))
         assert backend.write("/file.txt", "x").error is None
         assert "listener" in caplog.text
         caplog.clear()
@@ -202,22 +201,15 @@ class TestOtherVolumes:
 
     def test_a_flush_that_fails_is_an_error_and_leaves_no_file(self, monkeypatch):
         with VolumeBackend(WholeFileVolume()) as backend:
-
-            def flush(node):
-                raise oserror(errno.ENOSPC)
-
-            monkeypatch.setattr(backend.volume, "flush", flush)
+            monkeypatch.setattr(backend.volume, "flush", raising(oserror(errno.ENOSPC)))
             assert backend.write("/file.txt", "x").error.endswith(os.strerror(errno.ENOSPC))
             assert backend.ls("/").entries == []
 
     def test_a_read_only_volume_denies(self, backend, tree, monkeypatch):
         put(backend, "/file.txt", b"text")
 
-        def refuse(*args):
-            raise oserror(errno.EROFS)
-
         for method in ("create", "mknod", "mkdir", "write", "setattr", "unlink", "rmdir", "rename"):
-            monkeypatch.setattr(tree, method, refuse)
+            monkeypatch.setattr(tree, method, raising(oserror(errno.EROFS)))
         assert backend.upload_files([("/new.txt", b"")])[0].error == "permission_denied"
         assert backend.upload_files([("/file.txt", b"x")])[0].error == "permission_denied"
         for error in (

@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 from agentface import ME, attr_at, get, node_at, put
+from raising import raising
 from together import together
 
 from fusebackend.base.errors import oserror
@@ -75,10 +76,7 @@ class TestUndoing:
     def test_an_edit_that_can_not_be_undone_is_logged(self, backend, monkeypatch, caplog):
         put(backend, "/file.txt", b"old")
 
-        def write(node, offset, data):
-            raise oserror(errno.EIO)
-
-        monkeypatch.setattr(backend.volume, "write", write)
+        monkeypatch.setattr(backend.volume, "write", raising(oserror(errno.EIO)))
         assert backend.edit("/file.txt", "old", "new").error
         assert "could not be put back" in caplog.text
         caplog.clear()
@@ -86,10 +84,7 @@ class TestUndoing:
     def test_a_move_that_fails_makes_no_parents(self, backend, monkeypatch):
         put(backend, "/file.txt")
 
-        def rename(*args):
-            raise oserror(errno.EROFS)
-
-        monkeypatch.setattr(backend.volume, "rename", rename)
+        monkeypatch.setattr(backend.volume, "rename", raising(oserror(errno.EROFS)))
         assert backend.move("/file.txt", "/new/dir/file.txt").error.endswith(os.strerror(errno.EROFS))
         assert [entry["path"] for entry in backend.ls("/").entries] == ["/file.txt"]
 
@@ -182,10 +177,7 @@ class TestOthersMeanwhile:
     def test_an_error_of_the_storage_ends_a_search(self, backend, tree, monkeypatch):
         put(backend, "/a.txt", b"needle")
 
-        def fail(node, offset, size):
-            raise oserror(errno.EIO)
-
-        monkeypatch.setattr(tree, "read", fail)
+        monkeypatch.setattr(tree, "read", raising(oserror(errno.EIO)))
         result = backend.grep("needle")
         assert result.error == f"Error searching '/': {os.strerror(errno.EIO)}" and result.matches is None
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import hypothesis
+from hypothesis.stateful import rule
 from profiles import examples
 from sqlite_machine import FailingSqliteMachine, SqliteMachine
 
@@ -37,6 +38,11 @@ class DirectoryVolumeMachine(VolumeMachine):
 
     def reopen_volume(self) -> Volume:
         return DirectoryVolume(self.path)
+
+    @rule()
+    def close_descriptors(self) -> None:
+        """Each directory has to be found again by the names above it."""
+        self.volume._places.forget()
 
     def teardown(self) -> None:
         super().teardown()

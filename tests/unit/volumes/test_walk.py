@@ -27,7 +27,6 @@ def test_a_directory_comes_before_what_is_in_it(backend: InMemoryBackend) -> Non
 
 def test_paths_begin_where_the_walk_does(backend: InMemoryBackend) -> None:
     top = find(backend.volume, "/a")
-    assert top is not None
     assert {path for path, _ in below(backend.volume, top.node, b"/x")} == {b"/x/b", b"/x/b/c.txt", b"/x/d.txt"}
 
 

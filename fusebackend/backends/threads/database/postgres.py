@@ -3,7 +3,8 @@
 There a checkpoint is JSON with the values that are numbers, texts, truths or null; any other value is in
 `checkpoint_blobs`, under its channel's version. A delta channel's snapshot leaves `true` in the JSON and is a blob.
 
-One connection is read-only; a second one writes. A commit anywhere in the cluster changes the server's snapshot, which
+One connection reads; a second one writes. Neither sets anything beyond a transaction, nor prepares a statement: a
+transaction pooler would leave that to others. A commit anywhere in the cluster changes the server's snapshot, which
 is queried every `NEWS_INTERVAL_S` at most. A trigger that notifies would be quicker, but would change the schema of
 another program.
 """
@@ -15,7 +16,7 @@ import errno
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from fusebackend.backends.threads.database.rows import NOTHING, Append, Damaged, LeftOut, Link, News, Place, Raw
 from fusebackend.backends.threads.database.sql import LINE, Dialect, SqlDatabase, document_of, links_of
@@ -23,9 +24,6 @@ from fusebackend.backends.threads.database.values import loads, require
 from fusebackend.base.extras import needed_by
 from fusebackend.base.waiting import will_wait
 from fusebackend.databases.postgres import Reconnecting, connect, translate_errors
-
-if TYPE_CHECKING:
-    from psycopg import Connection
 
 NEWS_INTERVAL_S: Final = 0.05
 """The server is not queried for news more often."""
@@ -111,7 +109,7 @@ class PostgresDatabase(SqlDatabase):
         super().__init__("the checkpoint database", clock)
         self._dsn = dsn
         with needed_by("threads+postgres:"), translate_errors("PostgreSQL can't be reached"):
-            self._reader = Reconnecting(lambda: connect(dsn, _read_only))
+            self._reader = Reconnecting(lambda: connect(dsn))
         server = self._reader.connection.info
         self.identity = f"postgres:{server.host}:{server.port}/{server.dbname}"
         self._writer: Reconnecting | None = None
@@ -203,10 +201,6 @@ class PostgresDatabase(SqlDatabase):
 
     def _ask_among(self, statement: str, place: Place, checkpoints: Sequence[str], **values: Any) -> list[Any]:
         return self._ask(statement, **place._asdict(), checkpoints=list(checkpoints), **values)
-
-
-def _read_only(connection: Connection[Any]) -> None:
-    connection.execute("SET default_transaction_read_only = on")
 
 
 def _errno_of_writing(number: int) -> int:

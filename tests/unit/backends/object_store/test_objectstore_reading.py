@@ -169,15 +169,6 @@ def test_a_local_directory_is_read_as_well(tmp_path: Path, cache: BlockCache) ->
 # -- the right version --------------------------------------------------------------------------------------------
 
 
-def test_an_object_that_has_changed_is_stale(store: MemoryStore, cache: BlockCache) -> None:
-    reader = reader_of(store, cache)
-    assert reader.read(10 * MIB, 100) == DATA[10 * MIB : 10 * MIB + 100]
-    put(store, "key", DATA[::-1])
-    with fails(errno.ESTALE):
-        reader.read(15 * MIB, 100)
-    assert reader_of(store, cache).read(10 * MIB, 100) == DATA[::-1][10 * MIB : 10 * MIB + 100]
-
-
 def test_an_object_that_is_gone_is_stale(store: MemoryStore, cache: BlockCache) -> None:
     reader = reader_of(store, cache)
     obstore.delete(store, "key")

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import obstore
 import pytest
+from for_each import for_each
 from hypothesis import given
 from hypothesis import strategies as st
 from obstore.exceptions import GenericError
@@ -136,11 +137,11 @@ CALLS: dict[str, Callable[[S3Backend], object]] = {
 
 
 @pytest.mark.services
-@pytest.mark.parametrize("refusal", REFUSALS, ids=["503", "429"])
-@pytest.mark.parametrize("call", CALLS)
+@for_each("refusal", REFUSALS)
+@for_each("call", CALLS)
 def test_a_throttled_call_waits_and_succeeds(bucket, caplog, call: str, refusal: tuple[int, str]) -> None:
     proxy, at = bucket
-    with S3Backend(at.name, ttl=0.0, **at.options()) as backend:
+    with S3Backend(at.name, f"{call}{refusal[0]}", ttl=0.0, **at.options()) as backend:
         assert backend.write("/file", "text").error is None
         assert backend.write("/directory/other", "text").error is None
         proxy.requests.clear()

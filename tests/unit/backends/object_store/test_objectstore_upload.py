@@ -29,8 +29,8 @@ from fusebackend.backends.object_store import put as upload
 from fusebackend.backends.object_store.bucket import throttling
 from fusebackend.backends.object_store.bucket.errors import object_errors
 from fusebackend.backends.object_store.bucket.s3_extras import S3Extras
-from fusebackend.backends.object_store.put import UPLOAD_ATTRIBUTE, put
-from fusebackend.remote.buffer import Buffer
+from fusebackend.backends.object_store.put import put
+from fusebackend.remote.buffer import Buffer, digest_of
 from fusebackend.testing.posix.case import fails
 
 MIB = 1 << 20
@@ -141,6 +141,7 @@ def test_a_buffer_is_a_file(steps: list[tuple[object, ...]], spill_bytes: int) -
             case ("put",):
                 assert put(store, "key", buffer).size == len(model)
         assert buffer.size == len(model)
+    assert buffer.digest() == digest_of(bytes(model))
     put(store, "key", buffer)
     assert content(store, "key") == model
     buffer.close()
@@ -535,12 +536,3 @@ print(buffer.read(0, buffer.size) == data + b"more")
 def test_a_buffer_that_finds_the_disk_full_on_the_way_there_keeps_its_bytes() -> None:
     done = subprocess.run([sys.executable, "-c", FULL_DISK], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.splitlines() == [f"OSError {errno.EFBIG}"] * 2 + ["True", "True"]
-
-
-def test_every_upload_has_a_name_of_its_own() -> None:
-    store = MemoryStore()
-    names = set()
-    for _ in range(3):
-        put(store, "key", buffer_of(b"same"))
-        names.add(obstore.get(store, "key").attributes[UPLOAD_ATTRIBUTE])
-    assert len(names) == 3

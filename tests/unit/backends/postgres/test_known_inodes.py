@@ -12,7 +12,8 @@ import pytest
 from eventually import eventually
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, rule
-from round_trips import Trips, counted
+from nodes import put
+from round_trips import Trips
 from services.postgres import Postgres
 
 from fusebackend.backends import PostgresBackend
@@ -218,19 +219,6 @@ def hosts(postgres: Postgres) -> Iterator[tuple[PostgresVolume, PostgresVolume]]
         yield one, two
 
 
-@pytest.fixture
-def trips(monkeypatch: pytest.MonkeyPatch) -> Trips:
-    return counted(monkeypatch)
-
-
-def put(volume: PostgresVolume, content: bytes) -> int:
-    node = volume.create(ROOT_NODE, b"file", 0o644, os.O_RDWR, ME).node
-    volume.write(node, 0, content)
-    volume.flush(node)
-    volume.release(node, os.O_RDWR)
-    return node
-
-
 def whole(volume: PostgresVolume, node: int) -> bytes:
     volume.open(node, os.O_RDONLY)
     try:
@@ -247,7 +235,7 @@ def test_a_small_file_is_opened_and_read_in_one_round_trip(
     hosts: tuple[PostgresVolume, PostgresVolume], trips: Trips
 ) -> None:
     one, two = hosts
-    node = put(one, b"content")
+    node = put(one, b"file", b"content")
     eventually(lambda: trips(lambda: whole(two, node)) == 1, LIMIT_S)  # once it is told of all changes
     large = 100_000
     one.open(node, os.O_RDWR)
@@ -258,24 +246,11 @@ def test_a_small_file_is_opened_and_read_in_one_round_trip(
 
 
 @pytest.mark.services
-def test_an_open_asks_what_another_host_has_closed(hosts: tuple[PostgresVolume, PostgresVolume]) -> None:
-    one, two = hosts
-    node = put(one, b"0")
-    for number in range(1, 30):
-        writer, reader = (one, two) if number % 2 else (two, one)
-        writer.open(node, os.O_RDWR)
-        writer.write(node, 0, b"%d" % number)
-        assert writer.read(node, 0, 9) == b"%d" % number
-        writer.release(node, os.O_RDWR)
-        assert whole(reader, node) == b"%d" % number
-
-
-@pytest.mark.services
 def test_what_was_opened_changes_with_a_change_of_this_host_and_one_that_is_told(
     hosts: tuple[PostgresVolume, PostgresVolume],
 ) -> None:
     one, two = hosts
-    node = put(one, b"before")
+    node = put(one, b"file", b"before")
     two.open(node, os.O_RDONLY)
     two.open(node, os.O_WRONLY)
     two.write(node, 0, b"after!")
@@ -293,7 +268,7 @@ def test_access_times_are_shown_at_once_and_stored_together(
     hosts: tuple[PostgresVolume, PostgresVolume], trips: Trips
 ) -> None:
     one, two = hosts
-    node = put(one, b"content")
+    node = put(one, b"file", b"content")
     one.setattr(node, AttrChanges(atime_ns=1, mtime_ns=2))
     assert trips(lambda: whole(one, node)) == 1
     shown = one.getattr(node).atime_ns

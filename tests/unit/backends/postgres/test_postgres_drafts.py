@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import psycopg
 import pytest
 from eventually import eventually
+from for_each import for_each
+from postgres_hosts import ME
+from round_trips import Statements, meddle, refuse_commits, sent
 from together import together
 
 from fusebackend.backends import PostgresBackend
@@ -21,7 +24,6 @@ from fusebackend.protocol import RENAME_NOREPLACE, ROOT_NODE, Attr, AttrChanges,
 
 pytestmark = pytest.mark.services
 
-ME = Caller(1000, 1000)
 LIMIT_S = 30.0
 LONG_AGO_NS = 10**18
 
@@ -33,30 +35,9 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def one(database: str, request: pytest.FixtureRequest) -> Iterator[PostgresVolume]:
-    volume = PostgresVolume(database, request.node.name)
-    yield volume
-    volume.close()
-
-
-@pytest.fixture
-def two(database: str, request: pytest.FixtureRequest, one: PostgresVolume) -> Iterator[PostgresVolume]:
-    volume = PostgresVolume(database, request.node.name)
-    yield volume
-    volume.close()
-
-
-@pytest.fixture
 def batches(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The statements of each round trip of a transaction."""
-    sent: list[list[str]] = []
-
-    def send(connection: psycopg.Connection[object], statements: list[pipeline.Statement]) -> list[pipeline.Rows]:
-        sent.append([query for query, _ in statements])
-        return pipeline.send(connection, statements)
-
-    monkeypatch.setattr("fusebackend.backends.postgres.transaction.send", send)
-    return sent
+    return sent(monkeypatch)
 
 
 def create(volume: PostgresVolume, name: bytes = b"file", mode: int = 0o600) -> int:
@@ -126,17 +107,6 @@ def test_a_directorys_attributes_are_those_of_the_last_change_that_was_told(
     assert set(modes) == {0o40700}
 
 
-def test_hosts_that_make_names_in_one_directory_do_not_lose_any(one: PostgresVolume, two: PostgresVolume) -> None:
-    def make(volume: PostgresVolume, tag: bytes) -> None:
-        for number in range(40):
-            volume.mkdir(ROOT_NODE, tag + b"%d" % number, 0o755, ME)
-
-    together(*(partial(make, volume, tag) for volume, tag in ((one, b"a"), (two, b"b"))))
-    assert len(one.readdir(ROOT_NODE, b"", 200)) == 80
-    assert two.lookup(ROOT_NODE, b"a0").nlink == 2
-    assert one._read_inode(ROOT_NODE).nlink == two._read_inode(ROOT_NODE).nlink == 82
-
-
 def test_the_name_is_there_at_once_and_the_bytes_after_the_close(one: PostgresVolume, two: PostgresVolume) -> None:
     node = draft(one)
     with pytest.raises(FileExistsError):
@@ -146,23 +116,22 @@ def test_the_name_is_there_at_once_and_the_bytes_after_the_close(one: PostgresVo
     assert two.read(node, 0, 100) == b"draft"
 
 
-@pytest.mark.parametrize(
-    "look",
-    [
-        lambda volume, node: volume.read(node, 0, 9) == b"draft",
-        lambda volume, node: volume.getattr(node).size == 5,
-        lambda volume, node: volume.lookup(ROOT_NODE, b"file").size == 5,
-        lambda volume, node: [attr.size for _, attr in volume.readdir(ROOT_NODE, b"", 9)] == [5],
-        lambda volume, node: volume.open(node, os.O_RDONLY).size == 5,
-        lambda volume, node: volume.next_data(node, 0) == 0,
-        lambda volume, node: volume.listxattr(node) == [b"user.a"],
-    ],
-    ids=["read", "getattr", "lookup", "readdir", "open", "next_data", "listxattr"],
-)
-def test_this_host_sees_it_at_once(one: PostgresVolume, look: Callable[[PostgresVolume, int], bool]) -> None:
-    node = draft(one)
+LOOKS: dict[str, Callable[[PostgresVolume, bytes, int], object]] = {
+    "read": lambda volume, name, node: volume.read(node, 0, 9) == b"draft",
+    "getattr": lambda volume, name, node: volume.getattr(node).size == 5,
+    "lookup": lambda volume, name, node: volume.lookup(ROOT_NODE, name).size == 5,
+    "readdir": lambda volume, name, node: dict(volume.readdir(ROOT_NODE, b"", 9))[name].size == 5,
+    "open": lambda volume, name, node: volume.open(node, os.O_RDONLY).size == 5,
+    "next_data": lambda volume, name, node: volume.next_data(node, 0) == 0,
+    "listxattr": lambda volume, name, node: volume.listxattr(node) == [b"user.a"],
+}
+
+
+@for_each("how", LOOKS)
+def test_this_host_sees_it_at_once(one: PostgresVolume, how: str) -> None:
+    node = draft(one, how.encode())
     one.setxattr(node, b"user.a", b"b")
-    assert look(one, node)
+    assert LOOKS[how](one, how.encode(), node)
     assert one.read(node, 0, 9) == b"draft"
     assert one.getxattr(node, b"user.a") == b"b"
 
@@ -336,16 +305,6 @@ def test_this_host_answers_with_another_hosts_change_once_it_has_been_told(
     assert set(modes) == {0o100444}
 
 
-def refuse(monkeypatch: pytest.MonkeyPatch, instead: str) -> None:
-    """Have a statement in place of each commit."""
-
-    def send(connection: psycopg.Connection[object], statements: list[pipeline.Statement]) -> list[pipeline.Rows]:
-        changed = [(instead, ()) if query == "COMMIT" else (query, values) for query, values in statements]
-        return pipeline.send(connection, changed)
-
-    monkeypatch.setattr("fusebackend.backends.postgres.transaction.send", send)
-
-
 FULL = "DO $$ BEGIN RAISE EXCEPTION 'no space' USING ERRCODE = '53100'; END $$"
 
 
@@ -354,7 +313,7 @@ def test_an_error_is_that_of_the_close_and_of_no_later_one(
 ) -> None:
     node = draft(one)
     with monkeypatch.context() as patch:
-        refuse(patch, FULL)
+        refuse_commits(patch, FULL)
         with pytest.raises(OSError, match="no space") as caught:
             one.flush(node)
         assert caught.value.errno == errno.ENOSPC
@@ -371,7 +330,7 @@ def test_so_is_one_that_came_before(
     monkeypatch.setattr(drafts, "DRAFT_S", 0.0)
     with monkeypatch.context() as patch:
         node = create(one)
-        refuse(patch, FULL)
+        refuse_commits(patch, FULL)
         one.write(node, 0, b"draft")
         eventually(lambda: "can't be stored" in caplog.text, LIMIT_S)
     with pytest.raises(OSError, match="no space"):
@@ -383,7 +342,7 @@ def test_the_error_of_one_file_is_none_of_another(one: PostgresVolume, monkeypat
     fails, works = draft(one, b"fails"), draft(one, b"works")
     one.flush(works)
     with monkeypatch.context() as patch:
-        refuse(patch, FULL)
+        refuse_commits(patch, FULL)
         one.fsync(works)
     with pytest.raises(OSError, match="no space"):
         one.flush(fails)
@@ -398,15 +357,15 @@ def test_a_connection_that_is_lost_at_the_commit_loses_nothing(
     two.open(node, os.O_RDWR)
     cut: list[int] = []
 
-    def send(connection: psycopg.Connection[object], statements: list[pipeline.Statement]) -> list[pipeline.Rows]:
+    def lose(connection: psycopg.Connection[object], statements: Statements) -> Statements:
         if ("COMMIT", ()) in statements and not cut:
             cut.append(1)
             if when == "after":
                 pipeline.send(connection, statements)
             two._query(("SELECT pg_terminate_backend(%s::int)", (connection.info.backend_pid,)))
-        return pipeline.send(connection, statements)
+        return statements
 
-    monkeypatch.setattr("fusebackend.backends.postgres.transaction.send", send)
+    meddle(monkeypatch, lose)
     one.flush(node)
     assert cut
     monkeypatch.undo()

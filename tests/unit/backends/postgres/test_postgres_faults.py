@@ -13,6 +13,7 @@ from functools import partial
 
 import psycopg
 import pytest
+from round_trips import refuse_commits
 from services.postgres import PORT, Server, running
 from services.stall import Stall
 from together import together
@@ -181,14 +182,7 @@ def test_a_write_that_failed_is_no_conflict(volume: PostgresVolume, monkeypatch:
     node = volume.create(ROOT_NODE, b"log", 0o644, os.O_RDWR, ME).node
     volume.setattr(node, AttrChanges(size=0))
     volume.write(node, 0, b"first")
-    whole = pipeline.send
-
-    def refuse(connection: psycopg.Connection[object], statements: list[pipeline.Statement]) -> list[pipeline.Rows]:
-        if statements[-1][0] == "COMMIT":
-            statements = [*statements[:-1], ("SELECT 1 / 0", ())]
-        return whole(connection, statements)
-
-    monkeypatch.setattr("fusebackend.backends.postgres.transaction.send", refuse)
+    refuse_commits(monkeypatch)
     for change in (lambda: volume.write(node, 5, b"second"), lambda: volume.setattr(node, AttrChanges(size=0))):
         with pytest.raises(OSError, match="division by zero"):
             change()
@@ -204,15 +198,7 @@ def test_an_agent_is_told_of_a_failed_commit(server: Server, monkeypatch: pytest
     told: list[object] = []
     with PostgresBackend(server.dsn(), "agent") as backend:
         backend.volume.subscribe(told.append)
-        whole = pipeline.send
-
-        def refuse(connection: psycopg.Connection[object], statements: list[pipeline.Statement]) -> list[pipeline.Rows]:
-            if ("COMMIT", ()) in statements:
-                told.clear()
-                statements = [*statements[: statements.index(("COMMIT", ()))], ("SELECT 1 / 0", ())]
-            return whole(connection, statements)
-
-        monkeypatch.setattr("fusebackend.backends.postgres.transaction.send", refuse)
+        refuse_commits(monkeypatch)
         error = backend.write("/file.txt", "x").error
         assert error is not None
         assert "division by zero" in error

@@ -1,91 +1,125 @@
-"""The change feed of a PostgreSQL volume: what another session changes is told, and that the connection was lost."""
+"""The change feed of a PostgreSQL volume: what other hosts change is told, and that the connection was lost.
+
+No row of it is skipped or stalled, in whatever order transactions and servers end.
+"""
 
 from __future__ import annotations
 
-import queue
+import contextlib
+import random
 import tempfile
+import time
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import psycopg
 import pytest
+from ears import Ear
+from eventually import eventually
+from for_each import for_each
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nodes import ME
+from profiles import amount, examples
+from services.postgres import Server, running
 from services.stall import Stall
+from together import together
 
-from fusebackend.backends import PostgresBackend
 from fusebackend.backends.postgres import feed
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.databases import listener
-from fusebackend.protocol import ROOT_NODE, Caller, Change, Link
+from fusebackend.protocol import ROOT_NODE, Change, Link
 
 pytestmark = pytest.mark.services
 
-ME = Caller(0, 0)
-PATIENCE_S = 30.0
+LIMIT_S = 30.0
 
 
-class Ear:
-    """Takes what a volume tells."""
+class Host(PostgresVolume):
+    """A volume that records what it is told of."""
 
-    def __init__(self, volume: PostgresVolume) -> None:
-        self._told: queue.Queue[Change] = queue.Queue()
-        volume.subscribe(self._told.put)
+    def __init__(self, dsn: str) -> None:
+        self.ear: Ear[Change] = Ear()
+        super().__init__(dsn, "v")
+        self.subscribe(self.ear)
+
+    def make(self, name: bytes) -> int:
+        return self.mknod(ROOT_NODE, name, 0o100644, 0, ME).node
 
     def wait(self, wanted: Change) -> list[Change]:
-        """Until it is told; returns what was told before."""
-        before = []
-        while (change := self._told.get(timeout=PATIENCE_S)) != wanted:
-            before.append(change)
-        return before
+        """Wait until it is told of a change. Return what it was told before."""
+        return self.ear.until(wanted, LIMIT_S)
+
+    def rest(self) -> list[Change]:
+        """Return what it has been told, after one more reading of the rows."""
+        self.read_rows()
+        self._feed._published.join()
+        return self.ear.take()
+
+    def read_rows(self) -> None:
+        looked_at = self._feed._looked_at
+        self._feed._called = True
+        self._feed.wake()
+        eventually(lambda: self._feed._looked_at > looked_at, LIMIT_S)
 
 
 @pytest.fixture
-def here(postgres_dsn: str) -> Iterator[PostgresVolume]:
-    with PostgresBackend(postgres_dsn, "v") as backend:
-        assert isinstance(backend.volume, PostgresVolume)
-        yield backend.volume
+def here(postgres_dsn: str) -> Iterator[Host]:
+    with contextlib.closing(Host(postgres_dsn)) as host:
+        yield host
 
 
 @pytest.fixture
-def there(postgres_dsn: str) -> Iterator[PostgresVolume]:
-    with PostgresBackend(postgres_dsn, "v") as backend:
-        assert isinstance(backend.volume, PostgresVolume)
-        yield backend.volume
+def there(here: Host, postgres_dsn: str) -> Iterator[Host]:
+    """Another host, which `here` knows of."""
+    yield from joined(here, postgres_dsn, 1)
 
 
-def test_what_another_session_does_is_told_and_nothing_of_ones_own(here: PostgresVolume, there: PostgresVolume) -> None:
-    ear = Ear(here)
-    here.mknod(ROOT_NODE, b"own", 0o100644, 0, ME)
-    node = there.mknod(ROOT_NODE, b"a name\xff", 0o100644, 0, ME).node
-    assert set(ear.wait(Change(node, ROOT_NODE, b"a name\xff"))) == {Change(ROOT_NODE)}
-    there.write(node, 0, b"x")
-    assert ear.wait(Change(node)) == []
-    there.rename(ROOT_NODE, b"a name\xff", ROOT_NODE, b"b")
-    end = there.mknod(ROOT_NODE, b"end", 0o100644, 0, ME).node
-    told = ear.wait(Change(end, ROOT_NODE, b"end"))
-    assert {Change(node, ROOT_NODE, b"b"), Change(None, ROOT_NODE, b"a name\xff")} <= set(told)
+def joined(known: Host, dsn: str, others: int) -> Iterator[Host]:
+    """One more host, once the other one has counted it."""
+    began = time.monotonic()
+    host = Host(dsn)
+    eventually(lambda: known._feed._others == others and known._feed._surveyed_at > began, LIMIT_S)
+    with contextlib.closing(host):
+        yield host
 
 
-def test_a_lost_connection_is_told_and_so_is_the_next_one(
-    here: PostgresVolume, there: PostgresVolume, postgres_dsn: str
-) -> None:
-    live: list[bool] = []
-    here.subscribe(lambda change: live.append(here.features.change_feed) if change == Change() else None)
-    ear = Ear(here)  # told after that
-    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
-        feed = f"fusebackend-feed-{here.session}"
+class Writer:
+    """A transaction of another session that has added a row and is not over."""
+
+    def __init__(self, dsn: str, volume: PostgresVolume, node: int, session: int = 999_999) -> None:
+        self.connection = psycopg.connect(dsn)
+        self.node = node
+        query, parameters = feed.row(volume.id, session, f"{node}//")
+        self.connection.execute(query, parameters)  # type: ignore[call-overload]
+
+    def end(self, *, commits: bool = True) -> None:
+        if commits:
+            self.connection.commit()
+        self.connection.close()
+
+
+def cut_feed(dsn: str, volume: PostgresVolume) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
         cut = (
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
             " WHERE datname = current_database() AND application_name = %s"  # other tests share the server
         )
-        assert connection.execute(cut, [feed]).fetchall() == [(True,)]
-    ear.wait(Change())
-    ear.wait(Change())
-    assert live == [False, True]
-    node = there.mknod(ROOT_NODE, b"f", 0o100644, 0, ME).node
-    ear.wait(Change(node, ROOT_NODE, b"f"))
+        assert connection.execute(cut, [f"fusebackend-feed-{volume.session}"]).fetchall() == [(True,)]
+
+
+def test_a_lost_connection_is_told_and_so_is_the_next_one(here: Host, there: Host, postgres_dsn: str) -> None:
+    live: list[bool] = []
+    here.subscribe(lambda change: live.append(here.features.change_feed) if change == Change() else None)
+    cut_feed(postgres_dsn, here)
+    eventually(lambda: live == [False, True], LIMIT_S)
+    node = there.make(b"f")
+    here.wait(Change(node, ROOT_NODE, b"f"))
 
 
 def test_a_server_that_says_nothing_is_as_good_as_lost(
-    postgres_dsn: str, there: PostgresVolume, monkeypatch: pytest.MonkeyPatch
+    postgres_dsn: str, here: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener, "PING_S", 0.2)
     words = psycopg.conninfo.conninfo_to_dict(postgres_dsn)
@@ -95,57 +129,388 @@ def test_a_server_that_says_nothing_is_as_good_as_lost(
         Stall(f"{words['host']}/{port}", f"{directory}/{port}") as network,
     ):
         dsn = psycopg.conninfo.make_conninfo(postgres_dsn, host=directory)
-        with PostgresBackend(dsn, "v") as backend:
-            assert isinstance(backend.volume, PostgresVolume)
-            ear = Ear(backend.volume)
-            there.mknod(ROOT_NODE, b"a", 0o100644, 0, ME)
-            ear.wait(Change(ROOT_NODE))
+        with contextlib.closing(Host(dsn)) as volume:
+            here.make(b"a")
+            volume.wait(Change(ROOT_NODE))
             network.stall()
-            ear.wait(Change())
-            assert not backend.volume.features.change_feed
+            volume.wait(Change())
+            assert not volume.features.change_feed
             network.resume()
-            while not backend.volume.features.change_feed:
-                ear.wait(Change())
-            node = there.mknod(ROOT_NODE, b"b", 0o100644, 0, ME).node
-            ear.wait(Change(node, ROOT_NODE, b"b"))
+            eventually(lambda: volume.features.change_feed, LIMIT_S)
+            node = here.make(b"b")
+            volume.wait(Change(node, ROOT_NODE, b"b"))
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "wake",
-        "wake 1 x",
-        "wake 1 1:2",
-        "wake 1 1:2:x",
-        "hello",
-        "wake 1 \N{SNOWMAN}",
-        "busy 1 x",
-        "nonsense of somebody",
-    ],
-)
-def test_a_wake_up_that_makes_no_sense_is_one(
-    here: PostgresVolume, there: PostgresVolume, postgres_dsn: str, words: str
-) -> None:
+NONSENSE = (
+    "wake", "wake 1 x", "wake 1 1:2", "wake 1 1:2:x", "hello", "wake 1 \N{SNOWMAN}", "busy 1 x", "nonsense of somebody"
+)  # fmt: skip
+
+
+@for_each("words", NONSENSE)
+def test_a_wake_up_that_makes_no_sense_is_one(here: Host, there: Host, postgres_dsn: str, words: str) -> None:
     """Whoever may connect to the database may send one."""
-    ear = Ear(here)
     with psycopg.connect(postgres_dsn, autocommit=True) as connection:
         connection.execute("SELECT pg_notify(%s, %s)", [feed.channel(here.id), words])
-    node = there.mknod(ROOT_NODE, b"f", 0o100644, 0, ME).node
-    ear.wait(Change(node, ROOT_NODE, b"f"))
+    node = there.make(words.encode())
+    here.wait(Change(node, ROOT_NODE, words.encode()))
     assert here._session.run(lambda connection: connection.closed) is False
 
 
-def test_a_subscriber_that_fails_does_not_end_it(here: PostgresVolume, there: PostgresVolume) -> None:
+def test_a_subscriber_that_fails_does_not_end_it(here: Host, there: Host) -> None:
     here.subscribe(lambda change: 1 / 0)
-    ear = Ear(here)
     for name in (b"a", b"b"):
-        node = there.mknod(ROOT_NODE, name, 0o100644, 0, ME).node
-        ear.wait(Change(node, ROOT_NODE, name))
+        node = there.make(name)
+        here.wait(Change(node, ROOT_NODE, name))
 
 
-def test_links_that_are_not_there_are_found_out(here: PostgresVolume, there: PostgresVolume) -> None:
-    node = there.mknod(ROOT_NODE, b"f\xff", 0o100644, 0, ME).node
+def test_links_that_are_not_there_are_found_out(here: Host, there: Host) -> None:
+    node = there.make(b"f\xff")
     right = Link(ROOT_NODE, b"f\xff", node)
     wrong = [Link(ROOT_NODE, b"f", node), Link(node, b"f\xff", node), Link(ROOT_NODE, b"f\xff", ROOT_NODE)]
     assert here.wrong_links([]) == here.wrong_links([right]) == []
     assert here.wrong_links([wrong[0], right, *wrong[1:]]) == wrong
+
+
+def test_a_commit_that_comes_late_is_not_skipped(here: Host, there: Host, postgres_dsn: str) -> None:
+    late = Writer(postgres_dsn, here, 1001)
+    node = there.make(b"early")
+    here.wait(Change(node, ROOT_NODE, b"early"))
+    assert here.rest() == []
+    late.end()
+    here.wait(Change(late.node))
+
+
+def test_a_transaction_that_is_open_for_long_stalls_nobody(here: Host, there: Host, postgres_dsn: str) -> None:
+    with psycopg.connect(postgres_dsn) as dump, psycopg.connect(postgres_dsn) as load:
+        dump.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        dump.execute("SELECT count(*) FROM fusebackend.inode")
+        load.execute("SELECT pg_current_xact_id()")
+        for number in range(20):
+            node = there.make(b"n%d" % number)
+            here.wait(Change(node, ROOT_NODE, b"n%d" % number))
+        assert here._feed._position.running, "the transaction is still under way"
+        assert here.rest() == [], "no row is read twice"
+
+
+def test_a_host_that_dies_before_its_wake_up_is_heard_within_a_second(
+    here: Host, there: Host, postgres_dsn: str
+) -> None:
+    here.read_rows()
+    writer = Writer(postgres_dsn, here, 1002)
+    writer.end()
+    begun = time.monotonic()
+    here.wait(Change(1002))
+    assert time.monotonic() - begun < feed.LOOK_S + 1.0
+
+
+@settings(max_examples=examples(30))
+@given(steps=st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["begin", "commit", "abort", "look", "cut"]))))
+def test_every_commit_is_told_once_whatever_the_order(postgres_volume: tuple[str, Host], steps: list) -> None:
+    """Four transactions begin, commit and abort in any order, and the feed reads and loses its connection between."""
+    dsn, host = postgres_volume
+    host.rest()
+    host._feed._surveyed_at = -feed.SURVEY_S
+    host.read_rows()
+    writers: dict[int, Writer] = {}
+    wanted: list[int] = []
+    following = 5000
+    cuts = 0
+    for number, step in steps:
+        if step == "begin" and number not in writers:
+            following += 1
+            writers[number] = Writer(dsn, host, following)
+        elif step in ("commit", "abort") and number in writers:
+            writer = writers.pop(number)
+            writer.end(commits=step == "commit")
+            if step == "commit":
+                wanted.append(writer.node)
+        elif step == "look":
+            host.read_rows()
+        elif step == "cut" and cuts < 2:
+            cuts += 1
+            cut_feed(dsn, host)
+            host.ear.wait(lambda heard, cuts=cuts: heard.count(Change()) == 2 * cuts, LIMIT_S)
+    for writer in writers.values():
+        writer.end(commits=False)
+    told = host.rest()
+    assert sorted(change.node for change in told if change.node) == sorted(wanted)
+    assert told.count(Change()) == 2 * cuts
+
+
+@pytest.fixture(scope="module")
+def postgres_volume(postgres) -> Iterator[tuple[str, Host]]:  # type: ignore[no-untyped-def]
+    with postgres.database() as dsn, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(listener, "RETRY_S", (0.0,))  # its connections are cut often
+        with contextlib.closing(Host(dsn)) as host:
+            yield dsn, host
+
+
+def test_a_reader_that_was_away_for_too_long_invalidates_everything(
+    here: Host, there: Host, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows were deleted meanwhile. Time is that of the snapshots: `there` deletes what it saw long ago."""
+    monkeypatch.setattr(here._feed, "turn", lambda ask: 0.1)  # as when its process is stopped
+    node = there.make(b"missed")
+    there.read_rows()
+    there._feed._past.clear()
+    there._feed._past.append((time.monotonic() - feed.KEEP_S - 1, there._feed._position))
+    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        connection.execute("UPDATE fusebackend.change_kept SET at = at - interval '1 minute'")
+        there._session.run(there._feed.sweep)
+        assert connection.execute("SELECT count(*) FROM fusebackend.change").fetchone() == (0,)
+    monkeypatch.undo()
+    here._feed.wake()
+    assert Change(node) not in here.wait(Change())
+    later = there.make(b"later")
+    assert Change() not in here.wait(Change(later, ROOT_NODE, b"later"))
+
+
+def test_rows_are_deleted_in_steps_and_none_that_a_reader_may_need(
+    here: Host, there: Host, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = Writer(postgres_dsn, here, 1003)
+    rows = feed.SWEPT_AT_ONCE + 500
+    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO fusebackend.change (volume, session, payload) SELECT %s, 999999, '7//'"
+            " FROM generate_series(1, %s)",
+            [here.id, rows],
+        )
+        count = "SELECT count(*) FROM fusebackend.change"
+        there.read_rows()
+        here.read_rows()
+        there._feed._past.clear()
+        there._feed._past.append((time.monotonic() - feed.KEEP_S - 1, there._feed._position))
+        there.make(b"new")
+        assert there._session.run(there._feed.sweep) is False, "another host has just done so"
+        connection.execute("UPDATE fusebackend.change_kept SET at = at - interval '1 minute'")
+        assert there._session.run(there._feed.sweep) is True
+        assert connection.execute(count).fetchone() == (501,)
+        assert there._session.run(there._feed.sweep) is False
+        assert connection.execute(count).fetchone() == (1,)
+        late.end()
+        here.wait(Change(1003))
+        assert connection.execute(count).fetchone() == (2,)
+
+
+def test_rows_of_another_server_are_passed_over(here: Host, there: Host, postgres_dsn: str) -> None:
+    """A dump that was restored has rows and a floor with numbers that this server has not reached."""
+    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        ahead = "INSERT INTO fusebackend.change VALUES (%s, '99999999', 999999, '1004//')"
+        connection.execute(ahead, [here.id])
+        connection.execute("UPDATE fusebackend.change_kept SET floor = '99999999:99999999:', done = floor")
+    assert set(here.rest()) <= {Change()}
+    node = there.make(b"f")
+    assert Change(1004) not in here.wait(Change(node, ROOT_NODE, b"f"))
+    Host(postgres_dsn).close()
+    with psycopg.connect(postgres_dsn) as connection:
+        floor = "SELECT floor::text FROM fusebackend.change_kept WHERE volume = %s"
+        assert connection.execute(floor, [here.id]).fetchone() == ("1:1:",)
+
+
+def test_a_single_host_sends_no_wake_up_and_a_second_one_is_sent_all(here: Host, postgres_dsn: str) -> None:
+    here.make(b"a")
+    eventually(lambda: not here._feed._pending, LIMIT_S)
+    assert here._feed._others == 0
+    there = Host(postgres_dsn)
+    node = here.make(b"b")
+    there.ear.until(Change(node, ROOT_NODE, b"b"), feed.LOOK_S * 5)
+    assert here._feed._others == 1
+    there.close()
+
+
+@pytest.fixture
+def third(there: Host, postgres_dsn: str) -> Iterator[Host]:
+    yield from joined(there, postgres_dsn, 2)
+
+
+def test_of_three_hosts_one_wakes_the_others_for_all(
+    here: Host, there: Host, third: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "LOOK_S", 1000.0)  # no host looks by itself
+    monkeypatch.setattr(feed, "IDLE_S", 1000.0)
+    monkeypatch.setattr(there._feed, "_tell", lambda ask: pytest.fail("it was spoken for"))
+    there._feed._told_at = time.monotonic() + 1000
+    node = there.make(b"spoken for")
+    assert there._feed._pending
+    here.make(b"speaks")
+    for host in (here, third):
+        host.wait(Change(node, ROOT_NODE, b"spoken for"))
+    eventually(lambda: not there._feed._pending, LIMIT_S)
+
+
+def test_five_busy_hosts_hear_of_every_change_by_wake_ups(
+    here: Host, there: Host, third: Host, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "LOOK_S", 1000.0)  # no host looks by itself
+    monkeypatch.setattr(feed, "IDLE_S", 1000.0)
+    changes = amount("FEED_CHANGES", day=200, night=3_000)
+    with contextlib.closing(Host(postgres_dsn)) as fourth, contextlib.closing(Host(postgres_dsn)) as fifth:
+        hosts = [here, there, third, fourth, fifth]
+        for host in hosts:
+            host.read_rows()
+            host._feed._others = len(hosts) - 1
+        made: dict[int, set[int]] = {}
+        sent = [0]
+        monkeypatch.setattr(feed.VolumeFeed, "_tell", counted(feed.VolumeFeed._tell, sent))
+
+        def work(number: int) -> None:
+            chance = random.Random(number)
+            made[number] = set()
+            for turn in range(changes):
+                made[number].add(hosts[number].make(b"%d-%d" % (number, turn)))
+                time.sleep(chance.choice((0, 0, 0.001, 0.01)))
+
+        together(*(partial(work, number) for number in range(len(hosts))))
+        for number, host in enumerate(hosts):
+            wanted = set().union(*(nodes for other, nodes in made.items() if other != number))
+            host.ear.wait(lambda told, wanted=wanted: wanted <= {change.node for change in told}, LIMIT_S)
+            assert Change() not in host.ear.heard, "it is everything that may have changed"
+        assert sent[0] < len(hosts) * changes / 2, "they speak for each other"
+
+
+def counted(method: Any, count: list[int]) -> Any:
+    def call(*arguments: Any) -> Any:
+        count[0] += 1
+        return method(*arguments)
+
+    return call
+
+
+def test_a_wake_up_speaks_for_what_its_sender_has_seen() -> None:
+    """A transaction that was not over for the sender, and one of which the number is not known, have their own."""
+    volume_feed = feed.VolumeFeed(1)
+    volume_feed.session = 1
+    for xid in (12, 15, 25, 30, feed.NO_XID):
+        volume_feed.announce(xid)
+    volume_feed.heard("wake 2")
+    assert volume_feed._pending == {12, 15, 25, 30, feed.NO_XID}
+    volume_feed.heard("wake 2 10:26:15,25")
+    assert volume_feed._pending == {15, 25, 30, feed.NO_XID}
+    volume_feed.heard("wake 2 30:30:")
+    assert volume_feed._pending == {30, feed.NO_XID}
+    volume_feed.heard("wake 1 40:40:")
+    assert volume_feed._pending == {30, feed.NO_XID}, "its own"
+
+
+def test_nothing_is_told_while_all_hosts_read_by_themselves() -> None:
+    volume_feed = feed.VolumeFeed(1)
+    volume_feed.session = 1
+    volume_feed._others = 15
+    woken: list[None] = []
+    volume_feed.wake = lambda: woken.append(None)
+    volume_feed.announce(40)
+    assert volume_feed._is_due
+    volume_feed.heard("busy 2 1000000 30:30:")
+    assert not volume_feed._is_due, "it was committed before, and so is read"
+    volume_feed.announce(41)
+    assert not volume_feed._is_due
+    assert len(woken) == 1
+    volume_feed._told_until = time.monotonic()
+    volume_feed.announce(42)
+    assert volume_feed._is_due
+    assert len(woken) == 2
+
+
+def test_hosts_that_are_busy_read_without_being_woken(
+    here: Host, there: Host, third: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are told of each change all the same, and of most within a quarter of a second on a busy machine."""
+    monkeypatch.setattr(feed, "LOOK_S", 1000.0)  # no host looks by itself
+    monkeypatch.setattr(feed, "IDLE_S", 1000.0)
+    monkeypatch.setattr(feed, "SHARE_S", 0.05)  # longer than between two changes, on a busy machine too
+    sent = [0]
+    monkeypatch.setattr(feed.VolumeFeed, "_tell", counted(feed.VolumeFeed._tell, sent))
+    made: dict[int, float] = {}
+    told: list[tuple[int, float]] = []
+    there.subscribe(lambda change: told.append((change.node or 0, time.monotonic())))
+    until = time.monotonic() + 2.0
+    while time.monotonic() < until:
+        node = here.make(b"%d" % len(made))
+        made[node] = time.monotonic()
+    for host in (there, third):
+        host.wait(Change(node, ROOT_NODE, b"%d" % (len(made) - 1)))
+    delays = {node: at - made[node] for node, at in told if node in made}
+    assert delays.keys() == made.keys()
+    assert sorted(delays.values())[len(delays) // 2] < 0.25
+    assert sent[0] < len(made) / 3
+    reads = there._feed._reads_until
+    eventually(lambda: time.monotonic() > reads + 1 and there._feed._look_at > time.monotonic() + 100, LIMIT_S)
+
+
+def test_a_newcomer_reads_what_nobody_tells(
+    here: Host, there: Host, third: Host, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others may be reading by themselves."""
+    monkeypatch.setattr(feed, "LOOK_S", 1000.0)
+    monkeypatch.setattr(feed, "IDLE_S", 1000.0)
+    monkeypatch.setattr(feed.VolumeFeed, "_tell", lambda self, ask: None)
+    with contextlib.closing(Host(postgres_dsn)) as fourth:
+        node = here.make(b"news")
+        fourth.wait(Change(node, ROOT_NODE, b"news"))
+
+
+def test_a_wake_up_among_three_carries_a_snapshot(here: Host, there: Host, third: Host, postgres_dsn: str) -> None:
+    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        connection.execute(f"LISTEN {feed.channel(here.id)}")
+        here.make(b"a")
+        assert next(connection.notifies(timeout=LIMIT_S)).payload.split(" ")[-1].count(":") == 2
+
+
+def test_more_changes_than_can_be_read_are_everything(
+    here: Host, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO fusebackend.change (volume, session, payload) SELECT %s, 999999, '7//'"
+            " FROM generate_series(1, %s)",
+            [here.id, feed.MAX_ROWS + 1],
+        )
+    assert here.rest() == [Change()]
+
+
+def test_transactions_that_wait_for_a_wake_up_are_bounded() -> None:
+    volume_feed = feed.VolumeFeed(1)
+    for xid in range(2000):
+        volume_feed.announce(xid)
+    assert len(volume_feed._pending) <= feed.MAX_PENDING
+    volume_feed.heard("wake 2 3000:3000:")
+    assert volume_feed._pending, "nobody speaks for those of which the numbers are lost"
+
+
+def test_many_threads_use_the_connection_of_the_feed(here: Host, there: Host) -> None:
+    seen: set[int] = set()
+
+    def take() -> None:
+        seen.update(here._session.new_node() for _ in range(600))
+
+    together(*[take] * 8)
+    assert len(seen) == 8 * 600
+    node = there.make(b"f")
+    here.wait(Change(node, ROOT_NODE, b"f"))
+
+
+# -- restarts ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with running() as server:
+        yield server
+
+
+@pytest.mark.parametrize("end", ["stop", "crash"])
+def test_after_a_restart_everything_is_looked_up_again(server: Server, end: str) -> None:
+    with server.database() as dsn:
+        here, there = Host(dsn), Host(dsn)
+        here.make(b"before")
+        getattr(server, end)()
+        server.start()
+        here.wait(Change())  # lost
+        eventually(lambda: here.features.change_feed and there.features.change_feed, LIMIT_S)
+        here.wait(Change())
+        node = there.make(b"after")
+        here.wait(Change(node, ROOT_NODE, b"after"))
+        for host in (here, there):
+            with contextlib.suppress(OSError) if end == "crash" else contextlib.nullcontext():
+                host.close()  # which fails if the crash has taken something

@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
 
 import psycopg
 import pytest
 from eventually import eventually
 from for_each import for_each
 from postgres_check import check
+from round_trips import Trips, sent
 from services.postgres import Postgres, running
 from together import together
 
@@ -25,7 +25,6 @@ from fusebackend.backends import PostgresBackend
 from fusebackend.backends.postgres.guesses import CONTESTED_S, Guesses
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.base import acl
-from fusebackend.databases import pipeline
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Caller, Link, WrongLinks
 from fusebackend.volumes.agent_face import VolumeBackend
 
@@ -35,7 +34,6 @@ ME = Caller(1000, 1000)
 LIMIT_S = 30.0
 
 Hosts = tuple[PostgresVolume, PostgresVolume]
-Trips = Callable[[Callable[[], object]], int]
 
 
 @pytest.fixture(scope="module")
@@ -83,18 +81,12 @@ def unheard(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
 @pytest.fixture
 def trips(monkeypatch: pytest.MonkeyPatch) -> Trips:
     """A function that counts the round trips of transactions in a call."""
-    sent: list[int] = []
-
-    def send(connection: psycopg.Connection[Any], statements: list[pipeline.Statement]) -> list[pipeline.Rows]:
-        sent.append(len(statements))
-        return pipeline.send(connection, statements)
-
-    monkeypatch.setattr("fusebackend.backends.postgres.transaction.send", send)
+    batches = sent(monkeypatch)
 
     def count(call: Callable[[], object]) -> int:
-        sent.clear()
+        batches.clear()
         call()
-        return len(sent)
+        return len(batches)
 
     return count
 
@@ -456,20 +448,12 @@ def test_hosts_that_change_one_directory_lose_nothing_and_log_nothing(hosts: Hos
 
 
 @pytest.fixture
-def questions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def questions(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The statements of each round trip outside of a transaction."""
-    sent: list[int] = []
-
-    def send(connection: psycopg.Connection[Any], statements: list[pipeline.Statement]) -> list[pipeline.Rows]:
-        sent.append(len(statements))
-        return pipeline.send(connection, statements)
-
-    monkeypatch.setattr("fusebackend.databases.postgres.send", send)
-    monkeypatch.setattr("fusebackend.backends.postgres.stored_tree.send", send)
-    return sent
+    return sent(monkeypatch, "fusebackend.databases.postgres", "fusebackend.backends.postgres.stored_tree")
 
 
-def test_a_read_compares_the_way_in_its_round_trip(hosts: Hosts, top: int, questions: list[int]) -> None:
+def test_a_read_compares_the_way_in_its_round_trip(hosts: Hosts, top: int, questions: list[list[str]]) -> None:
     one, _ = hosts
     here, _ = tree(one, top)
     right, wrong = Link(top, b"here", here), Link(top, b"there", here)
@@ -481,8 +465,7 @@ def test_a_read_compares_the_way_in_its_round_trip(hosts: Hosts, top: int, quest
     ):
         questions.clear()
         assert one.through([right], read)
-        assert questions[0] == 2
-        assert questions[1:] in ([], [1]), "the access time alone"
+        assert [len(asked) for asked in questions] in ([2], [2, 1]), "and the access time alone"
         with pytest.raises(WrongLinks) as raised:
             one.through([right, wrong], read)
         assert (raised.value.errno, raised.value.links) == (errno.ESTALE, [wrong])
@@ -516,7 +499,7 @@ def test_a_change_on_a_wrong_way_is_not_made(hosts: Hosts, top: int) -> None:
 
 
 def test_the_way_to_an_absent_name_is_compared_in_the_same_round_trip(
-    hosts: Hosts, top: int, questions: list[int]
+    hosts: Hosts, top: int, questions: list[list[str]]
 ) -> None:
     one, two = hosts
     here, _ = tree(one, top)
@@ -528,13 +511,13 @@ def test_the_way_to_an_absent_name_is_compared_in_the_same_round_trip(
     questions.clear()
     with pytest.raises(FileNotFoundError):
         look(one, b"new", right)
-    assert questions == [2]
+    assert [len(asked) for asked in questions] == [2]
     with pytest.raises(WrongLinks):
         look(one, b"new", wrong)
     node = one.lookup(here, b"file").node
     questions.clear()
     assert look(one, b"file", wrong) == node, "the way to a name that is there does not matter"
-    assert questions == [1]
+    assert [len(asked) for asked in questions] == [1]
     two.unlink(here, b"file")
     with pytest.raises(FileNotFoundError):
         look(one, b"file", right)

@@ -19,6 +19,7 @@ import pytest
 from eventually import eventually
 from postgres_check import check
 from profiles import amount
+from round_trips import Trips
 from services.postgres import Postgres
 from together import together
 
@@ -26,7 +27,6 @@ from fusebackend.backends import PostgresBackend
 from fusebackend.backends.postgres import stored_tree, transaction
 from fusebackend.backends.postgres.schema import TURN_LOCK
 from fusebackend.backends.postgres.transaction import Transaction, Wanted, overtaken
-from fusebackend.databases import pipeline
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Caller, Change, Changes
 
 pytestmark = pytest.mark.services
@@ -198,27 +198,14 @@ def test_a_frozen_volume_lets_nothing_change(hosts: Hosts) -> None:
 # -- round trips ---------------------------------------------------------------------------------------------------
 
 
-def test_a_verb_takes_as_many_round_trips_as_a_single_operation(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_verb_takes_as_many_round_trips_as_a_single_operation(hosts: Hosts, trips: Trips) -> None:
     """However long its path is: the first locks and fetches everything, the second writes and commits. Where the way to
     a new file is known, it takes only that one."""
     one = hosts[0]
     ok(one.write("/a/b/c/d/start", "x"))
-    trips = itertools.count()
-    whole = pipeline.send
-
-    def counted(connection: psycopg.Connection[Any], statements: list[pipeline.Statement]) -> list[pipeline.Rows]:
-        if threading.current_thread() is threading.main_thread():
-            next(trips)
-        return whole(connection, statements)
-
-    for name in ("stored_tree", "transaction", "unsynced"):
-        monkeypatch.setattr(f"fusebackend.backends.postgres.{name}.send", counted)
-    monkeypatch.setattr("fusebackend.databases.postgres.send", counted)
 
     def taken(call: Callable[[], Any]) -> int:
-        before = next(trips)
-        ok(call())
-        return next(trips) - before - 1
+        return trips(lambda: ok(call()))
 
     assert taken(lambda: one.write("/a/b/c/d/file", "hello" * 50)) == 1
     assert taken(lambda: one.write("/a/x/y/z/file", "hello" * 50)) == 2
@@ -556,18 +543,14 @@ def test_a_file_is_made_where_another_host_removes_the_directory(hosts: Hosts) -
 
 def test_wanted_rows_are_locked_before_they_change(hosts: Hosts) -> None:
     """A rule that changed a row which is not locked would overwrite another host's change."""
+    volume = hosts[0].volume
     with (
         pytest.raises(AssertionError, match="is not locked"),
-        hosts[0].volume._connections.leased(len_of) as connection,
+        volume._connections.leased(lambda connection: None) as connection,
     ):
-        volume = hosts[0].volume
         begun = transaction.Transaction(connection, volume.id, 1, snapshots=volume._newest, several=True)
         try:
             begun.fetch(Wanted(nodes=(ROOT_NODE,)), lock=False)
             begun.changed(begun.inode(ROOT_NODE))
         finally:
             begun.rollback()
-
-
-def len_of(connection: psycopg.Connection[Any]) -> None:
-    """Begin nothing."""

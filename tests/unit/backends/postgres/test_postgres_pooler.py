@@ -1,4 +1,5 @@
-"""PgBouncer before a volume: refused by name in transaction mode, as good as the server in session mode."""
+"""PgBouncer before a volume: refused by name in transaction mode, as good as the server in session mode. Stores and
+threads work behind it in any mode, and leave nothing for its other clients."""
 
 from __future__ import annotations
 
@@ -7,12 +8,13 @@ import errno
 import threading
 from collections.abc import Iterator
 
+import graphs
 import psycopg
 import pytest
 from services import pgbouncer
 from services.postgres import Postgres
 
-from fusebackend.backends import PostgresBackend
+from fusebackend.backends import PostgresBackend, volume_of
 from fusebackend.protocol.scheme import UrlError
 from fusebackend.urls import open_backend
 
@@ -31,6 +33,16 @@ def database(postgres: Postgres) -> Iterator[str]:
 def has_schema(postgres: Postgres, database: str) -> bool:
     with psycopg.connect(postgres.dsn(database)) as connection:
         return connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = 'fusebackend'").fetchone() is not None
+
+
+def require_unchanged(dsn: str, processes: int = 2) -> None:
+    """Raise unless the next clients of a pooler find all its processes of the server as they were."""
+    settings = "current_setting('lock_timeout'), current_setting('default_transaction_read_only')"
+    left = "(SELECT count(*) FROM pg_prepared_statements), (SELECT count(*) FROM pg_listening_channels())"
+    with contextlib.ExitStack() as clients:
+        for _ in range(processes):  # each client gets one, for its transaction goes on
+            client = clients.enter_context(psycopg.connect(dsn, prepare_threshold=None))
+            assert client.execute(f"SELECT {settings}, {left}").fetchone() == ("0", "off", 0, 0)
 
 
 @contextlib.contextmanager
@@ -81,10 +93,7 @@ def test_a_transaction_pooler_is_refused_by_name(
             for _ in range(20):
                 with pytest.raises(OSError, match=REFUSED):
                     PostgresBackend(dsn, "v")
-        with psycopg.connect(dsn, autocommit=True, prepare_threshold=None) as client:
-            found = client.execute("SELECT current_setting('lock_timeout')").fetchone()
-            assert found == ("0",), "nothing of a volume is left for other clients"
-            assert client.execute("SELECT count(*) FROM pg_prepared_statements").fetchone() == (0,)
+        require_unchanged(dsn, processes)
     assert not has_schema(postgres, database)
 
 
@@ -99,3 +108,34 @@ def test_a_volume_is_as_good_behind_a_pooler_in_session_mode(postgres: Postgres,
         assert one.write("/file", "content").error is None
         assert heard.wait(60)
         assert other.download("/file").content == b"content"
+
+
+@pytest.mark.parametrize("round_robin", [False, True])
+def test_stores_and_threads_work_behind_a_transaction_pooler(
+    postgres: Postgres, database: str, round_robin: bool
+) -> None:
+    with (
+        graphs.postgres_saver(postgres.dsn(database)) as saver,
+        pgbouncer.running(postgres, round_robin=round_robin) as bouncer,
+    ):
+        agent = graphs.deep_agent(saver, [graphs.use(graphs.write("/notes.txt", "one")), graphs.say("done")])
+        agent.invoke(graphs.user("hello"), graphs.thread("t1"))
+        dsn = bouncer.dsn(database)
+        with (
+            open_backend(f"store+postgres:{dsn}?ns=a.b") as store,
+            open_backend(f"store+postgres:{dsn}?ns=a.b") as other,
+            open_backend(f"threads+postgres:{dsn}?write=head") as threads,
+            busy(dsn, 3),
+        ):
+            assert not volume_of(store).features.change_feed, "others' changes are seen after the TTL"
+            for number in range(20):
+                path = f"/d{number % 3}/{number}"
+                assert store.write(path, "content").error is None
+                assert other.edit(path, "content", "changed").error is None
+                assert store.read(path).file_data["content"] == "changed"
+                assert len(store.ls(f"/d{number % 3}").entries) == number // 3 + 1
+                assert threads.read("/t1/head/notes.txt").error is None
+            for number in range(3):
+                assert threads.write(f"/t1/head/{number}", "content").error is None
+            assert graphs.state_at(agent, graphs.thread("t1"))["files"].keys() == {"/notes.txt", "/0", "/1", "/2"}
+        require_unchanged(dsn)

@@ -214,16 +214,6 @@ def test_what_means_something_to_like_is_itself(backend: PostgresBackend, patter
     assert backend.grep(pattern).matches == [GrepMatch(**line) for line in lines if pattern in line["text"]]  # type: ignore[typeddict-item]
 
 
-def test_a_change_is_found_before_it_is_indexed(backend: PostgresBackend, sql: Sql) -> None:
-    put(backend, "/file.txt", b"first\n")
-    index_all(backend)
-    node = put(backend, "/file.txt", b"second\n")
-    for unindexed in ({node}, set()):
-        assert nodes_in(sql, "unindexed", backend) == unindexed
-        assert found(backend, "second") == ["/file.txt"] and found(backend, "first") == []
-        index_all(backend)
-
-
 def test_another_volume_is_not_searched(database: str, backend: PostgresBackend, sql: Sql) -> None:
     node = put(backend, "/file.txt", b"needle\n")
     with opened(database) as other:

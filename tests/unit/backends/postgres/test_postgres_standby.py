@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 from eventually import eventually
+from nodes import put, whole
 from services.postgres import PORT, Server, running
 
 from fusebackend.backends.postgres.volume import PostgresVolume
@@ -43,26 +44,10 @@ def standby(primary: Server) -> Iterator[Server]:
         server.remove()
 
 
-def put(volume: PostgresVolume, name: bytes, data: bytes) -> int:
-    node = volume.create(ROOT_NODE, name, 0o644, os.O_RDWR, ME).node
-    volume.write(node, 0, data)
-    volume.fsync(node)
-    volume.release(node, os.O_RDWR)
-    return node
-
-
 def scalar(server: Server, query: str) -> object:
     with psycopg.connect(server.dsn()) as connection:
         ((value,),) = connection.execute(query)  # type: ignore[call-overload]
         return value
-
-
-def opened(volume: PostgresVolume, node: int) -> bytes:
-    volume.open(node, os.O_RDONLY)
-    try:
-        return volume.read(node, 0, 100)
-    finally:
-        volume.release(node, os.O_RDONLY)
 
 
 def test_a_standby_answers_nothing_until_it_is_promoted(
@@ -74,24 +59,25 @@ def test_a_standby_answers_nothing_until_it_is_promoted(
         f"host={primary.directory},{standby.directory} port={PORT} user=postgres dbname=postgres", "v"
     )
     file = put(alone, b"file", b"first")
-    assert opened(either, file) == b"first"
+    alone.fsync(file)
+    assert whole(either, file) == b"first"
     primary.stop()
     with pytest.raises(OSError, match="can't be reached"):
-        opened(either, file)
+        whole(either, file)
     primary.start()
-    put(alone, b"other", b"x")
+    alone.fsync(put(alone, b"other", b"x"))
     alone.open(file, os.O_RDWR)
     alone.write(file, 0, b"later")
     alone.fsync(file)
-    assert opened(either, file) == b"later"
+    assert whole(either, file) == b"later"
     at = scalar(primary, "SELECT pg_current_wal_flush_lsn()")
     eventually(lambda: scalar(standby, f"SELECT pg_last_wal_receive_lsn() >= '{at}'") is True, LIMIT_S)
     primary.stop()
     standby.execute("SELECT pg_promote()")
     eventually(lambda: either._feed.live, LIMIT_S)
-    assert opened(either, file) == b"later"
+    assert whole(either, file) == b"later"
     assert put(either, b"new", b"new") != file
-    assert opened(either, either.lookup(ROOT_NODE, b"new").node) == b"new"
+    assert whole(either, either.lookup(ROOT_NODE, b"new").node) == b"new"
     either.close()
     with pytest.raises(OSError, match=r"PostgreSQL"):
         alone.close()

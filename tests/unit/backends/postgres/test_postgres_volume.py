@@ -6,52 +6,22 @@ import errno
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
 import pytest
 import skewed
 from eventually import eventually
+from postgres_hosts import ME, Host
 from together import together
 
 from fusebackend.backends.postgres import host_session as session
 from fusebackend.backends.postgres import schema, transaction
-from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.databases import listener
-from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Caller, Change
+from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Change
 
 pytestmark = pytest.mark.services
-
-ME = Caller(1000, 1000)
-
-
-class Host(PostgresVolume):
-    """A volume with shorter words for what the tests do."""
-
-    def make(self, name: bytes, data: bytes = b"", parent: int = ROOT_NODE) -> int:
-        """A closed file."""
-        node = self.create(parent, name, 0o644, os.O_RDWR, ME).node
-        self.write(node, 0, data)
-        self.release(node, os.O_RDWR)
-        return node
-
-    def content(self, node: int) -> bytes:
-        return self.read(node, 0, 1 << 20)
-
-
-@pytest.fixture
-def one(database: str, request: pytest.FixtureRequest) -> Iterator[Host]:
-    volume = Host(database, request.node.name)
-    yield volume
-    volume.close()
-
-
-@pytest.fixture
-def two(database: str, request: pytest.FixtureRequest, one: Host) -> Iterator[Host]:
-    volume = Host(database, request.node.name)
-    yield volume
-    volume.close()
 
 
 def fails(number: int, call: Callable[..., object], *arguments: object) -> None:
@@ -72,20 +42,6 @@ def rows_of(volume: Host, node: int) -> list[int]:
 
 
 # -- names ---------------------------------------------------------------------------------------------------------
-
-
-def test_what_one_has_done_is_there_for_the_other(one: Host, two: Host) -> None:
-    node = one.make(b"file", b"hello")
-    assert two.lookup(ROOT_NODE, b"file").node == node
-    assert two.content(node) == b"hello"
-    version = two.getattr(node).version
-    one.setattr(node, AttrChanges(mode=0o600))
-    assert two.lookup(ROOT_NODE, b"file").mode & 0o777 == 0o600
-    assert two.getattr(node).mode & 0o777 == 0o600
-    assert two.getattr(node).version not in (0, version)
-    one.rename(ROOT_NODE, b"file", ROOT_NODE, b"other")
-    fails(errno.ENOENT, two.lookup, ROOT_NODE, b"file")
-    assert [name for name, _ in two.readdir(ROOT_NODE, b"", 10)] == [b"other"]
 
 
 def test_one_of_many_makes_a_name(one: Host, two: Host) -> None:
@@ -241,16 +197,7 @@ def test_a_change_of_attributes_alone_is_no_conflict(one: Host, two: Host) -> No
     two.setxattr(node, b"user.x", b"1")
     one.setattr(node, AttrChanges(size=0))
     assert two.lookup(ROOT_NODE, b"file").size == two.getattr(node).size == 0
-
-
-def test_what_this_host_writes_itself_is_no_conflict(one: Host) -> None:
-    node = one.make(b"file", b"first")
-    one.open(node, os.O_WRONLY)
-    one.open(node, os.O_RDWR)
-    for number in range(3):
-        one.setattr(node, AttrChanges(size=0))
-        one.write(node, 0, b"%d" % number)
-    assert one.content(node) == b"2"
+    assert one.lookup(ROOT_NODE, b"file").mode & 0o777 == one.getattr(node).mode & 0o777 == 0o600
 
 
 def test_the_last_writer_wins_where_that_is_wanted(database: str) -> None:

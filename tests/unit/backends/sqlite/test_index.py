@@ -24,7 +24,7 @@ from fusebackend.backends.sqlite.backend import SqliteBackend
 from fusebackend.backends.sqlite.check import check
 from fusebackend.backends.sqlite.index import Indexer
 from fusebackend.base import budget
-from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
+from fusebackend.protocol import Caller
 from fusebackend.volumes import search, trigram
 from fusebackend.volumes.search import FileSearch
 
@@ -179,27 +179,6 @@ def test_what_the_index_does_not_know_is_looked_for_everywhere(
         assert set(read_nodes) == read, "SQLite looks first where the whole volume is searched"
 
 
-def test_a_change_is_found_before_it_is_indexed(backend: SqliteBackend) -> None:
-    put(backend, "/file.txt", b"first\n")
-    index_all(backend)
-    node = put(backend, "/file.txt", b"second\n")
-    assert len(backend.grep("second").matches or []) == 1 and backend.grep("first").matches == []
-    assert unindexed(backend) == {node}, "a search has flushed the change, and not indexed it"
-    index_all(backend)
-    assert len(backend.grep("second").matches or []) == 1 and backend.grep("first").matches == []
-
-
-def test_a_hole_makes_a_file_binary_and_its_end_text_again(backend: SqliteBackend) -> None:
-    """Without any chunk having changed."""
-    node = put(backend, "/file.txt", b"needle")
-    backend.volume.setattr(node, AttrChanges(size=10))
-    index_all(backend)
-    assert backend.grep("needle").matches == []
-    backend.volume.setattr(node, AttrChanges(size=6))
-    index_all(backend)
-    assert len(backend.grep("needle").matches or []) == 1
-
-
 @pytest.mark.parametrize("size", [schema.INDEXED_BYTES - 1, schema.INDEXED_BYTES, schema.INDEXED_BYTES + 1])
 def test_large_files_are_found_without_the_index(backend: SqliteBackend, size: int) -> None:
     data = (b"line of text %d\n" * 10 % tuple(range(10))) * (size // 140)
@@ -223,17 +202,6 @@ def test_files_too_large_to_search_are_told_as_in_a_scan(backend: SqliteBackend,
             for max_count in (None, 0, 1, 2):
                 answer = backend.grep(pattern, path, glob, max_count=max_count)
                 assert answer == scan(backend, pattern, path, glob, max_count), (path, glob, max_count)
-
-
-def test_each_name_of_a_file_is_a_match(backend: SqliteBackend) -> None:
-    node = put(backend, "/a/file.txt", b"needle\n")
-    put(backend, "/b/other.txt", b"x")
-    backend.volume.link(node, node_at(backend, "/b"), b"hard")
-    index_all(backend)
-    assert [match["path"] for match in backend.grep("needle").matches or []] == ["/a/file.txt", "/b/hard"]
-    assert [match["path"] for match in backend.grep("needle", "/b").matches or []] == ["/b/hard"]
-    backend.volume.symlink(ROOT_NODE, b"link", b"b", ME)
-    assert [match["path"] for match in backend.grep("needle", "/link").matches or []] == ["/link/hard"]
 
 
 def test_words_that_are_everywhere_leave_the_index(backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from for_each import for_each
+from nodes import put
 
 from fusebackend.backends.sqlite import check as sqlite_check
 from fusebackend.backends.sqlite.backend import SqliteVolume
@@ -31,10 +32,15 @@ def volume_file(tmp_path: Path) -> Path:
     """A closed volume: /d/below, /d/file (100,000 bytes, also /hard), /link, /fifo, /empty."""
     path = tmp_path / "volume.db"
     volume = SqliteVolume(path)
+    fill(volume, b"x" * 100_000)
+    volume.close()
+    return path
+
+
+def fill(volume: SqliteVolume, data: bytes) -> None:
     directory = volume.mkdir(ROOT_NODE, b"d", 0o755, ME).node
     below = volume.mkdir(directory, b"below", 0o755, ME).node
-    file = volume.create(directory, b"file", 0o644, os.O_RDWR, ME).node
-    volume.write(file, 0, b"x" * 100_000)
+    file = put(volume, b"file", data, directory)
     volume.setattr(file, AttrChanges(mtime_ns=1))
     volume.setxattr(file, b"user.a", b"1")
     volume.link(file, ROOT_NODE, b"hard")
@@ -42,8 +48,6 @@ def volume_file(tmp_path: Path) -> Path:
     fifo = volume.mknod(ROOT_NODE, b"fifo", stat.S_IFIFO | 0o600, 0, ME).node
     empty = volume.mkdir(ROOT_NODE, b"empty", 0o755, ME).node
     assert (directory, below, file, link, fifo, empty) == (DIRECTORY, BELOW, FILE, LINK, FIFO, EMPTY)
-    volume.close()
-    return path
 
 
 def damage(path: Path, script: str) -> None:

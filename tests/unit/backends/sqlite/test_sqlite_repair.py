@@ -13,8 +13,9 @@ import pytest
 from for_each import for_each
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from nodes import overwrite
 from profiles import examples
-from test_sqlite_check import BELOW, DAMAGE, DIRECTORY, EMPTY, FILE, LINK, ME, damage, volume_file
+from test_sqlite_check import BELOW, DAMAGE, DIRECTORY, EMPTY, FILE, LINK, ME, damage, fill, volume_file
 
 from fusebackend.backends.sqlite import schema
 from fusebackend.backends.sqlite.backend import SqliteVolume
@@ -147,6 +148,16 @@ def test_a_file_in_use_is_refused(volume_file: Path) -> None:
         volume.close()
 
 
+def test_what_fails_to_open_leaves_nothing_open(volume_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = os.listdir("/proc/self/fd")
+    monkeypatch.setattr(SqliteVolume, "_redo", None)
+    with pytest.raises(TypeError) as failed:
+        SqliteVolume(volume_file)
+    assert os.listdir("/proc/self/fd") == before, failed
+    monkeypatch.undo()
+    SqliteVolume(volume_file).close()
+
+
 def test_what_is_no_volume_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(VolumeFileError, match="No such file"):
         repair(tmp_path / "missing")
@@ -157,24 +168,10 @@ def test_what_is_no_volume_is_an_error(tmp_path: Path) -> None:
 
 NODES = st.sampled_from([-5, 0, 1, 2, 3, 4, 5, 6, 7, 8, 40, 1 << 50, (1 << 48) - 1, (1 << 63) - 1])
 NAMES = st.sampled_from(["x'61'", "x'64'", "x'2e'", "x'2f'", "x''", "'text'", "x'6c6f73742b666f756e64'", "x'2332'"])
-NUMBERS = st.sampled_from(
-    [
-        "-1",
-        "0",
-        "1",
-        "2",
-        "3",
-        "33188",
-        "16877",
-        "41471",
-        "4480",
-        "65537",
-        "1 << 62",
-        "9223372036854775807",
-        "'odd'",
-        "1.5",
-    ]
-)
+NUMBERS = st.sampled_from([
+    "-1", "0", "1", "2", "3", "33188", "16877", "41471", "4480", "65537",
+    "1 << 62", "9223372036854775807", "'odd'", "1.5",
+])  # fmt: skip
 FIELDS = st.sampled_from(
     ["mode", "nlink", "uid", "gid", "rdev", "size", "blocks", "atime_ns", "mtime_ns", "ctime_ns", "parent"]
 )
@@ -212,22 +209,12 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A closed volume that is copied for each example; what it holds is as in `volume_file`."""
     path = tmp_path_factory.mktemp("sound") / "volume.db"
     volume = SqliteVolume(path)
-    directory = volume.mkdir(ROOT_NODE, b"d", 0o755, ME).node
-    volume.mkdir(directory, b"below", 0o755, ME)
-    file = volume.create(directory, b"file", 0o644, os.O_RDWR, ME).node
-    volume.write(file, 0, b"some words " * 10_000)
-    volume.setattr(file, AttrChanges(mtime_ns=1))
-    volume.setxattr(file, b"user.a", b"1")
-    volume.link(file, ROOT_NODE, b"hard")
-    volume.symlink(ROOT_NODE, b"link", b"d/file", ME)
-    volume.mknod(ROOT_NODE, b"fifo", stat.S_IFIFO | 0o600, 0, ME)
-    volume.mkdir(ROOT_NODE, b"empty", 0o755, ME)
+    fill(volume, b"some words " * 10_000)
     volume.take_snapshot("before")
-    volume.write(file, 0, b"SOME WORDS " * 10_000)
-    volume.rename(ROOT_NODE, b"hard", directory, b"moved")
+    overwrite(volume, FILE, 0, b"SOME WORDS " * 10_000)
+    volume.rename(ROOT_NODE, b"hard", DIRECTORY, b"moved")
     volume.write_back()
-    volume.rename(directory, b"moved", ROOT_NODE, b"hard")
-    volume.release(file, os.O_RDWR)
+    volume.rename(DIRECTORY, b"moved", ROOT_NODE, b"hard")
     volume.close()
     return path
 

@@ -118,6 +118,14 @@ class TestConformanceInAGraph(
     def backend(self, node):
         return Inside(node, node(StateBackend))
 
+    def test_a_name_may_be_bytes_that_are_no_text(self, b):
+        """LangGraph's checkpointer fails at one, and with it the whole step of the agent."""
+        b.put("/f")
+        assert "must be UTF-8" in b.backend.write("/\udcff", "x").error
+        assert "must be UTF-8" in b.backend.move("/f", "/\udcff").error
+        assert all("must be UTF-8" in each.error for each in b.backend.upload_files([("/\udcff", b""), ("/g", b"")]))
+        assert b.names("/") == ["/f"]
+
 
 def test_the_keys_are_langgraphs_own():
     assert (READ_KEY, SEND_KEY) == (_constants.CONFIG_KEY_READ, _constants.CONFIG_KEY_SEND)

@@ -2,33 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
-import stores
 from langgraph.store.memory import InMemoryStore
 
 from fusebackend.backends import StoreBackend
 from fusebackend.testing.conformance import BackendConformance, Probe
-
-
-@pytest.fixture(scope="module")
-def backend_of(request, tmp_path_factory):
-    """A backend over a kind of store, made once; each call moves its namespace on, so that it is empty."""
-    made = {}
-    places = {}
-    with contextlib.ExitStack() as stack:
-
-        def backend(kind):
-            if kind not in made:
-                server = request.getfixturevalue("postgres") if kind == "postgres" else None
-                dsn = stack.enter_context(server.database()) if server is not None else None
-                store = stack.enter_context(stores.opened(kind, tmp_path_factory.mktemp(kind), dsn))
-                made[kind] = stack.enter_context(StoreBackend(store, namespace=lambda _: places[kind]))
-            places[kind] = stores.fresh_namespace()
-            return made[kind]
-
-        yield backend
 
 
 class StoreConformance(BackendConformance):
@@ -36,8 +14,10 @@ class StoreConformance(BackendConformance):
     kind = ""
 
     @pytest.fixture
-    def backend(self, backend_of):
-        return backend_of(self.kind)
+    def backend(self, store_of):
+        store, namespace = store_of(self.kind)
+        with StoreBackend(store, namespace=namespace) as backend:
+            yield backend
 
 
 class SqlConformance(StoreConformance):

@@ -11,13 +11,12 @@ import stores
 from for_each import for_each
 from langgraph.store.base import PutOp
 from langgraph.store.memory import InMemoryStore
+from stores import NS
 
 from fusebackend.backends import StoreBackend, volume_of
 from fusebackend.backends.store import postgres_items as postgres
 from fusebackend.backends.store import sqlite_items as sqlite
 
-NS = ("memories",)
-KINDS = ["sqlite", pytest.param("postgres", marks=pytest.mark.services)]
 VALUE = {"content": "x" * 1000 + "\n", "encoding": "utf-8", "modified_at": "2026-01-01T00:00:00+00:00"}
 
 
@@ -32,10 +31,9 @@ def tree(directories):
     return (f"/dir{number:05}/file{index:02}.md" for number in range(directories) for index in range(20))
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=stores.SQL_KINDS)
 def store(request, tmp_path):
-    dsn = request.getfixturevalue("postgres_dsn") if request.param == "postgres" else None
-    with stores.opened(request.param, tmp_path, dsn) as store:
+    with stores.of_request(request, request.param, tmp_path) as store:
         yield store
 
 
@@ -88,14 +86,19 @@ def test_one_large_directory_is_read_once(store, rows):
         assert len(rows) <= 300
 
 
+def counted_fetches(backend, monkeypatch):
+    """The keys whose values are fetched from now on."""
+    kind, fetched = type(backend.items), []
+    plain = kind.fetch
+    monkeypatch.setattr(kind, "fetch", lambda items, keys: (fetched.extend(keys), plain(items, keys))[1])
+    return fetched
+
+
 def test_sizes_are_asked_for_once(store, monkeypatch):
     fill(store, tree(2))
     with StoreBackend(store, namespace=NS) as backend:
         before = backend.ls("/dir00000").entries
-        kind = type(backend.items)
-        fetched = []
-        plain = kind.fetch
-        monkeypatch.setattr(kind, "fetch", lambda items, keys: (fetched.extend(keys), plain(items, keys))[1])
+        fetched = counted_fetches(backend, monkeypatch)
         assert backend.ls("/dir00000").entries == before
         assert fetched == []
         store.put(NS, "/dir00000/file03.md", {**VALUE, "content": "changed"})
@@ -110,10 +113,7 @@ def test_a_search_in_md_reads_no_other_file_again(store, monkeypatch):
     with StoreBackend(store, namespace=NS) as backend:
         found = [match["path"] for match in backend.grep("x", glob="*.md").matches]
         assert found == ["/a.md", "/memory.md"]
-        kind = type(backend.items)
-        fetched = []
-        plain = kind.fetch
-        monkeypatch.setattr(kind, "fetch", lambda items, keys: (fetched.extend(keys), plain(items, keys))[1])
+        fetched = counted_fetches(backend, monkeypatch)
         assert [match["path"] for match in backend.grep("x", glob="*.md").matches] == found
         assert [info["path"] for info in backend.glob("*.md").matches] == found
         assert sorted(fetched) == ["/a.md", "/memory"]
@@ -226,9 +226,9 @@ def test_a_directory_of_twenty_among_a_hundred_thousand_keys_takes_no_time(large
     assert statistics.median(took) < 0.2, took  # the machine may be busy: 0.3 to 5 ms are usual
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def large(request, tmp_path_factory):
-    with stores.module_store(request, tmp_path_factory) as store:
-        fill(store, tree(5000))
-        with StoreBackend(store, namespace=NS) as backend:
-            yield backend
+@pytest.fixture(scope="module", params=stores.SQL_KINDS)
+def large(request, store_of):
+    store, _ = store_of(request.param)
+    fill(store, tree(5000))
+    with StoreBackend(store, namespace=NS) as backend:
+        yield backend

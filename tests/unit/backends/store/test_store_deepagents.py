@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
-import stores
 from deepagents.backends import StoreBackend as Theirs
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from profiles import examples
+from stores import KINDS
 
 from fusebackend.backends import StoreBackend
-
-KINDS = ["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.services)]
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/\0"), min_size=1, max_size=12).filter(
     lambda name: name not in (".", "..") and not name.startswith("~")
@@ -39,24 +35,15 @@ SETTINGS = settings(
 
 
 @pytest.fixture(scope="module")
-def both_of(request, tmp_path_factory):
-    """Ours and theirs over one store, in a namespace that no test has used."""
-    made = {}
-    place = {}
-    with contextlib.ExitStack() as stack:
+def both_of(store_of):
+    """A function that gives ours and theirs over one store, in a namespace that no test has used."""
 
-        def both(kind):
-            if kind not in made:
-                dsn = (
-                    stack.enter_context(request.getfixturevalue("postgres").database()) if kind == "postgres" else None
-                )
-                store = stack.enter_context(stores.opened(kind, tmp_path_factory.mktemp(kind), dsn))
-                ours = stack.enter_context(StoreBackend(store, namespace=lambda _: place[kind], on_exists="replace"))
-                made[kind] = ours, Theirs(namespace=lambda _: place[kind], store=store), store
-            place[kind] = stores.fresh_namespace()
-            return *made[kind], place[kind]
+    def both(kind):
+        store, namespace = store_of(kind)
+        ours = StoreBackend(store, namespace=namespace, on_exists="replace")
+        return ours, Theirs(namespace=lambda _: namespace, store=store), store, namespace
 
-        yield both
+    return both
 
 
 def can_hold(kind, data):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 
 import pytest
 import stores
+from ears import Ear
+from stores import NS
 from together import together
 
 from fusebackend.backends import StoreBackend, volume_of
@@ -15,7 +16,6 @@ from fusebackend.urls.opening import open_backend
 
 pytestmark = pytest.mark.services
 
-NS = ("memories",)
 FILE = {"content": "x", "encoding": "utf-8"}
 
 
@@ -25,36 +25,19 @@ def store(postgres_dsn, tmp_path):
         yield store
 
 
-class Ear:
-    """Hears keys."""
-
-    def __init__(self, items):
-        self.heard = []
-        self._condition = threading.Condition()
-        self.stop = items.watch(self._hear)
-
-    def _hear(self, key):
-        with self._condition:
-            self.heard.append(key)
-            self._condition.notify_all()
-
+class Keys(Ear):
     def wait(self, *wanted):
-        with self._condition:
-            assert self._condition.wait_for(lambda: self.heard[-len(wanted) :] == list(wanted), timeout=10), self.heard
-            self.heard.clear()
-
-
-@pytest.fixture
-def backend(store):
-    with StoreBackend(store, namespace=NS) as backend:
-        yield backend
+        """Wait for keys, which are the last ones that it has heard, and forget what it has heard."""
+        super().wait(lambda heard: heard[-len(wanted) :] == list(wanted))
+        self.heard.clear()
 
 
 @pytest.fixture
 def ear(backend):
-    ear = Ear(backend.items)
+    ear = Keys()
+    stop = backend.items.watch(ear)
     yield ear
-    ear.stop()
+    stop()
 
 
 def made(store):
@@ -113,9 +96,10 @@ def test_two_backends_hear_each_other(store, backend, ear):
 
 
 def test_who_has_stopped_listening_hears_nothing(store, backend, ear):
-    second = Ear(backend.items)
-    second.stop()
-    second.stop()
+    second = Keys()
+    stop = backend.items.watch(second)
+    stop()
+    stop()
     store.put(NS, "/a", FILE)
     ear.wait("/a")
     assert second.heard == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 
 import pytest
@@ -28,23 +27,6 @@ TREES = st.dictionaries(KEYS, st.sampled_from(["file", "value", "text"]), max_si
 """Keys, and what their values are: files, others, and others with one long text."""
 
 LONG = "one\ntwo\n"
-
-
-@pytest.fixture(scope="module")
-def backend_of(request, tmp_path_factory):
-    made = {}
-    with contextlib.ExitStack() as stack:
-
-        def backend(kind):
-            if kind not in made:
-                dsn = (
-                    stack.enter_context(request.getfixturevalue("postgres").database()) if kind == "postgres" else None
-                )
-                made[kind] = stack.enter_context(stores.opened(kind, tmp_path_factory.mktemp(kind), dsn))
-            namespace = stores.fresh_namespace()
-            return made[kind], namespace, StoreBackend(made[kind], namespace=namespace)
-
-        yield backend
 
 
 def filled(store, namespace, keys):
@@ -103,13 +85,13 @@ def test_every_key_is_shown_once_and_can_be_read(keys):
     check(StoreBackend(store, namespace=("n",)), keys)
 
 
-@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgres", marks=pytest.mark.services)])
+@pytest.mark.parametrize("kind", stores.SQL_KINDS)
 @settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(keys=TREES)
-def test_the_rule_is_the_same_in_sql(backend_of, kind, keys):
+def test_the_rule_is_the_same_in_sql(store_of, kind, keys):
     keys = {key: what for key, what in keys.items() if kind != "postgres" or len(key) < 600}
-    store, namespace, backend = backend_of(kind)
-    with backend:
+    store, namespace = store_of(kind)
+    with StoreBackend(store, namespace=namespace) as backend:
         filled(store, namespace, keys)
         same = InMemoryStore()
         filled(same, namespace, keys)
@@ -297,17 +279,19 @@ PATHS = st.lists(
 )
 
 
-@pytest.mark.parametrize("kind", ["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.services)])
+@pytest.mark.parametrize("kind", stores.KINDS)
 @settings(max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(keys=TREES, wanted=PATHS)
-def test_new_files_are_made_together_where_each_could_be_made_alone(backend_of, kind, keys, wanted):
+def test_new_files_are_made_together_where_each_could_be_made_alone(store_of, kind, keys, wanted):
     """All of them, or none: also where a value of the store, a directory, or a name that gave way is at one."""
     keys = {key: what for key, what in keys.items() if kind == "memory" or "\0" not in key}
-    store, namespace, backend = backend_of(kind)
+    store, namespace = store_of(kind)
+    backend = StoreBackend(store, namespace=namespace)
     filled(store, namespace, keys)
     before = everything(backend)
     apart = any(path.startswith(other + "/") for path in wanted for other in wanted)
-    _, alone, one_by_one = backend_of(kind)
+    _, alone = store_of(kind)
+    one_by_one = StoreBackend(store, namespace=alone)
     filled(store, alone, keys)
     able = not apart and all(one_by_one.upload_if(path, path.encode(), None).error is None for path in wanted)
     answers = backend.upload_new([(path, path.encode()) for path in wanted])

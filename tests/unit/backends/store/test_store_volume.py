@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -11,12 +12,16 @@ from types import SimpleNamespace
 
 import pytest
 import stores
+from clocks import Clock
+from ears import Ear
 from eventually import eventually
 from hypothesis import settings
 from langgraph.store.memory import InMemoryStore
 from langgraph.store.sqlite import SqliteStore
+from nodes import whole
 from profiles import examples
-from test_foreign import ForeignMachine
+from stores import NS, before_its_change
+from test_foreign import Derived, ForeignMachine
 from together import together
 
 from fusebackend.backends import (
@@ -29,26 +34,10 @@ from fusebackend.backends import (
 )
 from fusebackend.backends.store import searched_items as searched
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, Change
-from fusebackend.testing.conformance import BackendConformance
 from fusebackend.testing.posix.case import fails
 
 ME = Caller(os.geteuid(), os.getegid())
-NS = ("memories",)
 RW = os.O_RDWR
-KINDS = ["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.services)]
-
-
-class Derived(BackendConformance):
-    """The agent face of the kernel face of an agent face."""
-
-    any_name = False  # names that are no UTF-8 are refused
-
-
-@pytest.mark.configuration
-class TestInMemoryStore(Derived):
-    @pytest.fixture
-    def backend(self):
-        return VolumeBackend(ForeignVolume(StoreBackend(InMemoryStore())))
 
 
 @pytest.mark.configuration
@@ -57,27 +46,6 @@ class TestSqliteStore(Derived):
     def backend(self, tmp_path):
         with SqliteStore.from_conn_string(str(tmp_path / "x.db")) as store, StoreBackend(store) as backend:
             yield VolumeBackend(ForeignVolume(backend))
-
-
-class Clock:
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
-@pytest.fixture(params=KINDS)
-def store(request, tmp_path):
-    dsn = request.getfixturevalue("postgres_dsn") if request.param == "postgres" else None
-    with stores.opened(request.param, tmp_path, dsn) as store:
-        yield store
-
-
-@pytest.fixture
-def backend(store):
-    with StoreBackend(store, namespace=NS) as backend:
-        yield backend
 
 
 @pytest.fixture
@@ -107,12 +75,7 @@ def at(volume, *names):
 
 
 def content(volume, *names):
-    attr = at(volume, *names)
-    volume.open(attr.node, os.O_RDONLY)
-    try:
-        return volume.read(attr.node, 0, 1 << 20)
-    finally:
-        volume.release(attr.node, os.O_RDONLY)
+    return whole(volume, at(volume, *names).node)
 
 
 def overwrite(volume, node, data):
@@ -140,28 +103,13 @@ def test_what_a_store_can_do_is_what_its_volume_says(backend, store, volume):
     assert not features.random_writes and not features.read_only
 
 
-class Ear:
-    """Hears what a volume tells its subscribers, from whichever thread."""
-
-    def __init__(self, volume):
-        self.changes = []
-        self._heard = threading.Condition()
-        self._stop = volume.subscribe(self._hear)
-
-    def _hear(self, change):
-        with self._heard:
-            self.changes.append(change)
-            self._heard.notify_all()
-
-    def wait(self, wanted):
-        with self._heard:
-            assert self._heard.wait_for(lambda: wanted in self.changes, timeout=10), self.changes
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self._stop()
+@contextlib.contextmanager
+def hearing(volume):
+    """What a volume tells its subscribers."""
+    ear = Ear()
+    stop = volume.subscribe(ear)
+    yield ear
+    stop()
 
 
 def test_a_change_by_another_program_shows(volume, other, clock):
@@ -169,12 +117,12 @@ def test_a_change_by_another_program_shows(volume, other, clock):
     other.write("/dir/a", "one")
     assert content(volume, "dir", "a") == b"one"
     directory, file = at(volume, "dir").node, at(volume, "dir", "a").node
-    with Ear(volume) as ear:
+    with hearing(volume) as ear:
 
         def passes(*wanted):
             if volume.features.change_feed:
                 for change in wanted:
-                    ear.wait(change)
+                    ear.until(change)
             clock.now += 0 if volume.features.durable else 2
 
         other.write("/dir/a", "two and more")
@@ -193,12 +141,12 @@ def test_a_change_by_another_program_shows(volume, other, clock):
 def test_a_change_through_the_same_backend_is_told_at_once(volume, backend):
     backend.write("/a", "one")
     node = at(volume, "a").node
-    with Ear(volume) as ear:
+    with hearing(volume) as ear:
         backend.edit("/a", "one", "two")
         backend.upload_files([("/b", b""), ("/c", b"")])
         backend.move("/b", "/d")
         backend.delete("/c")
-        told = list(ear.changes)
+        told = list(ear.heard)
     for change in (
         Change(node=node, parent=ROOT_NODE, name=b"a"),
         *(Change(parent=ROOT_NODE, name=n) for n in (b"b", b"c", b"d")),
@@ -210,9 +158,9 @@ def test_a_change_through_the_same_backend_is_told_at_once(volume, backend):
 
 def test_a_change_through_any_backend_of_this_process_is_told_at_once(volume, store):
     """The agent's own backend need not be the one that is mounted, if it is over the same store."""
-    with StoreBackend(store, namespace=NS) as agents, Ear(volume) as ear:
+    with StoreBackend(store, namespace=NS) as agents, hearing(volume) as ear:
         agents.write("/a", "x")
-        assert Change(parent=ROOT_NODE, name=b"a") in ear.changes
+        assert Change(parent=ROOT_NODE, name=b"a") in ear.heard
         assert content(volume, "a") == b"x"
 
 
@@ -221,14 +169,14 @@ def test_two_mounts_of_one_namespace_show_each_others_changes(store):
     with StoreBackend(store, namespace=NS) as one, StoreBackend(store, namespace=NS) as two:
         first, second = volume_of(one), volume_of(two)
         assert first is not second
-        with Ear(second) as ear:
+        with hearing(second) as ear:
             assert names(second) == []
             attr = first.mknod(ROOT_NODE, b"a", stat.S_IFREG | 0o644, 0, ME)
             overwrite(first, attr.node, b"text")
             if second.features.change_feed:
-                ear.wait(Change(parent=ROOT_NODE, name=b"a"))
+                ear.until(Change(parent=ROOT_NODE, name=b"a"))
             else:
-                assert ear.changes == []
+                assert ear.heard == []
             eventually(lambda: names(second) == ["a"], 10)  # one is believed for some times as long as it took
             assert content(second, "a") == b"text"
 
@@ -238,7 +186,7 @@ def test_two_mounts_that_change_at_once_do_not_wait_for_each_other(store):
         volumes = [volume_of(one), volume_of(two)]
 
         def work(volume, name):
-            with Ear(volume):
+            with hearing(volume):
                 for _ in range(10):
                     attr = volume.mknod(ROOT_NODE, name, stat.S_IFREG | 0o644, 0, ME)
                     overwrite(volume, attr.node, name)
@@ -248,12 +196,12 @@ def test_two_mounts_that_change_at_once_do_not_wait_for_each_other(store):
 
 
 def test_what_the_mount_itself_does_is_not_told_to_it(volume, backend):
-    with Ear(volume) as ear:
+    with hearing(volume) as ear:
         attr = volume.mknod(ROOT_NODE, b"a", stat.S_IFREG | 0o644, 0, ME)
         overwrite(volume, attr.node, b"text")
         volume.rename(ROOT_NODE, b"a", ROOT_NODE, b"b")
         volume.unlink(ROOT_NODE, b"b")
-        assert ear.changes == []
+        assert ear.heard == []
     assert backend.ls("/").entries == []
 
 
@@ -321,36 +269,12 @@ def beside(store):
 
 
 def test_what_another_has_written_meanwhile_is_not_overwritten(volume, other, store):
-    other.write("/a", "one")
-    node = at(volume, "a").node
-    volume.open(node, RW)
-    volume.write(node, 0, b"ours")
-    other.write("/a", "theirs")
-    with fails(errno.ESTALE):
-        volume.flush(node)
-    volume.release(node, RW)
-    assert store.get(NS, "/a").value["content"] == "theirs"
-    assert list(beside(store).values()) == ["ours"]
-
-
-def test_nor_is_it_in_the_moment_between_looking_and_writing(volume, other, store, monkeypatch):
     """The comparison and the put are one step: nobody comes in between, or is told."""
     other.write("/a", "one")
     node = at(volume, "a").node
     volume.open(node, RW)
     volume.write(node, 0, b"ours")
-    kind = type(volume.remote.face.backend.items.moment())
-    swap = kind.swap
-    once = threading.Event()
-
-    def late(self, changes):
-        if not once.is_set():
-            once.set()
-            other.write("/a", "theirs")
-        swap(self, changes)
-
-    monkeypatch.setattr(kind, "swap", late)
-    with fails(errno.ESTALE):
+    with before_its_change(volume.remote.face.backend, lambda: other.write("/a", "theirs")), fails(errno.ESTALE):
         volume.fsync(node)
     volume.release(node, RW)
     assert store.get(NS, "/a").value["content"] == "theirs"
@@ -367,9 +291,9 @@ def test_an_append_goes_to_the_end_of_what_is_there_then(volume, other, store):
     volume.write(node, 4, b"ours\n")
     volume.write(node, 9, b"again\n")
     other.write("/log", "one\ntheirs\n")
-    with Ear(volume) as ear:
+    with hearing(volume) as ear:
         volume.flush(node)
-        assert Change(node=node) in ear.changes  # the kernel has other bytes there
+        assert Change(node=node) in ear.heard  # the kernel has other bytes there
     assert store.get(NS, "/log").value["content"] == "one\ntheirs\nours\nagain\n"
     assert volume.read(node, 0, 100) == b"one\ntheirs\nours\nagain\n"
     assert volume.getattr(node).size == 22

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import sqlite3
@@ -81,22 +82,15 @@ def test_what_has_grown_meanwhile_is_seen(database: str) -> None:
     assert len(after) > len(before)
 
 
-def delete_the_newest(database: str) -> None:
-    with sqlite3.connect(database) as connection:
-        connection.execute(
-            "DELETE FROM checkpoints WHERE thread_id = 't' AND checkpoint_id IN (SELECT checkpoint_id FROM checkpoints "
-            "WHERE thread_id = 't' ORDER BY checkpoint_id DESC LIMIT 3)"
-        )
-    connection.close()
+def delete(which: str) -> Callable[[str], None]:
+    def delete_three(database: str) -> None:
+        with contextlib.closing(sqlite3.connect(database)) as connection, connection:
+            connection.execute(
+                "DELETE FROM checkpoints WHERE thread_id = 't' AND checkpoint_id IN (SELECT checkpoint_id FROM"
+                f" checkpoints WHERE thread_id = 't' ORDER BY checkpoint_id {which} LIMIT 3)"
+            )
 
-
-def delete_the_oldest(database: str) -> None:
-    with sqlite3.connect(database) as connection:
-        connection.execute(
-            "DELETE FROM checkpoints WHERE thread_id = 't' AND checkpoint_id IN (SELECT checkpoint_id FROM checkpoints "
-            "WHERE thread_id = 't' ORDER BY checkpoint_id LIMIT 3)"
-        )
-    connection.close()
+    return delete_three
 
 
 def replace(database: str) -> None:
@@ -119,7 +113,7 @@ def change_a_message(database: str) -> None:
     connection.close()
 
 
-@pytest.mark.parametrize("change", [delete_the_newest, delete_the_oldest, replace, change_a_message])
+@pytest.mark.parametrize("change", [delete("DESC"), delete("ASC"), replace, change_a_message])
 def test_what_others_do_to_the_database_is_seen(database: str, cache: Path, change: Callable[[str], None]) -> None:
     before = files(database)
     change(database)

@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import graphs
 import msgspec
@@ -188,15 +188,8 @@ def test_metadata_that_cannot_be_read_costs_the_name_only(path: str) -> None:
 
 
 def test_a_database_that_is_encrypted(tmp_path: Path) -> None:
-    class Reversing:
-        def encrypt(self, plaintext: bytes) -> tuple[str, bytes]:
-            return "rev", plaintext[::-1]
-
-        def decrypt(self, ciphername: str, ciphertext: bytes) -> bytes:
-            return ciphertext[::-1]
-
     where = str(tmp_path / "threads.db")
-    with graphs.sqlite_saver(where, serde=EncryptedSerializer(Reversing())) as saver:
+    with graphs.sqlite_saver(where, serde=EncryptedSerializer(graphs.Reversed())) as saver:
         threadcases.plain(saver)
     with ThreadsBackend.from_sqlite(where) as backend:
         checkpoints = history(backend, "/plain")
@@ -330,14 +323,6 @@ def test_a_file_that_is_no_file_data_is_listed_and_cannot_be_opened(tmp_path: Pa
 # -- the database ------------------------------------------------------------------------------------------------------
 
 
-def make_directory(path: Path) -> None:
-    path.mkdir()
-
-
-def make_empty(path: Path) -> None:
-    path.touch()
-
-
 def make_text(path: Path) -> None:
     path.write_text(
         "no database, but some text that is long enough to be a header of something else, one hundred bytes"
@@ -358,8 +343,8 @@ def make_half(path: Path) -> None:
     ("make", "says"),
     [
         (lambda path: None, "there is no file"),
-        (make_directory, "is not a regular file"),
-        (make_empty, "is an empty file"),
+        (Path.mkdir, "is not a regular file"),
+        (Path.touch, "is an empty file"),
         (make_text, "is no SQLite database"),
         (make_other, "it has no table 'checkpoints'"),
         (make_half, "its table 'checkpoints' lacks 'checkpoint'"),
@@ -464,7 +449,17 @@ MANY: Final = [0] * 3000
 BROKEN: Final = msgspec.msgpack.Ext(5, b"\xc1")
 
 
-def rewrite(kind: str, where: str, channel: str, change: Callable[[Any], Any], mark: bytes = b"") -> None:
+class Stored(NamedTuple):
+    """A thread whose checkpoints have all of their files and messages, and its database."""
+
+    kind: str
+    where: str
+
+    def opened(self) -> ThreadsBackend:
+        return threadcases.reader(self.kind, self.where, cache=False)
+
+
+def rewrite(stored: Stored, channel: str, change: Callable[[Any], Any], mark: bytes = b"") -> None:
     """Change the value of a channel in all checkpoints of a thread, as LangGraph stores it. `mark` becomes bytes that
     are no UTF-8."""
 
@@ -472,10 +467,10 @@ def rewrite(kind: str, where: str, channel: str, change: Callable[[Any], Any], m
         value = msgspec.msgpack.encode(change(msgspec.msgpack.decode(data, strict=False)))
         return value.replace(mark, b"\xff" * len(mark)) if mark else value
 
-    if kind == "postgres":
+    if stored.kind == "postgres":
         import psycopg
 
-        with psycopg.connect(where) as connection:
+        with psycopg.connect(stored.where) as connection:
             rows = connection.execute(
                 "SELECT version, blob FROM checkpoint_blobs WHERE channel = %s AND type = 'msgpack'", (channel,)
             ).fetchall()
@@ -485,7 +480,7 @@ def rewrite(kind: str, where: str, channel: str, change: Callable[[Any], Any], m
                     (changed_bytes(blob), channel, version),
                 )
         return
-    with contextlib.closing(sqlite3.connect(where)) as connection:
+    with contextlib.closing(sqlite3.connect(stored.where)) as connection:
         for rowid, blob in connection.execute("SELECT rowid, checkpoint FROM checkpoints").fetchall():
             document = msgspec.msgpack.decode(blob)
             values = document["channel_values"]
@@ -504,29 +499,20 @@ ODD_FILES: Final[dict[str, tuple[Any, str]]] = {
 }
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.services)])
-def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, str, ThreadsBackend]]:
-    """A thread whose checkpoints have all of their files and messages, and its database."""
-    small = values._PACK._replace(most=1000, few_bytes=100)
-    for name, value in (("_PACK", small), ("MAX_MEMBERS", 1000)):
-        request.getfixturevalue("monkeypatch").setattr(values, name, value)
-    kind = request.param
-    where = str(tmp_path / "threads.db") if kind == "sqlite" else request.getfixturevalue("postgres_dsn")
-    with graphs.sqlite_saver(where) if kind == "sqlite" else graphs.postgres_saver(where) as saver:
-        threadcases.old(saver)
-    make = ThreadsBackend.from_sqlite if kind == "sqlite" else ThreadsBackend.from_postgres
-    with make(where, cache=False) as backend:
-        yield kind, where, backend
+@pytest.fixture(params=threadcases.KINDS)
+def stored(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stored:
+    monkeypatch.setattr(values, "_PACK", values._PACK._replace(most=1000, few_bytes=100))
+    monkeypatch.setattr(values, "MAX_MEMBERS", 1000)
+    where = threadcases.where_of(request, request.param, tmp_path)
+    with threadcases.bench(request.param, where) as b:
+        threadcases.old(b.saver)
+    return Stored(request.param, where)
 
 
-def test_one_odd_file_is_an_error_and_hides_no_other(
-    stored: tuple[str, str, ThreadsBackend], caplog: pytest.LogCaptureFixture
-) -> None:
-    kind, where, _ = stored
+def test_one_odd_file_is_an_error_and_hides_no_other(stored: Stored, caplog: pytest.LogCaptureFixture) -> None:
     files = {f"/odd/{name}": record for name, (record, _) in ODD_FILES.items()}
-    rewrite(kind, where, "files", lambda value: {**value, **files, 7: {"content": "x"}}, mark=b"@@@@@@")
-    make = ThreadsBackend.from_sqlite if kind == "sqlite" else ThreadsBackend.from_postgres
-    with make(where, cache=False) as backend:
+    rewrite(stored, "files", lambda value: {**value, **files, 7: {"content": "x"}}, mark=b"@@@@@@")
+    with stored.opened() as backend:
         newest = f"/old/history/{history(backend, '/old')[-1]}"
         for directory in ("/old/head", newest):
             assert names(backend, directory) == ["a.txt", "d.txt", "in.txt", "odd", "relative.md"]
@@ -543,13 +529,12 @@ def test_one_odd_file_is_an_error_and_hides_no_other(
     assert caplog.text.count("'files' has the key '7', which is no text; not shown") == 1
 
 
-def test_one_odd_message_says_so_in_its_place(stored: tuple[str, str, ThreadsBackend]) -> None:
-    kind, where, before = stored
-    expected = read(before, "/old/messages.jsonl").splitlines()
+def test_one_odd_message_says_so_in_its_place(stored: Stored) -> None:
+    with stored.opened() as before:
+        expected = read(before, "/old/messages.jsonl").splitlines()
     odd = [BROKEN, 5, {"type": "human", "content": MANY}]
-    rewrite(kind, where, "messages", lambda value: [value[0], *odd, *value[1:]])
-    make = ThreadsBackend.from_sqlite if kind == "sqlite" else ThreadsBackend.from_postgres
-    with make(where, cache=False) as backend:
+    rewrite(stored, "messages", lambda value: [value[0], *odd, *value[1:]])
+    with stored.opened() as backend:
         first, *found, second = read(backend, "/old/messages.jsonl").splitlines()[: len(odd) + 2]
         assert [first, second] == expected[:2]
         assert [json.loads(line)["type"] for line in found] == ["unreadable"] * len(odd)
@@ -560,34 +545,31 @@ def test_one_odd_message_says_so_in_its_place(stored: tuple[str, str, ThreadsBac
         assert names(backend, "/old/head") == ["a.txt", "d.txt", "in.txt", "relative.md"]
 
 
-def test_one_odd_channel_says_so_and_hides_no_file_message_or_step(stored: tuple[str, str, ThreadsBackend]) -> None:
-    kind, where, before = stored
-    expected = [read(before, "/old/messages.jsonl"), names(before, "/old/head"), history(before, "/old")]
-    rewrite(kind, where, "updates", lambda value: MANY)
-    make = ThreadsBackend.from_sqlite if kind == "sqlite" else ThreadsBackend.from_postgres
-    with make(where, cache=False) as backend:
+def test_one_odd_channel_says_so_and_hides_no_file_message_or_step(stored: Stored) -> None:
+    with stored.opened() as before:
+        expected = [read(before, "/old/messages.jsonl"), names(before, "/old/head"), history(before, "/old")]
+    rewrite(stored, "updates", lambda value: MANY)
+    with stored.opened() as backend:
         assert [read(backend, "/old/messages.jsonl"), names(backend, "/old/head"), history(backend, "/old")] == expected
         state = json.loads(read(backend, "/old/state.json"))
         assert "more than 500,000 values" in state["values"]["updates"]["error"]
-        rewrite(kind, where, "files", lambda value: MANY)
-    with make(where, cache=False) as backend:
+        rewrite(stored, "files", lambda value: MANY)
+    with stored.opened() as backend:
         assert "more than 500,000 values" in read(backend, "/old/head/ERROR.txt")
         assert read(backend, "/old/messages.jsonl") == expected[0]
 
 
-def test_a_checkpoint_that_is_its_own_parent_ends_its_ancestry(stored: tuple[str, str, ThreadsBackend]) -> None:
-    kind, where, _ = stored
+def test_a_checkpoint_that_is_its_own_parent_ends_its_ancestry(stored: Stored) -> None:
     statement = "UPDATE checkpoints SET parent_checkpoint_id = checkpoint_id"
-    if kind == "postgres":
+    if stored.kind == "postgres":
         import psycopg
 
-        with psycopg.connect(where) as connection:
+        with psycopg.connect(stored.where) as connection:
             connection.execute(statement)
     else:
-        with changed(where, statement):
+        with changed(stored.where, statement):
             pass
-    make = ThreadsBackend.from_sqlite if kind == "sqlite" else ThreadsBackend.from_postgres
-    with make(where, cache=False) as backend:
+    with stored.opened() as backend:
         assert names(backend, "/old/head") == ["a.txt", "d.txt", "in.txt", "relative.md"]
         place, database = Place("old", ""), backend.volume._database
         newest = database.newest(place)

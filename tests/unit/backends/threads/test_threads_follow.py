@@ -16,8 +16,7 @@ import pytest
 import threadcases
 from graphs import delete, edit, say, thread, use, user, write
 from nodes import node_at
-from test_threads_state import KINDS, Bench, bench, shown
-from threadcases import record
+from threadcases import Bench, check_history, record, shown
 
 from fusebackend.backends.threads import ThreadsBackend
 from fusebackend.backends.threads.database import sqlite as sqlite_module
@@ -29,13 +28,6 @@ from fusebackend.testing.posix.case import fails
 
 LIMIT_S = 60.0
 """How long to wait for what comes within a second, on a busy machine."""
-
-
-@pytest.fixture(params=KINDS)
-def b(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    where = str(tmp_path / "threads.db") if request.param == "sqlite" else request.getfixturevalue("postgres_dsn")
-    with bench(request.param, where) as made:
-        yield made
 
 
 class Listener:
@@ -296,13 +288,7 @@ def test_a_write_to_an_old_checkpoint_is_seen(b: Bench) -> None:
     b.saver.put_writes(config, [("files", {"/late.txt": record("late")})], "00000000-0000-0000-0000-000000000000")
     b.backend.volume.follow()
     assert b.tree(old)["/late.txt"] == b"late"
-    check_all(b, "plain")
-
-
-def check_all(b: Bench, name: str) -> None:
-    agent = graphs.deep_agent(b.saver)
-    for checkpoint, directory in zip(graphs.checkpoint_ids(agent, thread(name)), b.history(f"/{name}"), strict=True):
-        assert b.tree(directory) == shown(graphs.state_at(agent, thread(name), checkpoint).get("files")), directory
+    check_history(b, graphs.deep_agent(b.saver), "plain")
 
 
 def test_nobody_is_asked_when_nobody_listens(b: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

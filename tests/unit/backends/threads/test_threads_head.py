@@ -18,8 +18,7 @@ import threadcases
 from graphs import delete, edit, say, thread, use, user, write
 from langgraph.types import Command
 from test_threads_follow import Listener
-from test_threads_state import KINDS, shown
-from threadcases import APPROVE, record
+from threadcases import APPROVE, KINDS, Bench, bench, record, shown, where_of
 
 from fusebackend import text
 from fusebackend.backends.threads import ThreadsBackend
@@ -28,38 +27,11 @@ from fusebackend.protocol import Caller
 ME = Caller(0, 0)
 
 
-class Desk:
-    """A checkpointer, and a backend that may write to its heads."""
-
-    def __init__(self, kind: str, where: str, saver: Any) -> None:
-        self.saver = saver
-        open_it = ThreadsBackend.from_sqlite if kind == "sqlite" else ThreadsBackend.from_postgres
-        self.backend = open_it(where, write="head")
-
-    def get(self, path: str) -> bytes | None:
-        return self.backend.download_files([path])[0].content
-
-    def settled(self) -> None:
-        """PostgreSQL is not asked for news before every verb."""
-        self.backend.volume.follow()
-
-    def put(self, path: str, content: str) -> None:
-        (response,) = self.backend.upload_files([(path, content.encode())])
-        assert response.error is None, response.error
-
-
 @pytest.fixture(params=KINDS)
-def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Desk]:
-    if request.param == "sqlite":
-        where = str(tmp_path / "threads.db")
-        manager: Any = graphs.sqlite_saver(where)
-    else:
-        where = request.getfixturevalue("postgres_dsn")
-        manager = graphs.postgres_saver(where)
-    with manager as saver:
-        made = Desk(request.param, where, saver)
-        with made.backend:
-            yield made
+def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    """A checkpointer, and a backend that may write to its heads."""
+    with bench(request.param, where_of(request, request.param, tmp_path), write="head") as made:
+        yield made
 
 
 def state(agent: Any, name: str) -> dict[str, bytes]:
@@ -69,7 +41,7 @@ def state(agent: Any, name: str) -> dict[str, bytes]:
 # -- a thread at rest ----------------------------------------------------------------------------------------------
 
 
-def test_a_write_is_part_of_the_state_at_once_and_of_the_next_run(desk: Desk) -> None:
+def test_a_write_is_part_of_the_state_at_once_and_of_the_next_run(desk: Bench) -> None:
     agent = threadcases.plain(desk.saver)
     assert desk.backend.write("/plain/head/notes/new.txt", "from outside\n").error is None
     assert desk.get("/plain/head/notes/new.txt") == b"from outside\n"
@@ -77,11 +49,11 @@ def test_a_write_is_part_of_the_state_at_once_and_of_the_next_run(desk: Desk) ->
     agent.model.script = [use(edit("/notes/new.txt", "outside", "inside")), say("ok")]
     agent.invoke(user("go"), thread("plain"))
     assert state(agent, "plain")["/notes/new.txt"] == b"from inside\n"
-    desk.settled()
+    desk.backend.volume.follow()
     assert desk.get("/plain/head/notes/new.txt") == b"from inside\n"
 
 
-def test_many_writes_to_one_checkpoint_all_count(desk: Desk) -> None:
+def test_many_writes_to_one_checkpoint_all_count(desk: Bench) -> None:
     agent = threadcases.plain(desk.saver)
     for number in range(5):
         desk.put(f"/plain/head/n{number}.txt", str(number))
@@ -97,7 +69,7 @@ def test_many_writes_to_one_checkpoint_all_count(desk: Desk) -> None:
     assert len(graphs.state_at(agent, thread("plain"))["messages"]) > 8
 
 
-def test_langgraphs_own_pending_writes_and_ours_get_along(desk: Desk) -> None:
+def test_langgraphs_own_pending_writes_and_ours_get_along(desk: Bench) -> None:
     agent = threadcases.plain(desk.saver)
     desk.put("/plain/head/one.txt", "1")
     agent.invoke(Command(update={"files": {"/two.txt": record("2")}}, goto="model"), thread("plain"))
@@ -106,7 +78,7 @@ def test_langgraphs_own_pending_writes_and_ours_get_along(desk: Desk) -> None:
     assert (found["/one.txt"], found["/two.txt"], found["/three.txt"]) == (b"1", b"2", b"3")
 
 
-def test_many_uploads_are_one_pending_write(desk: Desk) -> None:
+def test_many_uploads_are_one_pending_write(desk: Bench) -> None:
     agent = threadcases.plain(desk.saver)
     threadcases.old(desk.saver)
     before = len(desk.saver.get_tuple(thread("plain")).pending_writes)
@@ -134,7 +106,7 @@ def test_many_uploads_are_one_pending_write(desk: Desk) -> None:
 
 
 @pytest.mark.alone
-def test_files_one_by_one_do_not_get_slower_and_slower(desk: Desk) -> None:
+def test_files_one_by_one_do_not_get_slower_and_slower(desk: Bench) -> None:
     threadcases.plain(desk.saver)
     took = []
     for number in range(200):
@@ -144,7 +116,7 @@ def test_files_one_by_one_do_not_get_slower_and_slower(desk: Desk) -> None:
     assert sum(took[150:]) < 5 * sum(took[:50]) + 1, (took[:50], took[150:])
 
 
-def test_a_move_is_one_change(desk: Desk) -> None:
+def test_a_move_is_one_change(desk: Bench) -> None:
     agent = threadcases.plain(desk.saver)
     before = len(desk.saver.get_tuple(thread("plain")).pending_writes)
     assert desk.backend.move("/plain/head/a.txt", "/plain/head/moved/b.txt").error is None
@@ -153,7 +125,7 @@ def test_a_move_is_one_change(desk: Desk) -> None:
     assert len(desk.saver.get_tuple(thread("plain")).pending_writes) == before + 1
 
 
-def test_bytes_and_times_are_kept_as_deepagents_keeps_them(desk: Desk) -> None:
+def test_bytes_and_times_are_kept_as_deepagents_keeps_them(desk: Bench) -> None:
     agent = threadcases.plain(desk.saver)
     before = graphs.state_at(agent, thread("plain"))["files"]["/a.txt"]
     desk.backend.upload_files([("/plain/head/bin.dat", b"\xff\x00"), ("/plain/head/a.txt", "grüß\r\n".encode())])
@@ -165,7 +137,7 @@ def test_bytes_and_times_are_kept_as_deepagents_keeps_them(desk: Desk) -> None:
     assert files["/a.txt"]["modified_at"] > before["modified_at"]
 
 
-def test_an_old_agent_gets_what_it_can_read(desk: Desk) -> None:
+def test_an_old_agent_gets_what_it_can_read(desk: Bench) -> None:
     agent = graphs.old_agent(desk.saver)
     agent.invoke(user("go", updates=[{"/a.txt": graphs.old_record("one\n")}]), thread("lines"))
     desk.put("/lines/head/a.txt", "two\nthree\n")
@@ -174,12 +146,12 @@ def test_an_old_agent_gets_what_it_can_read(desk: Desk) -> None:
     assert files["/a.txt"]["content"] == ["two", "three", ""]
     assert files["/b.txt"]["content"] == ["new"]
     agent.invoke(user("go", updates=[{"bare.md": "text"}, {"/a.txt": None, "/b.txt": None}]), thread("lines"))
-    desk.settled()
+    desk.backend.volume.follow()
     desk.put("/lines/head/bare.md", "other text")
     assert graphs.state_at(agent, thread("lines"))["files"] == {"bare.md": "other text"}
 
 
-def test_before_the_first_file_there_is_a_counter_that_says_there_may_be_one(desk: Desk) -> None:
+def test_before_the_first_file_there_is_a_counter_that_says_there_may_be_one(desk: Bench) -> None:
     agent = graphs.deep_agent(desk.saver, [say("hello"), use(write("/own.txt", "o")), say("ok")])
     agent.invoke(user("hi"), thread("talk"))
     desk.put("/talk/head/first.txt", "1")
@@ -188,7 +160,7 @@ def test_before_the_first_file_there_is_a_counter_that_says_there_may_be_one(des
     assert state(agent, "talk") == {"/first.txt": b"1", "/own.txt": b"o"}
 
 
-def test_an_agent_without_files_would_not_see_one(desk: Desk) -> None:
+def test_an_agent_without_files_would_not_see_one(desk: Bench) -> None:
     from langgraph.graph import START, MessagesState, StateGraph
 
     graph = StateGraph(MessagesState)
@@ -203,7 +175,7 @@ def test_an_agent_without_files_would_not_see_one(desk: Desk) -> None:
 # -- a thread that waits for a human ---------------------------------------------------------------------------------
 
 
-def test_an_approval_stays_what_it_is(desk: Desk) -> None:
+def test_an_approval_stays_what_it_is(desk: Bench) -> None:
     agent = threadcases.waiting_for_approval(desk.saver)
     before = agent.get_state(thread("waiting_for_approval"))
     desk.put("/waiting_for_approval/head/note.txt", "look at this")
@@ -218,7 +190,7 @@ def test_an_approval_stays_what_it_is(desk: Desk) -> None:
     assert shown(done.values["files"]) == {"/note.txt": b"look at this"}
 
 
-def test_before_the_very_first_file_is_approved(desk: Desk) -> None:
+def test_before_the_very_first_file_is_approved(desk: Bench) -> None:
     agent = graphs.deep_agent(desk.saver, [use(write("/x.txt", "x")), say("ok")], interrupt_on={"write_file": True})
     agent.invoke(user("go"), thread("first"))
     desk.put("/first/head/note.txt", "n")
@@ -228,7 +200,7 @@ def test_before_the_very_first_file_is_approved(desk: Desk) -> None:
     assert state(agent, "first") == {"/x.txt": b"x", "/note.txt": b"n"}
 
 
-def test_what_a_finished_task_has_made_stays(desk: Desk) -> None:
+def test_what_a_finished_task_has_made_stays(desk: Bench) -> None:
     agent = threadcases.one_tool_done_and_one_waiting(desk.saver)
     name = "one_tool_done_and_one_waiting"
     assert desk.get(f"/{name}/head/done.txt") == b"d"
@@ -238,7 +210,7 @@ def test_what_a_finished_task_has_made_stays(desk: Desk) -> None:
     assert state(agent, name) == {"/before.txt": b"b", "/done.txt": b"d", "/note.txt": b"n"}
 
 
-def test_new_input_instead_of_an_answer_keeps_the_file(desk: Desk) -> None:
+def test_new_input_instead_of_an_answer_keeps_the_file(desk: Bench) -> None:
     agent = threadcases.waiting_for_approval(desk.saver)
     desk.put("/waiting_for_approval/head/note.txt", "n")
     agent.model.script = [say("something else")]
@@ -249,7 +221,7 @@ def test_new_input_instead_of_an_answer_keeps_the_file(desk: Desk) -> None:
 # -- a thread that runs ----------------------------------------------------------------------------------------------
 
 
-def test_while_a_run_is_active_the_head_is_busy(desk: Desk) -> None:
+def test_while_a_run_is_active_the_head_is_busy(desk: Bench) -> None:
     from langchain_core.tools import tool
 
     inside, go_on = threading.Event(), threading.Event()
@@ -303,20 +275,20 @@ def test_a_run_that_was_killed_counts_as_ended_after_the_quiet_time(tmp_path: Pa
         assert state(agent, "t") == {"/a.txt": b"a", "/x.txt": b"x"}
 
 
-def test_a_failed_run_has_ended(desk: Desk) -> None:
+def test_a_failed_run_has_ended(desk: Bench) -> None:
     agent = threadcases.failed(desk.saver)
     assert agent.get_state(thread("failed")).next
     desk.put("/failed/head/x.txt", "x")
     assert state(agent, "failed")["/x.txt"] == b"x"
 
 
-def test_watchers_are_told_of_the_agents_changes_and_once_of_ours(desk: Desk) -> None:
+def test_watchers_are_told_of_the_agents_changes_and_once_of_ours(desk: Bench) -> None:
     agent = threadcases.plain(desk.saver)
     listener = Listener(desk.backend)
     desk.put("/plain/head/ours.txt", "1")
     desk.put("/plain/head/ours.txt", "2")
     desk.backend.upload_files([("/plain/head/x.txt", b"x"), ("/plain/head/a.txt", b"y")])
-    desk.settled()
+    desk.backend.volume.follow()
     told = [(report.kind, report.path) for report in listener.reports if report.path.startswith("/plain/head/")]
     assert told == [
         ("created", "/plain/head/ours.txt"),
@@ -335,7 +307,7 @@ def test_watchers_are_told_of_the_agents_changes_and_once_of_ours(desk: Desk) ->
 # -- conflicts -------------------------------------------------------------------------------------------------------
 
 
-def test_a_version_that_was_not_seen_is_not_overwritten(desk: Desk) -> None:
+def test_a_version_that_was_not_seen_is_not_overwritten(desk: Bench) -> None:
     agent = threadcases.plain(desk.saver)
     volume = desk.backend.volume
     head = volume.lookup(volume.lookup(1, b"plain").node, b"head").node
@@ -355,7 +327,7 @@ def test_a_version_that_was_not_seen_is_not_overwritten(desk: Desk) -> None:
 # -- the rest of the tree --------------------------------------------------------------------------------------------
 
 
-def test_nothing_but_the_head_can_be_written_to(desk: Desk) -> None:
+def test_nothing_but_the_head_can_be_written_to(desk: Bench) -> None:
     threadcases.a_subagent(desk.saver)
     backend = desk.backend
     (space,) = [entry["path"] for entry in backend.ls("/a_subagent/subgraphs").entries or []]
@@ -373,7 +345,7 @@ def test_nothing_but_the_head_can_be_written_to(desk: Desk) -> None:
         volume.open(node, os.O_WRONLY)
 
 
-def test_a_name_that_no_key_has_is_refused(desk: Desk) -> None:
+def test_a_name_that_no_key_has_is_refused(desk: Bench) -> None:
     threadcases.plain(desk.saver)
     volume = desk.backend.volume
     head = volume.lookup(volume.lookup(1, b"plain").node, b"head").node
@@ -385,7 +357,7 @@ def test_a_name_that_no_key_has_is_refused(desk: Desk) -> None:
     desk.put("/plain/head/100%.txt", "fine")
 
 
-def test_deleting_a_directory_deletes_what_is_in_it(desk: Desk) -> None:
+def test_deleting_a_directory_deletes_what_is_in_it(desk: Bench) -> None:
     agent = graphs.deep_agent(desk.saver, [use(write("/d/a.txt", "1"), write("/d/e/b.txt", "2"), write("/f.txt", "3"))])
     agent.invoke(user("go"), thread("t"))
     assert desk.backend.delete("/t/head/d").error is None

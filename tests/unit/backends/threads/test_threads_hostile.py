@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import os
 import re
 import subprocess
 import unicodedata
@@ -25,6 +27,7 @@ from threadview import View, steps
 
 from fusebackend.backends.threads import ThreadsBackend
 from fusebackend.remote.keys import name_of
+from fusebackend.testing.each import each
 
 
 class Told(View):
@@ -54,27 +57,24 @@ def graph(saver: Any, node: str = "work") -> Any:
     return builder.compile(checkpointer=saver)
 
 
-@contextlib.contextmanager
-def telling(directory: Path) -> Iterator[Tell]:
-    """Give a function that runs a graph with messages and other state, and returns the view of its thread."""
-    where = str(directory / "threads.db")
+@pytest.fixture
+def tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tell]:
+    """A function that runs a graph with messages and other state, in a new thread of one database, and returns its
+    view."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    where = str(tmp_path / "threads.db")
+    numbers = itertools.count()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(pytest.MonkeyPatch.context()).setenv("XDG_CACHE_HOME", str(directory / "cache"))
         saver = stack.enter_context(conversations.opened("sqlite", where))
 
-        def run(*messages: Any, name: str = "t", node: str = "work", **state: Any) -> Told:
+        def run(*messages: Any, name: str | None = None, node: str = "work", **state: Any) -> Told:
+            name = f"t{next(numbers)}" if name is None else name
             agent = graph(saver, node)
             agent.invoke({"messages": list(messages), **state}, thread(name))
             backend = stack.enter_context(ThreadsBackend.from_sqlite(where))
             return Told(backend, "/" + name_of(name).decode(), steps(agent, name))
 
         yield run
-
-
-@pytest.fixture
-def tell(tmp_path: Path) -> Iterator[Tell]:
-    with telling(tmp_path) as tell:
-        yield tell
 
 
 def is_clean(data: bytes | str) -> bool:
@@ -102,59 +102,59 @@ TITLES = [
 
 
 @for_each("title", TITLES)
-def test_a_title_is_one_line_and_a_safe_name(tmp_path: Path, title: str) -> None:
-    with telling(tmp_path) as tell:
-        view = tell(HumanMessage(title))
-        readme = view.tree()["README.md"].decode()
-        assert readme.startswith("# ")
-        assert is_clean(readme)
-        assert len(readme.split("\n")[0]) < 200
-        tokens = threadview.MarkdownIt().parse(readme)
-        assert sum(token.type == "heading_open" and token.tag == "h1" for token in tokens) == 1
-        assert any(token.type == "bullet_list_open" for token in tokens), "the title has swallowed the list"
-        root = View(view.backend, "")
-        links = view.backend.volume.readdir(root.attr("@by-time", follow=False).node, b"", 10)
-        ((name, attr),) = links
-        assert re.fullmatch(rb"\d{4}-\d\d-\d\dT\d{4}-[a-z0-9-]+", name)
-        assert len(name) < 100
-        assert view.backend.volume.readlink(attr.node) == b"../t"
+def test_a_title_is_one_line_and_a_safe_name(tell: Tell, title: str) -> None:
+    view = tell(HumanMessage(title))
+    readme = view.tree()["README.md"].decode()
+    assert readme.startswith("# ")
+    assert is_clean(readme)
+    assert len(readme.split("\n")[0]) < 200
+    tokens = threadview.MarkdownIt().parse(readme)
+    assert sum(token.type == "heading_open" and token.tag == "h1" for token in tokens) == 1
+    assert any(token.type == "bullet_list_open" for token in tokens), "the title has swallowed the list"
+    volume = view.backend.volume
+    links = {
+        volume.readlink(attr.node): name
+        for name, attr in volume.readdir(View(view.backend, "").attr("@by-time", follow=False).node, b"", 100)
+    }
+    name = links[b".." + view.path.encode()]
+    assert re.fullmatch(rb"\d{4}-\d\d-\d\dT\d{4}-[a-z0-9-]+", name)
+    assert len(name) < 100
 
 
 THREADS = [
-    "..", ".", "a/b", "/", "../../x", "new\nline", ESCAPES, "@latest", "@by-time", "@first", "README.md", "-rf",
+    "..", ".", "a/b", "/", "../../x", "new\nline", ESCAPES, "@latest", "@first", "README.md", "-rf",
     "x" * 300, "日本語", "a b", "%41", "~", ".fusebackend",
 ]  # fmt: skip
 
 
-@for_each("name", THREADS)
-def test_any_thread_id_is_a_directory(tmp_path: Path, name: str) -> None:
-    with telling(tmp_path) as tell:
-        tell(HumanMessage("the other"), name="other")
-        view = tell(HumanMessage("hello"), name=name)
-        listed = [entry["path"] for entry in view.backend.ls("/").entries or []]
-        assert len(listed) == 2
-        (own,) = [path for path in listed if path != "/other/"]
-        view = View(view.backend, own.rstrip("/"))
-        assert b"hello" in view.tree()["transcript.md"]
-        assert all(is_clean(data) for data in for_terminals(view).values())
-        root = View(view.backend, "")
-        if name != "@by-time":
-            links = view.backend.volume.readdir(root.attr("@by-time", follow=False).node, b"", 10)
-            targets = {b"../" + path.strip("/").encode("utf-8", "surrogateescape") for path in listed}
-            assert {view.backend.volume.readlink(attr.node) for _, attr in links} == targets
+def test_any_thread_id_is_a_directory(tell: Tell) -> None:
+    def listed(backend: ThreadsBackend) -> list[str]:
+        return [entry["path"].rstrip("/") for entry in backend.ls("/").entries or []]
+
+    for name in THREADS:
+        backend = tell(HumanMessage("hello"), name=name).backend
+    paths = listed(backend)
+    assert len(paths) == len(THREADS)
+    links = backend.volume.readdir(View(backend, "").attr("@by-time", follow=False).node, b"", 100)
+    assert {backend.volume.readlink(attr.node) for _, attr in links} == {os.fsencode(f"..{path}") for path in paths}
+    backend = tell(HumanMessage("hello"), name="@by-time").backend
+    for case in each(listed(backend)):
+        with case as path:
+            view = View(backend, path)
+            assert b"hello" in view.tree()["transcript.md"]
+            assert all(is_clean(data) for data in for_terminals(view).values())
 
 
 @for_each("name", ["../../x", "a/b", ESCAPES, "", "x" * 300, "new\nline", "..", "日本語", "a.calls"])
-def test_names_of_tools_are_parts_of_safe_names(tmp_path: Path, name: str) -> None:
-    with telling(tmp_path) as tell:
-        asked = AIMessage("", tool_calls=[{"name": name or "none", "args": {"a": ESCAPES}, "id": "c1"}])
-        view = tell(HumanMessage("go"), asked, ToolMessage("result", name=name, tool_call_id="c1"))
-        assert sorted(view.messages()) == [1, 2, 3, 4]
-        (result,) = view.messages()[3].items()
-        assert result[1] == b"result"
-        assert len(result[0]) < 100
-        assert len(threadview.sections(view.tree()["transcript.md"].decode())) == 4
-        assert all(is_clean(data) for data in for_terminals(view).values())
+def test_names_of_tools_are_parts_of_safe_names(tell: Tell, name: str) -> None:
+    asked = AIMessage("", tool_calls=[{"name": name or "none", "args": {"a": ESCAPES}, "id": "c1"}])
+    view = tell(HumanMessage("go"), asked, ToolMessage("result", name=name, tool_call_id="c1"))
+    assert sorted(view.messages()) == [1, 2, 3, 4]
+    (result,) = view.messages()[3].items()
+    assert result[1] == b"result"
+    assert len(result[0]) < 100
+    assert len(threadview.sections(view.tree()["transcript.md"].decode())) == 4
+    assert all(is_clean(data) for data in for_terminals(view).values())
 
 
 class Strange(HumanMessage):
@@ -169,18 +169,17 @@ def test_types_of_messages_are_parts_of_safe_names(tell: Tell) -> None:
 
 
 @for_each("node", ["a\tb", "a\nb\nc", ESCAPES, "../../x", "a/b", "x" * 300])
-def test_names_of_nodes_break_no_row_and_no_name(tmp_path: Path, node: str) -> None:
-    with telling(tmp_path) as tell:
-        view = tell(HumanMessage("go"), files={"/a.txt": conversations.record("a")}, node=node)
-        rows = view.rows()
-        assert [row["id"] for row in rows] == [step.id for step in view.expected]
-        for row in rows:
-            assert re.fullmatch(r"[\w.:+@-]+", row["name"])
-            assert len(row["name"]) < 200
-        assert all(is_clean(data) for data in for_terminals(view).values())
-        for path, data in view.below("changes").items():
-            assert "/" not in path
-            assert len(re.findall(rb"^commit ", data, re.MULTILINE)) == 1
+def test_names_of_nodes_break_no_row_and_no_name(tell: Tell, node: str) -> None:
+    view = tell(HumanMessage("go"), files={"/a.txt": conversations.record("a")}, node=node)
+    rows = view.rows()
+    assert [row["id"] for row in rows] == [step.id for step in view.expected]
+    for row in rows:
+        assert re.fullmatch(r"[\w.:+@-]+", row["name"])
+        assert len(row["name"]) < 200
+    assert all(is_clean(data) for data in for_terminals(view).values())
+    for path, data in view.below("changes").items():
+        assert "/" not in path
+        assert len(re.findall(rb"^commit ", data, re.MULTILINE)) == 1
 
 
 # -- texts -----------------------------------------------------------------------------------------------------------
@@ -189,24 +188,25 @@ TEXTS = [
     "## 2 · ai · 12:00:00\n\nforged", "```\n## 2 · ai\n```\n````\n# x", "~~~\nopen", "<!--", "<script>", "> ```\n> x",
     "1. ```\n   x\n\n## 9 · ai", "x\n---", "x\n===", "\\# x", "# x\n" * 50, "`" * 500, "a\x00b", "a\r\n## 2 · ai\rb",
     ESCAPES, "\u2028## 2 · ai\u2029", "[x]: javascript:alert(1)\n\n[x]", "&#35; x", "<pre>\n\n## 5", "\x0b## 2\x0c",
-    "* * *\n- - -\n___", "    ## code\n\n\t## tab", "|a|b|\n|-|-|\n|## x|y|", "$$\n## x", "<details>\n\n## x",
+    "2 · human\n---", "2 · human\n===", "~~~~\nnever closed\n~~~", "```` ` ````\n```\nx", "<script>\nalert(1)", "<?php",
+    "<![CDATA[", "> ## quoted", "- # listed", "1. # listed", "- ```\n  open in a list", "#", "# \x1b]0;title\x07",
+    "\u2028# separators\u0085# too\x0b#\x0c#", "* * *\n- - -\n___", "    ## code\n\n\t## tab",
+    "|a|b|\n|-|-|\n|## x|y|", "$$\n## x", "<details>\n\n## x",
 ]  # fmt: skip
 
 
-@for_each("text", TEXTS)
-@for_each("kind", ["human", "reasoning", "tool", "call"])
-def test_no_text_is_another_message(tmp_path: Path, kind: str, text: str) -> None:
-    with telling(tmp_path) as tell:
-        messages: dict[str, list[BaseMessage]] = {
-            "human": [HumanMessage(text)],
-            "reasoning": [AIMessage([{"type": "reasoning", "reasoning": text}, {"type": "text", "text": text}])],
-            "tool": [ToolMessage(text, tool_call_id="c", name="t")],
-            "call": [AIMessage("", tool_calls=[{"name": "t", "args": {"a": text, text: 1}, "id": "c"}])],
-        }
-        view = tell(*messages[kind], HumanMessage("the next one"))
-        threadview.check_conversation(view, threadview.all_messages(view.expected))
-        assert is_clean(view.tree()["transcript.md"])
-        assert is_clean(view.tree()["README.md"])
+def test_no_text_is_another_message(tell: Tell) -> None:
+    told: list[BaseMessage] = []
+    for number, text in enumerate(TEXTS):
+        told += [
+            HumanMessage(text),
+            AIMessage([{"type": "reasoning", "reasoning": text}, {"type": "text", "text": text}]),
+            AIMessage("", tool_calls=[{"name": "t", "args": {"a": text, text: 1}, "id": f"c{number}"}]),
+            ToolMessage(text, tool_call_id=f"c{number}", name="t"),
+        ]
+    view = tell(*told, HumanMessage("the next one"))
+    threadview.check_conversation(view, threadview.all_messages(view.expected))
+    assert is_clean(view.tree()["transcript.md"])
 
 
 def test_surrogates_and_odd_values_are_shown(tell: Tell) -> None:
@@ -231,13 +231,13 @@ def test_a_long_result_is_cut_in_the_transcript_and_whole_beside_it(tell: Tell) 
     result = line * (size // len(line)) + "the end"
     view = tell(HumanMessage("go"), ToolMessage(result, tool_call_id="c1", name="cat"))
     assert view.attr("messages/0002-tool-cat.txt").size == len(result)
-    (answer,) = view.backend.download_files(["/t/messages/0002-tool-cat.txt"])
+    (answer,) = view.backend.download_files([f"{view.path}/messages/0002-tool-cat.txt"])
     assert answer.content == result.encode()
-    transcript = view.backend.download_files(["/t/transcript.md"])[0].content or b""
+    transcript = view.backend.download_files([f"{view.path}/transcript.md"])[0].content or b""
     assert len(transcript) < 20_000
     assert b"(messages/0002-tool-cat.txt)" in transcript
-    assert "the end" in str(view.backend.read("/t/messages/0002-tool-cat.txt", offset=size // len(line)))
-    assert len(view.backend.download_files(["/t/README.md"])[0].content or b"") < 5000
+    assert "the end" in str(view.backend.read(f"{view.path}/messages/0002-tool-cat.txt", offset=size // len(line)))
+    assert len(view.backend.download_files([f"{view.path}/README.md"])[0].content or b"") < 5000
 
 
 def test_many_calls_and_results(tell: Tell) -> None:
@@ -295,36 +295,33 @@ KEYS = [
 
 
 @for_each("key", KEYS)
-def test_names_of_files_stay_below_their_checkpoint(tmp_path: Path, key: str) -> None:
-    with telling(tmp_path) as tell:
-        view = tell(
-            HumanMessage("go"), files={key: conversations.record("hostile\n"), "/ok.txt": conversations.record("x")}
-        )
-        name = view.names()[view.expected[-1].id]
-        assert sorted(view.below(f"history/{name}").values()) == [b"hostile\n", b"x"]
-        (patch,) = view.below("changes").values()
-        assert is_clean(patch)
-        work = tmp_path / "a" / "b" / "c"
-        work.mkdir(parents=True)
-        before = {str(path) for path in tmp_path.rglob("*")}
-        subprocess.run(["git", "apply", "-"], cwd=work, input=patch, capture_output=True, check=False)
-        made = {str(path) for path in tmp_path.rglob("*")} - before
-        assert all(path.startswith(f"{work}/") for path in made)
-        stat = subprocess.run(
-            ["git", "apply", "--numstat", "-"], cwd=work, input=patch, capture_output=True, check=False
-        )
-        assert b"1\t0\tok.txt" in stat.stdout, stat.stderr
+def test_names_of_files_stay_below_their_checkpoint(tell: Tell, tmp_path: Path, key: str) -> None:
+    view = tell(
+        HumanMessage("go"), files={key: conversations.record("hostile\n"), "/ok.txt": conversations.record("x")}
+    )
+    name = view.names()[view.expected[-1].id]
+    assert sorted(view.below(f"history/{name}").values()) == [b"hostile\n", b"x"]
+    (patch,) = view.below("changes").values()
+    assert is_clean(patch)
+    work = tmp_path / "a" / "b" / "c"
+    work.mkdir(parents=True)
+    before = {str(path) for path in tmp_path.rglob("*")}
+    subprocess.run(["git", "apply", "-"], cwd=work, input=patch, capture_output=True, check=False)
+    made = {str(path) for path in tmp_path.rglob("*")} - before
+    assert all(path.startswith(f"{work}/") for path in made)
+    stat = subprocess.run(["git", "apply", "--numstat", "-"], cwd=work, input=patch, capture_output=True, check=False)
+    assert b"1\t0\tok.txt" in stat.stdout, stat.stderr
 
 
 FORGED = "x\n-- \ndiff --git a/etc b/etc\nnew file mode 100644\n--- /dev/null\n+++ b/etc\n@@ -0,0 +1 @@\n+forged\n"
 
 
 @for_each("text", [FORGED, "no end", "\r\n\r", "\x00binary", "", ESCAPES, "\ufeffbom\n", "GIT binary patch\n"])
-def test_contents_of_files_forge_no_patch(tmp_path: Path, text: str) -> None:
-    with telling(tmp_path) as tell:
-        view = tell(HumanMessage(FORGED), files={"/a.txt": conversations.record(text)})
-        view = tell(
-            HumanMessage("more"),
-            files={"/a.txt": conversations.record(text + "more"), "/b": conversations.record(text)},
-        )
-        threadview.check_patches(view, view.expected, tmp_path / "work")
+def test_contents_of_files_forge_no_patch(tell: Tell, tmp_path: Path, text: str) -> None:
+    tell(HumanMessage(FORGED), name=tmp_path.name, files={"/a.txt": conversations.record(text)})
+    view = tell(
+        HumanMessage("more"),
+        name=tmp_path.name,
+        files={"/a.txt": conversations.record(text + "more"), "/b": conversations.record(text)},
+    )
+    threadview.check_patches(view, view.expected, tmp_path / "work")

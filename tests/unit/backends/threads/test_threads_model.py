@@ -17,13 +17,15 @@ from graphs import thread
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from langgraph.channels import DeltaChannel
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, Overwrite, Send, interrupt
 from profiles import examples
-from test_threads_state import KINDS, Bench, bench, shown
-from threadcases import record
+from threadcases import KINDS, Bench, bench, check_history, check_next, record
 
-NULL_TASK = "00000000-0000-0000-0000-000000000000"
+from fusebackend.backends.threads import ThreadsBackend
+from fusebackend.backends.threads.database import saver as saver_module
+from fusebackend.backends.threads.database.rows import NULL_TASK
 
 PATHS = st.sampled_from(["/a", "/b", "/c/d", "/c/e"])
 UPDATES = st.dictionaries(PATHS, st.none() | st.integers(0, 9).map(lambda number: record(str(number))), max_size=3)
@@ -100,14 +102,20 @@ DEEDS = st.lists(
 )
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=[*KINDS, "saver"])
 def b(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    if request.param == "sqlite":
-        with bench("sqlite", str(tmp_path_factory.mktemp("model") / "threads.db")) as made:
-            yield made
-    else:
-        with request.getfixturevalue("postgres").database() as dsn, bench("postgres", dsn) as made:
-            yield made
+    with contextlib.ExitStack() as stack:
+        if request.param == "saver":
+            patch = stack.enter_context(pytest.MonkeyPatch.context())
+            for name, value in (("SWEEP_INTERVAL_S", 0.0), ("MEMORY_INTERVAL_S", 0.0), ("SWEEP_SHARE", 1e9)):
+                patch.setattr(saver_module, name, value)
+            saver = InMemorySaver()
+            yield Bench(saver, stack.enter_context(ThreadsBackend.from_saver(saver)))
+        elif request.param == "postgres":
+            dsn = stack.enter_context(request.getfixturevalue("postgres").database())
+            yield stack.enter_context(bench("postgres", dsn))
+        else:
+            yield stack.enter_context(bench("sqlite", str(tmp_path_factory.mktemp("model") / "threads.db")))
 
 
 @settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -156,10 +164,7 @@ def at(graph: Any, name: str, index: int | None) -> Any:
 
 
 def compare(b: Bench, graph: Any, name: str) -> None:
-    ids = graphs.checkpoint_ids(graph, thread(name))
-    if not ids:
-        return
-    b.backend.volume.follow()
-    for checkpoint, directory in zip(ids, b.history(f"/{name}"), strict=True):
-        assert b.tree(directory) == shown(graphs.state_at(graph, thread(name), checkpoint).get("files")), directory
-    assert b.tree(f"/{name}/head") == shown(graphs.state_at(graph, thread(name)).get("files"))
+    if graphs.checkpoint_ids(graph, thread(name)):
+        b.backend.volume.follow()
+        check_history(b, graph, name)
+        check_next(b, graph, name)

@@ -20,24 +20,14 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
-from test_threads_state import Bench, check, shown
-from threadcases import STORIES, record
+from threadcases import STORIES, Bench, check_history, record, shown
 
 from fusebackend.backends import ThreadsBackend
 from fusebackend.backends.threads.database import saver as saver_module
 from fusebackend.backends.threads.database.postgres import PostgresDatabase
+from fusebackend.backends.threads.database.rows import NULL_TASK
 from fusebackend.backends.threads.database.saver import SaverDatabase, database_of_saver
 from fusebackend.backends.threads.database.sqlite import SqliteDatabase
-
-
-class Reversed:
-    """A cipher for tests: no value can be read without it."""
-
-    def encrypt(self, plaintext: bytes) -> tuple[str, bytes]:
-        return "reversed", plaintext[::-1]
-
-    def decrypt(self, ciphername: str, ciphertext: bytes) -> bytes:
-        return ciphertext[::-1]
 
 
 class OfSomebody(BaseCheckpointSaver[str]):
@@ -69,7 +59,7 @@ def saver_of(kind: str, directory: Path) -> Iterator[Any]:
         yield OfSomebody()
     else:
         path = ":memory:" if kind == "sqlite in memory" else directory / "threads.db"
-        serde = EncryptedSerializer(Reversed()) if kind == "encrypted" else None
+        serde = EncryptedSerializer(graphs.Reversed()) if kind == "encrypted" else None
         with contextlib.closing(sqlite3.connect(path, check_same_thread=False)) as connection:
             yield SqliteSaver(connection, serde=serde)
 
@@ -80,15 +70,14 @@ def saver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
         yield saver
 
 
-@for_each("story", STORIES, ids=[story.__name__ for story in STORIES])
+@for_each("story", STORIES)
 @for_each("kind", SAVERS)
-def test_every_checkpoint_is_as_langgraph_finds_it(kind: str, story: Any, tmp_path: Path) -> None:
+def test_every_checkpoint_is_as_langgraph_finds_it(kind: str, story: str, tmp_path: Path) -> None:
     with saver_of(kind, tmp_path) as saver:
-        agent = story(saver)
+        agent = STORIES[story](saver)
         with ThreadsBackend.from_saver(saver) as backend:
-            check(Bench(saver, backend), agent, story.__name__)
-            names = [entry["path"] for entry in backend.ls("/").entries or []]
-            assert names == [f"/{story.__name__}/"]
+            check_history(Bench(saver, backend), agent, story)
+            assert [entry["path"] for entry in backend.ls("/").entries or []] == [f"/{story}/"]
 
 
 def test_state_and_namespaces_are_shown(saver: Any) -> None:
@@ -118,16 +107,8 @@ def test_what_is_saved_later_is_seen(saver: Any, monkeypatch: pytest.MonkeyPatch
         assert len(b.history("/t")) > before
         agent.update_state(thread("t"), {"files": {"/a.txt": None}}, as_node="model")
         assert b.tree("/t/head") == shown(graphs.state_at(agent, thread("t"))["files"])
-        saver.put_writes(
-            agent.get_state(thread("t")).config, [("files", {"/w.txt": record("w")})], threadcases_null_task()
-        )
+        saver.put_writes(agent.get_state(thread("t")).config, [("files", {"/w.txt": record("w")})], NULL_TASK)
         assert b.tree("/t/head")["/w.txt"] == b"w"
-
-
-def threadcases_null_task() -> str:
-    from fusebackend.backends.threads.database.rows import NULL_TASK
-
-    return NULL_TASK
 
 
 def test_a_thread_that_is_deleted_goes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,6 +141,8 @@ def test_databases_are_read_directly(tmp_path: Path) -> None:
         database = database_of_saver(saver)
         assert isinstance(database, SqliteDatabase)
         database.close()
+        with pytest.raises(ValueError, match="must be 'head' or None"):
+            ThreadsBackend.from_sqlite(str(path), write="all")
         with ThreadsBackend.from_saver(saver, write="head") as backend:
             assert backend.write("/plain/head/new.txt", "n").error is None
         assert shown(graphs.state_at(agent, thread("plain"))["files"])["/new.txt"] == b"n"

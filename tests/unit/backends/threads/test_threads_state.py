@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import graphs
 import pytest
@@ -15,105 +12,24 @@ import threadcases
 from for_each import for_each
 from graphs import thread
 from langgraph.pregel._checkpoint import channels_from_checkpoint
-from threadcases import STORIES
+from nodes import node_at
+from threadcases import STORIES, Bench, check_history, check_next, shown
 
-from fusebackend import text
 from fusebackend.backends.threads import ThreadsBackend
 from fusebackend.backends.threads.database.rows import time_ns_of
-
-KINDS = ["sqlite", pytest.param("postgres", marks=pytest.mark.services)]
-
-
-class Bench:
-    """A checkpointer, and the backend over its database."""
-
-    def __init__(self, saver: Any, backend: ThreadsBackend) -> None:
-        self.saver = saver
-        self.backend = backend
-
-    def tree(self, directory: str) -> dict[str, bytes]:
-        """The files below a directory, by their path there."""
-        found: dict[str, bytes] = {}
-        left = [directory]
-        while left:
-            listing = self.backend.ls(left.pop())
-            assert listing.error is None, listing.error
-            assert listing.entries is not None
-            left += [info["path"] for info in listing.entries if info["is_dir"]]
-            paths = [info["path"] for info in listing.entries if not info["is_dir"]]
-            for info, answer in zip(
-                [info for info in listing.entries if not info["is_dir"]],
-                self.backend.download_files(paths),
-                strict=True,
-            ):
-                assert answer.error is None, answer
-                assert answer.content is not None
-                assert info["size"] == len(answer.content)
-                found[info["path"][len(directory) :]] = answer.content
-        return found
-
-    def history(self, line: str) -> list[str]:
-        listing = self.backend.ls(f"{line}/history")
-        assert listing.entries is not None, listing.error
-        return [info["path"].rstrip("/") for info in listing.entries if info["is_dir"]]
+from fusebackend.protocol import Attr
 
 
-@contextlib.contextmanager
-def bench(kind: str, where: str) -> Iterator[Bench]:
-    if kind == "sqlite":
-        with graphs.sqlite_saver(where) as saver, ThreadsBackend.from_sqlite(where) as backend:
-            yield Bench(saver, backend)
-    else:
-        with graphs.postgres_saver(where) as saver, ThreadsBackend.from_postgres(where) as backend:
-            yield Bench(saver, backend)
-
-
-@pytest.fixture(params=KINDS)
-def b(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    where = str(tmp_path / "threads.db") if request.param == "sqlite" else request.getfixturevalue("postgres_dsn")
-    with bench(request.param, where) as made:
-        yield made
-
-
-def shown(files: dict[str, Any] | None) -> dict[str, bytes]:
-    """What a tree has to show of the files in a state. Every key is a path here."""
-    return {
-        "/" + key.removeprefix("/"): data.encode() if isinstance(data, str) else text.decode_file_data(data)
-        for key, data in (files or {}).items()
-    }
-
-
-def message(found: Any) -> dict[str, Any]:
-    return {
-        "type": found.type,
-        "content": found.content,
-        "id": found.id,
-        "calls": getattr(found, "tool_calls", None) or None,
-    }
-
-
-@for_each("story", STORIES, ids=[story.__name__ for story in STORIES])
-def test_every_checkpoint_is_as_langgraph_finds_it(b: Bench, story: Any) -> None:
-    agent = story(b.saver)
-    check(b, agent, story.__name__)
-
-
-def check(b: Bench, agent: Any, name: str) -> None:
-    ids = graphs.checkpoint_ids(agent, thread(name))
-    history = b.history(f"/{name}")
-    assert len(history) == len(ids) > 0
-    for checkpoint, directory in zip(ids, history, strict=True):
-        expected = shown(graphs.state_at(agent, thread(name), checkpoint).get("files"))
-        assert b.tree(directory) == expected, (checkpoint, directory)
-    now = graphs.state_at(agent, thread(name))
-    assert b.tree(f"/{name}/head") == shown(now.get("files"))
-    (answer,) = b.backend.download_files([f"/{name}/messages.jsonl"])
-    assert answer.content is not None
-    lines = [json.loads(line) for line in answer.content.decode().splitlines()]
-    assert [
-        {"type": line["type"], "content": line["content"], "id": line.get("id"), "calls": line.get("tool_calls")}
-        for line in lines
-    ] == [message(found) for found in now.get("messages", [])]
+@for_each("story", STORIES)
+def test_every_checkpoint_is_as_langgraph_finds_it(b: Bench, story: str) -> None:
+    agent = STORIES[story](b.saver)
+    check_history(b, agent, story)
+    check_next(b, agent, story)
+    lines = [json.loads(line) for line in (b.get(f"/{story}/messages.jsonl") or b"").splitlines()]
+    assert [(line["type"], line["content"], line.get("id"), line.get("tool_calls") or []) for line in lines] == [
+        (found.type, found.content, found.id, getattr(found, "tool_calls", []))
+        for found in graphs.state_at(agent, thread(story)).get("messages", [])
+    ]
 
 
 def test_every_checkpoint_of_a_subagent_is_as_langgraph_finds_it(b: Bench) -> None:
@@ -133,22 +49,11 @@ def test_every_checkpoint_of_a_subagent_is_as_langgraph_finds_it(b: Bench) -> No
     assert json.loads(b.backend.download_files([f"{space}/state.json"])[0].content or b"")["checkpoint_ns"] == namespace
 
 
-def test_a_thread_of_400_checkpoints(b: Bench) -> None:
-    agent = graphs.deep_agent(b.saver, graphs.long_script(200))
-    agent.invoke(user_input(), thread("long"))
-    assert len(graphs.checkpoint_ids(agent, thread("long"))) > 400
-    check(b, agent, "long")
-
-
-def user_input() -> dict[str, Any]:
-    return graphs.user("go")
-
-
 @pytest.mark.alone
 def test_opening_a_thread_of_400_checkpoints_takes_no_time(tmp_path: Path) -> None:
     path = str(tmp_path / "threads.db")
     with graphs.sqlite_saver(path) as saver:
-        graphs.deep_agent(saver, graphs.long_script(200)).invoke(user_input(), thread("long"))
+        graphs.deep_agent(saver, graphs.long_script(200)).invoke(graphs.user("go"), thread("long"))
         took = []
         for _ in range(5):
             start = time.perf_counter()
@@ -182,12 +87,8 @@ def test_what_did_not_change_is_the_same_inode_with_the_same_times(b: Bench) -> 
     *_, before, after = b.history("/plain")
     volume = b.backend.volume
 
-    def at(path: str) -> Any:
-        node = 1
-        for name in path.strip("/").split("/"):
-            attr = volume.lookup(node, name.encode())
-            node = attr.node
-        return attr
+    def at(path: str) -> Attr:
+        return volume.getattr(node_at(volume, path))
 
     assert at(f"{before}/a.txt").node == at(f"{after}/a.txt").node
     head = at("/plain/head/a.txt")

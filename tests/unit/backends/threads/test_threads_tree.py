@@ -15,28 +15,19 @@ from typing import Any
 import graphs
 import pytest
 import threadcases
-from for_each import for_each
-from graphs import say, thread, use, user, write
+from graphs import say, thread, user
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from nodes import node_at
 from profiles import examples
-from test_threads_state import KINDS, Bench, bench
-from threadcases import record
+from threadcases import Bench, bench, record
 
-from fusebackend.backends import ThreadsBackend
 from fusebackend.protocol import Caller
 from fusebackend.remote.keys import arrange, name_of
 
 ODD_THREADS = ["t/1", "", ".", "..", "a%2Fb", "漢字", "line\nbreak", "x" * 300, "é" * 200, "~home", "%"]
 if sys.platform != "win32":
     ODD_THREADS.append("trailing/")
-
-
-@pytest.fixture(params=KINDS)
-def b(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    where = str(tmp_path / "threads.db") if request.param == "sqlite" else request.getfixturevalue("postgres_dsn")
-    with bench(request.param, where) as made:
-        yield made
 
 
 OF_A_LINE = [
@@ -81,8 +72,7 @@ def test_any_thread_id_has_a_directory(b: Bench) -> None:
     for thread_id in ODD_THREADS:
         name = os.fsdecode(name_of(thread_id))
         assert b.tree(f"/{name}/head") == {"/which.txt": thread_id.encode()}
-        (state,) = b.backend.download_files([f"/{name}/state.json"])
-        assert json.loads(state.content or b"")["thread_id"] == thread_id
+        assert json.loads(b.get(f"/{name}/state.json") or b"")["thread_id"] == thread_id
         attr = b.backend.volume.lookup(1, name_of(thread_id))
         assert b.backend.volume.getxattr(attr.node, b"user.fusebackend.thread") == thread_id.encode()
 
@@ -113,8 +103,7 @@ def test_keys_that_are_no_paths_are_shown_and_listed(b: Bench) -> None:
     expected = {"/" + b"/".join(place).decode("utf-8", "surrogateescape"): key for place, key in arrange(keys).items()}
     assert b.tree("/odd/head") == {path: key.encode() for path, key in expected.items()}
     assert b.tree(b.history("/odd")[-1]) == {path: key.encode() for path, key in expected.items()}
-    (state,) = b.backend.download_files(["/odd/state.json"])
-    shown = json.loads(state.content or b"")["file_keys"]
+    shown = json.loads(b.get("/odd/state.json") or b"")["file_keys"]
     assert shown == {path: key for path, key in expected.items() if path != key}
 
 
@@ -154,14 +143,6 @@ def test_any_files_come_out_as_they_went_in(shared: Bench, files: dict[str, str 
     assert shared.tree(f"/{name}/head") == expected
 
 
-def test_five_mebibytes(b: Bench) -> None:
-    agent = put_files(b.saver, "big", {"/big.txt": record("0123456789abcdef" * (5 << 16))})
-    (answer,) = b.backend.download_files(["/big/head/big.txt"])
-    assert answer.content is not None
-    assert len(answer.content) == 5 << 20
-    assert graphs.state_at(agent, thread("big"))["files"]["/big.txt"]["content"].encode() == answer.content
-
-
 def test_everything_is_read_only(b: Bench) -> None:
     threadcases.plain(b.saver)
     volume = b.backend.volume
@@ -193,8 +174,7 @@ def test_everything_is_read_only(b: Bench) -> None:
 
 def test_state_says_what_is_next_and_what_is_asked(b: Bench) -> None:
     agent = threadcases.waiting_for_approval(b.saver)
-    (answer,) = b.backend.download_files(["/waiting_for_approval/state.json"])
-    state = json.loads(answer.content or b"")
+    state = json.loads(b.get("/waiting_for_approval/state.json") or b"")
     snapshot = agent.get_state(thread("waiting_for_approval"))
     assert tuple(state["next"]) == snapshot.next
     assert state["checkpoint_id"] == snapshot.config["configurable"]["checkpoint_id"]
@@ -202,25 +182,6 @@ def test_state_says_what_is_next_and_what_is_asked(b: Bench) -> None:
     (asked,) = state["interrupts"]
     assert asked["value"] == snapshot.interrupts[0].value
     assert asked["id"] == snapshot.interrupts[0].id
-
-
-def test_other_channels_are_in_the_state(b: Bench) -> None:
-    threadcases.old(b.saver)
-    (answer,) = b.backend.download_files(["/old/state.json"])
-    state = json.loads(answer.content or b"")
-    assert state["values"] == {"updates": []}
-    assert state["next"] == []
-
-
-@for_each("story", threadcases.STORIES, ids=[story.__name__ for story in threadcases.STORIES])
-def test_what_is_next_is_what_langgraph_says(tmp_path: Path, story: Any) -> None:
-    with bench("sqlite", str(tmp_path / "threads.db")) as b:
-        agent = story(b.saver)
-        (answer,) = b.backend.download_files([f"/{story.__name__}/state.json"])
-        saved = json.loads(answer.content or b"")
-        # LangGraph leaves out those that are done already; what is done is for the step that is still open.
-        snapshot = agent.get_state(thread(story.__name__, checkpoint_ns="", checkpoint_id=saved["checkpoint_id"]))
-        assert sorted(saved["next"]) == sorted(task.name for task in snapshot.tasks)
 
 
 def test_langgraph_is_not_needed_to_read(tmp_path: Path) -> None:
@@ -270,10 +231,7 @@ def test_nodes_are_stable_while_they_are_held(b: Bench) -> None:
     volume = b.backend.volume
 
     def at(path: str) -> int:
-        attr = volume.getattr(1)
-        for name in path.strip("/").split("/"):
-            attr = volume.lookup(attr.node, os.fsencode(name))
-        return attr.node
+        return node_at(volume, path)
 
     first = b.history("/snapshots")[40]
     held = {path: at(path) for path in (f"{first}/work", f"{first}/work/part0", "/snapshots/head/work", "/snapshots")}
@@ -298,23 +256,3 @@ def test_what_nobody_holds_is_let_go_of(b: Bench) -> None:
         b.tree(f"/other{number}/head")
     gc.collect()
     assert len(b.backend.volume._tree.nodes) < 2000
-
-
-def test_writes_made_by_a_second_process_are_seen(b: Bench) -> None:
-    """A second connection, as another process has."""
-    agent = threadcases.plain(b.saver)
-    assert names(b, "/plain/head") == ["a.txt", "c.txt", "second.txt"]
-    agent.model.script = [use(write("/third.txt", "3")), say("ok")]
-    agent.invoke(user("go"), thread("plain"))
-    b.backend.volume.follow()
-    assert names(b, "/plain/head") == ["a.txt", "c.txt", "second.txt", "third.txt"]
-
-
-def test_a_backend_can_be_made_from_a_path_alone(tmp_path: Path) -> None:
-    path = str(tmp_path / "threads.db")
-    with graphs.sqlite_saver(path) as saver:
-        threadcases.plain(saver)
-    with ThreadsBackend.from_sqlite(path) as backend:
-        assert backend.read("/plain/head/a.txt").file_data is not None
-    with pytest.raises(ValueError, match="must be 'head' or None"):
-        ThreadsBackend.from_sqlite(path, write="all")

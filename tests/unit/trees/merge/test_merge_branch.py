@@ -11,15 +11,15 @@ from typing import Any
 
 import merging
 import pytest
+from backend_kinds import backend_of
+from for_each import for_each
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from merging import Branched, File, chmod, link, links, mkdir, remove, rename, replace, shown, symlink, write
+from merging import Branched, File, chmod, links, mkdir, remove, rename, replace, shown, symlink, write
 from profiles import examples
+from test_merge import STORIES, tell
 from test_merge_random import RENAMES, perform
 
-from fusebackend.backends.directory.volume import DirectoryVolume
-from fusebackend.backends.memory import InMemoryVolume
-from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.protocol import Volume
 from fusebackend.trees.merge import run as run_module
 
@@ -27,12 +27,8 @@ KINDS = ["memory", "sqlite", "dir"]
 
 
 def make(kind: str, directory: Path) -> Volume:
-    if kind == "memory":
-        return InMemoryVolume()
-    if kind == "sqlite":
-        return SqliteVolume(directory / "volume.db")
-    (directory / "root").mkdir()
-    return DirectoryVolume(directory / "root")
+    volume: Volume = backend_of(kind, directory).volume
+    return volume
 
 
 def fill(volume: Volume) -> None:
@@ -91,39 +87,6 @@ class TestKinds:
         again = trees.plan()
         assert not again.steps and not again.conflicts
 
-    def test_what_both_changed(self, branched: Any, kind: str) -> None:
-        trees = branched(kind)
-        write(trees.branch, b"a", b"branch\n")
-        write(trees.main, b"a", b"the other\n")
-        remove(trees.branch, b"b")
-        write(trees.main, b"b", b"not deleted\n")
-        assert conflicts(trees.merge()) == {"/a": "changed in both", "/b": "deleted in the branch, changed in main"}
-        trees.merge("branch")
-        assert sorted(shown(trees.main)) == [b"a", b"d", b"d/deep", b"d/deep/z", b"d/x", b"d/y"]
-        assert shown(trees.main)[b"a"].data == b"branch\n"
-
-    def test_lines(self, branched: Any, kind: str) -> None:
-        trees = branched(kind)
-        lines = [b"%d\n" % number for number in range(30)]
-        write(trees.main, b"lines", b"".join(lines))
-        trees.branches.delete(["b"])
-        trees.branches.create("b")
-        write(trees.branch, b"lines", b"".join([*lines, b"branch\n"]))
-        write(trees.main, b"lines", b"".join([b"main\n", *lines]))
-        assert trees.merge(lines=True).plan.merged == ["/lines"]
-        assert shown(trees.main)[b"lines"].data == b"".join([b"main\n", *lines, b"branch\n"])
-        assert not trees.plan(lines=True).steps
-
-    def test_a_file_with_two_names(self, branched: Any, kind: str) -> None:
-        trees = branched(kind)
-        link(trees.main, b"a", b"d/link")
-        trees.branches.delete(["b"])
-        trees.branches.create("b")
-        write(trees.branch, b"a", b"changed\n")
-        trees.merge()
-        assert shown(trees.main)[b"d/link"].data == b"changed\n"
-        assert links(trees.main) == {frozenset([b"a", b"d/link"])}
-
     def test_a_branch_that_was_opened_again(self, branched: Any, kind: str) -> None:
         trees = branched(kind)
         write(trees.branch, b"d/x", b"changed\n")
@@ -134,6 +97,20 @@ class TestKinds:
         assert shown(trees.main)[b"d/x"].data == b"changed\n"
         assert b"deep/z" in shown(trees.main)
         assert b"d/deep" not in shown(trees.main)
+
+
+@for_each("kind", KINDS)
+@for_each("name", [name for name in STORIES if STORIES[name].paths == (b"",) and STORIES[name].words is None])
+def test_a_merge_of_a_branch(kind: str, name: str, tmp_path: Path) -> None:
+    story, main = STORIES[name], make(kind, tmp_path)
+    story.begin(main)
+    trees = Branched(str(tmp_path / "branches"), {"/": main})
+    tell(
+        story, main, trees.branch,
+        lambda keep: trees.merge(keep, story.lines).plan, lambda keep: trees.plan(keep, story.lines),
+    )  # fmt: skip
+    trees.close()
+    main.close()
 
 
 WRITTEN = ("write", b"a", b"")
@@ -181,22 +158,6 @@ def test_only_changed_directories_are_read(branched: Any, monkeypatch: pytest.Mo
     )
     assert len(trees.plan().steps) == 1
     assert set(listed) == {b"", b"d7"}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("after", [False, True])
-def test_a_copy_in_place_of_a_link_is_another_file(branched: Any, kind: str, after: bool) -> None:
-    trees = branched(kind)
-    if not after:
-        link(trees.main, b"a", b"also")
-        trees.branches.delete(["b"])
-        trees.branches.create("b")
-    replace(trees.branch, b"a", b"a\n")
-    if after:
-        link(trees.main, b"a", b"also")
-    assert conflicts(trees.merge()) == {}
-    assert links(trees.main) == set()
-    assert not trees.plan().steps and not trees.plan().conflicts
 
 
 def test_bytes_that_main_has_deleted_are_named(branched: Any) -> None:

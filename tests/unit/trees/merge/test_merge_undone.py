@@ -22,6 +22,7 @@ from test_merge_refused import Refusing, contents
 
 from fusebackend.base.paths import ROOT
 from fusebackend.protocol import ROOT_NODE, Volume
+from fusebackend.testing.each import each
 from fusebackend.trees.merge.merges import Merges
 
 
@@ -73,29 +74,30 @@ def fill(volume: Volume) -> None:
     symlink(volume, b"l", b"a")
 
 
+def make_directory(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+PLACES: dict[str, list[tuple[Any, ...]]] = {
+    "two": [(rename, b"a", b"t"), (rename, b"d", b"a"), (rename, b"t", b"d")],
+    "three": [(rename, b"a", b"t"), (rename, b"d", b"a"), (rename, b"l", b"d"), (rename, b"t", b"l")],
+    "a file goes into a directory at its place": [
+        (rename, b"a", b"t"), (mkdir, b"a"), (rename, b"t", b"a/default"), (write, b"a/other", b"other"),
+    ],
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("kind", KINDS)
 class TestPlaces:
     """Files of different types that have changed places: those of one type are compared by their paths."""
 
-    def test_two(self, kind: str, tmp_path: Path) -> None:
-        with undone(kind, tmp_path, fill) as made:
-            for old, new in ((b"a", b"t"), (b"d", b"a"), (b"t", b"d")):
-                rename(made.trees.branch, old, new)
-            made.check()
-
-    def test_three(self, kind: str, tmp_path: Path) -> None:
-        with undone(kind, tmp_path, fill) as made:
-            for old, new in ((b"a", b"t"), (b"d", b"a"), (b"l", b"d"), (b"t", b"l")):
-                rename(made.trees.branch, old, new)
-            made.check()
-
-    def test_a_file_goes_into_a_directory_at_its_place(self, kind: str, tmp_path: Path) -> None:
-        with undone(kind, tmp_path, fill) as made:
-            rename(made.trees.branch, b"a", b"t")
-            mkdir(made.trees.branch, b"a")
-            rename(made.trees.branch, b"t", b"a/default")
-            write(made.trees.branch, b"a/other", b"other")
-            made.check()
+    def test_once(self, kind: str, tmp_path: Path) -> None:
+        for case in each(PLACES):
+            with case as steps, undone(kind, make_directory(tmp_path / case.name), fill) as made:
+                for step, *words in steps:
+                    step(made.trees.branch, *words)
+                made.check()
 
     def test_twice(self, kind: str, tmp_path: Path) -> None:
         """Neither undo takes the other merge for a later change."""

@@ -1,0 +1,24 @@
+"""A `PostgresVolume` as the tests of two hosts use it."""
+
+from __future__ import annotations
+
+import os
+
+from fusebackend.backends.postgres.volume import PostgresVolume
+from fusebackend.protocol import ROOT_NODE, Caller
+
+ME = Caller(1000, 1000)
+
+
+class Host(PostgresVolume):
+    """A volume with shorter words for what the tests do."""
+
+    def make(self, name: bytes, data: bytes = b"", parent: int = ROOT_NODE) -> int:
+        """A closed file."""
+        node = self.create(parent, name, 0o644, os.O_RDWR, ME).node
+        self.write(node, 0, data)
+        self.release(node, os.O_RDWR)
+        return node
+
+    def content(self, node: int) -> bytes:
+        return self.read(node, 0, 1 << 20)
