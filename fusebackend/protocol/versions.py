@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
-from fusebackend.base.stamps import TICK_NS, coarse_ns
+from fusebackend.base.stamps import APART_NS, coarse_ns
 
 if TYPE_CHECKING:
     from fusebackend.protocol.volume import Attr
@@ -30,6 +30,10 @@ _DIGEST = "b2-"
 
 DIGEST_BYTES = 20
 """Of BLAKE2b."""
+
+
+COARSE_NS = 2 * 10**9
+"""How far apart changes may be that have one change time, on the coarsest file system of a directory (FAT)."""
 
 
 class Conditions(TypedDict, total=False):
@@ -132,14 +136,14 @@ class Digest:
         return _DIGEST + self._hash.hexdigest()
 
 
-def version_of_attr(attr: Attr, number: int | None = None, *, coarse_by_ns: int = TICK_NS) -> str | None:
+def version_of_attr(attr: Attr, number: int | None = None, *, coarse_by_ns: int = APART_NS) -> str | None:
     """Return the version for a file's attributes; None if another change of the file could leave them as they are.
 
     Args:
         number: the file's in its volume, if it is not `attr.node`.
         coarse_by_ns: changes that are so far apart have different change times.
     """
-    if not 0 < attr.ctime_ns < coarse_ns() - coarse_by_ns:
+    if coarse_by_ns and attr.ctime_ns >= coarse_ns() - coarse_by_ns:
         return None
     return f"{attr.node if number is None else number:x}-{attr.size:x}-{attr.ctime_ns:x}"
 

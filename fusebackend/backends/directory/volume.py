@@ -45,6 +45,7 @@ from fusebackend.protocol import (
     StatFs,
     version_of_attr,
 )
+from fusebackend.protocol.versions import COARSE_NS
 from fusebackend.volumes.native import NativeVolume, Pieces
 from fusebackend.volumes.walk import resolve
 
@@ -83,10 +84,6 @@ class _Listing(NamedTuple):
         """Keep up with a change of a name."""
         index = bisect.bisect_left(self.names, name)
         self.names[index : index + self.has(name)] = [name] if is_there else []
-
-
-COARSE_NS = 2 * 10**9
-"""How far apart changes may be that have one change time, on the coarsest file system of a directory."""
 
 
 class DirectoryVolume(NativeVolume):
@@ -372,7 +369,7 @@ class DirectoryVolume(NativeVolume):
             return attr_of(found, self._places.status(found))
 
     def version_of(self, attr: Attr) -> str | None:
-        """By the system's inode number. Times are as coarse as 2 s (FAT)."""
+        """By the system's inode number."""
         with self.lock:
             return version_of_attr(attr, self._nodes.get(attr.node).inode, coarse_by_ns=COARSE_NS)
 

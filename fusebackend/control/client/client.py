@@ -183,10 +183,11 @@ class Client(MountProtocol):
 
     async def _read_here(self, file_path: str, offset: int, limit: int) -> ReadResult | None:
         """`read`, of a window or a binary file that does not fit into one answer: from a download. None without one."""
-        content = (await self.adownload_files([file_path]))[0].content
-        if content is None:
+        (whole,) = await self.adownload_files([file_path])
+        if whole.content is None:
             return None
-        result = read_bytes(file_path, content, offset, limit)
+        result = read_bytes(file_path, whole.content, offset, limit)
+        result.version = whole.version
         found = await self._record(StatResult, "stat", {"path": file_path, "follow": True})
         if result.file_data is not None and found.mtime_ns is not None:
             result.file_data["modified_at"] = iso_time(found.mtime_ns)

@@ -159,26 +159,42 @@ def test_a_mistake_is_an_error_and_changes_nothing(files):
     assert content(files, "/f") == b"one"
 
 
+@contextlib.contextmanager
+def later() -> Iterator[None]:
+    """Have every change time be long ago."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(versions, "coarse_ns", lambda: coarse_ns() + 3 * 10**9)
+        yield
+
+
 @for_each("kind", ["sqlite", "dir"])
 def test_a_version_holds_after_a_restart_and_never_for_other_bytes(kind, tmp_path):
     backend = made(kind, tmp_path)
     backend.write("/f", "one")
-    fresh = version(backend, "/f")
-    with pytest.MonkeyPatch.context() as later:
-        later.setattr(versions, "coarse_ns", lambda: coarse_ns() + 3 * 10**9)
-        settled = version(backend, "/f")
-        assert [info.get("version") for info in backend.ls("/").entries] == [settled]
-    backend.close()
-    again = made(kind, tmp_path)
-    assert settled != fresh
-    with pytest.MonkeyPatch.context() as later:
-        later.setattr(versions, "coarse_ns", lambda: coarse_ns() + 3 * 10**9)
-        assert again.edit("/f", "one", "one", if_version=settled).error is None
-    assert again.edit("/f", "one", "two", if_version=fresh).error is None, "the digest is still that of the bytes"
-    assert refused(again.edit("/f", "two", "one", if_version=settled)) is not None
+    with later():
+        held = version(backend, "/f")
+        assert [info.get("version") for info in backend.ls("/").entries] == [held]
+        backend.close()
+        again = made(kind, tmp_path)
+        assert again.edit("/f", "one", "two", if_version=held).error is None
+    assert refused(again.edit("/f", "two", "one", if_version=held)) is not None
     assert again.edit("/f", "two", "one").error is None
-    assert refused(again.edit("/f", "one", "two", if_version=settled)) is not None, "the same bytes, written again"
+    assert refused(again.edit("/f", "one", "two", if_version=held)) is not None, "the same bytes, written again"
     again.close()
+
+
+def test_what_was_just_changed_in_a_directory_has_a_digest(tmp_path):
+    files = made("dir", tmp_path)
+    files.write("/f", "one")
+    with later():
+        settled = version(files, "/f")
+    fresh = version(files, "/f")
+    assert fresh != settled
+    assert [info.get("version") for info in files.ls("/").entries] == [None]
+    (tmp_path / "files/f").write_text("two")
+    (tmp_path / "files/f").write_text("one")
+    assert files.edit("/f", "one", "two", if_version=fresh).error is None
+    files.close()
 
 
 @for_each("kind", KINDS)
@@ -279,11 +295,11 @@ def test_a_state_takes_no_conditions():
     assert content(state, "/g") is None
 
 
-def test_what_waited_for_an_approval_compares_again(tmp_path, monkeypatch):
+def test_what_waited_for_an_approval_compares_again(tmp_path):
     """An approval itself compares bytes. Here they are the same, and only the version is another one."""
-    monkeypatch.setattr(versions, "coarse_ns", lambda: coarse_ns() + 3 * 10**9)
     rules = [{"operations": ["write"], "paths": ["/prod/**"], "mode": "interrupt"}]
     with (
+        later(),
         live(tmp_path, InMemoryBackend(), views={"agent": rules}) as server,
         server.connect(view="") as free,
         server.connect(view="agent") as agent,
