@@ -46,7 +46,7 @@ class RemoteBackend(VolumeBackend):
 
     volume: RemoteVolume
 
-    def _put(self, path: str, data: bytes | FileContents, replace: bool, condition: Condition = ANY) -> None:
+    def _put(self, path: str, data: bytes | FileContents, *, replace: bool, condition: Condition = ANY) -> None:
         assert isinstance(data, bytes), "an object is stored as a whole"
         with self.volume.changing() as changes:
             for _ in range(ATTEMPTS):

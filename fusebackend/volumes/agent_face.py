@@ -287,7 +287,7 @@ class VolumeBackend(BackendProtocol):
         try:
             condition = Condition.of(if_version, if_absent)
             replace = self.on_exists == "replace" or condition.version is not None
-            self._put(file_path, content.encode("utf-8"), replace, condition)
+            self._put(file_path, content.encode("utf-8"), replace=replace, condition=condition)
         except Refusal as error:
             return refused(verbs.WRITE, error, file_path)
         return WriteResult(path=paths.normalise(file_path))
@@ -307,7 +307,7 @@ class VolumeBackend(BackendProtocol):
         if (refusal := not_bytes(path, content)) is not None:
             return refusal
         try:
-            self._put(path, bytes(content), True, Condition.of(**when))
+            self._put(path, bytes(content), replace=True, condition=Condition.of(**when))
         except Refusal as error:
             return refused(verbs.UPLOAD_FILES, error, path)
         return FileUploadResponse(path=path)
@@ -315,12 +315,12 @@ class VolumeBackend(BackendProtocol):
     def upload_from(self, path: str, file: IO[bytes], **when: Unpack[Conditions]) -> FileUploadResponse:
         """`upload_files` of one file, from an open file, piece by piece."""
         try:
-            self._put(path, FileContents(file), True, Condition.of(**when))
+            self._put(path, FileContents(file), replace=True, condition=Condition.of(**when))
         except Refusal as error:
             return refused(verbs.UPLOAD_FILES, error, path)
         return FileUploadResponse(path=path)
 
-    def _put(self, path: str, data: bytes | FileContents, replace: bool, condition: Condition = ANY) -> None:
+    def _put(self, path: str, data: bytes | FileContents, *, replace: bool, condition: Condition = ANY) -> None:
         """Create a file, or replace the contents of one in place. EEXIST when it is there and `replace` is not set."""
         follow = replace and not condition.absent
 
