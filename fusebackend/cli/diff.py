@@ -15,13 +15,13 @@ from fusebackend.cli import snapshot
 from fusebackend.cli.log import complete_call
 from fusebackend.cli.show import Failed, Output, in_a_line, note
 from fusebackend.cli.target import complete_path, locate, mount_option, together
-from fusebackend.control.verbs import NOT_HELD, STAT_COLUMNS
+from fusebackend.protocol.served import NOT_HELD, STAT_COLUMNS
 from fusebackend.trees.refs import RefError, Refs, Taken
 
 if TYPE_CHECKING:
     from fusebackend.base.paths import AgentPath
     from fusebackend.control.client.client import Client
-    from fusebackend.control.verbs import DiffForm
+    from fusebackend.protocol.served import DiffForm
 
 PAGE = 100
 """Calls that one question asks for."""

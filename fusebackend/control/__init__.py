@@ -1,7 +1,7 @@
 """The control socket: every verb of a live mount for any program of the same user.
 
 wire.py          frames and checks messages
-verbs.py         the methods of the socket, and `ServedMount`, which they call
+verbs.py         the methods of the socket, made from `protocol/served.py`, and `ServedMount`, which they call
 following.py     calls as they end, for `log -f`
 limits.py        bounds of memory, calls and connections
 staging.py       contents that arrive in pieces

@@ -18,7 +18,6 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from fusebackend.control.limits import MAX_MESSAGE_BYTES, MAX_VALUES
-from fusebackend.control.verbs import Params
 
 RECEIVE_BYTES = 256 << 10
 
@@ -47,6 +46,10 @@ class Request(msgspec.Struct):
     method: str
     params: msgspec.Raw = msgspec.Raw(b"{}")
     id: CallId | msgspec.UnsetType = msgspec.UNSET
+
+
+class Params(msgspec.Struct, forbid_unknown_fields=True):
+    """Parameters are given by name; an unknown name is an error."""
 
 
 class ErrorObject(msgspec.Struct, omit_defaults=True):

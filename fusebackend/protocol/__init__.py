@@ -5,6 +5,9 @@ agent.py         the agent face, `BackendProtocol`: a path in, a record out, nev
 records.py       its records
 actors.py        who makes a change, and who acts in a block of code
 verbs.py         its verbs as a table: the record, errors and kind of each
+versions.py      versions of files, and changes on condition of one
+served.py        the verbs of a mount, declared once, as a table for every door to them
+awaited.py       their `a…` forms
 volume.py        the kernel face, `Volume`: nodes and names in, values out, `OSError` with an errno
 snapshots.py     volumes that keep earlier states of themselves
 commit_log.py    what a change adds to the log, in its transaction
@@ -20,9 +23,12 @@ Each face is derived from the other once: `volumes/agent_face.py` gives every vo
 # Each module lists its names in `__all__`, and nowhere else.
 from fusebackend.protocol.actors import *  # noqa: F403
 from fusebackend.protocol.agent import *  # noqa: F403
+from fusebackend.protocol.awaited import *  # noqa: F403
 from fusebackend.protocol.commit_log import *  # noqa: F403
 from fusebackend.protocol.events import *  # noqa: F403
 from fusebackend.protocol.records import *  # noqa: F403
+from fusebackend.protocol.served import *  # noqa: F403
 from fusebackend.protocol.snapshots import *  # noqa: F403
 from fusebackend.protocol.verbs import *  # noqa: F403
+from fusebackend.protocol.versions import *  # noqa: F403
 from fusebackend.protocol.volume import *  # noqa: F403

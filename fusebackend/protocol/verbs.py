@@ -24,6 +24,7 @@ from fusebackend.protocol.records import (
     ReadResult,
     WriteResult,
 )
+from fusebackend.protocol.versions import Changed
 
 __all__ = [
     "AGENT_VERBS", "DELETE", "DOWNLOAD_FILES", "EDIT", "GLOB", "GREP", "LS", "MOVE", "READ", "READING", "SEED_VERBS",
@@ -46,6 +47,7 @@ class Verb(Generic[R]):
         changes: it changes files.
         batch: its arguments are lists; each record has the `path` of its item, and an error code.
         pinned: the errno for the prefix of a composite's route, and for directories above one.
+        long, has_actor, streams, staged, within: as of `served.Declared`.
     """
 
     name: str
@@ -56,6 +58,11 @@ class Verb(Generic[R]):
     changes: bool = False
     batch: bool = False
     pinned: int = errno.EISDIR
+    long: bool = False
+    has_actor: bool = False
+    streams: bool = False
+    staged: Mapping[str, str] = field(default_factory=dict)
+    within: tuple[str, ...] = ()
 
     def refused(self, error: Exception, *paths: str) -> R:
         """Return the record for an error.
@@ -65,12 +72,15 @@ class Verb(Generic[R]):
             paths: the paths of the call, as its caller gave them.
         """
         record: Callable[..., R] = self.record
+        lost: dict[str, str | None] = {"version": error.version} if isinstance(error, Changed) else {}
         if self.batch:
-            return record(path=paths[0], error=errors.code_of(error))
-        return record(error=self.sentence(error, *paths))
+            return record(path=paths[0], error="changed" if lost else errors.code_of(error), **lost)
+        return record(error=self.sentence(error, *paths), **lost)
 
     def sentence(self, error: Exception, *paths: str) -> str:
         """Return the text of an error."""
+        if isinstance(error, Changed):
+            return error.sentence(*paths)
         number = error.errno if isinstance(error, OSError) else None
         known = self.sentences.get(type(error) if number is None else number)
         if known is not None:
@@ -88,7 +98,7 @@ LS = Verb(
     "ls", LsResult, "Path '{0}'",
     {errno.ENOENT: "Path '{0}': path_not_found", errno.ENOTDIR: "Path '{0}': not_a_directory"}, codes=True,
 )  # fmt: skip
-READ = Verb("read", ReadResult, "File '{0}'", {errno.ENOENT: "File '{0}' not found"})
+READ = Verb("read", ReadResult, "File '{0}'", {errno.ENOENT: "File '{0}' not found"}, has_actor=True)
 WRITE = Verb(
     "write", WriteResult, "Error writing file '{0}'",
     {
@@ -96,7 +106,7 @@ WRITE = Verb(
         "Read and then make an edit, or write to a new path.",
         UnicodeEncodeError: "Error writing file '{0}': content is not valid text: {error}",
     },
-    changes=True,
+    changes=True, staged={"content": "staged"},
 )  # fmt: skip
 EDIT = Verb(
     "edit", EditResult, "Error editing file '{0}'",
@@ -105,20 +115,26 @@ EDIT = Verb(
         UnicodeDecodeError: "Error: File '{0}' is not UTF-8 text and can't be edited",
         UnicodeEncodeError: "Error editing file '{0}': new_string is not valid text: {error}",
     },
-    changes=True,
+    changes=True, staged={"old_string": "staged_old", "new_string": "staged_new"},
 )  # fmt: skip
-GREP = Verb("grep", GrepResult, "Error searching '{0}'")
-GLOB = Verb("glob", GlobResult, "Error searching '{0}'")
+GREP = Verb("grep", GrepResult, "Error searching '{0}'", long=True, streams=True)
+GLOB = Verb("glob", GlobResult, "Error searching '{0}'", long=True, streams=True)
 DELETE = Verb(
-    "delete", DeleteResult, "Error deleting '{0}'", {errno.ENOENT: _NOT_FOUND}, changes=True, pinned=errno.EBUSY
-)
+    "delete", DeleteResult, "Error deleting '{0}'", {errno.ENOENT: _NOT_FOUND},
+    changes=True, pinned=errno.EBUSY, long=True,
+)  # fmt: skip
 MOVE = Verb(
     "move", MoveResult, "Error moving '{0}' to '{1}'",
     {errno.ENOENT: _NOT_FOUND, errno.EEXIST: "Cannot move to {1} because it already exists."},
-    changes=True, pinned=errno.EBUSY,
+    changes=True, pinned=errno.EBUSY, long=True,
 )  # fmt: skip
-UPLOAD_FILES = Verb("upload_files", FileUploadResponse, changes=True, batch=True)
-DOWNLOAD_FILES = Verb("download_files", FileDownloadResponse, batch=True)
+UPLOAD_FILES = Verb(
+    "upload_files", FileUploadResponse, changes=True, batch=True, long=True, within=("upload_files", "upload_from")
+)
+DOWNLOAD_FILES = Verb(
+    "download_files", FileDownloadResponse, batch=True, long=True, has_actor=True,
+    within=("download_files", "download_to"),
+)  # fmt: skip
 
 VERBS: dict[str, Verb[Any]] = {
     verb.name: verb

@@ -506,6 +506,9 @@ class RuledVolume(NativeVolume):
 
     # -- attributes --------------------------------------------------------------------------------------------
 
+    def version_of(self, attr: Attr) -> str | None:
+        return self.below.version_of(self.below.getattr(attr.node & NODES))
+
     def getattr(self, node: int) -> Attr:
         with self.lock:
             attr = self.below.getattr(node & NODES)

@@ -21,7 +21,6 @@ from fusebackend.base.git_patch import quoted
 from fusebackend.base.lines import split_lines
 from fusebackend.base.merge_lines import is_binary
 from fusebackend.base.paths import ROOT, AgentPath, to_name, to_text
-from fusebackend.control.verbs import NOT_HELD, DiffForm
 from fusebackend.history.blame import Place, blame, lineage
 from fusebackend.history.calls import OpenCall
 from fusebackend.history.history_file import Filter
@@ -41,6 +40,7 @@ from fusebackend.protocol import (
     current_actor,
 )
 from fusebackend.protocol.records import FILE_TYPES
+from fusebackend.protocol.served import NOT_HELD, DiffForm
 from fusebackend.trees import diff_output
 from fusebackend.trees.base_tree import BaseTree
 from fusebackend.trees.branch_calls import BranchCall

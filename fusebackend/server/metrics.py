@@ -23,9 +23,10 @@ from fusebackend.base.paths import ROOT, AgentPath, PathError
 from fusebackend.base.shown import name_shown
 from fusebackend.base.version import __version__
 from fusebackend.config import MetricsOptions
-from fusebackend.control.verbs import VERBS, Call, SocketVerb
+from fusebackend.control.verbs import Call, SocketVerb
 from fusebackend.linux.mount_table import MountError
 from fusebackend.mount.measuring import measure
+from fusebackend.protocol import SERVED
 from fusebackend.server.mounted import MountedBackend
 
 if TYPE_CHECKING:
@@ -245,11 +246,10 @@ class Metrics:
 
 
 MEASURED = {
-    **{name: name for name in VERBS if name not in {"execute", "metrics", "stats"} and hasattr(MountedBackend, name)},
-    "run_command": "execute",
-    "append_from": "append",
-    "upload_from": "upload_files",
-    "download_to": "download_files",
+    method: name
+    for name, verb in SERVED.items()
+    if name not in {"metrics", "stats"}
+    for method in verb.within or (name,)
 }
 """Methods of a mount in this process, and the verb that each one counts as. `stats` is its `ls` and each `stat`."""
 

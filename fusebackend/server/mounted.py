@@ -15,13 +15,13 @@ import stat as stat_module
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, TypeVar, Unpack
 
 from fusebackend.backends.directory.backend import FilesystemBackend
 from fusebackend.base import budget, errors, paths
 from fusebackend.base.paths import ROOT, AgentPath, PathError, normalise, to_name
 from fusebackend.control.following import follow, new_approvals
-from fusebackend.control.verbs import LISTED_CHANGES, LOGGED_CALLS, STAT_COLUMNS, DiffForm, ServedMount
+from fusebackend.control.verbs import ServedMount
 from fusebackend.linux.command import Command
 from fusebackend.linux.mount_table import mounts_below
 from fusebackend.protocol import (
@@ -34,6 +34,7 @@ from fusebackend.protocol import (
     BranchInfo,
     CallInfo,
     ChangeInfo,
+    Conditions,
     DeleteResult,
     EditResult,
     ExecuteResponse,
@@ -60,10 +61,12 @@ from fusebackend.protocol import (
     Volume,
     WriteResult,
     acting,
+    conditions_of,
     current_actor,
     verbs,
 )
 from fusebackend.protocol.records import FILE_TYPES
+from fusebackend.protocol.served import LISTED_CHANGES, LOGGED_CALLS, STAT_COLUMNS, DiffForm
 from fusebackend.rules import met
 from fusebackend.server.approvals import MAX_CHANGE_BYTES, Approvals, info_of
 from fusebackend.server.asking import KEPT_OUTPUT, Asking, Change
@@ -84,6 +87,7 @@ from fusebackend.trees.states import States
 from fusebackend.urls.registry import SCHEMES
 from fusebackend.vfs.watch.async_watch import AsyncWatch, ThreadedWatch
 from fusebackend.volumes.agent_face import VolumeBackend
+from fusebackend.volumes.contents import version_of
 from fusebackend.volumes.native import NativeVolume
 from fusebackend.volumes.walk import resolve
 
@@ -298,18 +302,32 @@ class MountedBackend(ServedMount):
             return read(face, inside)
         return answer if why is None else refused(why)
 
-    def write(self, file_path: str, content: str) -> WriteResult:
+    def write(
+        self, file_path: str, content: str, *, if_version: str | None = None, if_absent: bool = False
+    ) -> WriteResult:
         def write(backend: CompositeBackend) -> WriteResult:
-            return backend.write(file_path, content)
-
-        return self._change(verbs.WRITE, [file_path], write, "put", lambda: Change(content=content))
-
-    def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
-        def edit(backend: CompositeBackend) -> EditResult:
-            return backend.edit(file_path, old_string, new_string, replace_all)
+            return backend.write(file_path, content, if_version=if_version, if_absent=if_absent)
 
         def arguments() -> Change:
-            return Change(old_string=old_string, new_string=new_string, replace_all=replace_all)
+            return Change(content=content, **_conditions(if_version, if_absent))
+
+        return self._change(verbs.WRITE, [file_path], write, "put", arguments)
+
+    def edit(
+        self,
+        file_path: str,
+        old_string: str,
+        new_string: str,
+        replace_all: bool = False,
+        *,
+        if_version: str | None = None,
+    ) -> EditResult:
+        def edit(backend: CompositeBackend) -> EditResult:
+            return backend.edit(file_path, old_string, new_string, replace_all, if_version=if_version)
+
+        def arguments() -> Change:
+            given = _conditions(if_version)
+            return Change(old_string=old_string, new_string=new_string, replace_all=replace_all, **given)
 
         return self._change(verbs.EDIT, [file_path], edit, "put", arguments)
 
@@ -321,31 +339,57 @@ class MountedBackend(ServedMount):
     def glob(self, pattern: str, path: str | None = None) -> GlobResult:
         return self._for(path, pattern).glob(pattern, path)
 
-    def delete(self, file_path: str) -> DeleteResult:
-        return self._change(verbs.DELETE, [file_path], lambda backend: backend.delete(file_path), "remove")
+    def delete(self, file_path: str, *, if_version: str | None = None) -> DeleteResult:
+        def delete(backend: CompositeBackend) -> DeleteResult:
+            return backend.delete(file_path, if_version=if_version)
 
-    def move(self, source: str, destination: str) -> MoveResult:
-        named = [source, destination]
-        return self._change(verbs.MOVE, named, lambda backend: backend.move(source, destination), "move")
+        return self._change(verbs.DELETE, [file_path], delete, "remove", lambda: Change(**_conditions(if_version)))
 
-    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+    def move(
+        self, source: str, destination: str, *, if_version: str | None = None, if_absent: bool = False
+    ) -> MoveResult:
+        def move(backend: CompositeBackend) -> MoveResult:
+            return backend.move(source, destination, if_version=if_version, if_absent=if_absent)
+
+        def arguments() -> Change:
+            return Change(**_conditions(if_version, if_absent))
+
+        return self._change(verbs.MOVE, [source, destination], move, "move", arguments)
+
+    def upload_files(
+        self,
+        files: list[tuple[str, bytes]],
+        *,
+        if_version: Sequence[str | None] | None = None,
+        if_absent: Sequence[bool] | None = None,
+    ) -> list[FileUploadResponse]:
+        conditions = list(conditions_of(len(files), if_version, if_absent))
         named = [path for path, _ in files]
         where = self._asking.where(self._view_name, named)
-        if where is None:
-            return self._recorded(verbs.UPLOAD_FILES, named, lambda backend: backend.upload_files(files), "put")
-        return self._uploaded(where, files)
+        if where is not None:
+            return self._uploaded(where, files, conditions)
+
+        def upload(backend: CompositeBackend) -> list[FileUploadResponse]:
+            return backend.upload_files(files, if_version=if_version, if_absent=if_absent)
+
+        return self._recorded(verbs.UPLOAD_FILES, named, upload, "put")
 
     def _uploaded(
-        self, where: tuple[str, list[AgentPath]], files: Sequence[tuple[str, bytes]]
+        self,
+        where: tuple[str, list[AgentPath]],
+        files: Sequence[tuple[str, bytes]],
+        conditions: Sequence[Conditions],
     ) -> list[FileUploadResponse]:
         """`upload_files` in a view that interrupts: what is interrupted of it is one request."""
         found: list[met.Met] = []
 
         def one_by_one(backend: CompositeBackend) -> list[FileUploadResponse]:
             answers: list[FileUploadResponse] = []
-            for item in files:
+            for item, when in zip(files, conditions, strict=True):
                 with met.meeting() as each:
-                    answers += backend.upload_files([item])
+                    answers += backend.upload_files(
+                        [item], if_version=[when.get("if_version")], if_absent=[when.get("if_absent", False)]
+                    )
                 found.append(each)
             return answers
 
@@ -360,7 +404,11 @@ class MountedBackend(ServedMount):
         ]
         if not left:
             return answers
-        change = Change(contents=[bytes(files[index][1]) for index in left])
+        change = Change(
+            contents=[bytes(files[index][1]) for index in left],
+            if_version=[conditions[index].get("if_version") for index in left],
+            if_absent=[conditions[index].get("if_absent", False) for index in left],
+        )
         made, why = self._asking.ask(view, "upload_files", [named[index] for index in left], change)
         for place, index in enumerate(left):
             error = why if made is None else made[place].error
@@ -386,11 +434,11 @@ class MountedBackend(ServedMount):
     def real_paths(self, wanted: list[str]) -> list[str | None]:
         return self._for(*wanted).real_paths(wanted)
 
-    def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
+    def upload_from(self, path: str, file: IO[bytes], **when: Unpack[Conditions]) -> FileUploadResponse:
         """`upload_files` of one file, from an open file; see `CompositeBackend.upload_from`."""
 
         def upload(backend: CompositeBackend) -> FileUploadResponse:
-            return backend.upload_from(path, file)
+            return backend.upload_from(path, file, **when)
 
         where = self._asking.where(self._view_name, [path])
         if where is None or not file.seekable():
@@ -400,7 +448,8 @@ class MountedBackend(ServedMount):
         if not found.is_interrupted or answer.error is None:
             return answer
         file.seek(0)
-        change = Change(contents=[file.read(MAX_CHANGE_BYTES + 1)])
+        given = _conditions(when.get("if_version"), when.get("if_absent", False))
+        change = Change(contents=[file.read(MAX_CHANGE_BYTES + 1)], **given)
         made, why = self._asking.ask(where[0], "upload_files", where[1], change)
         error = why if made is None else made[0].error
         return answer if made is None and why is None else FileUploadResponse(path, error)
@@ -416,13 +465,6 @@ class MountedBackend(ServedMount):
     @property
     def id(self) -> str:
         return f"fusebackend:{self.mountpoint}"
-
-    def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
-        """Run a command where the default backend does, with every route at the path that the other verbs use.
-
-        `status` says where that is, and which routes can't be seen there.
-        """
-        return self.run(command, timeout=timeout)
 
     def run_command(self, command: Command) -> ExecuteResponse:
         name, cwd = self._views.split(command.cwd)
@@ -450,40 +492,17 @@ class MountedBackend(ServedMount):
     # -- approvals ---------------------------------------------------------------------------------------------
 
     def approvals(self) -> list[ApprovalInfo]:
-        """Return the changes that wait for an approval, and those that were decided in the last day, by number."""
         return self._asking.approvals.list()
 
     def approval(self, number: int) -> ApprovalInfo:
-        """Return a request, with its change as text: a patch against the file as it is now, where it can be one.
-
-        Raises:
-            OSError: ENOENT, there is no request of that number.
-        """
         request = self._asking.approvals.find(number)
         return info_of(request, self._asking.shown(request))
 
     def approve(self, number: int) -> ApprovalInfo:
-        """Approve a request, and have its change happen: once, as it was asked for. The caller that waits for it gets
-        its answer.
-
-        Returns:
-            The request: `made`; or `failed`, and `reason` says why it could not happen any more.
-
-        Raises:
-            OSError: ENOENT, there is no request of that number; EALREADY, it was decided before.
-        """
         self._asking.approvals.approve(number, self._decider(), self._make)
         return self.approval(number)
 
     def deny(self, number: int, reason: str | None = None) -> ApprovalInfo:
-        """Deny a request: it will not happen.
-
-        Args:
-            reason: a line for the agent that asked.
-
-        Raises:
-            OSError: as `approve`.
-        """
         self._asking.approvals.deny(number, self._decider(), reason or "")
         return info_of(self._asking.approvals.find(number))
 
@@ -515,27 +534,19 @@ class MountedBackend(ServedMount):
     # -- the mount ---------------------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """Return the mount as `fusebackend status --json` shows it."""
         return self._status()
 
     def metrics(self) -> str:
-        """Return what is measured of the mount, in the text format of Prometheus. Where the mount was made without
-        metrics, that is what is counted anyway.
-
-        Raises:
-            OSError: ENOTSUP, prometheus-client is not installed.
-        """
         from fusebackend.server.metrics import opened
 
         metrics = self._metrics or opened(self.filesystem, self._status)
         return metrics.text()
 
     def stat(self, path: str, *, follow: bool = False) -> StatResult:
-        """Return the attributes of a path; a symbolic link itself, unless `follow` says otherwise."""
         try:
             name, outer = self._placed(path)
             route, volume = self._seen(name, outer)
-            attr, target = route.executor.run("stat", partial(self._look, name, volume, route, outer, follow))
+            attr, target, version = route.executor.run("stat", partial(self._look, name, volume, route, outer, follow))
             outer = paths.normalise(path)
         except PathError as error:
             return StatResult(error=str(error), code=errors.INVALID_PATH)
@@ -559,11 +570,10 @@ class MountedBackend(ServedMount):
             ctime_ns=attr.ctime_ns,
             target=target,
             route=prefix,
+            version=version,
         )
 
     def stats(self, path: str) -> StatsResult:
-        """`stat` of each entry of a directory, in one answer, `path` as `ls` gives it. A file that has gone has an
-        error."""
         answer = self.ls(path)
         if answer.error is not None:
             return StatsResult(error=answer.error)
@@ -575,12 +585,6 @@ class MountedBackend(ServedMount):
         return StatsResult(entries=found)
 
     def read_range(self, path: str, offset: int, size: int) -> FileRange:
-        """Return bytes of a file from `offset` on, at most `size`; fewer at its end alone.
-
-        Raises:
-            ValueError: the path is malformed.
-            OSError: as `VolumeBackend.read_range`.
-        """
         return self._at_volume("read", path, lambda backend, inner: backend.read_range(inner, offset, size))
 
     def append_from(self, path: str, file: IO[bytes]) -> None:
@@ -598,12 +602,6 @@ class MountedBackend(ServedMount):
         self._recorded_work("append", [path], append, "put")
 
     def make_directory(self, path: str, *, parents: bool = False) -> None:
-        """Make a directory; with `parents` also those on the way. In a view that interrupts writing it is refused.
-
-        Raises:
-            ValueError: the path is malformed.
-            OSError: as `VolumeBackend.make_directory`.
-        """
 
         def make() -> None:
             name, outer = self._placed(path)
@@ -617,12 +615,6 @@ class MountedBackend(ServedMount):
         self._recorded_work("make_directory", [path], make, "put")
 
     def remove_directory(self, path: str) -> None:
-        """Remove an empty directory. In a view that interrupts writing it is refused.
-
-        Raises:
-            ValueError: the path is malformed.
-            OSError: as `VolumeBackend.remove_directory`; EBUSY, a route is there or below.
-        """
 
         def remove() -> None:
             if self._views.is_way(*self._placed(path)):
@@ -659,27 +651,23 @@ class MountedBackend(ServedMount):
 
     def _look(
         self, view: str | None, volume: Volume, route: Route, outer: AgentPath, follow: bool
-    ) -> tuple[Attr | None, str | None]:
-        """Return the attributes of a path in its volume, and the target of a symbolic link. None for a directory that
-        exists only for the routes."""
+    ) -> tuple[Attr | None, str | None, str | None]:
+        """Return the attributes of a path in its volume, the target of a symbolic link, and the version of a regular
+        file. None for a directory that exists only for the routes."""
         try:
             found = resolve(volume, route.inner(outer), follow=follow).found
         except (FileNotFoundError, NotADirectoryError):
             if self._views.is_way(view, outer):
-                return None, None
+                return None, None, None
             raise
         if not found.is_dir and self._views.is_way(view, outer):  # even if the backend has a file there
-            return None, None
+            return None, None, None
+        if stat_module.S_ISREG(found.mode):
+            return found, None, version_of(volume, found)
         is_link = stat_module.S_ISLNK(found.mode)
-        return found, os.fsdecode(volume.readlink(found.node)) if is_link else None
+        return found, os.fsdecode(volume.readlink(found.node)) if is_link else None, None
 
     def invalidate(self, path: str = "/") -> None:
-        """Forget everything that is cached of `path`, because others have changed it.
-
-        Raises:
-            PathError: the path is malformed.
-            OSError: a route did not answer in time; the others are done.
-        """
         outer = paths.normalise(path)
         failure: OSError | None = None
         tree = self.filesystem.tree
@@ -693,7 +681,6 @@ class MountedBackend(ServedMount):
             raise failure
 
     def views(self) -> list[ViewInfo]:
-        """Return the views of the mount. Each is a tree in `/.fusebackend/views`."""
         views = self._views
         return [
             ViewInfo(name, [rule.described() for rule in view.rules], views.root(name), name == views.default)
@@ -702,17 +689,6 @@ class MountedBackend(ServedMount):
         ]
 
     def explain(self, view: str, operation: str, path: str) -> Explained:
-        """Return what a view does about an operation on a path, and why.
-
-        Args:
-            view: its name.
-            operation: `read` or `write`.
-            path: as agents name it; it need not exist.
-
-        Raises:
-            ValueError: there is no such operation, or the path is malformed.
-            OSError: ENOENT, there is no such view.
-        """
         if self._view_name not in (None, view):
             raise OSError(errno.ENOENT, f"there is no view '{view}'; there are: {self._view_name}")
         mode, rule, matched = self._views.find(view).explain(operation, path)
@@ -725,15 +701,6 @@ class MountedBackend(ServedMount):
         return ViewedMount(self, name)
 
     def view_socket(self, name: str) -> str:
-        """Return the path of a socket whose clients see the mount through a view, and can't leave it. It is made when
-        it is first asked for, with mode 0600, and ends with the mount.
-
-        Args:
-            name: of the view.
-
-        Raises:
-            OSError: ENOENT, there is no such view; ENOTCONN, the mount has no control socket, or has ended.
-        """
         return self._views.listen(name)
 
     @property
@@ -741,27 +708,12 @@ class MountedBackend(ServedMount):
         return self._views.default
 
     def snapshots(self) -> list[SnapshotInfo]:
-        """Return the snapshots of the mount, the oldest first. Each is a tree in `/.fusebackend/snapshots`."""
         return [] if self._snapshots is None else [each.info for each in self._snapshots.all()]
 
     def create_snapshot(self, name: str | None = None) -> SnapshotInfo:
-        """Take a snapshot of every route that keeps any: of all of them or, after an error, of none.
-
-        Args:
-            name: of the snapshot, as that of a file; the time in UTC, as `20261123T061530Z`, when None.
-
-        Raises:
-            ValueError: the name can't be that of a snapshot.
-            OSError: EEXIST, there is one of that name; ENOTSUP, the mount keeps none; or a volume's error.
-        """
         return self._kept().create(name)
 
     def delete_snapshots(self, *names: str) -> None:
-        """Delete snapshots.
-
-        Raises:
-            OSError: ENOENT, one of them is not there, and none was deleted; or a volume's error.
-        """
         self._kept().delete(names)
 
     def _kept(self) -> Snapshots:
@@ -775,36 +727,20 @@ class MountedBackend(ServedMount):
         raise OSError(errno.ENOTSUP, why)
 
     def branches(self) -> list[BranchInfo]:
-        """Return the branches of the mount, by name. Each is a tree in `/.fusebackend/branches`."""
         if self._branches is None or self._checkouts is None:
             return []
         return [replace(each, directory=self._checkouts.directory(each.name)) for each in self._branches.all()]
 
-    def create_branch(self, name: str, ref: str | None = None, directory: str | None = None) -> BranchInfo:
-        """Make a branch: a tree of all files, in which changes stay until they are merged. No bytes are copied, but
-        into `directory`.
-
-        Args:
-            name: of the branch, as that of a directory.
-            ref: the state that it begins with: another branch as it is now; a call, for the state before it; a time
-                such as `10m`; or a snapshot, for the routes that it holds. The present when None.
-            directory: the absolute path of a directory of the server's machine, that is put there: a plain copy, empty
-                or new before, or one that has held a branch, where only what differs is copied. What is changed there
-                is taken in by `take_in_branch`, and before a merge. A branch that there is is put there as it is.
-
-        Raises:
-            ValueError: the name can't be that of a branch, or nothing is meant by `ref`.
-            OSError: EEXIST, there is a branch or a snapshot of that name; ENOENT, there is no such call; ENODATA, not
-                all that was changed since is known; ENOTSUP, the mount has no branches, or no history to know it;
-                ENOTEMPTY, the directory holds something else; or an error of a volume, or of the branch's file.
-        """
+    def create_branch(
+        self, name: str, ref: str | None = None, directory: str | os.PathLike[str] | None = None
+    ) -> BranchInfo:
         branches, checkouts = self._branching(), self._checkouts
         if directory is None or checkouts is None:
             return branches.create(name, ref)
         is_new = ref is not None or name not in branches.opened
         made = branches.create(name, ref) if is_new else branches.find(name)
         try:
-            checkouts.put(name, directory)
+            checkouts.put(name, os.fspath(directory))
         except BaseException:
             if is_new:
                 branches.delete([name])
@@ -812,22 +748,11 @@ class MountedBackend(ServedMount):
         return replace(made, directory=checkouts.directory(name))
 
     def take_in_branch(self, name: str) -> None:
-        """Take what was changed in the plain directory of a branch into the branch; nothing for one that is in none.
-
-        Raises:
-            OSError: ENOENT, there is no such branch, or its directory is gone; ESTALE, a file was changed there and in
-                the branch's own tree; or an error of the file system.
-        """
         self._branching().volume(name)
         if self._checkouts is not None:
             self._checkouts.take_in(name)
 
     def delete_branches(self, *names: str) -> None:
-        """Delete branches, with all that is in them.
-
-        Raises:
-            OSError: ENOENT, one of them is not there, and none was deleted; or an error of the branch's file.
-        """
         self._branching().delete(names)
         if self._checkouts is not None:
             self._checkouts.forget(names)
@@ -840,23 +765,6 @@ class MountedBackend(ServedMount):
         merge_lines: bool = False,
         dry_run: bool = False,
     ) -> MergeResult:
-        """Merge a branch into the mount: make its changes there, as far as the mount has none of its own.
-
-        What both have changed is a conflict, and nothing is changed then. A merge that was interrupted is completed by
-        the same call. The branch stays.
-
-        Args:
-            name: of the branch.
-            paths: only what lies at or below one of these; everything when None.
-            keep: decide conflicts for this side, as a whole.
-            merge_lines: merge the lines of text files that both have changed.
-            dry_run: change nothing.
-
-        Raises:
-            ValueError: a path is malformed.
-            OSError: ENOENT, there is no such branch; ESTALE, it can't be used; ENOTSUP, the mount has no branches; or
-                an error of a volume.
-        """
         self._branching()
         assert self._merges is not None, "a mount with branches merges them"
         if self._checkouts is not None:
@@ -888,26 +796,6 @@ class MountedBackend(ServedMount):
         limit: int = LOGGED_CALLS,
         branch: str | None = None,
     ) -> list[CallInfo]:
-        """Return calls that changed something, the newest first.
-
-        Args:
-            calls: the names of those that are asked for, in this order; the others count for nothing then.
-            by: the agent, thread, tool call or program of their actor, or its user id.
-            since: only those that were going on at this time or later: in ns since 1970, or as a text: `10m`, `14:05`,
-                `yesterday` (its begin), `2026-11-22T14:05`.
-            paths: only those that changed something at or below one of these.
-            before: only those that are older than the one of this name.
-            ended_after_ns: only those that ended after this time, in the order of their ends. No two end at the same
-                time, so that of the last one is where to go on.
-            limit: at most so many, and at most 10,000.
-            branch: those that changed something in this branch instead of in the mount: `c42`, or `b3` once the history
-                has lost the call, and in a copy of the branch. With `by`, `since`, `paths` (of the branch) and `limit`
-                alone.
-
-        Raises:
-            ValueError: a name is none of a call, `since` is no time, or a path is malformed.
-            OSError: ENOENT, there is no such call; ENOTSUP, the mount keeps no history.
-        """
         past = self._remembered()
         if branch is None:
             return past.log(calls, by, since, paths, before, ended_after_ns, limit)
@@ -919,17 +807,6 @@ class MountedBackend(ServedMount):
     def changes(
         self, call: str | None = None, *, after: int = 0, limit: int = LISTED_CHANGES, branch: str | None = None
     ) -> list[ChangeInfo]:
-        """Return the changes of a call, in their order.
-
-        Args:
-            call: its name; None for the changes of all calls.
-            after: only those with a higher number: how to go on after `limit` of them. A negative one counts from the
-                end: -1 is for the newest change.
-            branch: of a call, those in this branch, with its paths; or all in this branch.
-
-        Raises:
-            ValueError, OSError: as `log`.
-        """
         past = self._remembered()
         if branch is None:
             return past.changes(call, after, limit)
@@ -959,28 +836,9 @@ class MountedBackend(ServedMount):
         )
 
     def verify_log(self) -> VerifyResult:
-        """Check by its hash chain that the log is as it was written; see `history/chain.py` for what that proves.
-
-        Raises:
-            OSError: ENOTSUP, the mount keeps no history; or it can't be read.
-        """
         return self._remembered().verify()
 
     def blame(self, path: str, *, branch: str | None = None) -> BlameResult:
-        """Return which call left a file as it is, and each of its lines: for text files of up to 2 MiB.
-
-        Where the bytes between calls are lost, a line has several candidates. Renames are followed. In a branch, what
-        it has from below is by calls of the mount; by none if the branch was made from a state before the present.
-
-        Args:
-            path: of the file, also one in a branch (`/.fusebackend/branches/NAME/…`).
-            branch: the path is one of this branch.
-
-        Raises:
-            ValueError: the path is malformed.
-            OSError: ENOENT, EISDIR; EINVAL, it is no regular file; ENOTSUP, the mount keeps no history; or an error of
-                the volume.
-        """
         past = self._remembered()
         at = path if branch is None else paths.join(self._branch(branch)[0], normalise(path).strip("/"))
         try:
@@ -1036,25 +894,6 @@ class MountedBackend(ServedMount):
         merge_lines: bool = False,
         dry_run: bool = False,
     ) -> UndoResult:
-        """Take calls back: everything that they changed, in the mount and in branches, or nothing.
-
-        What a later call has changed as well is a conflict: the answer names it, and nothing was changed.
-
-        Args:
-            calls: their names. Without one it is the newest call that changed something in the mount, by anybody, that
-                is no undo and not undone.
-            by: without a name: the newest one of this actor, as of `log`.
-            branch: without a name: the newest one that changed something in this branch.
-            keep_newer: leave what was changed since as it is, and take back the rest.
-            merge_lines: take the lines of the call out of text files that were changed since.
-            dry_run: change nothing; the answer says what would be done.
-
-        Raises:
-            ValueError: a name is none of a call, or `keep_newer` and `merge_lines` are both given; or names and
-                `branch`.
-            OSError: ENOENT, there is no such call; ENOTSUP, the mount keeps no history; or a volume's error, and
-                nothing was changed.
-        """
         if keep_newer and merge_lines:
             raise ValueError("keep_newer or merge_lines, not both")
         if calls and branch is not None:
@@ -1064,32 +903,14 @@ class MountedBackend(ServedMount):
         return past.undo(calls, by, inside, keep_newer=keep_newer, merge_lines=merge_lines, dry_run=dry_run)
 
     def begin_call(self, title: str, *, pid: int | None = None, id: str = "", agent: str = "", thread: str = "") -> str:
-        """Have what a process and its descendants change belong to one call, until `end_call`.
-
-        Args:
-            title: one line for people, such as a command.
-            pid: the process; None for this one.
-            id: the caller's own name for the call, such as that of a tool call. `end_call` takes it, too.
-            agent, thread: as of `Actor`; without them, and without `id`, those of `acting`, or of a LangGraph run.
-
-        Returns:
-            The id, which is made up where none was given. The call is in the log as soon as it changes something.
-
-        Raises:
-            OSError: ESRCH, there is no such process; ENOTSUP, the mount keeps no history.
-        """
         known = current_actor()
         actor = Actor(agent or known.agent, thread or known.thread, id or known.call)
         return self._remembered().begin_call(title, os.getpid() if pid is None else pid, actor)
 
     def end_call(self, id: str) -> str | None:
-        """End a call of `begin_call`, or the present actor's tool call of that name, which else ends after 2 s of
-        quiet. Returns its name in the log, such as `c42`; None if it has changed nothing, or if none goes on. OSError:
-        ENOTSUP, as `log`."""
         return self._remembered().end_call(id)
 
     def df(self) -> SpaceInfo:
-        """Return what the mount takes of the disk."""
         usages = {
             route.prefix if route.prefix == ROOT else route.prefix + "/": usage
             for route in self.filesystem.tree.routes
@@ -1098,15 +919,6 @@ class MountedBackend(ServedMount):
         return space(self._snapshots, self._past, sum(each.size_bytes for each in self.branches()), usages)
 
     def prune(self, *, dry_run: bool = False) -> PruneResult:
-        """Delete what is kept of the past, but for snapshots that were asked for: automatic ones, and the history with
-        the bytes that an undo needs.
-
-        Args:
-            dry_run: delete nothing; the answer says what would go.
-
-        Raises:
-            OSError: a volume's error.
-        """
         return prune(self._snapshots, self._past, dry_run=dry_run)
 
     def restore(
@@ -1118,25 +930,6 @@ class MountedBackend(ServedMount):
         dry_run: bool = False,
         force: bool = False,
     ) -> RestoreResult:
-        """Put files, directories and links back as they were, with all attributes. It is a call, which `undo` takes
-        back.
-
-        A directory is as it was afterwards: names that were not in it are removed. Routes of which the state holds
-        nothing are left alone.
-
-        Args:
-            paths: what is restored.
-            ref: the state: the name of a snapshot or branch, a time such as `10m`; a call for the state before it.
-            to: another path for each of them, of which the directory must be there.
-            dry_run: change nothing; the answer says what would be done.
-            force: also files that are open for writing: who has them goes on with the old ones.
-
-        Raises:
-            ValueError: a path is malformed, or nothing is meant by `ref`; `to` has another number of paths.
-            OSError: ENOENT, a path is not in that state; ENOTSUP, the mount has no other states; ENODATA, bytes before
-                a call are not known, and nothing was changed; EBUSY, the files change all the time; or an error of a
-                volume: routes that keep snapshots have all of it then or nothing, and the same call does the rest.
-        """
         self._branching()
         if to is not None and len(to) != len(paths):
             raise ValueError("'to' needs a path for each of 'paths'")
@@ -1156,21 +949,6 @@ class MountedBackend(ServedMount):
         return [to_name(entry.mountpoint[len(self.mountpoint) :].strip("/")) for entry in mounts_below(self.mountpoint)]
 
     def forget(self, *paths: str, dry_run: bool = False) -> ForgetResult:
-        """Have all that is kept of the past lose the contents of paths: snapshots, branches, the bytes that undo needs,
-        search indexes, and what files of volumes have left of deleted rows. It can't be taken back.
-
-        The files as they are now stay, and the log keeps its calls. A volume answers nobody while its file is rewritten
-        for it, which takes some seconds for a GB.
-
-        Args:
-            paths: of files and directories, as they are now or were.
-            dry_run: change nothing; the answer says what would go.
-
-        Raises:
-            ValueError: a path is malformed, or there is none.
-            OSError: EROFS, the mount is read-only; or an error of a volume, of the history or of a branch; the same
-                call does the rest then.
-        """
         if not paths:
             raise ValueError("forget which paths?")
         tree = self.filesystem.tree
@@ -1210,17 +988,26 @@ class MountedBackend(ServedMount):
 def _work(request: Request, change: Change) -> tuple[Verb[Any], Kind, Callable[[CompositeBackend], Any]]:
     """Return the verb of a request, and what makes it."""
     verb, named = request.asked.verb, request.asked.paths
+    if_version = next(iter(change.if_version), None)
+    when = Conditions(if_version=if_version, if_absent=next(iter(change.if_absent), False))
     if verb == "write":
-        return verbs.WRITE, "put", lambda backend: backend.write(named[0], change.content or "")
+        return verbs.WRITE, "put", lambda backend: backend.write(named[0], change.content or "", **when)
     if verb == "edit":
         old, new = change.old_string or "", change.new_string or ""
-        return verbs.EDIT, "put", lambda backend: backend.edit(named[0], old, new, change.replace_all)
+        every = change.replace_all
+        return verbs.EDIT, "put", lambda backend: backend.edit(named[0], old, new, every, if_version=if_version)
     if verb == "delete":
-        return verbs.DELETE, "remove", lambda backend: backend.delete(named[0])
+        return verbs.DELETE, "remove", lambda backend: backend.delete(named[0], if_version=if_version)
     if verb == "move":
-        return verbs.MOVE, "move", lambda backend: backend.move(named[0], named[1])
+        return verbs.MOVE, "move", lambda backend: backend.move(named[0], named[1], **when)
     files = list(zip(named, change.contents, strict=True))
-    return verbs.UPLOAD_FILES, "put", lambda backend: backend.upload_files(files)
+    lists: dict[str, Any] = {"if_version": change.if_version or None, "if_absent": change.if_absent or None}
+    return verbs.UPLOAD_FILES, "put", lambda backend: backend.upload_files(files, **lists)
+
+
+def _conditions(if_version: str | None, if_absent: bool = False) -> dict[str, Any]:
+    """Return the conditions of a verb of one file as arguments of a `Change`; none where there are none."""
+    return {"if_version": [if_version], "if_absent": [if_absent]} if if_version is not None or if_absent else {}
 
 
 def _has_worked(answer: Any) -> bool:

@@ -17,17 +17,11 @@ from fusebackend.base import paths
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.control.verbs import ServedMount
 from fusebackend.linux.command import Command
-from fusebackend.protocol import ExecuteResponse, FileEvent
+from fusebackend.protocol import SERVED, ExecuteResponse, FileEvent
 from fusebackend.server.mounted import MountedBackend
 
 if TYPE_CHECKING:
     from fusebackend.vfs.watch.queue import Watch
-
-OWN = frozenset({
-    "append_from", "default_view", "download_to", "explain", "make_directory", "mountpoint", "read_range",
-    "remove_directory", "run", "run_command", "stat", "stats", "status", "upload_from", "viewed", "views", "watch",
-})  # fmt: skip
-"""Verbs of a mount that a view has. Others are about the mount as a whole, not about what one reader may see."""
 
 
 class ViewedMount(MountedBackend):
@@ -107,9 +101,10 @@ def _refused(verb: str) -> Callable[..., Any]:
     return refuse
 
 
-for _verb in vars(ServedMount):
-    if not _verb.startswith("_") and _verb not in OWN:
-        setattr(ViewedMount, _verb, _refused(_verb))
+for _verb in SERVED.values():
+    if not _verb.in_view:
+        setattr(ViewedMount, _verb.name, _refused(_verb.name))
+ViewedMount.diff_pieces = _refused("diff")  # type: ignore[method-assign]
 
 
 class ViewedWatch:

@@ -43,7 +43,17 @@ from fusebackend.base.stamps import CLOCK, now_ns
 from fusebackend.base.waiting import will_wait
 from fusebackend.databases.sqlite import open_file, transaction
 from fusebackend.history.calls import Calls
-from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, Attr, AttrChanges, Caller, Features, Volume
+from fusebackend.protocol import (
+    RENAME_EXCHANGE,
+    ROOT_NODE,
+    Attr,
+    AttrChanges,
+    Caller,
+    Features,
+    Volume,
+    version_of_attr,
+)
+from fusebackend.protocol.versions import COARSE_NS
 from fusebackend.trees.branch_calls import TABLES as CALL_TABLES
 from fusebackend.trees.branch_calls import BranchCall, BranchCalls, BranchChange, ChangeKind, Rows
 from fusebackend.trees.lower_tree import BASE, FIRST_OWN, LowerTree
@@ -840,6 +850,9 @@ class BranchVolume(SqliteVolume):
     def _require_no_place(self, parent: int, name: bytes) -> None:
         if self.lower.has_place(parent, name):
             raise oserror(errno.EBUSY, name)
+
+    def version_of(self, attr: Attr) -> str | None:
+        return super().version_of(attr) if self._is_own(attr.node) else version_of_attr(attr, coarse_by_ns=COARSE_NS)
 
     def lookup(self, parent: int, name: bytes) -> Attr:
         with self.lock, self._fresh:

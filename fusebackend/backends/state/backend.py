@@ -32,7 +32,7 @@ from fusebackend.base import budget, errors, paths
 from fusebackend.base.globs import Matcher
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.databases.graph_state import GRAPH_STATE, LateRuntime
-from fusebackend.protocol import FileDownloadResponse, FileInfo, FileUploadResponse, OnExists
+from fusebackend.protocol import FileDownloadResponse, FileInfo, FileUploadResponse, OnExists, conditions_of
 from fusebackend.protocol.registered import registered_with
 from fusebackend.remote.agent_verbs import FilesUpdate, FileVerbs, Loaded
 from fusebackend.remote.files_update import apply_files_update
@@ -57,6 +57,7 @@ class StateBackend(FileVerbs):
     exact_sizes = True  # `ls` gives sizes in bytes; `ForeignVolume` need not check
     blocking = False
     durable = False
+    conditional = False
 
     def __init__(
         self,
@@ -232,12 +233,20 @@ class StateBackend(FileVerbs):
             return [FileDownloadResponse(path=path, error=error.strerror) for path in paths]
         return [view._download(path) for path in paths]
 
-    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+    def upload_files(
+        self,
+        files: list[tuple[str, bytes]],
+        *,
+        if_version: Sequence[str | None] | None = None,
+        if_absent: Sequence[bool] | None = None,
+    ) -> list[FileUploadResponse]:
         """All of them in one change."""
+        conditions = conditions_of(len(files), if_version, if_absent)
         try:
             with self._view.changing() as draft:
                 view = self._over(draft)
-                return [view._upload(path, content) for path, content in files]
+                given = zip(files, conditions, strict=True)
+                return [view._upload(path, content, **when) for (path, content), when in given]
         except OSError as error:
             return [FileUploadResponse(path=path, error=error.strerror) for path, _ in files]
 

@@ -23,12 +23,11 @@ import contextlib
 import copy
 import errno
 import functools
-import inspect
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import msgspec
 
@@ -40,45 +39,34 @@ from fusebackend.control.client.remote_watch import RemoteWatch
 from fusebackend.control.client.waits import AWAITING, BLOCKING, Waits, finished
 from fusebackend.control.following import follow, new_approvals
 from fusebackend.control.limits import MAX_ITEMS
-from fusebackend.control.verbs import LISTED_CHANGES, LOGGED_CALLS, PIECE_BYTES, STAT_COLUMNS, DiffForm
 from fusebackend.linux import mount_table
 from fusebackend.linux.mount_table import MountError
 from fusebackend.protocol import (
     NOBODY,
     READ_LIMIT_LINES,
-    VERBS,
+    SERVED,
     Actor,
     ApprovalInfo,
-    BlameResult,
     BranchInfo,
     CallInfo,
-    ChangeInfo,
+    Conditions,
+    Declared,
     ExecuteResponse,
-    Explained,
     FileDownloadResponse,
     FileInfo,
-    FileRange,
     FileUploadResponse,
-    ForgetResult,
     GlobResult,
     GrepMatch,
     GrepResult,
-    MergeResult,
-    PruneResult,
+    OnOutput,
     ReadResult,
-    RestoreResult,
-    SandboxBackendProtocol,
-    SnapshotInfo,
-    SpaceInfo,
     StatResult,
-    StatsResult,
-    UndoResult,
-    Verb,
-    VerifyResult,
-    ViewInfo,
+    conditions_of,
     current_actor,
     not_bytes,
 )
+from fusebackend.protocol.awaited import MountProtocol
+from fusebackend.protocol.served import STAT_COLUMNS, DiffForm
 from fusebackend.text import iso_time, read_bytes
 from fusebackend.vfs.watch.async_watch import AsyncWatch
 
@@ -92,12 +80,14 @@ paths, it fits into a message of 1 MiB."""
 BATCH_FILES = 500
 """And how many files."""
 
+PIECE_BYTES = 512 << 10
+"""How much of a file one message to the server carries when it travels in pieces."""
+
 STAGED_CHARACTERS = 128 << 10
 """A longer text is staged: JSON may take six bytes for a character."""
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
-OnOutput = Callable[[Literal["stdout", "stderr"], bytes], None]
 T = TypeVar("T")
 Failures = (Refused, ServerLost)
 
@@ -130,8 +120,8 @@ def connect(path: str | os.PathLike[str] | None = None, *, actor: Actor = NOBODY
     return client
 
 
-class Client(SandboxBackendProtocol):
-    """See the module's docstring.
+class Client(MountProtocol):
+    """See the module's docstring. Its verbs are made from their table, but for those below.
 
     Args:
         path: as for `connect`, or a symbolic link to one.
@@ -179,7 +169,7 @@ class Client(SandboxBackendProtocol):
     def id(self) -> str:
         return f"fusebackend:{self.mountpoint}"
 
-    # -- reading: other agent verbs are made from the table of verbs, at the end -------------------------------
+    # -- verbs whose parameters or answers travel in another form; the others are made at the end ---------------
 
     async def aread(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
         params = {"file_path": file_path, "offset": offset, "limit": limit}
@@ -193,10 +183,11 @@ class Client(SandboxBackendProtocol):
 
     async def _read_here(self, file_path: str, offset: int, limit: int) -> ReadResult | None:
         """`read`, of a window or a binary file that does not fit into one answer: from a download. None without one."""
-        content = (await self.adownload_files([file_path]))[0].content
-        if content is None:
+        (whole,) = await self.adownload_files([file_path])
+        if whole.content is None:
             return None
-        result = read_bytes(file_path, content, offset, limit)
+        result = read_bytes(file_path, whole.content, offset, limit)
+        result.version = whole.version
         found = await self._record(StatResult, "stat", {"path": file_path, "follow": True})
         if result.file_data is not None and found.mtime_ns is not None:
             result.file_data["modified_at"] = iso_time(found.mtime_ns)
@@ -248,80 +239,42 @@ class Client(SandboxBackendProtocol):
         except Failures as error:
             return [FileDownloadResponse(path, error=str(error)) for path in paths]
 
-    def stat(self, path: str, *, follow: bool = False) -> StatResult:
-        """Return the attributes of a path; a symbolic link itself, unless `follow` says otherwise."""
-        return finished(self._now._record(StatResult, "stat", {"path": path, "follow": follow}))
-
-    def stats(self, path: str) -> StatsResult:
-        """`stat` of each entry of a directory, in one answer."""
-        return finished(self._now._record(StatsResult, "stats", {"path": path}))
-
-    def real_paths(self, wanted: list[str]) -> list[str | None]:
+    async def areal_paths(self, wanted: list[str]) -> list[str | None]:
         found: list[str | None] = []
         for start in range(0, len(wanted), MAX_ITEMS):
             part = list(wanted[start : start + MAX_ITEMS])
-            found += self._done(list[str | None], "real_paths", {"paths": part})
+            found += await self._done(list[str | None], "real_paths", {"paths": part})
         return found
 
-    def read_range(self, path: str, offset: int, size: int) -> FileRange:
-        """Return bytes of a file from `offset` on: at most `size`, which is 8 MiB at most; fewer at its end alone.
-
-        Raises:
-            ValueError: the path is malformed, or offset or size are out of range.
-            OSError: ENOENT, EISDIR, EACCES, or the backend's.
-        """
-        return self._done(FileRange, "read_range", {"path": path, "offset": offset, "size": size})
-
-    # -- changing ----------------------------------------------------------------------------------------------
-
-    def append(self, path: str, pieces: Iterable[bytes]) -> None:
-        """Add pieces at the end of a file, all at once when they have arrived. The file is made if absent.
-
-        Raises:
-            ValueError: the path is malformed.
-            OSError: EISDIR, EACCES, EROFS, ESTALE (changed by others meanwhile, where a backend stores whole files), or
-                the backend's.
-            ServerLost: the server was gone before it answered.
-        """
+    async def aappend(self, path: str, pieces: Iterable[bytes]) -> None:
+        waits = self._waits
         try:
-            finished(self._now._append(path, pieces))
+            async with self._place(), self._pool.begun(waits, str, "stage", {"data": b""}) as (connection, token):
+                await _stage(connection, waits, token, pieces)
+                await connection.call(waits, type(None), "append", {"path": path, "staged": token})
         except Refused as error:
             raise error.as_exception(path) from None
 
-    async def _append(self, path: str, pieces: Iterable[bytes]) -> None:
-        waits = self._waits
-        async with self._place(), self._pool.begun(waits, str, "stage", {"data": b""}) as (connection, token):
-            await _stage(connection, waits, token, pieces)
-            await connection.call(waits, type(None), "append", {"path": path, "staged": token})
-
-    def make_directory(self, path: str, *, parents: bool = False) -> None:
-        """Make a directory; with `parents` also those on the way.
-
-        Raises:
-            ValueError: the path is malformed.
-            OSError: EEXIST, ENOENT (no directory to make it in), ENOTDIR, EACCES, EROFS, or the backend's.
-        """
-        self._done(type(None), "make_directory", {"path": path, "parents": parents})
-
-    def remove_directory(self, path: str) -> None:
-        """Remove an empty directory.
-
-        Raises:
-            ValueError: the path is malformed.
-            OSError: ENOENT, ENOTDIR, ENOTEMPTY, EBUSY (a route is there or below), EACCES, EROFS, or the backend's.
-        """
-        self._done(type(None), "remove_directory", {"path": path})
-
-    async def aupload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+    async def aupload_files(
+        self,
+        files: list[tuple[str, bytes]],
+        *,
+        if_version: Sequence[str | None] | None = None,
+        if_absent: Sequence[bool] | None = None,
+    ) -> list[FileUploadResponse]:
+        conditions = conditions_of(len(files), if_version, if_absent)
+        items = [(path, content, when) for (path, content), when in zip(files, conditions, strict=True)]
         answers: list[FileUploadResponse] = []
-        for batch in by_size(files, _upload_size, BATCH_FILES, BATCH_BYTES):
-            path, content = batch[0]
+        for batch in by_size(items, _upload_size, BATCH_FILES, BATCH_BYTES):
+            path, content, when = batch[0]
             if (refusal := not_bytes(path, content)) is not None:
                 answers.append(refusal)
             elif len(content) > BATCH_BYTES:
-                answers.append(await self._send(path, _pieces(content)))
+                answers.append(await self._send(path, _pieces(content), **when))
             else:
-                answers += await self._upload([{"path": path, "content": bytes(content)} for path, content in batch])
+                answers += await self._upload(
+                    [{"path": path, "content": bytes(content), **when} for path, content, when in batch]
+                )
         return answers
 
     async def _upload(self, batch: list[dict[str, Any]]) -> list[FileUploadResponse]:
@@ -337,12 +290,12 @@ class Client(SandboxBackendProtocol):
         """
         return finished(self._now._send(path, pieces))
 
-    async def _send(self, path: str, pieces: Iterable[bytes]) -> FileUploadResponse:
+    async def _send(self, path: str, pieces: Iterable[bytes], **when: Unpack[Conditions]) -> FileUploadResponse:
         waits = self._waits
         try:
             async with self._place(), self._pool.begun(waits, str, "stage", {"data": b""}) as (connection, token):
                 await _stage(connection, waits, token, pieces)
-                files = [{"path": path, "staged": token}]
+                files = [{"path": path, "staged": token, **when}]
                 return (await connection.call(waits, list[FileUploadResponse], "upload_files", {"files": files}))[0]
         except Failures as error:
             return FileUploadResponse(path, str(error))
@@ -350,11 +303,6 @@ class Client(SandboxBackendProtocol):
     # -- execution ---------------------------------------------------------------------------------------------
 
     def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
-        """Run a command in a shell that sees every route at the path the other verbs use.
-
-        Raises:
-            ValueError: `timeout` is not above 0, or above what the mount's configuration allows (`max_timeout`).
-        """
         return self.run(command, timeout=timeout)
 
     async def aexecute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
@@ -377,7 +325,6 @@ class Client(SandboxBackendProtocol):
         cwd: str = "/",
         on_output: OnOutput | None = None,
     ) -> ExecuteResponse:
-        """`execute` with all that a shell can be given, see `MountedBackend.run`."""
         params = {"command": command, "timeout": timeout, "stdin": stdin, "cwd": cwd, "stream": on_output is not None}
 
         def take(params: Mapping[str, Any]) -> None:
@@ -396,139 +343,44 @@ class Client(SandboxBackendProtocol):
         """Return the payload."""
         return finished(self._now._call(object, "ping", {"payload": payload}))
 
-    def status(self) -> dict[str, Any]:
-        """The mount as `fusebackend status --json` shows it."""
-        return finished(self._now._call(dict[str, Any], "status", {}))
-
-    def metrics(self) -> str:
-        """Return what is measured of the mount, in the text format of Prometheus.
-
-        Raises:
-            OSError: ENOTSUP, the server has no prometheus-client.
-        """
-        return self._done(str, "metrics", {})
-
-    def invalidate(self, path: str = "/") -> None:
-        """Forget everything that is cached of `path`, because others have changed it.
-
-        Raises:
-            ValueError: the path is malformed.
-        """
-        self._done(type(None), "invalidate", {"path": path})
-
-    def snapshots(self) -> list[SnapshotInfo]:
-        """Return the snapshots of the mount, the oldest first. Each is a tree in `/.fusebackend/snapshots`."""
-        return self._done(list[SnapshotInfo], "snapshots", {})
-
-    def create_snapshot(self, name: str | None = None) -> SnapshotInfo:
-        """Take a snapshot of every route that keeps any: of all of them or, after an error, of none.
-
-        Args:
-            name: of the snapshot, as that of a file; the time in UTC, as `20261123T061530Z`, when None.
-
-        Raises:
-            ValueError: the name can't be that of a snapshot.
-            OSError: EEXIST, there is one of that name; ENOTSUP, the mount keeps none; EROFS, it is read-only; or a
-                volume's error.
-        """
-        return self._done(SnapshotInfo, "create_snapshot", {"name": name})
-
-    def delete_snapshots(self, *names: str) -> None:
-        """Delete snapshots.
-
-        Raises:
-            OSError: ENOENT, one of them is not there, and none was deleted; EROFS, the mount is read-only; or a
-                volume's error.
-        """
-        self._done(type(None), "delete_snapshots", {"names": list(names)})
-
-    def views(self) -> list[ViewInfo]:
-        """Return the views of the mount."""
-        return self._done(list[ViewInfo], "views", {})
-
-    def view_socket(self, name: str) -> str:
-        """Return the path of a socket whose clients see the mount through a view, and can't leave it. It is made when
-        it is first asked for, with mode 0600, and ends with the server. `connect` takes the path.
-
-        Raises:
-            OSError: ENOENT, there is no such view; EPERM, this client sees the mount through a view itself.
-        """
-        return self._done(str, "view_socket", {"name": name})
-
-    def explain(self, view: str, operation: str, path: str) -> Explained:
-        """Return what a view does about an operation (`read`, `write`) on a path, and why.
-
-        Raises:
-            ValueError: there is no such operation, or the path is malformed.
-            OSError: ENOENT, there is no such view.
-        """
-        return self._done(Explained, "explain", {"view": view, "operation": operation, "path": path})
-
-    def branches(self) -> list[BranchInfo]:
-        """Return the branches of the mount, by name. Each is a tree in `/.fusebackend/branches`."""
-        return self._done(list[BranchInfo], "branches", {})
-
-    def create_branch(
+    async def acreate_branch(
         self, name: str, ref: str | None = None, directory: str | os.PathLike[str] | None = None
     ) -> BranchInfo:
-        """Make a branch: a tree of all files, in which changes stay until they are merged; see
-        `MountedBackend.create_branch`. `directory` may be relative.
-
-        Raises:
-            ValueError, OSError: as there; EROFS, the mount is read-only.
-        """
         place = None if directory is None else os.path.abspath(os.fspath(directory))
-        return self._done(BranchInfo, "create_branch", {"name": name, "ref": ref, "directory": place})
+        made: BranchInfo = await self._done(BranchInfo, "create_branch", {"name": name, "ref": ref, "directory": place})
+        return made
 
-    def take_in_branch(self, name: str) -> None:
-        """Take what was changed in the plain directory of a branch into the branch; nothing for one that is in none.
-
-        Raises:
-            OSError: ENOENT, there is no such branch, or its directory is gone; ESTALE, a file was changed there and in
-                the branch's own tree; or an error of the file system.
-        """
-        self._done(type(None), "take_in_branch", {"name": name})
-
-    def delete_branches(self, *names: str) -> None:
-        """Delete branches, with all that is in them.
-
-        Raises:
-            OSError: ENOENT, one of them is not there, and none was deleted; or an error of the branch's file.
-        """
-        self._done(type(None), "delete_branches", {"names": list(names)})
-
-    def merge_branch(
+    async def adiff(
         self,
-        name: str,
-        paths: list[str] | None = None,
-        keep: Literal["main", "branch"] | None = None,
-        merge_lines: bool = False,
-        dry_run: bool = False,
-    ) -> MergeResult:
-        """Merge a branch into the mount: make its changes there; see `MountedBackend.merge_branch`.
-
-        Raises:
-            ValueError, OSError: as there; EROFS, the mount is read-only.
-        """
-        asked = {"name": name, "paths": paths, "keep": keep, "merge_lines": merge_lines, "dry_run": dry_run}
-        return self._done(MergeResult, "merge_branch", asked)
-
-    def log(
-        self,
-        calls: Sequence[str] = (),
+        call: str,
         *,
-        by: str | None = None,
-        since: int | str | None = None,
         paths: Sequence[str] = (),
-        before: str | None = None,
-        ended_after_ns: int | None = None,
-        limit: int = LOGGED_CALLS,
-        branch: str | None = None,
-    ) -> list[CallInfo]:
-        """Return calls that changed something, the newest first; see `MountedBackend.log`."""
-        params: dict[str, Any] = {"calls": list(calls), "by": by, "since": since, "paths": list(paths)}
-        params |= {"before": before, "ended_after_ns": ended_after_ns, "limit": limit, "branch": branch}
-        return self._done(list[CallInfo], "log", params)
+        form: DiffForm = "patch",
+        columns: int = STAT_COLUMNS,
+        on_text: Callable[[bytes], None] | None = None,
+        on_skipped: Callable[[str, str], None] | None = None,
+    ) -> str:
+        found: list[bytes] = []
+        on_text = found.append if on_text is None else on_text
+        params = {"call": call, "paths": list(paths), "form": form, "columns": columns, "stream": True,
+                  "report": on_skipped is not None}  # fmt: skip
+
+        def take(given: Mapping[str, Any]) -> None:
+            if on_skipped is not None and "reason" in given:
+                on_skipped(given["path"], given["reason"])
+            else:
+                on_text(msgspec.convert(given["data"], bytes))
+
+        await self._done(str, "diff", params, take)
+        return b"".join(found).decode()
+
+    async def abegin_call(
+        self, title: str, *, pid: int | None = None, id: str = "", agent: str = "", thread: str = ""
+    ) -> str:
+        known = current_actor(self.actor)
+        by = {"id": id or known.call, "agent": agent or known.agent, "thread": thread or known.thread}
+        made: str = await self._done(str, "begin_call", {"title": title, "pid": pid or os.getpid(), **by})
+        return made
 
     def follow_log(
         self, *, by: str | None = None, paths: Sequence[str] = (), since: int | str | None = None
@@ -554,136 +406,6 @@ class Client(SandboxBackendProtocol):
         except ServerLost:
             return True
         return False
-
-    def changes(
-        self, call: str | None = None, *, after: int = 0, limit: int = LISTED_CHANGES, branch: str | None = None
-    ) -> list[ChangeInfo]:
-        """Return the changes of a call, in their order; see `MountedBackend.changes`."""
-        asked = {"call": call, "after": after, "limit": limit, "branch": branch}
-        return self._done(list[ChangeInfo], "changes", asked)
-
-    def verify_log(self) -> VerifyResult:
-        """Check by its hash chain that the log is as it was written; see `MountedBackend.verify_log`."""
-        return self._done(VerifyResult, "verify_log", {})
-
-    def blame(self, path: str, *, branch: str | None = None) -> BlameResult:
-        """Return which call left a file as it is, and each of its lines; see `MountedBackend.blame`."""
-        return self._done(BlameResult, "blame", {"path": path, "branch": branch})
-
-    def diff(
-        self,
-        call: str,
-        *,
-        paths: Sequence[str] = (),
-        form: DiffForm = "patch",
-        columns: int = STAT_COLUMNS,
-        on_text: Callable[[bytes], None] | None = None,
-        on_skipped: Callable[[str, str], None] | None = None,
-    ) -> str:
-        """Return what a call did, or how two states differ; see `MountedBackend.diff`.
-
-        Args:
-            on_text: takes the text in pieces of whole lines, as it comes; the answer is empty then.
-            on_skipped: is told each path that was not compared, with the reason, and each route, with
-                the reason `NOT_HELD`.
-        """
-        found: list[bytes] = []
-        on_text = found.append if on_text is None else on_text
-        params = {"call": call, "paths": list(paths), "form": form, "columns": columns, "stream": True,
-                  "report": on_skipped is not None}  # fmt: skip
-
-        def take(given: Mapping[str, Any]) -> None:
-            if on_skipped is not None and "reason" in given:
-                on_skipped(given["path"], given["reason"])
-            else:
-                on_text(msgspec.convert(given["data"], bytes))
-
-        self._done(str, "diff", params, take)
-        return b"".join(found).decode()
-
-    def undo(
-        self,
-        *calls: str,
-        by: str | None = None,
-        branch: str | None = None,
-        keep_newer: bool = False,
-        merge_lines: bool = False,
-        dry_run: bool = False,
-    ) -> UndoResult:
-        """Take calls back: all of their changes, or none; see `MountedBackend.undo`.
-
-        Raises:
-            ValueError, OSError: as there; EROFS, the mount is read-only.
-            ServerLost: the server was gone before it answered. What it did is in the log.
-        """
-        options = {"by": by, "branch": branch, "keep_newer": keep_newer, "merge_lines": merge_lines, "dry_run": dry_run}
-        return self._done(UndoResult, "undo", {"calls": list(calls), **options})
-
-    def begin_call(self, title: str, *, pid: int | None = None, id: str = "", agent: str = "", thread: str = "") -> str:
-        """Have what a process and its descendants change belong to one call; see `MountedBackend.begin_call`. Without
-        `pid` it is this process."""
-        known = current_actor(self.actor)
-        by = {"id": id or known.call, "agent": agent or known.agent, "thread": thread or known.thread}
-        params = {"title": title, "pid": pid or os.getpid(), **by}
-        return self._done(str, "begin_call", params)
-
-    def end_call(self, id: str) -> str | None:
-        """End a call of `begin_call`; see `MountedBackend.end_call`."""
-        return self._done(str | None, "end_call", {"id": id})  # type: ignore[arg-type]  # a type for msgspec
-
-    def df(self) -> SpaceInfo:
-        """Return what the mount takes of the disk."""
-        return self._done(SpaceInfo, "df", {})
-
-    def prune(self, *, dry_run: bool = False) -> PruneResult:
-        """Delete what is kept of the past, but for snapshots that were asked for; see `MountedBackend.prune`."""
-        return self._done(PruneResult, "prune", {"dry_run": dry_run})
-
-    def restore(
-        self,
-        paths: list[str],
-        ref: str,
-        *,
-        to: list[str] | None = None,
-        dry_run: bool = False,
-        force: bool = False,
-    ) -> RestoreResult:
-        """Put files back as they were in another state; see `MountedBackend.restore`.
-
-        Raises:
-            ValueError, OSError: as there; EROFS, the mount is read-only.
-        """
-        options = {"to": to, "dry_run": dry_run, "force": force}
-        return self._done(RestoreResult, "restore", {"paths": paths, "ref": ref, **options})
-
-    def forget(self, *paths: str, dry_run: bool = False) -> ForgetResult:
-        """Have all that is kept of the past lose the contents of paths; see `MountedBackend.forget`.
-
-        Raises:
-            ValueError, OSError: as there; EROFS, the mount is read-only.
-        """
-        return self._done(ForgetResult, "forget", {"paths": list(paths), "dry_run": dry_run})
-
-    def approvals(self) -> list[ApprovalInfo]:
-        """Return the changes that wait for an approval, and those decided lately; see `MountedBackend.approvals`."""
-        return self._done(list[ApprovalInfo], "approvals", {})
-
-    def approval(self, number: int) -> ApprovalInfo:
-        """Return a request, with its change as text; see `MountedBackend.approval`."""
-        return self._done(ApprovalInfo, "approval", {"number": number})
-
-    def approve(self, number: int) -> ApprovalInfo:
-        """Approve a request, and have its change happen; see `MountedBackend.approve`.
-
-        Raises:
-            OSError: as there; EPERM, this client has a view; EROFS, the mount is read-only.
-            ServerLost: the server was gone before it answered. What it did is in the log.
-        """
-        return self._done(ApprovalInfo, "approve", {"number": number})
-
-    def deny(self, number: int, reason: str | None = None) -> ApprovalInfo:
-        """Deny a request; see `MountedBackend.deny`."""
-        return self._done(ApprovalInfo, "deny", {"number": number, "reason": reason})
 
     def follow_approvals(self) -> Iterator[ApprovalInfo]:
         """Yield the requests that wait, and each new one, until the mount ends."""
@@ -718,10 +440,10 @@ class Client(SandboxBackendProtocol):
 
         return AsyncWatch(begin)
 
-    def _done(self, kind: type[T], verb: str, params: Mapping[str, Any], take: Take | None = None) -> T:
+    async def _done(self, kind: Any, verb: str, params: Mapping[str, Any], take: Take | None = None) -> Any:
         """Call a verb of the mount; it raises what the same call raises in the server's own process."""
         try:
-            return finished(self._now._call(kind, verb, params, take))
+            return await self._call(kind, verb, params, take)
         except Refused as error:
             raise error.as_exception(params.get("path")) from None
 
@@ -850,9 +572,9 @@ async def _stage(connection: Connection, waits: Waits, token: str, pieces: Itera
             await connection.call(waits, str, "stage", {"data": part, "token": token})
 
 
-def _upload_size(file: tuple[str, bytes]) -> int:
+def _upload_size(item: tuple[str, bytes, Conditions]) -> int:
     """Return the size of a file; of one that is refused, more than goes with others."""
-    return BATCH_BYTES + 1 if not_bytes(*file) is not None else len(file[1])
+    return BATCH_BYTES + 1 if not_bytes(item[0], item[1]) is not None else len(item[1])
 
 
 def _pieces(content: bytes | bytearray | memoryview) -> Iterator[bytes]:
@@ -860,41 +582,36 @@ def _pieces(content: bytes | bytearray | memoryview) -> Iterator[bytes]:
     return (bytes(view[start : start + PIECE_BYTES]) for start in range(0, len(view), PIECE_BYTES))
 
 
-# -- agent verbs ----------------------------------------------------------------------------------------------
-
-_STAGED = {"content": "staged", "old_string": "staged_old", "new_string": "staged_new"}
-"""Parameters with long values that are staged, and the parameters that then have the token."""
+# -- what is made from the table of verbs -------------------------------------------------------------------------
 
 
-def _over_socket(verb: Verb[Any]) -> Callable[..., Any]:
-    """Return the `a…` form of a verb whose parameters and record go over the socket as they are."""
-    plain = getattr(SandboxBackendProtocol, verb.name)
-    signature = inspect.signature(plain)
-    names = list(signature.parameters)[1:]
-    staged = {name: token for name, token in _STAGED.items() if name in names}
+def _over_socket(declared: Declared) -> Callable[..., Any]:
+    """Return the `a…` form of a verb whose parameters and answer go over the socket as they are."""
 
-    @functools.wraps(getattr(SandboxBackendProtocol, f"a{verb.name}"))
     async def asked(self: Client, *args: Any, **options: Any) -> Any:
-        given = signature.bind(self, *args, **options)
+        given = declared.signature.bind(*args, **options)
         given.apply_defaults()
-        params = {name: given.arguments[name] for name in names}
-        return await self._record(verb.record, verb.name, params, staged=staged)
+        kind, params = declared.signature.return_annotation, given.arguments
+        if declared.in_record:
+            return await self._record(kind, declared.name, params, staged=declared.staged)
+        return await self._done(type(None) if kind is None else kind, declared.name, params)
 
-    asked.is_twin = False  # type: ignore[attr-defined]  # `wraps` copied it; this one is the client's own
     return asked
 
 
-def _run_to_its_end(verb: Verb[Any]) -> Callable[..., Any]:
+def _run_to_its_end(declared: Declared) -> Callable[..., Any]:
     """Return the plain form of a verb: its coroutine, run by a client that blocks."""
 
-    @functools.wraps(getattr(SandboxBackendProtocol, verb.name))
     def plain(self: Client, *args: Any, **options: Any) -> Any:
-        return finished(getattr(self._now, f"a{verb.name}")(*args, **options))
+        return finished(getattr(self._now, f"a{declared.name}")(*args, **options))
 
     return plain
 
 
-for _verb in VERBS.values():
-    if f"a{_verb.name}" not in vars(Client):
-        setattr(Client, f"a{_verb.name}", _over_socket(_verb))
-    setattr(Client, _verb.name, _run_to_its_end(_verb))
+for _name, _declared in SERVED.items():
+    if f"a{_name}" not in vars(Client):
+        _asked = functools.wraps(getattr(MountProtocol, f"a{_name}"))(_over_socket(_declared))
+        _asked.is_twin = False  # type: ignore[attr-defined]  # `wraps` copied it; this one is the client's own
+        setattr(Client, f"a{_name}", _asked)
+    if _name not in vars(Client):
+        setattr(Client, _name, functools.wraps(_declared.method)(_run_to_its_end(_declared)))

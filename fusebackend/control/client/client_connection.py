@@ -22,9 +22,8 @@ import msgspec
 from fusebackend.base import errors
 from fusebackend.control import wire
 from fusebackend.control.client.waits import Waits
-from fusebackend.control.verbs import VERBS
 from fusebackend.control.wire import Closed, Incoming, Lines
-from fusebackend.protocol import Actor, current_actor
+from fusebackend.protocol import PLAIN, SERVED, Actor, current_actor
 
 MAX_ANSWER_BYTES = 1 << 30
 """The longest message a client takes. Longer contents come in pieces."""
@@ -76,10 +75,6 @@ class Refused(Exception):
         if self.code == wire.SYSTEM_ERROR:
             return errors.about(OSError(self.data.get("errno", errno.EIO), str(self)), path)
         return RuntimeError(str(self))
-
-
-_ACTED = ("read", "download_files", "begin_call", "end_call")
-"""Verbs for which the actor counts, though they change nothing: a view may interrupt a read."""
 
 
 class Connection:
@@ -183,8 +178,8 @@ class Connection:
         """
         number = next(self._ids)
         line = wire.encode({"jsonrpc": "2.0", "id": number, "method": verb, "params": params})
-        known = VERBS[verb]
-        if not (known.changes or known.command or verb in _ACTED):
+        known = SERVED.get(verb, PLAIN)
+        if not (known.changes or known.command or known.has_actor):
             return number, line
         actor = self._actor()
         said = {"agent": actor.agent, "thread": actor.thread, "call": actor.call}

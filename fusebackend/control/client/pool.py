@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from fusebackend.base import jitter
 from fusebackend.control.client.client_connection import Connection, NotSent, Refused, ServerLost, TurnedAway
 from fusebackend.control.client.waits import Waits
-from fusebackend.control.verbs import VERBS
+from fusebackend.protocol import PLAIN, SERVED
 
 MAX_IDLE = 8
 """Connections kept for the next call."""
@@ -144,5 +144,5 @@ def _may_repeat(connection: Connection, verb: str, error: BaseException) -> bool
     had been kept."""
     if not connection.used or connection.hung or not isinstance(error, ServerLost):
         return False
-    harmless = not (VERBS[verb].changes or verb == "execute" or connection.answering)
+    harmless = not (SERVED.get(verb, PLAIN).changes or verb == "execute" or connection.answering)
     return harmless or isinstance(error, NotSent)
