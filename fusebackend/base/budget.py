@@ -44,7 +44,7 @@ class Spent(Exception):
 
 
 class Host(Protocol):
-    """Gives memory and processor time to a call among many others (`control/limits.py`, `control/server/turns.py`)."""
+    """Gives memory and processor time to a call among many others (`control/server/limiter.py`)."""
 
     def hold(self, size: int) -> None:
         """The call keeps so many bytes more; less if negative. Raises `Spent` when it can't have them."""

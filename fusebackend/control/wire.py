@@ -324,7 +324,8 @@ class Lines:
                 raise WireError(PARSE_ERROR, "the last message has no newline at its end, so it was not taken")
             if not piece:
                 raise Closed("the connection is closed")
-            self._hold(piece)
+            self._tell(len(self._held) + len(piece))
+            self._held += piece
 
     def done(self) -> None:
         """The line that `next` gave is not needed any more."""
@@ -351,10 +352,7 @@ class Lines:
         while piece := self._receive():
             cut = piece.find(b"\n")
             if cut >= 0:
-                self._hold(piece[cut + 1 :])
+                self._tell(len(piece) - cut - 1)
+                self._held += piece[cut + 1 :]
                 return
         raise Closed("the connection is closed")
-
-    def _hold(self, piece: bytes) -> None:
-        self._tell(len(self._held) + len(piece))
-        self._held += piece

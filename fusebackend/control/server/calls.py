@@ -14,10 +14,10 @@ import msgspec
 from fusebackend.base import budget, jitter
 from fusebackend.base.budget import Cancellation, Spent
 from fusebackend.control import wire
-from fusebackend.control.limits import MAX_ANSWER_BYTES, Share
-from fusebackend.control.server.turns import Turn
-from fusebackend.control.verbs import Params, SocketVerb
-from fusebackend.control.wire import CallId, Closed, ErrorObject, Failure, Notification, Response, WireError
+from fusebackend.control.limits import MAX_ANSWER_BYTES
+from fusebackend.control.server.limiter import ASLEEP, SUBSCRIPTIONS, WORK, Place, Share
+from fusebackend.control.verbs import SocketVerb
+from fusebackend.control.wire import CallId, Closed, ErrorObject, Failure, Notification, Request, Response, WireError
 from fusebackend.protocol import Actor, FileEvent, acting
 
 if TYPE_CHECKING:
@@ -39,77 +39,70 @@ log = logging.getLogger(__name__)
 
 
 class RunningCall:
-    """One call: run in the connection's thread, or with `start` in one of its own. Verbs see it as their `Call`.
+    """One call: carried out in the connection's thread, or in one of its own. Verbs see it as their `Call`.
 
     It is the `Host` of its budget: `share` is the memory it holds.
+
+    Attributes:
+        key: its id, or an object for a call without an id.
+        place: among the calls that work; the one in which its message was understood, if it is done in no time.
+        apart: its place among those that have a thread of their own.
     """
 
     def __init__(
-        self, connection: Connection, id: CallId | msgspec.UnsetType, verb: SocketVerb, params: Params, share: Share
+        self, connection: Connection, request: Request, verb: SocketVerb, params: Any, share: Share, brief: Place
     ) -> None:
         self.backend = connection.backend
         self.staging = connection.staging
         self.cancelled = Cancellation()
-        self.answered = id is not msgspec.UNSET
-        self.key: Any = id if self.answered else object()
+        self.answered = request.id is not msgspec.UNSET
+        self.key: Any = request.id if self.answered else object()
         self.verb = verb
+        self.apart: Place | None = None
         self._connection = connection
         self._actor = connection.actor
-        self._params: Params | None = params
+        self._params = params
         self._share = share
-        self._turn: Turn | None = None
+        self.place = brief
+        if verb.command or verb.works:
+            self.place = Place(connection.server.limiter, connection.client, ASLEEP if verb.command else WORK)
         self._subscribed: Subscription | None = None
 
-    def start(self) -> None:
-        """From now on it closes its share itself. Raises `RuntimeError` when there can be no more threads."""
-        threading.Thread(target=self._run_apart, name="fusebackend-call", daemon=True).start()
-
-    def _run_apart(self) -> None:
+    def carry_out(self) -> bool:
+        """Run the verb, and send the answer. Returns False when the client is gone."""
+        answer: bytes | bytearray = b""
         try:
             try:
-                answer = self.outcome()
+                with self.place, budget.limited(None, cancelled=self.cancelled, host=self), acting(self._actor):
+                    if self.verb.changes and self._connection.server.read_only:
+                        raise OSError(errno.EROFS, "Read-only file system: this mount is read-only")
+                    result = self.verb.run(self, self._params)
+                    if self.answered:
+                        answer = self._encoded(result)
+            except Closed:
+                raise
+            except Exception as error:
+                if self.answered:
+                    answer = wire.encode(Failure(self.key, _told(error)))
             finally:
-                self._connection.call_done(self)
-            self._send(answer)
+                self._params = result = None  # neither is needed while a slow client reads
+                if self.apart is not None:
+                    self._connection.call_done(self)
+            if answer:
+                self._connection.send(answer)
+            if self._subscribed is not None:
+                self._subscribed.start()  # its events come after the answer that names it
         except Closed:
-            log.debug("the client of an answer is gone")
+            return False
         finally:
             self._share.close()
-            self._connection.call_ended(self)
+            if self.apart is not None:
+                self._connection.call_ended(self.apart)
+        return True
 
-    def finish(self, answer: bytes | bytearray) -> None:
-        """Send the answer of a call that has no thread. Raises `Closed` when the client is gone."""
-        self._send(answer)
-        if self._subscribed is not None:
-            self._subscribed.start()  # its events come after the answer that names it
-
-    def _send(self, answer: bytes | bytearray) -> None:
-        if self.answered:
-            self._connection.send(answer)
-
-    def outcome(self) -> bytes | bytearray:
-        """Carry out the call; the answer, as it is sent. Raises `Closed` when the client is gone."""
-        try:
-            if self.verb.changes and self._connection.read_only:
-                raise OSError(errno.EROFS, "Read-only file system: this mount is read-only")
-            with budget.limited(None, cancelled=self.cancelled, host=self):
-                if not self.verb.works:
-                    return self._answer()
-                with self._connection.turn() as self._turn:
-                    return self._answer()
-        except Closed:
-            raise
-        except Exception as error:
-            return wire.encode(Failure(self.key, _told(error))) if self.answered else b""
-
-    def _answer(self) -> bytes | bytearray:
-        params, self._params = self._params, None
-        with acting(self._actor):
-            result = self.verb.run(self, params)
+    def _encoded(self, result: Any) -> bytearray:
         if self.cancelled.is_set() and not self.verb.changes:  # the outcome of a change is sent in any case
             raise WireError(wire.CANCELLED, self._connection.why_cancelled)
-        if not self.answered:
-            return b""
         line = wire.encode(Response(self.key, result))
         if len(line) > MAX_ANSWER_BYTES:
             raise WireError(
@@ -125,8 +118,7 @@ class RunningCall:
         self._share.hold(size)
 
     def rest(self) -> None:
-        if self._turn is not None:
-            self._turn.rest()
+        self.place.rest()
 
     # -- for verbs ---------------------------------------------------------------------------------------------
 
@@ -174,16 +166,23 @@ class Subscription:
     """The changes below a path, sent as they happen. A reader that falls behind gets `overflow`."""
 
     def __init__(self, connection: Connection, path: str, name: str) -> None:
-        """Raises `PathError` for a path that is none."""
+        """Raises `NoRoom` for one too many, `PathError` for a path that is none."""
         self.name = name
         self._connection = connection
-        self._watch = connection.backend.watch(path)
-        self._thread = threading.Thread(target=self._run, name="fusebackend-subscription", daemon=True)
+        self._limiter = connection.server.limiter
+        self._place = Place(self._limiter, connection.client, SUBSCRIPTIONS)
+        self._limiter.take(self._place)
+        try:
+            self._watch = connection.backend.watch(path)
+        except BaseException:
+            self._limiter.leave(self._place)
+            raise
 
     def start(self) -> None:
-        self._thread.start()
+        threading.Thread(target=self._run, name="fusebackend-subscription", daemon=True).start()
 
     def close(self) -> None:
+        self._limiter.leave(self._place)
         self._watch.close()
 
     def _run(self) -> None:
@@ -198,7 +197,7 @@ class Subscription:
     def _next(self) -> list[FileEvent] | None:
         """Events, perhaps none; None at the end."""
         wait_s: float | None = LOOK_S
-        crowd = self._connection.subscribers
+        crowd = len(self._limiter.taken[SUBSCRIPTIONS])
         if crowd > AT_EASE:
             time.sleep(jitter.between(0.5, 1.5) * crowd / WAKES_PER_S)
             wait_s = 0.0

@@ -12,7 +12,7 @@ import errno
 import itertools
 import logging
 import os
-import select
+import selectors
 import socket
 import sys
 import threading
@@ -23,17 +23,12 @@ from typing import NamedTuple
 from fusebackend.base import heap
 from fusebackend.control import rendezvous, wire
 from fusebackend.control.limits import (
-    MAX_COMMANDS_IN_ALL,
     MAX_CONNECTIONS,
-    MAX_SHARED_SUBSCRIPTIONS,
     NEWCOMER_S,
     NEWCOMERS,
-    Arrivals,
-    Places,
-    Room,
 )
+from fusebackend.control.server.limiter import Limiter, Memory
 from fusebackend.control.server.server_connection import Connection, peer
-from fusebackend.control.server.turns import Turns
 from fusebackend.control.verbs import VERBS, ServedMount, SocketVerb
 from fusebackend.control.wire import ErrorObject, Failure
 
@@ -44,7 +39,7 @@ END_TIMEOUT_S = 5.0
 
 SWITCH_S = 0.0005
 """How long a thread keeps Python's lock while others want it (5 ms by default), as long as there are clients. A request
-of the mount, and a new client, need it some ten times each, beside as many calls as may work at once (`turns.py`).
+of the mount, and a new client, need it some ten times each, beside as many calls as may work at once (`limiter.py`).
 Without clients it stays as it is: unpacking an archive took 6 to 14 % longer."""
 
 ACCEPTED_AT_ONCE = 16
@@ -80,21 +75,15 @@ class ControlServer:
         self.address = ""
         self._own_address = address
         self._switch_s = sys.getswitchinterval()
-        self._doors: dict[int, Door] = {}  # by descriptor; the first one is the mount's
+        self._doors: list[Door] = []  # the first one is the mount's
         self._view_addresses: dict[str, str] = {}
-        self._connections: set[Connection] = set()
+        self._connections: dict[Connection, None] = {}  # the oldest first
         self._acceptor = threading.Thread(target=self._accept, name="fusebackend-control", daemon=True)
-        self._poll = select.epoll()  # of the thread that accepts: the listeners, and the silent connections
-        self._silent: dict[int, Connection] = {}  # of that thread, by descriptor: those that need no thread yet
-        self.room = Room()
-        self.turns = Turns()
-        self.brief_turns = Turns(places=1)
-        self.arrivals = Arrivals()
-        self.calls = Places()
-        self.subscriptions = Places(MAX_SHARED_SUBSCRIPTIONS)
+        self._selector = selectors.DefaultSelector()  # of the doors, and of connections over which nothing has come
+        self.memory = Memory()
+        self.limiter = Limiter()
         self._guard = threading.Lock()
         self._numbers = itertools.count(1)
-        self.commands = threading.BoundedSemaphore(MAX_COMMANDS_IN_ALL)  # places of those of all connections
         self._refused = 0
         self._closing = False
         self._ending = threading.Lock()
@@ -110,7 +99,7 @@ class ControlServer:
         self.address = self._own_address or rendezvous.address(self.backend.mountpoint)
         if self._own_address is None:
             rendezvous.remove_stale(os.path.dirname(self.address))
-        self._open(Door(rendezvous.listen(self.address, MAX_CONNECTIONS), self.address, None))
+        self._listen(self.address, None)
         self._acceptor.start()
         return self.address
 
@@ -131,14 +120,15 @@ class ControlServer:
                 raise OSError(errno.ENOTCONN, "the control socket is closed")
             if name not in self._view_addresses:
                 address = rendezvous.address(self.backend.mountpoint)
-                self._open(Door(rendezvous.listen(address, MAX_CONNECTIONS), address, view))
+                self._listen(address, view)
                 self._view_addresses[name] = address
             return self._view_addresses[name]
 
-    def _open(self, door: Door) -> None:
+    def _listen(self, address: str, view: ServedMount | None) -> None:
+        door = Door(rendezvous.listen(address, MAX_CONNECTIONS), address, view)
         door.listener.setblocking(False)
-        self._doors[door.listener.fileno()] = door
-        self._poll.register(door.listener, select.EPOLLIN)
+        self._doors.append(door)
+        self._selector.register(door.listener, selectors.EVENT_READ, door)
 
     def close(self) -> None:
         """Stop listening and end every connection. Calls under way are cancelled, and waited for a little."""
@@ -148,11 +138,11 @@ class ControlServer:
             with self._guard:
                 self._closing = True
                 connections = list(self._connections)
-            for door in self._doors.values():
+            for door in self._doors:
                 with contextlib.suppress(OSError):
                     door.listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
             self._acceptor.join(END_TIMEOUT_S)
-            for door in self._doors.values():
+            for door in self._doors:
                 door.listener.close()
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(door.address)
@@ -165,10 +155,12 @@ class ControlServer:
 
     def counts(self) -> dict[str, int]:
         """For `status`."""
-        with self._guard:
-            held = sum(connection.held_bytes for connection in self._connections) + self.room.used
-            refused, waiting = self._refused, self.turns.waiting
-            return {"connections": len(self._connections), "held_bytes": held, "waiting": waiting, "refused": refused}
+        return {
+            "connections": len(self._connections),
+            "held_bytes": self.memory.used,
+            "waiting": sum(map(len, self.limiter.queues.values())),
+            "refused": self._refused,
+        }
 
     def refused(self) -> None:
         """Count a call that was refused before it began, because there was too much at once."""
@@ -177,31 +169,23 @@ class ControlServer:
 
     def crowded(self, connection: Connection) -> bool:
         """Return True if this connection has a place for newcomers, because all others are taken."""
-        return len(self._connections) > MAX_CONNECTIONS and connection in self._newcomers()
+        return len(self._connections) > MAX_CONNECTIONS and connection in self._taken()[MAX_CONNECTIONS:]
 
-    def _newcomers(self) -> list[Connection]:
-        """The connections in places for newcomers, the oldest first."""
+    def _taken(self) -> list[Connection]:
+        """The connections that take calls, the oldest first."""
         with self._guard:
-            taken = [one for one in self._connections if not one.retired]
-        return sorted(taken, key=_number)[MAX_CONNECTIONS:]
+            return [one for one in self._connections if not one.retired]
 
     def ended(self, connection: Connection) -> None:
         with self._guard:
-            self._discard(connection)
-
-    def _add(self, connection: Connection) -> None:
-        self._connections.add(connection)
-        sys.setswitchinterval(SWITCH_S)
-
-    def _discard(self, connection: Connection) -> None:
-        self._connections.discard(connection)
-        if not self._connections:
-            sys.setswitchinterval(self._switch_s)
+            self._connections.pop(connection, None)
+            if not self._connections:
+                sys.setswitchinterval(self._switch_s)
 
     def _accept(self) -> None:
         """Accept connections, and begin to serve each when something comes over it: the newest first, for those before
         it may be hundreds; and after each, accept what has come meanwhile."""
-        with self._poll:
+        with self._selector:
             while True:
                 try:
                     self._look()
@@ -214,15 +198,15 @@ class ControlServer:
 
     def _look(self) -> None:
         """Wait for something to do, and do it."""
-        ready = {descriptor for descriptor, _ in self._poll.poll()}
-        doors = [self._doors[descriptor] for descriptor in ready if descriptor in self._doors]
+        ready = [key.data for key, _ in self._selector.select()]
+        doors = [door for door in ready if isinstance(door, Door)]
         if doors:
             for door in doors:
                 self._accept_all(door)
-            ready = {descriptor for descriptor, _ in self._poll.poll(0)}
-        begun = [connection for descriptor, connection in self._silent.items() if descriptor in ready]
+            ready = [key.data for key, _ in self._selector.select(0)]
+        begun = [connection for connection in ready if isinstance(connection, Connection)]
         if begun:
-            self._begin(max(begun, key=_number))
+            self._begin(max(begun, key=lambda connection: connection.client.number))
 
     def _accept_all(self, door: Door) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -241,28 +225,20 @@ class ControlServer:
             if self._closing:
                 _refuse(stream, wire.ENDING)
                 return
-            self._add(connection)
-        self._silent[stream.fileno()] = connection
-        self._poll.register(stream, select.EPOLLIN)
+            self._connections[connection] = None
+            sys.setswitchinterval(SWITCH_S)
+        self._selector.register(stream, selectors.EVENT_READ, connection)
 
     def _begin(self, connection: Connection) -> None:
-        """Serve a connection over which something has come; end it if it is closed."""
-        self._forget_silent(connection)
-        if connection.is_closed:
-            connection.end_silent()
-            return
+        """Serve a connection over which something has come, or that is closed."""
+        self._selector.unregister(connection.stream)
         try:
             with self._guard:
                 if not self._closing:  # else `close` ends it
                     connection.start()
         except RuntimeError:
-            connection.end_silent(ErrorObject(wire.BUSY, "no threads are left; try again"))
+            connection.end(ErrorObject(wire.BUSY, "no threads are left; try again"))
             raise
-
-    def _forget_silent(self, connection: Connection) -> None:
-        descriptor = connection.fileno()
-        if self._silent.pop(descriptor, None) is not None:
-            self._poll.unregister(descriptor)
 
     def _refusal(self, stream: socket.socket) -> ErrorObject | None:
         uid = peer(stream).uid
@@ -271,42 +247,19 @@ class ControlServer:
             return ErrorObject(wire.SYSTEM_ERROR, "this mount is another user's", {"errno": errno.EPERM})
         if len(self._connections) < MAX_CONNECTIONS:
             return None
-        with self._guard:
-            taken = sum(not connection.retired for connection in self._connections)
-        if taken < MAX_CONNECTIONS or self._make_room() or taken < MAX_CONNECTIONS + NEWCOMERS:
+        taken = self._taken()
+        if len(taken) < MAX_CONNECTIONS:
             return None
-        if self._make_newcomers_room():
-            return None
-        return ErrorObject(wire.BUSY, f"{MAX_CONNECTIONS} connections are open already; try again")
-
-    def _make_room(self) -> bool:
-        """Close the connection that has been idle longest; False when all of them have something to do."""
-        with self._guard:
-            by_age = sorted((one for one in self._connections if not one.retired), key=lambda one: one.active_at)
-        for connection in by_age:
-            if connection.make_room():
-                self._end_silent(connection)
-                return True
-        return False
-
-    def _make_newcomers_room(self) -> bool:
-        """Close the newcomer that has been here longest; False when it has just come."""
-        for connection in self._newcomers()[:1]:
-            if time.monotonic() - connection.since > NEWCOMER_S:
-                connection.retire(wire.MADE_ROOM)
-                self._end_silent(connection)
-                return True
-        return False
-
-    def _end_silent(self, connection: Connection) -> None:
-        """End a connection that has no thread to end it."""
-        if not connection.begun:
-            self._forget_silent(connection)
-            connection.end_silent()
-
-
-def _number(connection: Connection) -> int:
-    return connection.number
+        leaving = next((one for one in sorted(taken, key=lambda one: one.active_at) if one.make_room()), None)
+        if leaving is None and len(taken) >= MAX_CONNECTIONS + NEWCOMERS:
+            leaving = next(iter(taken[MAX_CONNECTIONS:]), None)  # the newcomer that has been here longest
+            if leaving is None or time.monotonic() - leaving.since <= NEWCOMER_S:
+                return ErrorObject(wire.BUSY, f"{MAX_CONNECTIONS} connections are open already; try again")
+            leaving.retire(wire.MADE_ROOM)
+        if leaving is not None and not leaving.begun:  # it has no thread that ends it
+            self._selector.unregister(leaving.stream)
+            leaving.end()
+        return None
 
 
 def _refuse(stream: socket.socket, error: ErrorObject) -> None:

@@ -5,8 +5,7 @@ its message. Long verbs (a search, a command, a tree) have a thread of their own
 cancel them, and cancels all of them when it ends. A reader that does not read holds up its own connection and nothing
 else: no lock but that of sending is held while a message is sent.
 
-The memory of a call is counted (`control/limits.py`), from its message to its answer, and calls that work take turns
-(`turns.py`).
+The memory of a call is counted, from its message to its answer, and calls that work take turns (`limiter.py`).
 
 A client that sends no more may still read (`socat`, when its input has ended): it gets its answers and events as long
 as it is there. Malformed messages get a JSON-RPC error, and the connection goes on.
@@ -34,18 +33,16 @@ from fusebackend.control import wire
 from fusebackend.control.limits import (
     FREE_BYTES,
     MAX_CALLS,
-    MAX_COMMANDS,
-    MAX_COMMANDS_IN_ALL,
     PATIENCE_S,
+    STANDSTILL_S,
     TYPED_FACTOR,
     WORK_FACTOR,
     NoRoom,
-    Share,
 )
 from fusebackend.control.server.calls import RunningCall, Subscription
-from fusebackend.control.server.turns import Client, Turn
+from fusebackend.control.server.limiter import ARRIVING, BRIEF, COMMANDS, LONG, Client, Place, Share
 from fusebackend.control.staging import Staging
-from fusebackend.control.verbs import OfPing, ServedMount, SocketVerb
+from fusebackend.control.verbs import OfPing, ServedMount
 from fusebackend.control.wire import CallId, Closed, ErrorObject, Failure, Lines, WireError
 from fusebackend.protocol import Actor
 
@@ -53,9 +50,6 @@ if TYPE_CHECKING:
     from fusebackend.control.server.control_server import ControlServer
 
 log = logging.getLogger(__name__)
-
-MAX_THREADS = 2 * MAX_CALLS
-"""Of the long calls of one connection: as many again may have ended, and wait for their answers to be read."""
 
 IDLE_S = 1.0
 """A connection that has been idle for so long may be closed to make room for another one."""
@@ -68,6 +62,9 @@ LAST_WORDS_S = 0.5
 
 HANGUP_S = 0.1
 """How often a connection that can't send any more is looked at: is the client still there?"""
+
+GONE = select.POLLHUP | select.POLLERR
+"""The client has closed its end, so that it can't read any more."""
 
 
 class Connection:
@@ -89,24 +86,19 @@ class Connection:
         self._may_choose = view is None  # a view, which then is one for good
         self.staging = Staging()
         self.actor = peer(stream)
+        self.client = Client(number)
         self.active_at = self.since = time.monotonic()
-        self._stream = stream
+        self.stream = stream
         self._lines = Lines(functools.partial(stream.recv, wire.RECEIVE_BYTES), held=self._hold)
-        self.number = number
-        self._client = Client(number)
+        self._arriving = Place(server.limiter, self.client, ARRIVING, self._stands_still)
+        self._share = Share(server.memory, self.client)  # of the message that arrives
         self._used = False  # something has come
-        self._inside = False  # `server.arrivals`
-        self._hangup = select.poll()
-        self._hangup.register(stream, 0)
-        self.held_bytes = 0
         self._sending = threading.Lock()
         self._sending_since: float | None = None
         self._guard = threading.Condition()  # notified when a call has ended
         self._notice: ErrorObject | None = None  # why no more calls are taken: the last message to the client
         self._busy = False
-        self._calls: dict[CallId, RunningCall] = {}
-        self._threads = 0  # of long calls, also while they send their answers
-        self._commands = 0  # of these, commands
+        self._calls: dict[CallId, RunningCall] = {}  # long ones, until their outcome is known
         self._subscriptions: dict[str, Subscription] = {}
         self._names = itertools.count(1)
         self._thread: threading.Thread | None = None  # while nothing has come, it needs none
@@ -123,29 +115,6 @@ class Connection:
     def begun(self) -> bool:
         return self._thread is not None
 
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-    @property
-    def is_closed(self) -> bool:
-        """Return True if the client of a silent connection has closed it."""
-        try:
-            return not self._stream.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except OSError as error:
-            return error.errno != errno.EAGAIN
-
-    def end_silent(self, notice: ErrorObject | None = None) -> None:
-        """End a connection that was never begun."""
-        self._notice = self._notice or notice
-        self._say_why()
-        self._stream.close()
-        self.staging.close()
-        self.server.ended(self)
-
-    def turn(self) -> contextlib.AbstractContextManager[Turn]:
-        """A turn to work, for the length of a block."""
-        return self.server.turns.turn(self._client)
-
     @property
     def retired(self) -> bool:
         """True if it takes no more calls."""
@@ -155,7 +124,7 @@ class Connection:
         """`retire`, if there is nothing to do, or the reader has gone to sleep; False if not so."""
         with self._guard:
             stalled = self._stalled(STALLED_S)
-            still = time.monotonic() - self.active_at > IDLE_S or not (self._used or self._is_readable())
+            still = time.monotonic() - self.active_at > IDLE_S or not (self._used or self._polls(select.POLLIN))
             idle = not self._busy and not self._has_work() and still
             if self.retired or not (stalled or idle):
                 return False
@@ -165,24 +134,19 @@ class Connection:
             self.close()
         return True
 
-    def _is_readable(self) -> bool:
-        poll = select.poll()
-        poll.register(self._stream, select.POLLIN)
-        return bool(poll.poll(0))
-
     def retire(self, notice: ErrorObject = wire.ENDING) -> None:
         """Take no more calls, and end when those under way, which are cancelled, are answered."""
         with self._guard:
             self._notice = self._notice or notice
         with contextlib.suppress(OSError):
-            self._stream.shutdown(socket.SHUT_RD)  # wakes the thread that reads
+            self.stream.shutdown(socket.SHUT_RD)  # wakes the thread that reads
         self._cancel_all()
 
     def finish(self, deadline: float) -> None:
         """Wait for the end of one that was retired: until then, by the monotonic clock, or until the client reads no
         more."""
         if self._thread is None:
-            self.end_silent()
+            self.end()
             return
         while self._thread.is_alive() and time.monotonic() < deadline and not self._stalled(LAST_WORDS_S):
             self._thread.join(0.05)
@@ -192,70 +156,48 @@ class Connection:
     def close(self) -> None:
         """End the connection, from any thread."""
         with contextlib.suppress(OSError):
-            self._stream.shutdown(socket.SHUT_RDWR)
+            self.stream.shutdown(socket.SHUT_RDWR)
         self._cancel_all()
 
     def _run(self) -> None:
         try:
-            try:
-                with contextlib.suppress(Closed):
-                    self._serve()
-            finally:
-                self._lines.forget()
-            self._linger()
+            while (call := self._next_call()) is not None and call.carry_out():
+                pass
         except Exception:  # nothing a client does may end the server
             log.exception("a connection failed")
-        finally:
-            with self._brief_turn():  # hundreds may end at once
-                self._say_why()
-                self.close()
-                self._stream.close()
-            with self._guard:  # a call may outlive its client, and still read what is mounted
-                self._guard.wait_for(lambda: self._threads == 0)
-            with self._brief_turn():
-                self.staging.close()
-                self.server.ended(self)
-
-    def _say_why(self) -> None:
-        """Send the reason of the end, if the client does not know it and that does not wait."""
-        if self._notice is not None and self._sending.acquire(blocking=False):
-            with contextlib.suppress(OSError):
-                self._stream.send(wire.encode(Failure(None, self._notice)), socket.MSG_DONTWAIT)
-            self._sending.release()
-
-    def _serve(self) -> None:
-        """Answer calls until no more are taken. Raises `Closed` at the end of the stream."""
-        while True:
-            try:
-                line = self._lines.next()
-                with self._guard:
-                    if self.retired:
-                        return
-                    self._busy = True
-                if line and not line.isspace():
-                    self._take(line)
-                del line
-            except WireError as error:
-                if self.retired:
-                    return
-                if error.error.code == wire.BUSY:
-                    self.server.refused()
-                self.send(wire.encode(Failure(error.call, error.error)))
-                if error.error.code == wire.BUSY and error.call is None:
-                    return  # the message that has begun can't be held, so its rest would be taken for a message
-            finally:
-                self._busy = False
-                self.active_at = time.monotonic()
-
-    def _linger(self) -> None:
-        """Nothing more will be taken. Wait for calls under way until they are done, or the client is gone."""
-        with self._guard:
-            while self._has_work() and not self._client_is_gone():
+        self._lines.forget()
+        with self._guard:  # calls under way are waited for until they are done, or the client is gone
+            while self._has_work() and not self._polls(GONE):
                 self._guard.wait(HANGUP_S)
+        self.end()
 
-    def _client_is_gone(self) -> bool:
-        """Return True if the client has closed its end, so that it can't read any more."""
-        return bool(self._hangup.poll(0))
+    def end(self, notice: ErrorObject | None = None) -> None:
+        """Close it, in its own thread if it has one."""
+        self._notice = self._notice or notice
+        if self._notice is not None and self._sending.acquire(blocking=False):
+            with contextlib.suppress(OSError):  # a client that does not read now is not told why
+                self.stream.send(wire.encode(Failure(None, self._notice)), socket.MSG_DONTWAIT)
+            self._sending.release()
+        self.close()
+        self.stream.close()
+        with self._guard:  # a call may outlive its client, and still read what is mounted
+            self._guard.wait_for(lambda: not self._threads)
+        self.staging.close()
+        self.server.ended(self)
+
+    def _polls(self, events: int) -> bool:
+        """Return True if one of these poll(2) events is there, or the stream is closed. For any thread, which a poll
+        object is not."""
+        poll = select.poll()
+        with contextlib.suppress(ValueError):  # it has no descriptor any more
+            poll.register(self.stream, events)
+            return bool(poll.poll(0))
+        return True
+
+    @property
+    def _threads(self) -> int:
+        """Of long calls, also while they send their answers."""
+        return self.client.has[LONG] + self.client.has[COMMANDS]
 
     def _has_work(self) -> bool:
         return bool(self._threads or self._subscriptions)
@@ -265,136 +207,137 @@ class Connection:
         since = self._sending_since
         return since is not None and time.monotonic() - since > seconds
 
-    # -- what is held of messages ------------------------------------------------------------------------------
+    # -- messages ----------------------------------------------------------------------------------------------
 
     def _hold(self, size: int) -> None:
         """So much is held of messages that are not complete, or not understood yet."""
         self.active_at = time.monotonic()
         self._used = True
-        if size > FREE_BYTES and not self._inside:
-            if not self.server.arrivals.enter(self):
-                raise WireError(wire.BUSY, "too many long messages are under way")
-            self._inside = True
-        elif size <= FREE_BYTES and self._inside:
-            self._inside = False
-            self.server.arrivals.leave(self)
-        self.held_bytes = size
+        if max(size, self._share.held) <= FREE_BYTES:
+            return
+        self._busy, was_busy = True, self._busy  # while it waits here, it does not stand still
+        try:
+            if size > FREE_BYTES >= self._share.held:
+                self.server.limiter.take(self._arriving)
+            self._share.hold(size - self._share.held, PATIENCE_S)
+        except NoRoom as error:
+            raise WireError(wire.BUSY, str(error)) from None
+        finally:
+            self._busy = was_busy
+            if self._share.held <= FREE_BYTES:
+                self.server.limiter.leave(self._arriving)
 
-    def stands_still(self, seconds: float) -> bool:
-        return not self._busy and time.monotonic() - self.active_at > seconds
-
-    def give_up(self) -> None:
+    def _stands_still(self) -> bool:
+        """Give up the message that arrives if it stands still half way; asked while others wait to arrive."""
+        if self._busy or time.monotonic() - self.active_at <= STANDSTILL_S:
+            return False
         log.warning("a client that sends half a message and no more was left")
         self._notice = wire.STOOD_STILL
-        self._inside = False
         with contextlib.suppress(OSError):
-            self._stream.shutdown(socket.SHUT_RD)
+            self.stream.shutdown(socket.SHUT_RD)
+        return True
 
-    # -- calls -------------------------------------------------------------------------------------------------
-
-    def _take(self, line: bytes) -> None:
-        """Understand a message, and carry it out, or have it carried out."""
-        with contextlib.ExitStack() as stack:
-            share = stack.enter_context(self.server.room.share())
+    def _next_call(self) -> RunningCall | None:
+        """Return the next short call; begin the long ones before it. None when no more are taken."""
+        while True:
+            self._busy = False
+            self.active_at = time.monotonic()
             try:
-                share.hold(WORK_FACTOR * len(line), PATIENCE_S)
-            except NoRoom as error:
-                with self._brief_turn():
-                    raise WireError(wire.BUSY, str(error), call=wire.id_of(line)) from None
-            with self._brief_turn():
-                running = self._understood(line, share)
+                line = self._lines.next()
+                with self._guard:
+                    if self.retired:
+                        return None
+                    self._busy = True
+                call = self._understood(line) if line and not line.isspace() else None
                 del line
-                self._lines.done()
-                if running.verb.long:
-                    self._begin(running)
-                    stack.pop_all()  # the call closes its share itself
-                    return
-                answer = None if running.verb.works else running.outcome()
-            running.finish(running.outcome() if answer is None else answer)
+                if call is not None and not call.verb.long:
+                    return call
+            except Closed:
+                return None
+            except WireError as error:
+                if self.retired or not self._refused(error):
+                    return None
 
-    def _brief_turn(self) -> contextlib.AbstractContextManager[Turn]:
-        """A turn to understand a message and to carry out what is done in no time."""
-        return self.server.brief_turns.turn(self._client)
-
-    def _understood(self, line: bytes, share: Share) -> RunningCall:
-        """The call that a message asks for. Raises `WireError`, and `Closed` for a change whose client is gone."""
+    def _refused(self, error: WireError) -> bool:
+        """Send an error; False when it is the last message."""
+        is_busy = error.error.code == wire.BUSY
+        if is_busy:
+            self.server.refused()
         try:
-            request = wire.parse_request(line)
-            call = None if request.id is msgspec.UNSET else request.id
-            verb = self.server.verbs.get(request.method)
-            if verb is None:
-                message = f"there is no verb '{request.method}'; see 'hello'"
-                raise WireError(wire.METHOD_NOT_FOUND, message, call=call)
-            if verb.params is OfPing:
-                wire.require_few_values(request.params, call)
-            if (verb.long or verb.stays) and self.server.crowded(self):
-                raise WireError(wire.BUSY, "all places are taken: only short calls are answered; try again")
-            params = wire.parse_params(request, verb.params)
-        except MemoryError:
-            raise WireError(wire.BUSY, "the server has no memory for this", call=wire.id_of(line)) from None
+            self.send(wire.encode(Failure(error.call, error.error)))
+        except Closed:
+            return False
+        return not is_busy or error.call is not None  # the rest of a message that can't be held is no message
+
+    def _understood(self, line: bytes) -> RunningCall:
+        """The call that a message asks for, which has begun if it is long. Raises `WireError`, and `Closed` for a
+        change whose client is gone."""
+        share = Share(self.server.memory, self.client)
+        brief = Place(self.server.limiter, self.client, BRIEF)
+        try:
+            share.hold(WORK_FACTOR * len(line), PATIENCE_S)
+            self.server.limiter.take(brief)
+            call = self._parsed(line, share, brief)
+            self._lines.done()
+            if call.verb.long:
+                self._begin(call)
+            if call.place is not brief:
+                self.server.limiter.leave(brief)
+            return call
+        except BaseException as error:
+            self.server.limiter.leave(brief)
+            share.close()
+            if isinstance(error, (NoRoom, MemoryError)):
+                message = str(error) or "the server has no memory for this"
+                raise WireError(wire.BUSY, message, call=wire.id_of(line)) from None
+            raise
+
+    def _parsed(self, line: bytes, share: Share, brief: Place) -> RunningCall:
+        request = wire.parse_request(line)
+        id = None if request.id is msgspec.UNSET else request.id
+        verb = self.server.verbs.get(request.method)
+        if verb is None:
+            raise WireError(wire.METHOD_NOT_FOUND, f"there is no verb '{request.method}'; see 'hello'", call=id)
+        if verb.params is OfPing:
+            wire.require_few_values(request.params, id)
+        if (verb.long or verb.stays) and self.server.crowded(self):
+            raise WireError(wire.BUSY, "all places are taken: only short calls are answered; try again")
+        call = RunningCall(self, request, verb, wire.parse_params(request, verb.params), share, brief)
         if verb.params is not OfPing:
             share.hold((TYPED_FACTOR - WORK_FACTOR) * len(line))
-        running = RunningCall(self, request.id, verb, params, share)
-        if running.answered and (verb.changes or verb.command) and self._client_is_gone():
+        if call.answered and (verb.changes or verb.command) and self._polls(GONE):
             raise Closed("the client of a change is gone, so it is not begun")
-        return running
+        return call
 
-    def _begin(self, running: RunningCall) -> None:
-        """Carry out a long call, in a thread of its own."""
-        verb = running.verb
-        call: CallId = running.key if running.answered else None
+    def _begin(self, call: RunningCall) -> None:
+        """Carry out a long call, in a thread of its own. Raises `WireError`, or `NoRoom`."""
         with self._guard:
-            self._require_place(verb, call)
-            if running.key in self._calls:
-                raise WireError(wire.INVALID_REQUEST, "a call with this id is under way", call=call)
-            self._enter(verb, call)
+            if call.key in self._calls:
+                raise WireError(wire.INVALID_REQUEST, "a call with this id is under way", call=call.key)
+            if not call.verb.command and sum(not other.verb.command for other in self._calls.values()) >= MAX_CALLS:
+                raise NoRoom(f"{MAX_CALLS} calls of this connection are under way")
+            call.apart = Place(self.server.limiter, self.client, COMMANDS if call.verb.command else LONG)
+            self.server.limiter.take(call.apart)
             try:
-                running.start()
+                threading.Thread(target=call.carry_out, name="fusebackend-call", daemon=True).start()
             except RuntimeError:
-                self._leave(verb.command)
-                raise WireError(wire.BUSY, "no threads are left; try again", call=call) from None
-            self._calls[running.key] = running
-            self._threads += 1
-            self._commands += verb.command
-
-    def _require_place(self, verb: SocketVerb, call: CallId) -> None:
-        """Raises `WireError` when as many are under way as may be: of commands, or of all other long verbs."""
-        if verb.command:
-            if self._commands >= MAX_COMMANDS:
-                raise WireError(wire.BUSY, f"{MAX_COMMANDS} commands of this connection are under way", call=call)
-            return
-        calls = sum(not other.verb.command for other in self._calls.values())
-        if calls >= MAX_CALLS or self._threads - self._commands >= MAX_THREADS:
-            raise WireError(wire.BUSY, f"{MAX_CALLS} calls of this connection are under way", call=call)
-
-    def _enter(self, verb: SocketVerb, call: CallId) -> None:
-        """Take a place among those of all connections. Raises `WireError` when there is none."""
-        if verb.command:
-            if not self.server.commands.acquire(blocking=False):
-                raise WireError(wire.BUSY, f"{MAX_COMMANDS_IN_ALL} commands are running already", call=call)
-        elif not self.server.calls.enter(has_one=self._threads > self._commands):
-            raise WireError(wire.BUSY, "too many calls of all connections are under way; try again", call=call)
-
-    def _leave(self, command: bool) -> None:
-        if command:
-            self.server.commands.release()
-        else:
-            self.server.calls.leave(had_one=self._threads > self._commands)
+                self.server.limiter.leave(call.apart)
+                raise NoRoom("no threads are left; try again") from None
+            self._calls[call.key] = call
 
     def call_done(self, call: RunningCall) -> None:
         """The outcome of a long call is known, so it can't be cancelled, and its id can be used again."""
         with self._guard:
             del self._calls[call.key]
 
-    def call_ended(self, call: RunningCall) -> None:
+    def call_ended(self, place: Place) -> None:
         """The answer to a long call is sent, or its client is gone."""
         with self._guard:
-            self._threads -= 1
-            if call.verb.command:
-                self._commands -= 1
-            self._leave(call.verb.command)
+            self.server.limiter.leave(place)
             self.active_at = time.monotonic()
             self._guard.notify_all()
+
+    # -- for calls ---------------------------------------------------------------------------------------------
 
     def cancel(self, call: CallId) -> bool:
         """Cancel a call that is under way; False when there is none of that id."""
@@ -415,37 +358,19 @@ class Connection:
         self._may_choose = not view
 
     @property
-    def read_only(self) -> bool:
-        return self.server.read_only
-
-    @property
-    def subscribers(self) -> int:
-        return self.server.subscriptions.taken
-
-    @property
     def why_cancelled(self) -> str:
         return "cancelled" if self._notice is None else f"cancelled: {self._notice.message}"
 
     def subscribe(self, path: str) -> Subscription:
-        """A subscription that is not started yet. Raises `WireError` for too many, `PathError` for the path."""
+        """A subscription that is not started yet. Raises `NoRoom` for one too many, `PathError` for the path."""
         with self._guard:
-            if len(self._subscriptions) >= MAX_CALLS:
-                raise WireError(wire.BUSY, f"this connection has {MAX_CALLS} subscriptions already")
-            if not self.server.subscriptions.enter(has_one=bool(self._subscriptions)):
-                raise WireError(wire.BUSY, "all connections together have too many subscriptions")
-            try:
-                subscription = Subscription(self, path, str(next(self._names)))
-            except BaseException:
-                self.server.subscriptions.leave(had_one=bool(self._subscriptions))
-                raise
+            subscription = Subscription(self, path, str(next(self._names)))
             self._subscriptions[subscription.name] = subscription
         return subscription
 
     def unsubscribe(self, name: str) -> bool:
         with self._guard:
             subscription = self._subscriptions.pop(name, None)
-            if subscription is not None:
-                self.server.subscriptions.leave(had_one=bool(self._subscriptions))
         if subscription is not None:
             subscription.close()
         return subscription is not None
@@ -453,14 +378,11 @@ class Connection:
     def _cancel_all(self) -> None:
         """Ask every call under way to end, and end the subscriptions."""
         with self._guard:
-            subscriptions = list(self._subscriptions.values())
-            for left in range(len(subscriptions)):
-                self.server.subscriptions.leave(had_one=left > 0)
-            self._subscriptions.clear()
+            subscriptions, self._subscriptions = self._subscriptions, {}
             for call in self._calls.values():
                 call.cancelled.set()
             self._guard.notify_all()
-        for subscription in subscriptions:
+        for subscription in subscriptions.values():
             subscription.close()
 
     # -- sending -----------------------------------------------------------------------------------------------
@@ -470,7 +392,7 @@ class Connection:
         with self._sending:
             self._sending_since = time.monotonic()
             try:
-                self._stream.sendall(line() if callable(line) else line)
+                self.stream.sendall(line() if callable(line) else line)
             except OSError as error:
                 raise Closed(str(error)) from None
             finally:

@@ -11,6 +11,7 @@ from eventually import eventually
 
 from fusebackend.backends import CompositeBackend, InMemoryBackend
 from fusebackend.control import limits, wire
+from fusebackend.control.server import limiter
 
 
 class Held(InMemoryBackend):
@@ -43,8 +44,8 @@ def test_two_hundred_commands_leave_room_for_other_verbs():
         assert refused["error"]["code"] == wire.BUSY and "commands" in refused["error"]["message"]
         client.send(line("cancel", None, call="command-7"))
         assert client.line()["id"] == "command-7"
-        eventually(lambda: server.commands._value == limits.MAX_COMMANDS_IN_ALL - 255, LIMIT_S)
-    eventually(lambda: server.commands._value == limits.MAX_COMMANDS_IN_ALL, LIMIT_S)
+        eventually(lambda: server.limiter.left[limiter.COMMANDS] == limits.MAX_COMMANDS_IN_ALL - 255, LIMIT_S)
+    eventually(lambda: server.limiter.left[limiter.COMMANDS] == limits.MAX_COMMANDS_IN_ALL, LIMIT_S)
 
 
 @pytest.mark.parametrize("method", ["write", "upload_files", "execute"])

@@ -16,7 +16,7 @@ from profiles import examples
 from fusebackend.backends import InMemoryBackend
 from fusebackend.control import wire
 from fusebackend.control.limits import MAX_CALLS
-from fusebackend.control.server import server_connection as serving_module
+from fusebackend.control.server import limiter
 
 IDS = st.one_of(st.integers(0, MAX_CALLS + 2), st.sampled_from(["", "a", "\udcff"]))
 
@@ -33,7 +33,7 @@ class ConnectionMachine(RuleBasedStateMachine):
         super().__init__()
         self.files = InMemoryBackend()
         self.files.write("/x", "needle\n" * 3)
-        self.patched = mock.patch.object(serving_module, "MAX_COMMANDS", MAX_CALLS)
+        self.patched = mock.patch.object(limiter.COMMANDS, "of_one", MAX_CALLS)
         self.patched.start()
         self.serving = serving(self.files)
         self.server = self.serving.__enter__()
@@ -61,8 +61,8 @@ class ConnectionMachine(RuleBasedStateMachine):
         self.send("execute", id, command="wait")
         if id in self.waiting or len(self.waiting) == MAX_CALLS:
             (answer,) = self.answers(1)
-            codes = {wire.INVALID_REQUEST} if len(self.waiting) < MAX_CALLS else {wire.BUSY}
-            assert (answer["id"], answer["error"]["code"] in codes) == (id, True)
+            code = wire.INVALID_REQUEST if id in self.waiting else wire.BUSY
+            assert (answer["id"], answer["error"]["code"]) == (id, code)
         else:
             self.waiting.add(id)
             self.echo(None)  # calls are begun in the order in which they were sent
@@ -78,7 +78,7 @@ class ConnectionMachine(RuleBasedStateMachine):
             self.waiting.discard(id)
             # The answer comes first, and then a command's place is free.
             (connection,) = self.server._connections
-            eventually(lambda: connection._commands == len(self.waiting), LIMIT_S)
+            eventually(lambda: connection.client.has[limiter.COMMANDS] == len(self.waiting), LIMIT_S)
 
     @precondition(lambda self: len(self.waiting) < MAX_CALLS)
     @rule(id=IDS, stream=st.booleans(), times=st.integers(1, 3))

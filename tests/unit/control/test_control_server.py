@@ -27,6 +27,7 @@ from fusebackend.backends import InMemoryBackend
 from fusebackend.control import limits, rendezvous, wire
 from fusebackend.control.client import pool
 from fusebackend.control.server import control_server as server_module
+from fusebackend.control.server import limiter
 from fusebackend.control.server import server_connection as serving_module
 from fusebackend.control.staging import Staging
 from fusebackend.protocol import Actor
@@ -206,8 +207,8 @@ class TestLimits:
             client.close()
 
     def test_a_message_that_stands_still_makes_room_for_others(self, server, monkeypatch):
-        monkeypatch.setattr(limits, "STANDSTILL_S", 0.1)
-        server.arrivals = limits.Arrivals(places=2)
+        monkeypatch.setattr(serving_module, "STANDSTILL_S", 0.1)
+        server.limiter.left[limiter.ARRIVING] = 2
         begun = b'{"jsonrpc":"2.0","id":1,"method":"ping","params":{"payload":"' + b"x" * 900_000
         with Raw(server.address) as one, Raw(server.address) as two, Raw(server.address) as three:
             for raw in (one, two, three):
@@ -223,7 +224,7 @@ class TestLimits:
 
     def test_what_a_call_may_hold_is_bounded(self, server, raw, files):
         files.upload_files([("/large", b"0123456789abcde\n" * (1 << 20))])
-        server.room._size = 4 << 20
+        server.memory.size = 4 << 20
         for method, params in [
             ("read", {"file_path": "/large", "limit": 1 << 30}),
             ("edit", {"file_path": "/large", "old_string": "a", "new_string": "b", "replace_all": True}),
@@ -242,22 +243,43 @@ class TestLimits:
         while "result" not in (message := raw.line()):
             size += len(base64.b64decode(message["params"]["data"]))
         assert size == 16 << 20, "in pieces, it holds next to nothing"
-        eventually(lambda: server.room.used == 0)
+        eventually(lambda: server.memory.used == 0)
+
+    def test_calls_of_one_connection_share_what_it_may_hold(self, server, raw):
+        server.memory.size = 4 << 20
+        raw.ask("ping")
+        greedy = [limiter.Share(server.memory, connection_of(server).client) for _ in range(2)]
+        greedy[0].hold(limits.FREE_BYTES + (3 << 19))
+        with pytest.raises(limits.NoRoom):
+            greedy[1].hold(limits.FREE_BYTES + (1 << 20))
+        with Raw(server.address) as other:
+            assert other.ask("stage", data="A" * (1 << 16))["result"], "it takes 1 MiB to be understood"
+        for share in greedy:
+            share.close()
+        eventually(lambda: server.memory.used == 0)
 
     def test_a_search_with_more_matches_than_it_may_hold(self, server, raw, files):
         files.upload_files([(f"/many/{number}", b"") for number in range(20_000)])
-        server.room._size = 4 << 20
+        server.memory.size = 4 << 20
         answer = raw.ask("glob", pattern="**/*")["result"]
         assert answer["truncated"] and answer["truncation_reason"] == "budget"
         assert raw.ask("ls", path="/many")["error"]["code"] == wire.BUSY
-        eventually(lambda: server.room.used == 0)
+        eventually(lambda: server.memory.used == 0)
+
+    def test_what_is_done_in_no_time_does_not_queue_twice(self, raw, monkeypatch):
+        """Having worked, a new client would be behind all that have not."""
+        kinds = []
+        take = limiter.Limiter.take
+        monkeypatch.setattr(limiter.Limiter, "take", lambda self, place: kinds.append(place.kind) or take(self, place))
+        raw.ask("ping")
+        assert kinds == [limiter.BRIEF]
 
     def test_too_many_files_in_one_call(self, raw):
         answer = raw.ask("download_files", paths=[""] * (limits.MAX_ITEMS + 1))
         assert answer["error"]["code"] == wire.INVALID_PARAMS
 
     def test_commands_of_all_connections_are_bounded_and_leave_room_for_other_calls(self, server):
-        server.commands = threading.BoundedSemaphore(4)
+        server.limiter.left[limiter.COMMANDS] = 4
         wait = b'{"jsonrpc":"2.0","id":"%d","method":"execute","params":{"command":"wait"}}\n'
         with Raw(server.address) as greedy, Raw(server.address) as other:
             for number in range(5):
@@ -266,17 +288,17 @@ class TestLimits:
             assert (refused["id"], refused["error"]["code"]) == ("4", wire.BUSY)
             assert server.counts()["refused"] == 1
             assert "result" in other.ask("grep", pattern="one")
-        eventually(lambda: server.commands._value == 4)
+        eventually(lambda: server.limiter.left[limiter.COMMANDS] == 4)
 
     def test_subscriptions_of_all_connections_are_bounded_but_each_has_one(self, server):
-        server.subscriptions = limits.Places(shared=3)
+        server.limiter.left[limiter.SUBSCRIPTIONS] = 3
         with Raw(server.address) as greedy, Raw(server.address) as other:
             names = [greedy.ask("subscribe")["result"] for _ in range(4)]
             assert greedy.ask("subscribe")["error"]["code"] == wire.BUSY
             assert "result" in other.ask("subscribe")
             assert greedy.ask("unsubscribe", subscription=names[0])["result"] is True
             assert "result" in greedy.ask("subscribe")
-        eventually(lambda: server.subscriptions._left == 3)
+        eventually(lambda: server.limiter.left[limiter.SUBSCRIPTIONS] == 3)
 
     def test_half_a_line_and_gone(self, server):
         for _ in range(50):
@@ -724,7 +746,7 @@ class TestEnd:
                 assert begun.wait(LIMIT_S)
             deadline = time.monotonic() + LIMIT_S
             (connection,) = server._connections
-            while connection._stream.fileno() != -1:
+            while connection.stream.fileno() != -1:
                 assert time.monotonic() < deadline
                 time.sleep(0.001)
             timer = threading.Timer(0.1, gone.set)
