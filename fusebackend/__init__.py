@@ -58,14 +58,15 @@ if TYPE_CHECKING:
     from fusebackend.control.client.client import Client, connect
     from fusebackend.linux.mount_table import MountError
     from fusebackend.protocol import Actor, BackendProtocol, SandboxBackendProtocol, acting
-    from fusebackend.server.api import Mount, mount
+    from fusebackend.server.api import mount
+    from fusebackend.server.in_process import Mount
 
 _MODULE_OF = {
     "Actor": "fusebackend.protocol",
     "BackendProtocol": "fusebackend.protocol",
     "Client": "fusebackend.control.client.client",
     "CompositeBackend": "fusebackend.composite.backend",
-    "Mount": "fusebackend.server.api",
+    "Mount": "fusebackend.server.in_process",
     "MountError": "fusebackend.linux.mount_table",
     "SandboxBackendProtocol": "fusebackend.protocol",
     "acting": "fusebackend.protocol",

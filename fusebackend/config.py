@@ -1,4 +1,5 @@
-"""The configuration of a mount: a TOML file, `-o` words, and the `MountPlan` that a server starts with.
+"""The settings of a mount, each declared once in `MountSettings`: a keyword of `mount()`, a key of the TOML file, a
+word of `-o` and an option; and the `MountPlan` that a server starts with.
 
     mountpoint = "/mnt/agent"
     default = "sqlite:agent.db"
@@ -18,547 +19,100 @@ An unknown key is an error: a misspelt `read_only` must not mount something writ
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
+from msgspec.structs import force_setattr, replace
 
-from fusebackend.base import sizes, xdg
-from fusebackend.base.paths import AgentPath, PathError, normalise_prefix
+from fusebackend.base import xdg
+from fusebackend.base.paths import ROOT, TREES_NAME, AgentPath, PathError, normalise_prefix
+from fusebackend.base.settings import (
+    SIZE,
+    TIME,
+    ConfigError,
+    Field,
+    Setting,
+    Table,
+    UnreadableConfigError,
+    keys_of,
+    read_table,
+)
 from fusebackend.history.masking import LogOptions
 from fusebackend.history.requests import ApprovalOptions
 from fusebackend.linux import mount_table
 from fusebackend.protocol import DEFAULT_TTL_S
-from fusebackend.rules.rule import RouteRules, RuleError
-from fusebackend.rules.view import checked_views
+from fusebackend.protocol.scheme import UrlError
+from fusebackend.rules.rule import RouteRules
+from fusebackend.rules.view import View, checked_views
 from fusebackend.shell.options import ShellOptions
 from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S, RouteLimits
-from fusebackend.vfs.trees_options import TreesOptions
-
-_UNIT_S = {"": 1.0, "ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
-_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
-
-
-class ConfigError(ValueError):
-    """A configuration is invalid. Its `str` is one line for the user."""
-
-
-class UnreadableConfigError(ConfigError):
-    """Its file can't be read now: it may be there later, as a disk that is mounted late."""
-
-
-class ExecuteTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """How commands run in the mount: `[execute]`. A missing key has the default of `ShellOptions`."""
-
-    sandbox: str | None = None
-    network: bool | None = None
-    timeout: float | str | None = None
-    max_timeout: float | str | None = None
-    max_output_bytes: int | None = None
-    memory: int | str | None = None
-    processes: int | None = None
-    total_memory: int | str | None = None
-    total_processes: int | None = None
-    total_cpus: float | None = None
-    env: dict[str, str] | None = None
-    trees: list[str] | None = None
-
-
-class LogTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """What the history keeps of calls: `[log]`. A missing key has the default of `LogOptions`."""
-
-    commands: str | None = None
-
-
-class ApprovalsTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """How long is waited for approvals: `[approvals]`. A missing key has the default of `ApprovalOptions`."""
-
-    wait: float | str | None = None
-    expire: float | str | None = None
-
-
-class MetricsTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """What is measured: `[metrics]`. The table alone, without a key, measures and does not listen."""
-
-    listen: str | None = None
-    public: bool = False
-
-
-class RouteTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """A route given as a table: its URL, its own limits, which `RouteLimits` explains, and its own rules, which
-    `RouteRules` does. `limit_bytes` and `limit_files` are parameters of its URL."""
-
-    url: str
-    deadline: float | str | None = None
-    max_calls: int | None = None
-    read_only: bool = False
-    hide: list[str] = []
-    limit_bytes: int | str | None = None
-    limit_files: int | None = None
-
-    @property
-    def is_limited(self) -> bool:
-        """Whether it says how much the route may hold."""
-        return self.limit_bytes is not None or self.limit_files is not None
-
-
-class RuleTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """A rule of a view, which `Rule` explains."""
-
-    operations: list[str]
-    paths: list[str]
-    mode: str = "allow"
-
-
-class ViewTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """A view: `[views.NAME]`."""
-
-    rules: list[RuleTable]
-    mount: str | None = None
-
-
-class ConfigFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """The keys of a TOML file; each has the meaning of the command line's option of that name."""
-
-    mountpoint: str | None = None
-    default: str | RouteTable | None = None
-    routes: dict[str, str | RouteTable] = {}
-    read_only: bool = False
-    allow_other: bool = False
-    ttl: float | str | None = None
-    deadline: float | str | None = None
-    trees: str | None = None
-    trees_name: str | None = None
-    snapshots: str | None = None
-    history: str | None = None
-    options: list[str] = []
-    execute: ExecuteTable = ExecuteTable()
-    views: dict[str, ViewTable] = {}
-    default_view: str | None = None
-    log: LogTable = LogTable()
-    approvals: ApprovalsTable = ApprovalsTable()
-    metrics: MetricsTable | None = None
-
-
-class MetricsOptions(NamedTuple):
-    """What is measured of a mount, and where a Prometheus server can ask for it.
-
-    Raises `ValueError` in `of` for an address that can't be listened on, or is not this machine's own.
-    """
-
-    host: str | None = None
-    """An address of this machine; None if nobody listens."""
-    port: int = 0
-    """0 for any that is free. `status` says which."""
-
-    @classmethod
-    def of(cls, listen: str | None = None, *, public: bool = False) -> MetricsOptions:
-        """Return the options.
-
-        Args:
-            listen: address and port, such as `127.0.0.1:9464` or `[::1]:9464`. Nobody listens when None.
-            public: the address may be reached from other machines. There is no password.
-        """
-        if listen is None:
-            return cls()
-        import ipaddress  # most mounts listen nowhere
-
-        host, _, port = listen.rpartition(":")
-        try:
-            address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host.strip("[]"))
-        except ValueError:
-            raise ValueError(f"listen = '{listen}': give an address and a port, such as '127.0.0.1:9464'") from None
-        if not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
-            raise ValueError(f"listen = '{listen}': '{port}' is no port; give a number up to 65535")
-        if not (address.is_loopback or public):
-            raise ValueError(
-                f"listen = '{listen}': other machines may reach that, and nobody is asked for a password; give "
-                "'127.0.0.1:…', or add public = true"
-            )
-        return cls(str(address), int(port))
-
-
-@dataclass(frozen=True)
-class MountPlan:
-    """Everything that a server needs: the URLs are `urls.Url.text`, prefixes are normalised, paths are absolute."""
-
-    mountpoint: str
-    default: str
-    routes: dict[str, str] = field(default_factory=dict)
-    read_only: bool = False
-    allow_other: bool = False
-    ttl_s: float = DEFAULT_TTL_S
-    deadline_s: float = DEFAULT_DEADLINE_S
-    limits: dict[AgentPath, RouteLimits] = field(default_factory=dict)
-    may_keep_awake: bool = False
-    words: tuple[str, ...] = ()
-    log: str | None = None
-    execute: ShellOptions = field(default_factory=ShellOptions)
-    trees: TreesOptions = field(default_factory=TreesOptions)
-    takes_snapshots: bool = True
-    history: str | None = None
-    """The directory of the history of calls; None if none is kept."""
-    route_rules: dict[AgentPath, RouteRules] = field(default_factory=dict)
-    views: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """The rules of each view, as JSON."""
-    default_view: str | None = None
-    view_mounts: dict[str, str] = field(default_factory=dict)
-    """The mount point of each view that has one, as an absolute path."""
-    log_options: LogOptions = field(default_factory=LogOptions)
-    approvals: ApprovalOptions = field(default_factory=ApprovalOptions)
-    metrics: MetricsOptions | None = None
-    """None if nothing is measured."""
-    is_mounted: bool = True
-    """False if the verbs alone are served; `mountpoint` is the place then (`place_of`)."""
-    source: str = mount_table.SUBTYPE
-    """What the table of mounts shows as the device."""
-    socket: str | None = None
-    """Where the control socket is, in place of the runtime directory."""
-    sessions: str | None = None
-    """The file that sessions keep locked (`rendezvous.session`): the server ends with the last of them."""
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> MountPlan:
-        """Build the plan from its `dataclasses.asdict` after a round trip through JSON."""
-        made = {
-            "words": tuple(fields["words"]),
-            "execute": ShellOptions(**fields["execute"]),
-            "limits": {AgentPath(prefix): RouteLimits(**said) for prefix, said in fields["limits"].items()},
-            "trees": TreesOptions(**fields["trees"]),
-            "route_rules": {AgentPath(prefix): RouteRules(**said) for prefix, said in fields["route_rules"].items()},
-            "log_options": LogOptions(*fields["log_options"]),
-            "approvals": ApprovalOptions(*fields["approvals"]),
-            "metrics": None if fields["metrics"] is None else MetricsOptions(*fields["metrics"]),
-        }
-        return cls(**{**fields, **made})
-
-    def urls(self) -> dict[str, str]:
-        """Return the URL of every route by its prefix, the default's under `/`."""
-        return {"/": self.default, **{prefix: self.routes[prefix] for prefix in sorted(self.routes)}}
-
-
-def read_file(path: str) -> ConfigFile:
-    """Read and check a TOML file.
-
-    Raises:
-        UnreadableConfigError: the file can't be read.
-        ConfigError: it is no TOML, has an unknown key, or a value of the wrong type.
-    """
-    try:
-        with open(path, "rb") as file:
-            data = tomllib.load(file)
-    except OSError as error:
-        raise UnreadableConfigError(f"cannot read '{path}': {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"'{path}' is no TOML: {error}") from None
-    _check_keys(path, data, ConfigFile.__struct_fields__)
-    _check_place(path, data)
-    if isinstance(data.get("execute"), dict):
-        _check_keys(path, data["execute"], ExecuteTable.__struct_fields__, "execute.")
-    if isinstance(data.get("log"), dict):
-        _check_keys(path, data["log"], LogTable.__struct_fields__, "log.")
-    if isinstance(data.get("approvals"), dict):
-        _check_keys(path, data["approvals"], ApprovalsTable.__struct_fields__, "approvals.")
-    if isinstance(data.get("metrics"), dict):
-        _check_keys(path, data["metrics"], MetricsTable.__struct_fields__, "metrics.")
-    for where, table, kind in (*_route_tables(data), *_view_tables(data)):
-        _check_keys(path, table, kind.__struct_fields__, f"{where}.")
-        try:
-            msgspec.convert(table, kind)
-        except msgspec.ValidationError as error:
-            raise ConfigError(f"'{path}': {_in_words(str(error), table, f'{where}.')}") from None
-    try:
-        return msgspec.convert(data, ConfigFile)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"'{path}': {_in_words(str(error), data)}") from None
-
-
-def _check_keys(path: str, table: dict[str, Any], known: tuple[str, ...], prefix: str = "") -> None:
-    for key in table:
-        if key not in known:
-            raise ConfigError(f"'{path}': unknown key '{prefix}{key}'; known: {', '.join(known)}")
-
-
-_TABLES = ("routes", "execute", "views", "log", "approvals", "metrics")
-
-
-def _check_place(path: str, data: dict[str, Any]) -> None:
-    """Refuse a setting below `[routes]`, where TOML makes it a route, and the setting would keep its default."""
-    routes = data.get("routes")
-    for name in routes if isinstance(routes, dict) else ():
-        if name in ConfigFile.__struct_fields__ and name not in _TABLES:
-            above = "settings stand above the first [table]"
-            raise ConfigError(f"'{path}': '{name}' below [routes] is no setting; {above}, and a route is '/{name}/'")
-
-
-Table = tuple[str, dict[str, Any], type[msgspec.Struct]]
-"""A table within the file: its dotted key, what it holds, and what it should."""
-
-
-def _view_tables(data: dict[str, Any]) -> Iterator[Table]:
-    """Yield the rules, and then the views that they are of."""
-    views = data.get("views")
-    for name, said in views.items() if isinstance(views, dict) else ():
-        if isinstance(said, dict):
-            rules = said.get("rules")
-            for number, rule in enumerate(rules if isinstance(rules, list) else (), 1):
-                if isinstance(rule, dict):
-                    yield f"views.{name}.rules[{number}]", rule, RuleTable
-            yield f"views.{name}", said, ViewTable
-
-
-def _route_tables(data: dict[str, Any]) -> Iterator[Table]:
-    """Yield the routes that are tables."""
-    if isinstance(data.get("default"), dict):
-        yield "default", data["default"], RouteTable
-    routes = data.get("routes")
-    for prefix, said in routes.items() if isinstance(routes, dict) else ():
-        if isinstance(said, dict):
-            yield f"routes.{prefix}", said, RouteTable
-
-
-_TYPES = {
-    "bool": "true or false", "int": "a whole number", "float": "a number", "str": "a text", "object": "a table",
-    "array": "a list",
-}  # fmt: skip
-"""msgspec's names of types, in the words of the error messages."""
-
-
-def _in_words(message: str, data: dict[str, Any], table: str = "") -> str:
-    """Turn msgspec's "Expected `int`, got `str` - at `$.x`" into "'x': expected a whole number, got a text"."""
-    what, _, where = message.partition(" - at ")
-    what = what.replace("`", "").replace("object | ", "").replace(" | object", "").replace(" | null", "")
-    what = re.sub(r"\b(bool|int|float|str|object|array)\b", lambda found: _TYPES[found[0]], what)
-    what = re.sub(r"Object missing required field (\w+)", r"\1 is missing", what)
-    key = table + where.strip("`").removeprefix("$.")
-    if key.endswith("[...]"):  # msgspec does not name the entry
-        key = key.removesuffix("[...]")
-        for name in key.split("."):
-            data = data[name]
-        key = f"{key}.{next(entry for entry, value in data.items() if not isinstance(value, (str, dict)))}"
-    return f"'{key.removesuffix('.')}': {what[:1].lower()}{what[1:]}"
-
-
-def duration_s(value: float | str) -> float:
-    """Parse a length of time into seconds: a number, or text such as `1 s`, `500 ms`, `2 min`, `1 h`.
-
-    Raises:
-        ConfigError: `value` is none of these, negative, or not finite.
-    """
-    match = _QUANTITY.fullmatch(str(value).strip().lower())
-    if match is None or match[2] not in _UNIT_S:
-        raise ConfigError(f"'{value}' is no length of time; write seconds, or for example '500 ms', '1 s', '2 min'")
-    return float(match[1]) * _UNIT_S[match[2]]
-
-
-def size_bytes(value: int | str) -> int:
-    """Parse a size into bytes: a number, or text such as `64 MiB`, `1.5 GiB`, `1 GB`.
-
-    Raises:
-        ConfigError: `value` is none of these.
-    """
-    try:
-        return sizes.size_bytes(value)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-
-
-Meaning = TypeVar("Meaning")
-
-
-def meant(key: str, meaning: Callable[[Any], Meaning], value: object) -> Meaning | None:
-    """Parse a value of the file with `meaning`; None stays None.
-
-    Raises:
-        ConfigError: the value is invalid; the message begins with `key`.
-    """
-    try:
-        return None if value is None else meaning(value)
-    except ConfigError as error:
-        raise ConfigError(f"'{key}': {error}") from None
-
-
-def shell_options(table: ExecuteTable) -> ShellOptions:
-    """Build the options of commands from the file's `[execute]`.
-
-    Raises:
-        ConfigError: a value is invalid.
-    """
-    said = {
-        "sandbox": table.sandbox,
-        "network": table.network,
-        "timeout_s": meant("execute.timeout", duration_s, table.timeout),
-        "max_timeout_s": meant("execute.max_timeout", duration_s, table.max_timeout),
-        "max_output_bytes": table.max_output_bytes,
-        "memory_bytes": meant("execute.memory", size_bytes, table.memory),
-        "max_processes": table.processes,
-        "total_memory_bytes": meant("execute.total_memory", size_bytes, table.total_memory),
-        "total_processes": table.total_processes,
-        "total_cpus": table.total_cpus,
-        "env": table.env,
-        "trees": table.trees,
-    }
-    given: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
-    try:
-        return ShellOptions(**given)
-    except ValueError as error:
-        raise ConfigError(f"[execute]: {error}") from None
-
-
-def url_of(said: str | RouteTable) -> str:
-    """Return the URL of a route of the file, with the limits that stand beside it.
-
-    Raises:
-        ConfigError: `limit_bytes` is no size.
-    """
-    if isinstance(said, str):
-        return said
-    limits = {"limit_bytes": meant("limit_bytes", size_bytes, said.limit_bytes), "limit_files": said.limit_files}
-    words = "&".join(f"{name}={value}" for name, value in limits.items() if value is not None)
-    return f"{said.url}{'&' if '?' in said.url else '?'}{words}" if words else said.url
-
-
-def limits_of(prefix: str, said: str | RouteTable) -> RouteLimits:
-    """Return the limits of a route of the file; without a table, all are unset.
-
-    Raises:
-        ConfigError: a limit is out of range.
-    """
-    if isinstance(said, str):
-        return RouteLimits()
-    try:
-        return RouteLimits(None if said.deadline is None else duration_s(said.deadline), said.max_calls)
-    except ValueError as error:
-        raise ConfigError(f"route '{prefix}': {error}") from None
-
-
-def route_rules_of(prefix: str, said: str | RouteTable) -> RouteRules:
-    """Return the rules of a route of the file.
-
-    Raises:
-        ConfigError: a glob is invalid.
-    """
-    try:
-        return RouteRules() if isinstance(said, str) else RouteRules(said.read_only, tuple(said.hide))
-    except RuleError as error:
-        raise ConfigError(f"route '{prefix}': {error}") from None
-
-
-def views_of(file: ConfigFile) -> dict[str, list[dict[str, Any]]]:
-    """Return the rules of each view of the file, as JSON.
-
-    Raises:
-        ConfigError: a view or the name of the default one is invalid.
-    """
-    said = {name: [msgspec.to_builtins(rule) for rule in view.rules] for name, view in file.views.items()}
-    try:
-        checked_views(said, file.default_view)
-    except RuleError as error:
-        raise ConfigError(str(error)) from None
-    return said
-
-
-def deadline_s(value: float | str) -> float:
-    """Parse the deadline of all routes without one of their own, in seconds.
-
-    Raises:
-        ConfigError: `value` is no length of time, or 0.
-    """
-    try:
-        return RouteLimits(duration_s(value)).deadline_s or DEFAULT_DEADLINE_S
-    except ConfigError:
-        raise
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-
-
-def trees_options(shown: str | None, name: str | None) -> TreesOptions:
-    """Build the options of the trees directory; None is the default of each.
-
-    Raises:
-        ConfigError: a value is invalid.
-    """
-    try:
-        return TreesOptions.of(shown, name)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-
-
-def log_options(table: LogTable) -> LogOptions:
-    """Return what the history keeps of calls, of a table's values and the defaults.
-
-    Raises:
-        ConfigError: a value is invalid.
-    """
-    try:
-        return LogOptions.of(table.commands)
-    except ValueError as error:
-        raise ConfigError(f"log.{error}") from None
-
-
-def approval_options(table: ApprovalsTable) -> ApprovalOptions:
-    """Return how long is waited for approvals, of a table's values and the defaults.
-
-    Raises:
-        ConfigError: a value is invalid.
-    """
-    wait_s = meant("approvals.wait", duration_s, table.wait)
-    expire_s = meant("approvals.expire", duration_s, table.expire)
-    try:
-        return ApprovalOptions.of(wait_s, expire_s)
-    except ValueError as error:
-        raise ConfigError(f"approvals.{error}") from None
-
-
-def metrics_options(table: MetricsTable | None) -> MetricsOptions | None:
-    """Return what is measured; None without the table.
-
-    Raises:
-        ConfigError: a value is invalid.
-    """
-    try:
-        return None if table is None else MetricsOptions.of(table.listen, public=table.public)
-    except ValueError as error:
-        raise ConfigError(f"metrics.{error}") from None
-
-
-SnapshotsWord = Literal["auto", "manual"]
-
-
-def takes_snapshots(word: str) -> bool:
-    """Return True if the mount takes snapshots by itself.
-
-    Raises:
-        ConfigError: another word than `auto` and `manual`.
-    """
-    if word not in get_args(SnapshotsWord):
-        raise ConfigError(f"snapshots={word!r}: give one of {', '.join(get_args(SnapshotsWord))}")
-    return word == "auto"
-
-
-HistoryWord = Literal["on", "off"]
-
-
-def keeps_history(word: str) -> bool:
-    """Return True if the mount keeps a history of calls.
-
-    Raises:
-        ConfigError: another word than `on` and `off`.
-    """
-    if word not in get_args(HistoryWord):
-        raise ConfigError(f"history={word!r}: give one of {', '.join(get_args(HistoryWord))}")
-    return word == "on"
-
+from fusebackend.vfs.trees_options import Shown, TreesOptions, check_name
 
 T = TypeVar("T")
 
 
-def routes_by_prefix(pairs: Iterable[tuple[str, T]]) -> dict[AgentPath, T]:
-    """Return the routes (or their limits) by normalised prefix.
+# --------------------------------------------------------------------------------------------------------------
+# Settings
+# --------------------------------------------------------------------------------------------------------------
+
+
+class MetricsOptions(Table, frozen=True):
+    """What is measured of a mount, and where Prometheus can ask for it: `[metrics]` of the TOML file. The table alone,
+    without a key, measures and does not listen.
+
+    Raises:
+        ValueError: an address that can't be listened on, or is not this machine's own.
+    """
+
+    listen: Annotated[
+        str | None, Setting("Address and port, such as 127.0.0.1:9464 or [::1]:9464. Port 0 is any that is free.")
+    ] = None
+    public: Annotated[
+        bool, Setting("The address may be one that other machines reach. Nobody is asked for a password.")
+    ] = False
+
+    def __post_init__(self) -> None:
+        self.address  # noqa: B018  # it raises
+
+    @classmethod
+    def of(cls, listen: str | None = None, *, public: bool = False) -> MetricsOptions:
+        """Return the options."""
+        return cls(listen, public)
+
+    @property
+    def address(self) -> tuple[str, int] | None:
+        """The address of this machine and the port to listen on, 0 for any; None if nobody listens."""
+        if self.listen is None:
+            return None
+        import ipaddress  # most mounts listen nowhere
+
+        host, _, port = self.listen.rpartition(":")
+        said = f"listen = '{self.listen}'"
+        try:
+            address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host.strip("[]"))
+        except ValueError:
+            raise ValueError(f"{said}: give an address and a port, such as '127.0.0.1:9464'") from None
+        if not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
+            raise ValueError(f"{said}: '{port}' is no port; give a number up to 65535")
+        if not (address.is_loopback or self.public):
+            raise ValueError(
+                f"{said}: other machines may reach that, and nobody is asked for a password; give '127.0.0.1:…', or "
+                "add public = true"
+            )
+        return str(address), int(port)
+
+
+def by_prefix(pairs: Iterable[tuple[str, T]], *, has_root: bool = False) -> dict[AgentPath, T]:
+    """Return routes, or what is said of them, by normalised prefix.
+
+    Args:
+        has_root: `/` is among them.
 
     Raises:
         ConfigError: a prefix is malformed, or two are the same after normalising.
@@ -566,7 +120,7 @@ def routes_by_prefix(pairs: Iterable[tuple[str, T]]) -> dict[AgentPath, T]:
     routes: dict[AgentPath, T] = {}
     for prefix, said in pairs:
         try:
-            normal = normalise_prefix(prefix)
+            normal = ROOT if has_root and prefix == ROOT else normalise_prefix(prefix)
         except PathError as error:
             raise ConfigError(str(error)) from None
         if normal in routes:
@@ -575,74 +129,343 @@ def routes_by_prefix(pairs: Iterable[tuple[str, T]]) -> dict[AgentPath, T]:
     return routes
 
 
+SnapshotsWord = Literal["auto", "manual"]
+HistoryWord = Literal["on", "off"]
+
+
+class MountSettings(Table, frozen=True, kw_only=True):
+    """How files are mounted. A field is a keyword of `mount()`, a key of the TOML file, and, if its value is one word,
+    a word of `-o` and an option of `mount`, `serve` and `doctor`. It stands in their help and in the reference.
+
+    Raises:
+        ValueError: a value is invalid.
+    """
+
+    read_only: Annotated[bool, Setting("Nothing can be changed through the mount.", words=("ro", "rw"))] = False
+    allow_other: Annotated[bool, Setting("Users other than this one may come in, as far as modes allow.")] = False
+    ttl_s: Annotated[
+        float, Setting("How long the kernel caches files of a backend that others change unseen.", "ttl", TIME)
+    ] = DEFAULT_TTL_S
+    deadline_s: Annotated[
+        float,
+        Setting("How long a call into a backend that may wait (a network) takes at most; then it is ETIMEDOUT.",
+                "deadline", TIME),
+    ] = DEFAULT_DEADLINE_S  # fmt: skip
+    idle: Annotated[
+        Literal["sleep", "poll"],
+        Setting("poll: processors may idle without sleep during bursts of requests, which are answered faster then."),
+    ] = "sleep"
+    trees: Annotated[
+        Shown,
+        Setting("How the mount has its own directory /.fusebackend: hidden, visible in listings of the root, or off."),
+    ] = "hidden"
+    trees_name: Annotated[str, Setting("Another name of that directory.")] = TREES_NAME
+    snapshots: Annotated[
+        SnapshotsWord,
+        Setting("auto: the mount takes snapshots by itself, every 10 s while there are changes, and deletes old ones; "
+                "manual: it takes those that are asked for."),
+    ] = "manual"  # fmt: skip
+    history: Annotated[
+        HistoryWord,
+        Setting("on: it keeps for a day which call changed what, and the bytes that it replaced, below "
+                "$XDG_STATE_HOME/fusebackend."),
+    ] = "off"  # fmt: skip
+    options: Annotated[Sequence[str], Setting("-o words, such as noexec.")] = ()
+    default_view: Annotated[str | None, Setting("The name of the view of commands, and of clients that name none.")] = (
+        None
+    )
+    shell: Annotated[
+        ShellOptions, Setting("How execute runs commands in the mount: sandbox, network, limits.", "execute")
+    ] = ShellOptions()
+    log: Annotated[LogOptions, Setting("What the history keeps of commands.")] = LogOptions()
+    approvals: Annotated[ApprovalOptions, Setting("How long is waited for approvals (docs/approvals.md).")] = (
+        ApprovalOptions()
+    )
+    metrics: Annotated[
+        MetricsOptions | None, Setting("Measure requests and verbs, and where Prometheus can ask for it.")
+    ] = None
+    limits: Annotated[
+        Mapping[str, RouteLimits],
+        Setting("Other limits for single routes, by prefix; / is the default.", in_files=False),
+    ] = {}
+    route_rules: Annotated[
+        Mapping[str, RouteRules],
+        Setting("Rules of single routes for every reader, by prefix; / is the default.", in_files=False),
+    ] = {}
+    views: Annotated[
+        Mapping[str, Sequence[Any]],
+        Setting("Lists of rules by name. A rule is a mapping with operations, paths and mode, or a "
+                "FilesystemPermission of deepagents; docs/views.md has the rest.", in_files=False),
+    ] = {}  # fmt: skip
+    view_mounts: Annotated[
+        Mapping[str, Any],
+        Setting("An empty directory for each view that is to have a mount point of its own, by name. Only root can "
+                "make these.", in_files=False),
+    ] = {}  # fmt: skip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        RouteLimits(self.deadline_s)
+        check_name(self.trees_name)
+        for name in ("limits", "route_rules"):
+            force_setattr(self, name, by_prefix(getattr(self, name).items(), has_root=True))
+        force_setattr(self, "options", tuple(self.options))
+        force_setattr(self, "views", {name: list(rules) for name, rules in self.views.items()})
+        places = {name: os.path.abspath(os.fspath(place)) for name, place in self.view_mounts.items()}
+        force_setattr(self, "view_mounts", places)
+
+    @property
+    def shown_trees(self) -> TreesOptions:
+        """How the mount shows its trees directory."""
+        return TreesOptions(self.trees, self.trees_name)
+
+    def checked_views(self) -> dict[str, View]:
+        """Return the views by name.
+
+        Raises:
+            RuleError: one is invalid, or there is none of the default one's name.
+        """
+        return checked_views(self.views, self.default_view)
+
+    @property
+    def keeps_history(self) -> bool:
+        """Whether there is a history of calls: a mount that can't be changed has none."""
+        return self.history == "on" and not self.read_only
+
+    def but(self, words: Iterable[str] = (), **given: Any) -> MountSettings:
+        """Return these settings with others in their place.
+
+        Args:
+            words: of `-o`, each one or several with commas between. Of two that disagree, the later one counts.
+            given: by name; they count before the words.
+
+        Raises:
+            ConfigError: a word is unknown, or a value is invalid.
+        """
+        said = parse_words(words)
+        said["options"] = (*self.options, *said.get("options", ()))
+        try:
+            made = replace(self, **{**said, **given})
+            made.checked_views()
+            return made
+        except ConfigError:
+            raise
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+
+
+COMMAND_LINE = MountSettings(snapshots="auto", history="on")
+"""What the command line and a file that say nothing mean."""
+
+
 # --------------------------------------------------------------------------------------------------------------
 # -o words
 # --------------------------------------------------------------------------------------------------------------
 
-LIBFUSE_WORDS = (
+PASSED_ON = (
+    "acl",
     "suid", "nosuid", "dev", "nodev", "exec", "noexec", "atime", "noatime", "sync", "async", "dirsync", "auto_unmount",
 )  # fmt: skip
-"""Options passed on to libfuse as they are. Those that would break an assumption of the server are not here."""
-
-OWN_WORDS = (
-    "ro", "rw", "allow_other", "ttl=TIME", "deadline=TIME", "idle=poll", "idle=sleep", "acl",
-    "trees=hidden", "trees=visible", "trees=off", "trees_name=NAME",
-    "snapshots=auto", "snapshots=manual", "history=on", "history=off",
-)  # fmt: skip
+"""Words that are no setting: POSIX ACLs, which the kernel checks, and options that libfuse gets as they are. Those that
+would break an assumption of the server are not here."""
 
 
-@dataclass(frozen=True)
-class Words:
-    """The `-o` words, parsed. A field is None where no word sets it, so that the file or the default applies."""
-
-    read_only: bool | None = None
-    allow_other: bool | None = None
-    ttl_s: float | None = None
-    deadline_s: float | None = None
-    may_keep_awake: bool = False
-    libfuse: tuple[str, ...] = ()
-    trees: str | None = None
-    trees_name: str | None = None
-    snapshots: str | None = None
-    history: str | None = None
+def scalars() -> Iterator[Field]:
+    """Yield the settings with a value of one word, with the defaults that they have on the command line: words of `-o`,
+    and options."""
+    for field in keys_of(MountSettings):
+        if not field.is_table and field.name != "options":
+            yield field._replace(default=getattr(COMMAND_LINE, field.name))
 
 
-def parse_words(options: list[str]) -> Words:
+def metavar(field: Field) -> str:
+    """Return what stands for a value in help texts."""
+    return "NAME" if field.setting.unit is None else field.setting.unit.metavar
+
+
+def default_text(field: Field) -> str:
+    """Return the default of a setting for people; empty where it is nothing, or off."""
+    if not isinstance(field.default, (int, float, str)) or field.default is False:
+        return ""
+    return str(field.default) if field.setting.unit is None else field.setting.unit.shown(field.default)
+
+
+def words_of(field: Field) -> tuple[str, ...]:
+    """Return the words of a setting, as help shows them. Those of a switch are for on and off."""
+    if field.type is bool:
+        return field.setting.words or (field.key,)
+    return tuple(f"{field.key}={choice}" for choice in field.choices or (metavar(field),))
+
+
+@functools.cache
+def words_known() -> tuple[str, ...]:
+    """Return all words of `-o`, as help shows them."""
+    return (*(word for field in scalars() for word in words_of(field)), *PASSED_ON)
+
+
+def parse_words(options: Iterable[str]) -> dict[str, Any]:
     """Parse `-o` options, each one word or several with commas between; of two that disagree, the later one counts.
 
+    Returns:
+        Settings by name. Words that are none are in `options`.
+
     Raises:
-        ConfigError: a word is unknown, or its value is invalid.
+        ConfigError: a word is unknown, or its value is malformed.
     """
-    read_only = allow_other = ttl_s = most_s = trees = trees_name = snapshots = history = None
-    may_keep_awake = False
-    libfuse: list[str] = []
+    switches = {word: field for field in scalars() if field.type is bool for word in words_of(field)}
+    keyed = {field.key: field for field in scalars() if field.type is not bool}
+    found: dict[str, Any] = {"options": ()}
     for word in (word.strip() for option in options for word in option.split(",")):
-        if word in ("ro", "rw"):
-            read_only = word == "ro"
-        elif word == "allow_other":
-            allow_other = True
-        elif word.startswith("ttl="):
-            ttl_s = duration_s(word.removeprefix("ttl="))
-        elif word.startswith("deadline="):
-            most_s = deadline_s(word.removeprefix("deadline="))
-        elif word in ("idle=poll", "idle=sleep"):
-            may_keep_awake = word == "idle=poll"
-        elif word.startswith("trees="):
-            trees = trees_options(word.removeprefix("trees="), None).shown
-        elif word.startswith("trees_name="):
-            trees_name = trees_options(None, word.removeprefix("trees_name=")).name
-        elif word.startswith("snapshots="):
-            snapshots = word.removeprefix("snapshots=")
-            takes_snapshots(snapshots)
-        elif word.startswith("history="):
-            history = word.removeprefix("history=")
-            keeps_history(history)
-        elif word in LIBFUSE_WORDS or word == "acl":
-            libfuse.append(word)
+        key, equals, value = word.partition("=")
+        if word in switches:
+            found[switches[word].name] = word == words_of(switches[word])[0]
+        elif equals and key in keyed:
+            found[keyed[key].name] = keyed[key].read(value, key)
+        elif word in PASSED_ON:
+            found["options"] += (word,)
         elif word:
-            raise ConfigError(f"unknown option '-o {word}'; known: {', '.join((*OWN_WORDS, *LIBFUSE_WORDS))}")
-    known = tuple(libfuse)
-    return Words(read_only, allow_other, ttl_s, most_s, may_keep_awake, known, trees, trees_name, snapshots, history)
+            raise ConfigError(f"unknown option '-o {word}'; known: {', '.join(words_known())}")
+    return found
+
+
+# --------------------------------------------------------------------------------------------------------------
+# The TOML file
+# --------------------------------------------------------------------------------------------------------------
+
+
+class RouteTable(Table, frozen=True, kw_only=True):
+    """A route: its URL, its own limits, and its own rules."""
+
+    url: Annotated[str, Setting("Its URL.")]
+    limits: Annotated[RouteLimits, Setting("", is_inline=True)] = RouteLimits()
+    rules: Annotated[RouteRules, Setting("", is_inline=True)] = RouteRules()
+    limit_bytes: Annotated[int | None, Setting("How much it may hold; more is EDQUOT.", unit=SIZE)] = None
+    limit_files: Annotated[
+        int | None, Setting("How many files, directories and links it may hold; more is EDQUOT.")
+    ] = None
+
+    @property
+    def text(self) -> str:
+        """Its URL, with the limits that stand beside it: they are parameters of it."""
+        limits = {"limit_bytes": self.limit_bytes, "limit_files": self.limit_files}
+        words = "&".join(f"{name}={value}" for name, value in limits.items() if value is not None)
+        return f"{self.url}{'&' if '?' in self.url else '?'}{words}" if words else self.url
+
+    @property
+    def has(self) -> str:
+        """What it has that the command line can't say with a URL: `rules`, `limits`, or nothing."""
+        return "rules" if self.rules else "limits" if self.text != self.url else ""
+
+
+class RuleTable(Table, frozen=True, kw_only=True):
+    """A rule of a view, which `Rule` explains."""
+
+    operations: Annotated[Sequence[str], Setting("read, write, execute, or several of them.")]
+    paths: Annotated[Sequence[str], Setting("Globs of absolute paths.")]
+    mode: Annotated[str, Setting("allow, deny, interrupt, hide or append.")] = "allow"
+
+
+class ViewTable(Table, frozen=True, kw_only=True):
+    """A view: `[views.NAME]`."""
+
+    rules: Annotated[Sequence[RuleTable], Setting("The first that matches decides.")]
+    mount: Annotated[str | None, Setting("An empty directory for a mount point of its own.")] = None
+
+
+class ConfigFile(Table, frozen=True, kw_only=True):
+    """A TOML file. Beside where things are, it has the keys of `MountSettings`."""
+
+    mountpoint: Annotated[str | None, Setting("Where to mount: an empty directory.")] = None
+    default: Annotated[
+        str | RouteTable | None,
+        Setting("The URL of what is at the root; a file of its own per mount point if not given."),
+    ] = None
+    routes: Annotated[Mapping[str, str | RouteTable], Setting("URLs of other backends, by prefix.")] = {}
+    settings: Annotated[MountSettings, Setting("", is_inline=True)] = COMMAND_LINE
+    views: Annotated[Mapping[str, ViewTable], Setting("Views by name (docs/views.md).")] = {}
+
+    def route_tables(self) -> dict[AgentPath, RouteTable]:
+        """Return the routes by normalised prefix, the default's at `/` if there is one.
+
+        Raises:
+            ConfigError: a prefix is malformed, or two are the same.
+        """
+        said = [*by_prefix(self.routes.items()).items()]
+        if self.default is not None:
+            said.append((ROOT, self.default))
+        return {prefix: RouteTable(url=each) if isinstance(each, str) else each for prefix, each in said}
+
+
+def read_file(path: str) -> ConfigFile:
+    """Read and check a TOML file. Words of its `options` count before its other settings.
+
+    Raises:
+        UnreadableConfigError: the file can't be read.
+        ConfigError: it is no TOML, has an unknown key, or an invalid value.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = tomllib.load(file)
+    except OSError as error:
+        raise UnreadableConfigError(f"cannot read '{path}': {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"'{path}' is no TOML: {error}") from None
+    base = os.path.dirname(os.path.abspath(path))
+    with named(path):
+        _check_place(data)
+        found = read_table(ConfigFile, data)
+        found.route_tables()
+        mounts = {name: view.mount for name, view in found.views.items() if view.mount is not None}
+        settings = replace(found.settings, options=()).but(
+            found.settings.options,
+            views={name: msgspec.to_builtins(view.rules) for name, view in found.views.items()},
+            view_mounts={name: os.path.join(base, os.path.expanduser(place)) for name, place in mounts.items()},
+        )
+        return replace(found, settings=settings)
+
+
+@contextlib.contextmanager
+def named(path: str | None) -> Iterator[None]:
+    """Name the file in the error of a value that it holds."""
+    try:
+        yield
+    except (ConfigError, UrlError) as error:
+        raise type(error)(f"'{path}': {error}") from None
+
+
+def _check_place(data: dict[str, Any]) -> None:
+    """Refuse a setting below `[routes]`, where TOML makes it a route, and the setting would keep its default."""
+    routes = data.get("routes")
+    settings = {field.key for field in keys_of(ConfigFile) if not field.is_table or field.key == "default"}
+    for name in settings.intersection(routes if isinstance(routes, dict) else ()):
+        above = "settings stand above the first [table]"
+        raise ConfigError(f"'{name}' below [routes] is no setting; {above}, and a route is '/{name}/'")
+
+
+# --------------------------------------------------------------------------------------------------------------
+# The plan of a server
+# --------------------------------------------------------------------------------------------------------------
+
+
+class MountPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a server needs, as plain values: it goes to a process of its own as JSON."""
+
+    mountpoint: str
+    """An absolute path; what stands for it where nothing is mounted (`place_of`)."""
+    urls: dict[str, str] = {}
+    """The URL of every route by its normalised prefix, the default's under `/`; none for backends of this process."""
+    settings: MountSettings = MountSettings()
+    log: str | None = None
+    history: str | None = None
+    """The directory of the history of calls; None if none is kept."""
+    is_mounted: bool = True
+    """False if the verbs alone are served."""
+    source: str = mount_table.SUBTYPE
+    """What the table of mounts shows as the device."""
+    socket: str | None = None
+    """Where the control socket is, in place of the runtime directory."""
+    sessions: str | None = None
+    """The file that sessions keep locked (`rendezvous.session`): the server ends with the last of them."""
 
 
 # --------------------------------------------------------------------------------------------------------------

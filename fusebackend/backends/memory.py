@@ -17,11 +17,12 @@ import os
 import stat
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import Generic, TypeVar, cast
+from typing import ClassVar, Generic, TypeVar, cast
 
 from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import CLOCK, now_ns
 from fusebackend.protocol import ROOT_NODE, Attr, Features, OnExists, Snapshot, SnapshotVolume, StatFs
+from fusebackend.protocol.scheme import LIMITS, ON_EXISTS, Scheme
 from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.chunks import Chunk, allocated_blocks
 from fusebackend.volumes.frozen import FrozenTree
@@ -421,6 +422,18 @@ class InMemoryBackend(VolumeBackend):
         on_exists: how `write` treats an existing file, `"error"` (the seeds) or `"replace"` (deepagents 0.7).
         limit_bytes, limit_files: how much it may hold; more is EDQUOT (`volumes/quota.py`). None for no limit.
     """
+
+    schemes: ClassVar = {
+        "memory": Scheme(
+            "memory:",
+            "files in the server's memory, gone when it ends",
+            lambda url: InMemoryBackend(**url.parameters),
+            takes="nothing",
+            parameters={**LIMITS, **ON_EXISTS},
+            features=InMemoryVolume.features,
+            snapshots=True,
+        )
+    }
 
     def __init__(
         self, *, on_exists: OnExists = "error", limit_bytes: int | None = None, limit_files: int | None = None

@@ -8,6 +8,7 @@ globs.py         glob patterns
 asked.py         the glob that a search over several backends was asked for
 errors.py        errno to error code and back
 sizes.py         sizes as people write them
+settings.py      what a setting is, and tables of settings
 batches.py       lists that stay below a size
 recent.py        a dict of what was used last
 acl.py           POSIX ACLs, and modes

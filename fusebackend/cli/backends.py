@@ -11,7 +11,7 @@ import click
 from fusebackend.backends.fsspec.installed import NEEDS_FSSPEC, installed_protocols
 from fusebackend.cli.status import cannot
 from fusebackend.urls.opening import Scheme, scheme_table
-from fusebackend.urls.registry import MEANINGS
+from fusebackend.urls.registry import meanings
 
 
 @click.command()
@@ -26,7 +26,7 @@ def backends(as_json: bool) -> None:
             _show(name, scheme)
         formatter = click.HelpFormatter(max_width=100)
         with formatter.section("\nParameters, in a URL as in 'sqlite:agent.db?on_exists=replace'"):
-            formatter.write_dl(list(MEANINGS.items()))
+            formatter.write_dl([(name, meaning) for name, (meaning, _) in meanings().items()])
         click.echo(formatter.getvalue().rstrip())
 
 

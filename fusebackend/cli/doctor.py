@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
 from fusebackend import config
-from fusebackend.cli.mount import plan_of, plan_options, word_options
+from fusebackend.cli.mount import MountLine, line_options, plan_of
 from fusebackend.cli.show import Output, json_option
-from fusebackend.config import ConfigFile
 from fusebackend.linux import mount_table as table
 
 if TYPE_CHECKING:
@@ -23,18 +21,9 @@ COLOURS = {"ok": "green", "warning": "yellow", "error": "red"}
 
 @click.command()
 @click.argument("mountpoint", required=False)
-@plan_options
-@word_options
 @json_option("{verdict, findings}, a finding {what, verdict, why, mend}.")
-def doctor(
-    mountpoint: str | None,
-    default: str | None,
-    routes: Sequence[str],
-    config_path: str | None,
-    read_only: bool,
-    options: Sequence[str],
-    as_json: bool,
-) -> None:
+@line_options
+def doctor(line: MountLine, mountpoint: str | None, as_json: bool) -> None:
     """Look at what a mount needs: FUSE, sandboxes for commands, directories, programs; with the arguments of 'mount',
     also at each backend.
 
@@ -44,9 +33,8 @@ def doctor(
     from fusebackend.doctor.finding import worst
     from fusebackend.doctor.routes import diagnose
 
-    plan = None
-    if mountpoint is not None or config_path is not None or default is not None or routes:
-        plan = _plan(mountpoint, default, routes, config_path, read_only, options)
+    is_named = mountpoint is not None or line.config_path is not None or line.default is not None or line.routes
+    plan = _plan(mountpoint, line) if is_named else None
     output, found = Output(), []
     for finding in diagnose(plan):
         found.append(finding)
@@ -61,17 +49,10 @@ def doctor(
     click.get_current_context().exit(1 if verdict == "error" else 0)
 
 
-def _plan(
-    mountpoint: str | None,
-    default: str | None,
-    routes: Sequence[str],
-    config_path: str | None,
-    read_only: bool,
-    options: Sequence[str],
-) -> MountPlan:
-    file = config.read_file(config_path) if config_path else ConfigFile()
+def _plan(mountpoint: str | None, line: MountLine) -> MountPlan:
+    file = line.file()
     if mountpoint is not None:
         place = table.resolve(mountpoint)
     else:
-        place = config.place_of(config_path, file) if config_path else os.getcwd()
-    return plan_of(place, file, config_path, default, routes, read_only, options)
+        place = config.place_of(line.config_path, file) if line.config_path else os.getcwd()
+    return plan_of(place, line, file)

@@ -115,7 +115,7 @@ class _Mistake(click.ClickException):
 
 
 def _is_mistake(error: Exception) -> bool:
-    from fusebackend.config import ConfigError, UnreadableConfigError
+    from fusebackend.base.settings import ConfigError, UnreadableConfigError
 
     return isinstance(error, ConfigError) and not isinstance(error, UnreadableConfigError)
 
@@ -123,7 +123,7 @@ def _is_mistake(error: Exception) -> bool:
 def _is_for_the_user(error: Exception) -> bool:
     """Return True for an error that a user can cause."""
     from fusebackend.base.extras import MissingExtraError
-    from fusebackend.config import ConfigError
+    from fusebackend.base.settings import ConfigError
     from fusebackend.urls.opening import UrlError
 
     return isinstance(error, (UrlError, ConfigError, MissingExtraError, OSError))

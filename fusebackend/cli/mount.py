@@ -2,98 +2,143 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar, cast
 
 import click
+from msgspec.structs import replace
 
 from fusebackend import config
 from fusebackend.base import xdg
 from fusebackend.base.paths import ROOT
+from fusebackend.base.settings import ConfigError, Field
 from fusebackend.cli.show import announce
 from fusebackend.cli.target import complete_route, complete_url, complete_words
-from fusebackend.config import ConfigError, ConfigFile, MountPlan, RouteTable
+from fusebackend.config import ConfigFile, MountPlan
 from fusebackend.linux import mount_point as point
 from fusebackend.linux import mount_table as table
 from fusebackend.linux.mount_table import MountError
-from fusebackend.protocol import DEFAULT_TTL_S
 from fusebackend.urls import opening as urls
 from fusebackend.urls.opening import Url, UrlError
-from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S
 
 LOOK = "'fusebackend doctor' looks at all that a mount needs, and 'fusebackend serve' does without one"
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def plan_options(function: F) -> F:
-    """The options of which `plan_of` makes a plan, but for `-o`."""
-    default = "What is at the root; a file of its own per mount point if not given."
-    from_file = "Read all this from a TOML file; the command line wins."
+@dataclass(frozen=True)
+class MountLine:
+    """What a command line says of a mount. Where it says nothing, the file counts."""
+
+    default: str | None = None
+    routes: Sequence[str] = ()
+    config_path: str | None = None
+    options: Sequence[str] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """By name, as they were given."""
+
+    def file(self) -> ConfigFile:
+        """Read the file; an empty one if none is given."""
+        return config.read_file(self.config_path) if self.config_path else ConfigFile()
+
+    @property
+    def base(self) -> str:
+        """The directory that relative paths in the file start from."""
+        return os.path.dirname(os.path.abspath(self.config_path)) if self.config_path else ""
+
+
+def line_options(function: F) -> F:
+    """Give a command the options of a mount: a `MountLine`, its first argument."""
+
+    def packed(**given: Any) -> Any:
+        settings = {each.name: each.read(given[each.name], option_of(each))
+                    for each in config.scalars() if given[each.name] is not None}  # fmt: skip
+        parts = {each.name: given[each.name] for each in fields(MountLine) if each.name != "settings"}
+        others = {name: given[name] for name in given if name not in parts and name not in names}
+        return function(MountLine(**parts, settings=settings), **others)
+
+    names = {each.name for each in config.scalars()}
+    command = functools.update_wrapper(packed, function)
+    words = click.option("-o", "options", multiple=True, shell_complete=complete_words, metavar="OPTION",
+                         help=f"Words with commas between: {', '.join(config.words_known())}.")  # fmt: skip
     for option in (
-        click.option("--read-only", is_flag=True, help="Nothing can be changed."),
-        click.option("--config", "config_path", metavar="FILE", help=from_file),
+        words,
+        *reversed([_setting_option(each) for each in config.scalars()]),
+        click.option("--config", "config_path", metavar="FILE",
+                     help="Read all this from a TOML file; the command line wins."),
         click.option("--route", "routes", multiple=True, shell_complete=complete_route, metavar="PREFIX=URL",
                      help="Another backend below PREFIX."),
-        click.option("--default", shell_complete=complete_url, metavar="URL", help=default),
+        click.option("--default", shell_complete=complete_url, metavar="URL",
+                     help="What is at the root; a file of its own per mount point if not given."),
     ):  # fmt: skip
-        function = option(function)
-    return function
+        command = option(command)
+    return cast("F", command)
 
 
-def word_options(function: F) -> F:
-    """`-o`."""
-    known = ", ".join((*config.OWN_WORDS, *config.LIBFUSE_WORDS))
-    return click.option("-o", "options", multiple=True, shell_complete=complete_words, metavar="OPTION",
-                        help=f"Words with commas between: {known}.")(function)  # fmt: skip
+def option_of(setting: Field) -> str:
+    """Return the option of a setting."""
+    return f"--{setting.key.replace('_', '-')}"
+
+
+def _setting_option(setting: Field) -> Callable[[Any], Any]:
+    how: dict[str, Any] = {"metavar": config.metavar(setting)}
+    if setting.type is bool:
+        how = {"is_flag": True, "default": None}
+    elif setting.choices:
+        how = {"type": click.Choice(setting.choices)}
+    default = config.default_text(setting)
+    text = f"{setting.setting.text}{f' [default: {default}]' if default else ''}"
+    return click.option(option_of(setting), setting.name, help=text, **how)
 
 
 @click.command()
 @click.argument("mountpoint", required=False)
-@plan_options
 @click.option("--foreground", is_flag=True, help="Serve in this process, log to standard error, end with Ctrl-C.")
-@word_options
-def mount(
-    mountpoint: str | None,
-    default: str | None,
-    routes: Sequence[str],
-    config_path: str | None,
-    read_only: bool,
-    foreground: bool,
-    options: Sequence[str],
-) -> None:
+@line_options
+def mount(line: MountLine, mountpoint: str | None, foreground: bool) -> None:
     """Mount backends on the empty directory MOUNTPOINT, and return when it answers.
 
     `fusebackend backends` lists the URLs that can be given.
     """
-    file = config.read_file(config_path) if config_path else ConfigFile()
+    file = line.file()
     if mountpoint is None:
         if file.mountpoint is None:
             raise click.UsageError("give a MOUNTPOINT, or a --config file that names one")
-        mountpoint = os.path.join(_base(config_path) or "", os.path.expanduser(file.mountpoint))
-    path = table.resolve(mountpoint)
-    plan = plan_of(path, file, config_path, default, routes, read_only, options)
+        mountpoint = os.path.join(line.base, os.path.expanduser(file.mountpoint))
+    plan = plan_of(table.resolve(mountpoint), line, file)
     if make_ready(plan):
-        announce([f"the server of an earlier mount on {path} had died; it was cleared away"])
-    make_data_directory(default, file, path)
+        announce([f"the server of an earlier mount on {plan.mountpoint} had died; it was cleared away"])
     if foreground:
         from fusebackend.cli.serve import serve
 
         # warnings are in its log, which is shown
-        serve(plan, lambda _: announce_mounted(plan, os.getpid()), log_file=None)
+        serve(replace(plan, log=None), lambda _: announce_mounted(plan, os.getpid()))
     else:
-        from fusebackend.cli.start import start
+        announce_mounted(plan, start_server(plan), plan.log)
 
-        pid, warnings = start(plan)
-        announce_mounted(plan, pid, plan.log)
-        for line in warnings:
-            click.echo(f"Warning: {line}", err=True)
+
+def start_server(plan: MountPlan, warning: str = "Warning: ") -> int:
+    """Start a server in the background, and return its process id when it answers. Its warnings are printed.
+
+    Raises:
+        MountError: it could not mount, in its own words.
+    """
+    from fusebackend.cli.start import start
+
+    pid, warnings = start(plan)
+    for each in warnings:
+        click.echo(f"{warning}{each}", err=True)
+    return pid
 
 
 def make_ready(plan: MountPlan) -> bool:
-    """Check that a plan can be mounted here. Returns True if a dead mount of ours was cleared away first.
+    """Check that a plan can be mounted here, and make its data directory.
+
+    Returns:
+        True if a dead mount of ours was cleared away first.
 
     Raises:
         UrlError, ConfigError: a backend, or the log, lies in the mount.
@@ -101,128 +146,62 @@ def make_ready(plan: MountPlan) -> bool:
     """
     _keep_apart(plan)
     try:
-        point.check_system(allow_other=plan.allow_other)
+        point.check_system(allow_other=plan.settings.allow_other)
     except MountError as error:
         raise MountError(error.errno, f"{error.strerror}; {LOOK}") from None
-    return point.prepare(plan.mountpoint).replaced_dead
+    is_cleared = point.prepare(plan.mountpoint).replaced_dead
+    make_data_directory(plan)
+    return is_cleared
 
 
-def make_data_directory(default: str | None, file: ConfigFile, path: str) -> None:
-    """Make the directory of the embedded default of a mount point, if it is what is mounted."""
-    if default is None and file.default is None:
-        xdg.make_directory(os.path.dirname(config.data_file(path)), "XDG_DATA_HOME")
-
-
-def _base(config_path: str | None) -> str | None:
-    """The directory that relative paths in the file start from."""
-    return os.path.dirname(os.path.abspath(config_path)) if config_path else None
-
-
-def plan_of(
-    path: str,
-    file: ConfigFile,
-    config_path: str | None,
-    default: str | None,
-    routes: Sequence[str],
-    read_only: bool,
-    options: Sequence[str],
-) -> MountPlan:
-    """Put the file and the command line together; the command line decides if both are given.
+def plan_of(path: str, line: MountLine, file: ConfigFile) -> MountPlan:
+    """Put the file and the command line together; the command line decides if both say something.
 
     Args:
         path: the mount point, or what stands for it (`config.place_of`).
+        file: of the line.
+
+    Raises:
+        UrlError, ConfigError: a URL or a setting is invalid.
     """
-    base = _base(config_path)
-    words = config.parse_words([*file.options, *options])
-    given = config.routes_by_prefix([_split_route(route) for route in routes])
-    with _named(config_path):
-        from_file = config.routes_by_prefix(file.routes.items())
-        ttl_s = config.meant("ttl", config.duration_s, file.ttl)
-        deadline_s = config.meant("deadline", config.deadline_s, file.deadline)
-        execute = config.shell_options(file.execute)
-        in_file = config.trees_options(file.trees, file.trees_name)
-        takes_snapshots = config.takes_snapshots(file.snapshots or "auto")
-        keeps_history = config.keeps_history(file.history or "on")
-        log_options = config.log_options(file.log)
-        approvals = config.approval_options(file.approvals)
-        metrics = config.metrics_options(file.metrics)
-    said = {prefix: table for prefix, table in from_file.items() if prefix not in given}
-    with _named(config_path):
+    given = config.by_prefix(map(_split_route, line.routes))
+    if line.default is not None:
+        given[ROOT] = line.default
+    with config.named(line.config_path):
+        tables = file.route_tables()
         for prefix in given:
-            _keep_rules(prefix, from_file.get(prefix, ""))
-        if default is not None:
-            _keep_rules(ROOT, file.default or "")
-        in_file_urls = {prefix: config.url_of(table) for prefix, table in said.items()}
-        default_url = config.url_of(file.default or "")
-        texts: dict[str, str] = {prefix: urls.parse(url, base=base).text for prefix, url in in_file_urls.items()}
-    texts.update({prefix: urls.parse(url).text for prefix, url in given.items()})
-    if default is not None:
-        root = urls.parse(default)
-    elif file.default is not None:
-        with _named(config_path):
-            root = urls.parse(default_url, base=base)
-        said[ROOT] = file.default
-    else:
-        root = urls.for_path("sqlite", config.data_file(path))
-    with _named(config_path):
-        limits = {prefix: config.limits_of(prefix, table) for prefix, table in said.items()}
-        rules = {prefix: config.route_rules_of(prefix, table) for prefix, table in said.items()}
-        views = config.views_of(file)
-    keeps_history = config.keeps_history(words.history) if words.history else keeps_history
-    is_read_only = read_only or (file.read_only if words.read_only is None else words.read_only)
+            has = tables.pop(prefix).has if prefix in tables else ""
+            if has:
+                raise ConfigError(
+                    f"route '{prefix}' has {has} there, so its url can't be given on the command line: write it there"
+                )
+        texts = {prefix: urls.parse(each.text, base=line.base or None).text for prefix, each in tables.items()}
+    texts |= {prefix: urls.parse(url).text for prefix, url in given.items()}
+    texts.setdefault(ROOT, _own_database(path))
+    settings = file.settings.but(
+        line.options,
+        limits={prefix: each.limits for prefix, each in tables.items()},
+        route_rules={prefix: each.rules for prefix, each in tables.items() if each.rules},
+        **line.settings,
+    )
     return MountPlan(
         mountpoint=path,
-        default=root.text,
-        routes=texts,
-        read_only=is_read_only,
-        allow_other=bool(file.allow_other or words.allow_other),
-        ttl_s=_first(words.ttl_s, ttl_s, DEFAULT_TTL_S),
-        deadline_s=_first(words.deadline_s, deadline_s, DEFAULT_DEADLINE_S),
-        limits=limits,
-        may_keep_awake=words.may_keep_awake,
-        words=words.libfuse,
+        urls=dict(sorted(texts.items())),
+        settings=settings,
         log=config.log_file(path),
-        execute=execute,
-        trees=config.trees_options(words.trees or in_file.shown, words.trees_name or in_file.name),
-        takes_snapshots=config.takes_snapshots(words.snapshots) if words.snapshots else takes_snapshots,
-        history=config.history_directory(path) if keeps_history and not is_read_only else None,
-        route_rules={prefix: own for prefix, own in rules.items() if own},
-        views=views,
-        view_mounts={
-            name: os.path.abspath(os.path.join(base or "", os.path.expanduser(view.mount)))
-            for name, view in file.views.items()
-            if view.mount is not None
-        },
-        default_view=file.default_view,
-        log_options=log_options,
-        approvals=approvals,
-        metrics=metrics,
+        history=config.history_directory(path) if settings.keeps_history else None,
     )
 
 
-def _keep_rules(prefix: str, said: str | RouteTable) -> None:
-    """Raises `ConfigError` where the command line would replace a route together with its rules or limits."""
-    if isinstance(said, str):
-        return
-    what = "rules" if config.route_rules_of(prefix, said) else "limits" if said.is_limited else ""
-    if what:
-        raise ConfigError(
-            f"route '{prefix}' has {what} there, so its url can't be given on the command line: write it there"
-        )
+def _own_database(path: str) -> str:
+    """Return the URL of the embedded default of a mount point."""
+    return urls.for_path("sqlite", config.data_file(path)).text
 
 
-def _first(*said: float | None) -> float:
-    """The first of these that was said at all; the last one is the default."""
-    return next(value for value in said if value is not None)
-
-
-@contextlib.contextmanager
-def _named(config_path: str | None) -> Iterator[None]:
-    """Name the file in the error of a value that it holds."""
-    try:
-        yield
-    except (ConfigError, UrlError) as error:
-        raise type(error)(f"'{config_path}': {error}") from None
+def make_data_directory(plan: MountPlan) -> None:
+    """Make the directory of the embedded default, if that is what is mounted."""
+    if plan.urls[ROOT] == _own_database(plan.mountpoint):
+        xdg.make_directory(os.path.dirname(config.data_file(plan.mountpoint)), "XDG_DATA_HOME")
 
 
 def _split_route(route: str) -> tuple[str, str]:
@@ -239,7 +218,7 @@ def _keep_apart(plan: MountPlan) -> None:
         UrlError: a file or directory lies below the mount point, or a directory holds it.
         ConfigError: the log does.
     """
-    for url in map(urls.parse, plan.urls().values()):
+    for url in map(urls.parse, plan.urls.values()):
         if url.path is not None:
             _keep_url_apart(url, url.path, plan.mountpoint)
     for what, path in (("log", plan.log), ("history", plan.history)):
@@ -261,14 +240,14 @@ def _is_inside(path: str, directory: str) -> bool:
 
 def announce_mounted(plan: MountPlan, pid: int, log: str | None = None) -> None:
     """Print what is mounted, by which process, and its routes."""
-    lines = [f"mounted {plan.mountpoint} (process {pid}{', read-only' if plan.read_only else ''})"]
+    lines = [f"mounted {plan.mountpoint} (process {pid}{', read-only' if plan.settings.read_only else ''})"]
     announce([*lines, *route_lines(plan, log)])
 
 
 def route_lines(plan: MountPlan, log: str | None) -> list[str]:
     """Return the log and the routes of a plan, a line each, for people."""
     lines = [] if log is None else [f"  log: {log}"]
-    for prefix, url in plan.urls().items():
+    for prefix, url in plan.urls.items():
         lines.append(f"  {prefix if prefix == '/' else prefix + '/'}  {urls.mask(url)}")
-    lines += [f"  view {name}: {place}" for name, place in plan.view_mounts.items()]
+    lines += [f"  view {name}: {place}" for name, place in plan.settings.view_mounts.items()]
     return lines

@@ -12,15 +12,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import NoReturn
 
 import click
+from msgspec.structs import replace
 
-from fusebackend.cli.mount import announce_mounted, make_data_directory, make_ready, plan_of
+from fusebackend.base.settings import ConfigError
+from fusebackend.cli.mount import MountLine, announce_mounted, make_ready, plan_of, start_server
 from fusebackend.cli.show import announce, one_line
 from fusebackend.cli.umount import DEFAULT_TIMEOUT_S, end_mount, show_holders
-from fusebackend.config import LIBFUSE_WORDS, OWN_WORDS, ConfigError, ConfigFile, read_file
+from fusebackend.config import words_known
 from fusebackend.linux import mount_table as table
 from fusebackend.linux.mount_table import FSTYPE, SUBTYPE
 from fusebackend.linux.unmount import BusyError
@@ -111,20 +112,15 @@ def mount_helper(
             f"'{urls.mask(default)}' has a password, which every user could read in the table of mounts: "
             "write the URL into a TOML file that only root can read, and give that file"
         )
-    file = read_file(config_path) if config_path else ConfigFile()
-    plan = plan_of(path, file, config_path, default, (), False, [",".join(words)])
+    line = MountLine(default=default, config_path=config_path, options=words)
+    plan = plan_of(path, line, line.file())
     plan = replace(plan, source=source)  # by which `mount -a` knows that it is mounted
     if is_fake:
         return
     make_ready(plan)
-    make_data_directory(default, file, path)
-    from fusebackend.cli.start import start
-
-    pid, warnings = start(plan)
+    pid = start_server(plan, "mount.fusebackend: warning: ")
     if is_verbose:
         announce_mounted(plan, pid, plan.log)
-    for line in warnings:
-        click.echo(f"mount.fusebackend: warning: {line}", err=True)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -174,7 +170,7 @@ def _words(options: Sequence[str], is_sloppy: bool) -> Iterator[str]:
     Raises:
         ConfigError: a remount or a bind mount is asked for.
     """
-    known = {each.partition("=")[0] for each in (*OWN_WORDS, *LIBFUSE_WORDS)}
+    known = {each.partition("=")[0] for each in words_known()}
     for word in (word.strip() for option in options for word in option.split(",")):
         if word in ("remount", "bind", "rbind", "move"):
             raise ConfigError(f"-o {word} is not possible: umount, and mount again with other options")

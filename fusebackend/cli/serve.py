@@ -16,12 +16,18 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec.structs import replace
 
 from fusebackend.base import heap
 from fusebackend.base.shown import shown
 from fusebackend.config import MountPlan
-from fusebackend.urls.opening import UrlError, open_backend
+from fusebackend.urls.opening import UrlError, mask, open_backend
+
+if TYPE_CHECKING:
+    from fusebackend.composite.backend import CompositeBackend
 
 log = logging.getLogger("fusebackend.serve")
 
@@ -35,78 +41,35 @@ class _Lines(logging.Formatter):
         return shown(super().formatMessage(record))
 
 
-def serve(plan: MountPlan, on_ready: Callable[[Sequence[str]], None], *, log_file: str | None) -> None:
+def serve(plan: MountPlan, on_ready: Callable[[Sequence[str]], None]) -> None:
     """Serve a plan in the calling thread until it is unmounted, or SIGTERM or SIGINT comes.
 
     A service manager that started this process is told when the mount answers, and when it ends.
 
     Args:
-        plan: the backends and their mount point.
+        plan: the backends and their mount point. Its `log` is where this process logs; None means standard error.
         on_ready: called once, from another thread, when the mount answers, with messages for its user.
-        log_file: where this process logs, for `status` to show; None means standard error.
 
     Raises:
         UrlError, OSError: a backend can't be opened or made durable at the end, or the kernel refused the mount.
     """
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Lines(LOG_FORMAT))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
-    logging.captureWarnings(True)
-    faulthandler.enable()  # a crash in C code leaves the stack of each thread in the log
-    _allow_many_files()
-    from fusebackend.composite.backend import CompositeBackend
+    _begin()
     from fusebackend.control import rendezvous
     from fusebackend.linux.service_manager import ServiceManager
-    from fusebackend.mount.options import MountOptions
-    from fusebackend.rules.view import checked_views
-    from fusebackend.server.live import LiveMount
-    from fusebackend.urls.opening import mask
+    from fusebackend.server.assemble import assemble
 
     with contextlib.ExitStack() as opened:
-        manager = opened.enter_context(ServiceManager.of_environment(is_main=log_file is None))
-        socket = plan.socket
+        manager = opened.enter_context(ServiceManager.of_environment(is_main=plan.log is None))
         if plan.is_mounted:
             rendezvous.require_unserved(plan.mountpoint)
         else:
-            socket = opened.enter_context(rendezvous.claimed(plan.mountpoint, socket))
-        backends = {}
-        for prefix, url in plan.urls().items():
-            backends[prefix] = open_backend(url)
-            opened.callback(_close, backends[prefix], mask(url))
+            plan = replace(plan, socket=opened.enter_context(rendezvous.claimed(plan.mountpoint, plan.socket)))
+        backend = _opened(plan, opened)
         os.chdir("/")  # the directory that this was started in can be unmounted or removed
-        backend = CompositeBackend(backends.pop("/"), backends)
-        shown = {prefix: mask(url) for prefix, url in plan.urls().items()}
-        options = MountOptions(
-            allow_other=plan.allow_other,
-            read_only=plan.read_only,
-            may_keep_awake=plan.may_keep_awake,
-            extra=plan.words,
-            description={"urls": shown, "log": log_file},
-            source=plan.source,
-        )
         does = "mounting" if plan.is_mounted else "serving, without a mount,"
+        shown = {prefix: mask(url) for prefix, url in plan.urls.items()}
         log.info("%s %s: %s", does, plan.mountpoint, ", ".join(f"{prefix} = {url}" for prefix, url in shown.items()))
-        live = LiveMount(
-            backend,
-            plan.mountpoint,
-            options,
-            ttl_s=plan.ttl_s,
-            deadline_s=plan.deadline_s,
-            limits=plan.limits,
-            shell=plan.execute,
-            trees=plan.trees,
-            takes_snapshots=plan.takes_snapshots,
-            history=plan.history,
-            route_rules=plan.route_rules,
-            views=checked_views(plan.views, plan.default_view),
-            default_view=plan.default_view,
-            view_mounts=plan.view_mounts,
-            log_options=plan.log_options,
-            approvals=plan.approvals,
-            metrics=plan.metrics,
-            socket=socket,
-            is_mounted=plan.is_mounted,
-        )
+        live = assemble(backend, plan)
         heap.collect_less()
 
         def ready() -> None:
@@ -120,6 +83,27 @@ def serve(plan: MountPlan, on_ready: Callable[[Sequence[str]], None], *, log_fil
 
         live.run(ready, lambda: manager.stopping("storing everything"))
     log.info("%s %s, everything is stored", "unmounted" if plan.is_mounted else "ended", plan.mountpoint)
+
+
+def _begin() -> None:
+    """Make this process a server: its log, its descriptors."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Lines(LOG_FORMAT))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.captureWarnings(True)
+    faulthandler.enable()  # a crash in C code leaves the stack of each thread in the log
+    _allow_many_files()
+
+
+def _opened(plan: MountPlan, opened: contextlib.ExitStack) -> CompositeBackend:
+    """Open the backends of a plan; they are closed with `opened`."""
+    from fusebackend.composite.backend import CompositeBackend
+
+    backends = {}
+    for prefix, url in plan.urls.items():
+        backends[prefix] = open_backend(url)
+        opened.callback(_close, backends[prefix], mask(url))
+    return CompositeBackend(backends.pop("/"), backends)
 
 
 def _end_with_sessions(path: str) -> None:
@@ -164,9 +148,9 @@ def main() -> None:
                 os.write(ready_fd, json.dumps(message).encode() + b"\n")
             os.close(ready_fd)
 
-    plan = MountPlan.from_json(request["plan"])
+    plan = msgspec.convert(request["plan"], MountPlan)
     try:
-        serve(plan, lambda warnings: answer({"pid": os.getpid(), "warnings": list(warnings)}), log_file=plan.log)
+        serve(plan, lambda warnings: answer({"pid": os.getpid(), "warnings": list(warnings)}))
     except (UrlError, OSError) as error:
         from fusebackend.cli.main import one_line
 

@@ -16,8 +16,9 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict
 from typing import Any
+
+import msgspec
 
 from fusebackend.base import xdg
 from fusebackend.base.deadline import is_readable
@@ -104,7 +105,7 @@ def _start(plan: MountPlan, log_fd: int) -> tuple[subprocess.Popen[bytes], int]:
     stdin = process.stdin
     if stdin is not None:
         with contextlib.suppress(BrokenPipeError), stdin:  # it ended at once; the missing answer will say so
-            stdin.write(json.dumps({"plan": asdict(plan), "ready_fd": ready_fd}).encode())
+            stdin.write(json.dumps({"plan": msgspec.to_builtins(plan), "ready_fd": ready_fd}).encode())
     return process, answer_fd
 
 

@@ -379,10 +379,10 @@ def _urls(incomplete: str, before: str = "") -> list[CompletionItem]:
 
 def complete_words(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete `-o`: the last of several words with commas between."""
-    from fusebackend.config import LIBFUSE_WORDS, OWN_WORDS
+    from fusebackend.config import words_known
 
     before, comma, last = incomplete.rpartition(",")
-    known = [word.replace("TIME", "").replace("NAME", "") for word in (*OWN_WORDS, *LIBFUSE_WORDS)]
+    known = [word.replace("TIME", "").replace("NAME", "") for word in words_known()]
     return [CompletionItem(f"{before}{comma}{word}") for word in known if word.startswith(last)]
 
 

@@ -30,7 +30,8 @@ from typing import NamedTuple, TypeVar
 
 from fusebackend import config
 from fusebackend.base.deadline import GivenUp, within
-from fusebackend.config import ConfigError, escape_mountpoint
+from fusebackend.base.settings import ConfigError
+from fusebackend.config import escape_mountpoint
 from fusebackend.linux import mount_table as table
 from fusebackend.linux import proc
 from fusebackend.linux.mount_table import MountError

@@ -176,14 +176,14 @@ def _checks(plan: MountPlan | None) -> Iterator[tuple[str, Check]]:
     yield "user namespaces", machine.user_namespaces
     yield "AppArmor and seccomp", machine.confinement
     yield "propagation", partial(machine.propagation, None if plan is None else plan.mountpoint)
-    yield "bubblewrap", partial(machine.sandbox, plan is None or plan.execute.sandbox != "none")
+    yield "bubblewrap", partial(machine.sandbox, plan is None or plan.settings.shell.sandbox != "none")
     yield "control groups", machine.limits
     yield "programs", machine.programs
     yield "locale", machine.locale
     yield "directories", machine.directories
     yield "extras", machine.extras
     if plan is not None:
-        for prefix, text in plan.urls().items():
+        for prefix, text in plan.urls.items():
             url = urls.parse(text)
             yield f"route {prefix} ({url.masked})", partial(route, prefix, url)
 

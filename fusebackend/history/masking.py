@@ -13,31 +13,21 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Final, Literal, NamedTuple, TypeAlias, get_args
+from typing import Annotated, Final, Literal, TypeAlias
 
+from fusebackend.base.settings import Setting, Table
 from fusebackend.protocol.scheme import mask
 
 Commands: TypeAlias = Literal["masked", "full", "none"]
 """How the history keeps commands."""
 
-CHOICES: Final = get_args(Commands)
 
+class LogOptions(Table, frozen=True):
+    """What a history keeps of calls: `[log]` of the TOML file."""
 
-class LogOptions(NamedTuple):
-    """What a history keeps of calls: `[log]` of the TOML file.
-
-    Raises `ValueError` in `of` for a value that it doesn't know.
-    """
-
-    commands: Commands = "masked"
-    """Commands without their secrets; in full; or the names of their programs alone."""
-
-    @classmethod
-    def of(cls, commands: str | None = None) -> LogOptions:
-        for choice in CHOICES:
-            if commands in (None, choice):
-                return cls(choice)
-        raise ValueError(f"commands = {commands!r}: give one of {', '.join(CHOICES)}")
+    commands: Annotated[
+        Commands, Setting("Commands without their secrets; in full; or the names of their programs alone.")
+    ] = "masked"
 
 
 STARS: Final = "***"

@@ -13,11 +13,12 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
 from fusebackend.base.paths import AgentPath, is_below
+from fusebackend.base.settings import TIME, Setting, Table
 from fusebackend.protocol import Actor
 
 if TYPE_CHECKING:
@@ -31,26 +32,23 @@ MAX_WAIT_S: Final = 3600.0
 MAX_EXPIRE_S: Final = 30 * 24 * 3600.0
 
 
-class ApprovalOptions(NamedTuple):
+class ApprovalOptions(Table, frozen=True):
     """How long is waited for approvals: `[approvals]` of the TOML file.
 
-    Raises `ValueError` in `of` for a time that is out of range.
+    Raises:
+        ValueError: a time is out of range.
     """
 
-    wait_s: float = 0.0
-    """So long a caller waits before it is refused with the number of its request."""
-    expire_s: float = 24 * 3600.0
-    """So long a request waits."""
+    wait_s: Annotated[
+        float, Setting("How long a caller waits before it is refused with the number of its request.", "wait", TIME)
+    ] = 0.0
+    expire_s: Annotated[float, Setting("How long a request waits.", "expire", TIME)] = 24 * 3600.0
 
-    @classmethod
-    def of(cls, wait_s: float | None = None, expire_s: float | None = None) -> ApprovalOptions:
-        """Return the options; None is the default of each, in seconds."""
-        found = cls(cls().wait_s if wait_s is None else wait_s, cls().expire_s if expire_s is None else expire_s)
-        if not 0 <= found.wait_s <= MAX_WAIT_S:
-            raise ValueError(f"wait = {found.wait_s:g} s: a caller waits for an hour at most")
-        if not 0 < found.expire_s <= MAX_EXPIRE_S:
-            raise ValueError(f"expire = {found.expire_s:g} s: give more than 0, and 30 days (720 h) at most")
-        return found
+    def __post_init__(self) -> None:
+        if not 0 <= self.wait_s <= MAX_WAIT_S:
+            raise ValueError(f"wait = {self.wait_s:g} s: a caller waits for an hour at most")
+        if not 0 < self.expire_s <= MAX_EXPIRE_S:
+            raise ValueError(f"expire = {self.expire_s:g} s: give more than 0, and 30 days (720 h) at most")
 
 
 LOGGED: Final = ("request", "approval", "denial")

@@ -1,4 +1,4 @@
-"""Backend URLs and their kinds: `Url`, `Scheme`, `UrlError`; and `mask`, to show one."""
+"""Backend URLs and their kinds: `Url`, `Scheme`, `Parameter`, `UrlError`; and `mask`, to show one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import unquote
 
+from fusebackend.base.sizes import EXAMPLES, size_bytes
 from fusebackend.protocol import Features
 
 
@@ -36,12 +37,26 @@ class Url:
 
 
 @dataclass(frozen=True)
+class Parameter:
+    """A parameter of URLs: how its value is read, and what it means, for people.
+
+    `reads` raises ValueError with a text such as `must be a number`.
+    """
+
+    reads: Callable[[str], Any]
+    meaning: str
+
+    def __call__(self, value: str) -> Any:
+        return self.reads(value)
+
+
+@dataclass(frozen=True)
 class Scheme:
-    """One kind of URL.
+    """One kind of URL. A backend of this package has those of its URLs in `schemes`, by name.
 
     `takes` is the kind of the text after the colon: a `path` (made absolute), `nothing`, a `name` or nothing, or `text`
-    that `open` understands. `parameters` maps the names that may follow `?` to functions that read their values, and
-    raise ValueError with a text such as `must be a number`; those in `passed_on` are passed on as text, as all are
+    that `open` understands. `parameters` maps the names that may follow `?` to a `Parameter` or a plain function that
+    reads the value; those in `passed_on` are passed on as text, as all are
     where `parameters` is None. `features` are those of its volume where they don't depend on the URL. `snapshots` says
     that the volume keeps them.
     """
@@ -56,6 +71,79 @@ class Scheme:
     execute: bool = False
     snapshots: bool = False
 
+
+# --------------------------------------------------------------------------------------------------------------
+# Parameters that several backends know
+# --------------------------------------------------------------------------------------------------------------
+#
+# A name means the same in all of them.
+
+
+def one_of(*known: str) -> Callable[[str], str]:
+    """Return a reader of one of these words."""
+
+    def read(value: str) -> str:
+        if value not in known:
+            raise ValueError(f"must be {' or '.join(map(repr, known))}")
+        return value
+
+    return read
+
+
+def auto_or_off(value: str) -> bool:
+    """Read `auto` or `off`."""
+    return one_of("auto", "off")(value) == "auto"
+
+
+def positive(value: str) -> int:
+    """Read a whole number above 0."""
+    if not re.fullmatch("[0-9]{1,12}", value) or int(value) == 0:
+        raise ValueError("must be a whole number above 0")
+    return int(value)
+
+
+def seconds(value: str) -> float:
+    """Read a number of seconds."""
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", value):
+        raise ValueError("must be a number of seconds")
+    return float(value)
+
+
+def _size(value: str) -> int:
+    try:
+        size = size_bytes(value)
+    except ValueError:
+        size = 0
+    if size == 0:
+        raise ValueError(f"must be a size above 0 ({EXAMPLES})")
+    return size
+
+
+ON_EXISTS = {
+    "on_exists": Parameter(
+        one_of("error", "replace"), "an agent's write to a file that is there: error (default) or replace"
+    )
+}
+
+LIMITS = {
+    "limit_bytes": Parameter(_size, "how much the volume may hold, such as 10GiB; more is EDQUOT"),
+    "limit_files": Parameter(positive, "how many files, directories and links the volume may hold; more is EDQUOT"),
+}
+"""Of volumes that every change of passes through this package: what others add elsewhere could not be refused."""
+
+MAX_FILE_SIZE = {"max_file_size_mb": Parameter(positive, "larger files are passed over by grep")}
+
+TTL = {"ttl": Parameter(seconds, "for how many seconds the kernel believes what was seen before it looks again")}
+
+COMMANDS = {
+    "max_output_bytes": Parameter(positive, "what a command prints beyond this is dropped"),
+    "timeout": Parameter(positive, "seconds that a command may take"),
+}
+
+
+# --------------------------------------------------------------------------------------------------------------
+# What is shown
+# --------------------------------------------------------------------------------------------------------------
 
 _AUTHORITY = re.compile(r"(//[^/:@\s?]*):[^\s]*@")
 _ASSIGNMENT = re.compile(r"([^&?\s=]+)(\s*=\s*)('(?:[^'\\]|\\.)*'?|[^&\s]*)")

@@ -8,11 +8,14 @@ meaning and the other modes match such names as well: a list of deepagents is ne
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
+
+from msgspec.structs import force_setattr
 
 from fusebackend.base.paths import PathError, normalise
+from fusebackend.base.settings import Setting, Table
 
 Operation = Literal["read", "write", "execute"]
 Mode = Literal["allow", "deny", "interrupt", "hide", "append"]
@@ -147,23 +150,21 @@ def literal(pattern: str) -> str:
     return "/" + "/".join(kept)
 
 
-@dataclass(frozen=True)
-class RouteRules:
+class RouteRules(Table, frozen=True):
     """The rules of one route, for every reader.
-
-    Args:
-        read_only: nothing can be changed.
-        hide: globs of names that are not there for any reader, from the root of the route, such as `**/.env`.
 
     Raises:
         RuleError: a glob is none.
     """
 
-    read_only: bool = False
-    hide: tuple[str, ...] = ()
+    read_only: Annotated[bool, Setting("Nothing can be changed.")] = False
+    hide: Annotated[
+        Sequence[str],
+        Setting("Globs of names that are there for no reader, from the root of the route, such as **/.env."),
+    ] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "hide", tuple(self.hide))
+        force_setattr(self, "hide", tuple(self.hide))
         if self.hide:
             within(self.hide)
 

@@ -1,7 +1,9 @@
 """A running mount: `mount()`, its parts and how they are put together, its agent face, and where commands run.
 
 api.py        `fusebackend.mount()`
-live.py       the parts of one mount, put together; where its commands run
+in_process.py  a mount of this process
+assemble.py   the parts of a mount, made from its settings and put together
+live.py       a mount from its first request to its last
 unmounted.py  in the place of the kernel where nothing is mounted
 mounted.py    its agent face
 viewed.py     its agent face through a view

@@ -54,6 +54,7 @@ from fusebackend.shell.options import ShellOptions
 
 if TYPE_CHECKING:
     from fusebackend.composite.backend import CompositeBackend
+    from fusebackend.config import MountPlan
     from fusebackend.vfs.mounted_tree import FileSystem
 
 log = logging.getLogger(__name__)
@@ -112,37 +113,27 @@ class Guest:
 
     Args:
         backend: what is mounted; its default runs commands.
-        filesystem, mountpoint, options, allow_other, read_only: as for `LiveMount`.
-        is_mounted: False where the verbs alone are served: commands then see the default's files only.
+        filesystem: its mounted tree.
+        plan: how it is mounted. Where it is not, commands see the default's files only.
 
     Raises:
         OSError: the default can't be had.
     """
 
-    def __init__(
-        self,
-        backend: CompositeBackend,
-        filesystem: FileSystem,
-        mountpoint: str,
-        options: ShellOptions,
-        *,
-        allow_other: bool,
-        read_only: bool,
-        is_mounted: bool = True,
-    ) -> None:
-        self._is_mounted = is_mounted
+    def __init__(self, backend: CompositeBackend, filesystem: FileSystem, plan: MountPlan) -> None:
+        self._is_mounted = plan.is_mounted
         self._default = backend.mounts()[ROOT]
         self._backend = backend
         self._filesystem = filesystem
-        self._options = options
-        self._read_only = read_only
+        self._options = plan.settings.shell
+        self._read_only = plan.settings.read_only
         verb = AgentFace(self._default, "The default backend").verb("execute")
         assert verb is not None, "a guest has execute"
         self._verb = verb
         self._known = _parameters(verb)
         self.label = label_of(self._default)
         self._routes = [route.prefix for route in filesystem.tree.routes if route.prefix != ROOT]
-        self._sight = self._choose_sight(mountpoint, allow_other)
+        self._sight = self._choose_sight(plan.mountpoint, plan.settings.allow_other)
         self._calls = Calls(MAX_COMMANDS, self._log_late)
         self._started = threading.Event()
         self._running = Running()

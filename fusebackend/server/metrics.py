@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from fusebackend.base import paths
@@ -46,12 +47,21 @@ BUCKETS_S = (0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3
 FAILED = "failed"
 """The label `error` of a verb whose answer has one: its text is for people, and may name a file."""
 
+REQUEST_SECONDS = "Time from a request or verb to its answer."
+REQUEST_ERRORS = "Requests and verbs that were refused or failed, by the name of the errno."
+KERNEL_BYTES = "Bytes of files that the kernel read and wrote here. What its page cache answers is not among them."
+KERNEL_OPENS = "Opens of files, by whether the kernel may keep the pages that it has (hit) or drops them (miss)."
+CACHE_LOOKUPS = (
+    "Lookups of pieces of files in the memory of a volume: hit, or miss, which asks its file or its network."
+)
+FEED_DELAY_SECONDS = (
+    "Time from the transaction of a change by another host until it was told of here, by the database's clock."
+)
+
 M = TypeVar("M", bound=MountedBackend)
 
 
-def opened(
-    filesystem: FileSystem, status: Callable[[], dict[str, Any]], options: MetricsOptions | None = None
-) -> Metrics:
+def opened(filesystem: FileSystem, status: Callable[[], dict[str, Any]], options: MetricsOptions) -> Metrics:
     """Return the metrics of a mount.
 
     Raises:
@@ -59,7 +69,7 @@ def opened(
     """
     try:
         with needed_by("metrics"):
-            return Metrics(filesystem, status, options or MetricsOptions())
+            return Metrics(filesystem, status, options)
     except ModuleNotFoundError as error:
         raise MountError(errno.ENOTSUP, str(error)) from None
 
@@ -81,45 +91,16 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._registry.register(_Counted(status))
         ProcessCollector(registry=self._registry)
+        counter = partial(Counter, registry=self._registry)
+        histogram = partial(Histogram, registry=self._registry)
         place = ("face", "operation", "route")
-        self._seconds = Histogram(
-            "fusebackend_request_seconds",
-            "Time from a request or verb to its answer.",
-            place,
-            buckets=BUCKETS_S,
-            registry=self._registry,
-        )
-        self._errors = Counter(
-            "fusebackend_request_errors",
-            "Requests and verbs that were refused or failed, by the name of the errno.",
-            (*place, "error"),
-            registry=self._registry,
-        )
-        self._bytes = Counter(
-            "fusebackend_kernel_bytes",
-            "Bytes of files that the kernel read and wrote here. What its page cache answers is not among them.",
-            ("direction", "route"),
-            registry=self._registry,
-        )
-        self._opens = Counter(
-            "fusebackend_kernel_opens",
-            "Opens of files, by whether the kernel may keep the pages that it has (hit) or drops them (miss).",
-            ("page_cache", "route"),
-            registry=self._registry,
-        )
-        self._lookups = Counter(
-            "fusebackend_cache_lookups",
-            "Lookups of pieces of files in the memory of a volume: hit, or miss, which asks its file or its network.",
-            ("result", "route"),
-            registry=self._registry,
-        )
-        self._delays = Histogram(
-            "fusebackend_feed_delay_seconds",
-            "Time from the transaction of a change by another host until it was told of here, by the database's clock.",
-            ("route",),
-            buckets=BUCKETS_S[5:],
-            registry=self._registry,
-        )
+        self._seconds = histogram("fusebackend_request_seconds", REQUEST_SECONDS, place, buckets=BUCKETS_S)
+        self._errors = counter("fusebackend_request_errors", REQUEST_ERRORS, (*place, "error"))
+        self._bytes = counter("fusebackend_kernel_bytes", KERNEL_BYTES, ("direction", "route"))
+        self._opens = counter("fusebackend_kernel_opens", KERNEL_OPENS, ("page_cache", "route"))
+        self._lookups = counter("fusebackend_cache_lookups", CACHE_LOOKUPS, ("result", "route"))
+        delays = "fusebackend_feed_delay_seconds"
+        self._delays = histogram(delays, FEED_DELAY_SECONDS, ("route",), buckets=BUCKETS_S[5:])
         self._observers: dict[tuple[Face, str, str], Callable[[float], None]] = {}  # `labels` takes longer than this
         self._labels: dict[AgentPath, str] = {}
 
@@ -137,9 +118,10 @@ class Metrics:
         Raises:
             MountError: the address can't be had.
         """
-        host, port = self._options
-        if host is None:
+        address = self._options.address
+        if address is None:
             return
+        host, port = address
         from prometheus_client import start_http_server
 
         try:

@@ -1,8 +1,8 @@
 """`MountedBackend`: the files of a live mount through the agent face, and verbs of live mounts.
 
 The verbs go to the backend that is mounted, and to the trees directory where it is named (`trees.py`). `execute` runs
-where the default backend runs commands, else in a sandbox of the mount (`live.py`); `stat`, `invalidate`, `watch` and
-`status` speak of the mount. Both `server.api.Mount` and the control server end here.
+where the default backend runs commands, else in a sandbox of the mount; `stat`, `invalidate`, `watch` and `status`
+speak of the mount. Both `server.in_process.Mount` and the control server end here.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import stat as stat_module
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, TypeVar, Unpack
+from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
 from fusebackend.backends.directory.backend import FilesystemBackend
 from fusebackend.base import budget, errors, paths
 from fusebackend.base.paths import ROOT, AgentPath, PathError, normalise, to_name
+from fusebackend.config import MetricsOptions
 from fusebackend.control.following import follow, new_approvals
 from fusebackend.control.verbs import ServedMount
 from fusebackend.linux.command import Command
@@ -68,14 +69,12 @@ from fusebackend.protocol import (
 from fusebackend.protocol.records import FILE_TYPES
 from fusebackend.protocol.served import LISTED_CHANGES, LOGGED_CALLS, STAT_COLUMNS, DiffForm
 from fusebackend.rules import met
-from fusebackend.server.approvals import MAX_CHANGE_BYTES, Approvals, info_of
+from fusebackend.server.approvals import MAX_CHANGE_BYTES, info_of
 from fusebackend.server.asking import KEPT_OUTPUT, Asking, Change
 from fusebackend.server.forget import Forgetting
 from fusebackend.server.history import MountHistory, said
-from fusebackend.server.rules import Views
 from fusebackend.server.space import prune, space
 from fusebackend.server.trees import TreesFace
-from fusebackend.trees.automatic import AutomaticSnapshots
 from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.branches import Branches
 from fusebackend.trees.checkouts import Checkouts
@@ -93,13 +92,12 @@ from fusebackend.volumes.walk import resolve
 
 if TYPE_CHECKING:
     from fusebackend.composite.backend import CompositeBackend
+    from fusebackend.history.recorder import Recorder
     from fusebackend.history.requests import Request
     from fusebackend.history.steps import Verb as Kind
     from fusebackend.protocol import Verb
-    from fusebackend.server.metrics import Metrics
-    from fusebackend.server.recording import Recording
+    from fusebackend.server.assemble import MountParts
     from fusebackend.vfs.junctions import Route
-    from fusebackend.vfs.mounted_tree import FileSystem
     from fusebackend.vfs.watch.queue import Watch
 
 log = logging.getLogger(__name__)
@@ -112,59 +110,22 @@ STAT_BYTES = 2048
 """Memory of a `StatResult`, with its part of an answer."""
 
 
-class Executor(Protocol):
-    """The place where commands run: `Shell` or `Guest`."""
-
-    def execute(self, command: Command) -> ExecuteResponse: ...
-
-
 class MountedBackend(ServedMount):
-    """See the module's docstring.
+    """See the module's docstring."""
 
-    Args:
-        backend: what is mounted.
-        filesystem: its mounted tree.
-        mountpoint: where, as an absolute path.
-        shell: runs the commands of the mount.
-        status: gives what `fusebackend status --json` shows of the mount.
-        snapshots: of the mount; None if it keeps none.
-        automatic: takes snapshots before calls that may change something; None if nothing does.
-        branches: of the mount; None if it has none.
-        recording: keeps the history of calls; None if there is none.
-        views: of the mount.
-        metrics: what is measured of it; None if nothing is.
-        approvals: has the changes that wait for one.
-        is_mounted: False where the verbs alone are served; `mountpoint` then stands for what is served.
-    """
-
-    def __init__(
-        self,
-        backend: CompositeBackend,
-        filesystem: FileSystem,
-        mountpoint: str,
-        shell: Executor,
-        status: Callable[[], dict[str, Any]],
-        snapshots: Snapshots | None = None,
-        automatic: AutomaticSnapshots | None = None,
-        branches: Branches | None = None,
-        recording: Recording | None = None,
-        views: Views | None = None,
-        metrics: Metrics | None = None,
-        approvals: Approvals | None = None,
-        *,
-        is_mounted: bool = True,
-    ) -> None:
-        self.is_mounted = is_mounted
+    def __init__(self, parts: MountParts) -> None:
+        self.parts = parts
+        self.is_mounted = parts.is_mounted
         self._view_name: str | None = None
-        self.backend = backend
-        self.filesystem = filesystem
-        self.mountpoint = mountpoint
-        self.shell = shell
-        self._status = status
-        self._metrics = metrics
-        self._snapshots = snapshots
-        self._automatic = automatic
-        self._branches = branches
+        self.backend = backend = parts.backend
+        self.filesystem = filesystem = parts.filesystem
+        self.mountpoint = parts.mountpoint
+        self.shell = parts.shell
+        self._status = parts.status
+        self._metrics = parts.metrics
+        self._snapshots = parts.snapshots
+        self._automatic = parts.automatic
+        self._branches = branches = parts.branches
         self._merges: Merges | None = None
         self._restores: Restores | None = None
         self._checkouts: Checkouts | None = None
@@ -172,28 +133,32 @@ class MountedBackend(ServedMount):
         self._states = States(
             volumes,
             branches,
-            snapshots,
+            parts.snapshots,
             lambda ref, paths: self._remembered().before(ref, paths),
             lambda call: self._remembered().branch_of(call),
         )
+        self._recording = recording = parts.recording
+        recorder = None if recording is None else recording.recorder
+        self._past = None if recorder is None else MountHistory(recorder, volumes)
+        self._views = parts.views
+        self._for = TreesFace(backend, filesystem, parts.views).of
+        self._asking = Asking(parts.approvals, parts.views, filesystem.tree)
         if branches is not None:
-            recorder = None if recording is None else recording.recorder
-            own = filesystem.tree.trees_path
-            self._merges = Merges(branches, volumes, filesystem.written, recorder, own, self._covered)
-            branches.compare = self._merges.compare
-            if recorder is not None:
-                branches.authors = recorder.calls
-            parts = backend.mounts().values()
-            directories = [str(each.cwd) for each in parts if isinstance(each, FilesystemBackend)]
-            self._checkouts = Checkouts(branches, [*([mountpoint] if is_mounted else []), *directories])
-            self._restores = branches.past = Restores(
-                branches, volumes, self._states, filesystem.written, recorder, self._covered, self._began_ns
-            )
-        self._recording = recording
-        self._past = None if recording is None else MountHistory(recording.recorder, volumes)
-        self._views = views or Views(filesystem, backend, {})
-        self._for = TreesFace(backend, filesystem, self._views).of
-        self._asking = Asking(approvals or Approvals(), self._views, filesystem.tree)
+            self._attach(branches, volumes, recorder)
+
+    def _attach(self, branches: Branches, volumes: dict[AgentPath, Volume], recorder: Recorder | None) -> None:
+        """Give the mount what it changes many files with: merges, restores, branches in directories."""
+        filesystem, parts = self.filesystem, self.backend.mounts().values()
+        own = filesystem.tree.trees_path
+        self._merges = Merges(branches, volumes, filesystem.written, recorder, own, self._covered)
+        branches.compare = self._merges.compare
+        if recorder is not None:
+            branches.authors = recorder.calls
+        directories = [str(each.cwd) for each in parts if isinstance(each, FilesystemBackend)]
+        self._checkouts = Checkouts(branches, [*([self.mountpoint] if self.is_mounted else []), *directories])
+        self._restores = branches.past = Restores(
+            branches, volumes, self._states, filesystem.written, recorder, self._covered, self._began_ns
+        )
 
     def tidy(self) -> None:
         """Remove what a killed server has left of merges and restores, before anybody sees the files."""
@@ -539,7 +504,7 @@ class MountedBackend(ServedMount):
     def metrics(self) -> str:
         from fusebackend.server.metrics import opened
 
-        metrics = self._metrics or opened(self.filesystem, self._status)
+        metrics = self._metrics or opened(self.filesystem, self._status, MetricsOptions())
         return metrics.text()
 
     def stat(self, path: str, *, follow: bool = False) -> StatResult:

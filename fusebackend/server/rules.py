@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def with_route_rules(backend: CompositeBackend, rules: Mapping[AgentPath, RouteRules]) -> CompositeBackend:
+def with_route_rules(backend: CompositeBackend, rules: Mapping[str, RouteRules]) -> CompositeBackend:
     """Return a composite whose routes keep to these rules; itself without any.
 
     Raises:

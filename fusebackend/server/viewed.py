@@ -39,18 +39,8 @@ class ViewedMount(MountedBackend):
         views = mount._views
         face = views.face(name)
         # Without what its verbs must not reach: the snapshots, the branches, the measures.
-        super().__init__(
-            face,
-            mount.filesystem,
-            mount.mountpoint,
-            mount.shell,
-            mount.status,
-            automatic=mount._automatic,
-            recording=mount._recording,
-            views=views,
-            approvals=mount._asking.approvals,
-            is_mounted=mount.is_mounted,
-        )
+        parts = replace(mount.parts, snapshots=None, branches=None, metrics=None)
+        super().__init__(replace(parts, backend=face, status=mount.status))
         self._root = views.root(name)
         self._view_name = name
         self._rules = views.find(name).without(self.filesystem.tree.trees_path)

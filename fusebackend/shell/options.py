@@ -5,8 +5,12 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, get_args
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from msgspec.structs import force_setattr
+
+from fusebackend.base.settings import SIZE, TIME, Setting, Table
 
 Sandbox = Literal["bubblewrap", "none"]
 
@@ -26,39 +30,67 @@ class Bounds:
     """Processors that they may keep busy; 0 for all."""
 
 
-@dataclass(frozen=True)
-class ShellOptions:
-    """The `[execute]` table of a configuration.
+class ShellOptions(Table, frozen=True):
+    """How commands run in the mount: `[execute]` of the TOML file.
 
     Raises:
         ValueError: a value that no command could run with.
     """
 
-    sandbox: Sandbox = "bubblewrap"
-    """`none` runs commands unconfined, as `LocalShellBackend` does, with the mount point as the current directory."""
-    network: bool = False
-    """Commands may use this machine's network, and everything that listens on it."""
-    timeout_s: float = DEFAULT_TIMEOUT_S
-    """Seconds that a command may take by default. No more than `max_timeout_s`."""
-    max_output_bytes: int = 100_000
-    """Output beyond this is dropped, and the answer says `truncated`."""
-    memory_bytes: int = 1 << 30
-    """Memory of all processes of a command together, files in its /tmp included."""
-    max_processes: int = 256
-    """How many processes and threads a command may have at once."""
-    env: Mapping[str, str] = field(default_factory=dict)
-    """Added to the environment of commands, which otherwise know nothing of the server's."""
-    max_timeout_s: float = 3600
-    """The largest `timeout` of `execute`. A running command takes resources from others: memory, processes, inotify
-    instances."""
-    trees: Sequence[str] = ()
-    """What commands see of the trees directory, `/.fusebackend`: nothing, `snapshots`, `branches`, or both."""
-    total_memory_bytes: int = 0
-    """Memory of all commands of the mount together. 0 is half of the machine's, but at least `memory_bytes`."""
-    total_processes: int = 0
-    """How many processes and threads all commands may have at once. 0 is four times `max_processes`."""
-    total_cpus: float = 0
-    """How many processors all commands may keep busy. 0 is all but a tenth of what the server may use itself."""
+    sandbox: Annotated[
+        Sandbox,
+        Setting(
+            "bubblewrap confines commands; none runs them as LocalShellBackend does, with the mount point as the "
+            "current directory."
+        ),
+    ] = "bubblewrap"
+    network: Annotated[bool, Setting("Commands may use this machine's network, and everything that listens on it.")] = (
+        False
+    )
+    timeout_s: Annotated[
+        float, Setting("How long a command may take by default. No more than max_timeout.", "timeout", TIME)
+    ] = DEFAULT_TIMEOUT_S
+    max_output_bytes: Annotated[int, Setting("Output beyond this is dropped, and the answer says truncated.")] = 100_000
+    memory_bytes: Annotated[
+        int, Setting("Memory of all processes of a command together, files in its /tmp included.", "memory", SIZE)
+    ] = 1 << 30
+    max_processes: Annotated[
+        int, Setting("How many processes and threads a command may have at once.", "processes")
+    ] = 256
+    env: Annotated[
+        Mapping[str, str],
+        Setting("Added to the environment of commands, which otherwise know nothing of the server's."),
+    ] = {}
+    max_timeout_s: Annotated[
+        float,
+        Setting(
+            "The largest timeout of execute. A running command takes resources from others: memory, processes, "
+            "inotify instances.",
+            "max_timeout",
+            TIME,
+        ),
+    ] = 3600
+    trees: Annotated[
+        Sequence[str],
+        Setting("What commands see of the trees directory, /.fusebackend: nothing, snapshots, branches, or both."),
+    ] = ()
+    total_memory_bytes: Annotated[
+        int,
+        Setting(
+            "Memory of all commands of the mount together. 0 is half of the machine's, but at least memory.",
+            "total_memory",
+            SIZE,
+        ),
+    ] = 0
+    total_processes: Annotated[
+        int, Setting("How many processes and threads all commands may have at once. 0 is four times processes.")
+    ] = 0
+    total_cpus: Annotated[
+        float,
+        Setting(
+            "How many processors all commands may keep busy. 0 is all but a tenth of what the server may use itself."
+        ),
+    ] = 0
 
     def seconds(self, timeout: float | None) -> float:
         """How long a command may take that is given `timeout` seconds, or is left to the configuration.
@@ -75,14 +107,13 @@ class ShellOptions:
         return seconds
 
     def __post_init__(self) -> None:
-        if self.sandbox not in get_args(Sandbox):
-            raise ValueError(f"sandbox must be 'bubblewrap' or 'none', but is '{self.sandbox}'")
+        super().__post_init__()
         if not self.timeout_s > 0:
             raise ValueError(f"timeout must be above 0 seconds, but is {self.timeout_s}")
         if not 0 < self.max_timeout_s < math.inf:
             raise ValueError(f"max_timeout must be above 0 seconds and finite, but is {self.max_timeout_s}")
         if self.timeout_s == DEFAULT_TIMEOUT_S > self.max_timeout_s:
-            object.__setattr__(self, "timeout_s", self.max_timeout_s)
+            force_setattr(self, "timeout_s", self.max_timeout_s)
         if self.timeout_s > self.max_timeout_s:
             raise ValueError(f"timeout is {self.timeout_s:.10g} seconds, but max_timeout is {self.max_timeout_s:.10g}")
         if self.max_output_bytes < 0:
@@ -101,7 +132,7 @@ class ShellOptions:
             raise ValueError(f"total_processes must be at least {least}, but is {together.processes}")
         if not LEAST_CPUS <= together.cpus < math.inf:
             raise ValueError(f"total_cpus must be at least {LEAST_CPUS} and finite, but is {together.cpus}")
-        object.__setattr__(self, "trees", tuple(self.trees))  # a list, of JSON or TOML
+        force_setattr(self, "trees", tuple(self.trees))  # a list, of JSON or TOML
         for tree in self.trees:
             if tree not in TREES:
                 raise ValueError(f"trees may have 'snapshots' and 'branches', but has {tree!r}")

@@ -1,7 +1,7 @@
 """Backend URLs: their meaning, and the backends that they open.
 
 opening.py       `scheme:rest?parameter=value&…`, parsed once, and `open_backend`
-registry.py      the kinds of URLs of this package, in one table
+registry.py      the kinds of URLs of this package: which class has which
 
 What a URL and a kind of URL are is in `protocol/scheme.py`: backends know those two, and nothing of this package.
 """

@@ -18,8 +18,8 @@ import re
 from typing import Any
 from urllib.parse import unquote, unquote_to_bytes
 
-from fusebackend.protocol.scheme import Scheme, Url, UrlError, hide, mask
-from fusebackend.urls.registry import LIMITS, NOT_YET, SCHEMES
+from fusebackend.protocol.scheme import LIMITS, Scheme, Url, UrlError, hide, mask
+from fusebackend.urls.registry import NOT_YET, SCHEMES
 
 __all__ = [
     "ENTRY_POINT_GROUP",

@@ -96,14 +96,26 @@ class FileSystem:
         """
         on = self.switches = switches or switching.DEFAULT
         tree = self.tree = MountTree(routes_of(volumes, ttl_s, limits or {}, RouteLimits(deadline_s)), trees)
-        inodes = self.inodes = InodeTable(len(tree.attached))
+        self.inodes = InodeTable(len(tree.attached))
         self.files: HandleTable[FileHandle] = HandleTable()
         self.directories: HandleTable[DirectoryHandle] = HandleTable()
+        self._add_rules(on)
+        self._add_optimisations(on)
+        self._add_parts(on)
+        self._deadline_s = deadline_s
+        self._growing = threading.Lock()
+        self._author: Callable[[Request], object] | None = None  # see `record`
+        self._make: Callable[[Route], Writable] = _plain
+        self._beside: Beside | None = None
+        self._unguard: list[Callable[[], None]] = []
+
+    def _add_rules(self, on: Switches) -> None:
+        """Make what keeps the kernel's caches right."""
+        tree, inodes = self.tree, self.inodes
 
         def kernel() -> KernelCache | None:
             return self.invalidation.kernel
 
-        # Coherence rules.
         self.dentries = Dentries()
         self.overtaken = Overtaken(on.overtaken, on.unordered_replies)
         self.hold_back = HoldBack(on.hold_back)
@@ -115,13 +127,18 @@ class FileSystem:
         self.append_end = AppendEnd(inodes, on.append_end)
         self.set_id = SetId(inodes, kernel, on.set_id)
         self.capabilities = Capabilities(inodes, self.files, on.capabilities)
-        # Optimisations.
+
+    def _add_optimisations(self, on: Switches) -> None:
+        inodes = self.inodes
         self.negative = NegativeDentries(on.negative_dentries, on.absent_names)
         self.prefill = Prefill(inodes, on.prefill)
         self.cached_readdir = CachedReaddir(inodes, on.cached_readdir)
         self.direct_writers = DirectWriters(inodes, on.o_direct)
         self.direct_writes = DirectWrites(on.direct_writes, on.direct_appends)
-        # Parts that use several of them.
+
+    def _add_parts(self, on: Switches) -> None:
+        """Make what uses several of them."""
+        tree, inodes = self.tree, self.inodes
         filled, kept = self.prefill.filled, self.cached_readdir.kept
         self.invalidation = Invalidation(
             tree, inodes, self.dentries, self.hold_back, self.overtaken, self.negative, filled, on.invalidation
@@ -146,12 +163,6 @@ class FileSystem:
         self.listxattr, self.removexattr = self.xattrs.list, self.xattrs.remove
         self.listing = Listing(self.resolver, self.cached_readdir, self.lookup)
         self.feed = ChangeFeed(self.tree, self.names)
-        self._deadline_s = deadline_s
-        self._growing = threading.Lock()
-        self._author: Callable[[Request], object] | None = None  # see `record`
-        self._make: Callable[[Route], Writable] = _plain
-        self._beside: Beside | None = None
-        self._unguard: list[Callable[[], None]] = []
 
     @classmethod
     def of(cls, backend: Any, **options: Any) -> FileSystem:

@@ -198,7 +198,7 @@ class TestMount:
         assert status["read_only"] is False
         (point / "new").write_text("")
 
-    @pytest.mark.parametrize("words", [config.LIBFUSE_WORDS[::2], config.LIBFUSE_WORDS[1::2]])
+    @pytest.mark.parametrize("words", [config.PASSED_ON[1::2], config.PASSED_ON[2::2]])
     def test_every_word_for_libfuse_mounts(self, shell: Shell, point: Path, words: Sequence[str]) -> None:
         shell.ok("mount", point, "--default", "memory:", "-o", ",".join(words))
         (point / "a").write_text("works")

@@ -21,7 +21,7 @@ from programs import command
 
 import fusebackend
 from fusebackend.backends import FilesystemBackend, InMemoryBackend, LocalShellBackend
-from fusebackend.server.live import runs_commands
+from fusebackend.server.assemble import runs_commands
 
 pytestmark = pytest.mark.mounted
 

@@ -25,7 +25,10 @@ from fusebackend.control.client.waits import Waits
 from fusebackend.control.server.control_server import ControlServer
 from fusebackend.linux.command import Command
 from fusebackend.protocol import ExecuteResponse
+from fusebackend.server.approvals import Approvals
+from fusebackend.server.assemble import MountParts
 from fusebackend.server.mounted import MountedBackend
+from fusebackend.server.rules import Views
 from fusebackend.vfs.mounted_tree import FileSystem
 
 LIMIT_S = 60.0
@@ -66,8 +69,16 @@ def serving(backend: Any, *, read_only: bool = False) -> Iterator[ControlServer]
     """Serve the backend at the root of a tree, as if it were mounted on `/mnt/unmounted`."""
     composite = backend if isinstance(backend, CompositeBackend) else CompositeBackend(backend)
     filesystem = FileSystem.of(composite)
-    mounted = MountedBackend(composite, filesystem, MOUNTPOINT, NoShell(), lambda: {"mountpoint": "none"})
-    server = ControlServer(mounted, read_only=read_only)
+    parts = MountParts(
+        backend=composite,
+        filesystem=filesystem,
+        mountpoint=MOUNTPOINT,
+        shell=NoShell(),
+        status=lambda: {"mountpoint": "none"},
+        views=Views(filesystem, composite, {}),
+        approvals=Approvals(),
+    )
+    server = ControlServer(MountedBackend(parts), read_only=read_only)
     with tempfile.TemporaryDirectory(prefix="fusebackend-") as place:  # other servers don't clean up here
         with mock.patch.dict(os.environ, XDG_RUNTIME_DIR=place):
             server.start()

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import fusebackend
 from fusebackend import Client
 from fusebackend.backends import CompositeBackend
-from fusebackend.history.requests import ApprovalOptions
-from fusebackend.mount.options import MountOptions
+from fusebackend.config import MountPlan, MountSettings
 from fusebackend.protocol import Volume
-from fusebackend.rules.view import checked_views
+from fusebackend.server.assemble import assemble
 from fusebackend.server.live import LiveMount
 
 LIMIT_S = 60.0
@@ -45,28 +44,23 @@ def live(
     default: Any,
     routes: Mapping[str, Any] | None = None,
     *,
-    views: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
-    approvals: ApprovalOptions | None = None,
-    **options: Any,
+    history: bool = True,
+    **settings: Any,
 ) -> Iterator[Live]:
     """Serve for the length of a block, in a thread; close the backends at its end.
 
     Args:
-        options: further ones of `LiveMount`.
+        history: keep one, in `served.history`.
+        settings: of the mount.
     """
-    history = directory / "served.history"
-    backends = CompositeBackend(default, dict(routes or {}))
-    mount = LiveMount(
-        backends,
-        str(directory / "served"),
-        MountOptions(),
-        ttl_s=1.0,
-        deadline_s=LIMIT_S,
-        **{"history": str(history), **options},
-        views=checked_views(views or {}, None),
-        approvals=approvals,
+    kept = directory / "served.history"
+    plan = MountPlan(
+        mountpoint=str(directory / "served"),
+        settings=MountSettings(**{"ttl_s": 1.0, "deadline_s": LIMIT_S, **settings}),
+        history=str(kept) if history else None,
         is_mounted=False,
     )
+    mount = assemble(CompositeBackend(default, dict(routes or {})), plan)
     ready, failures = threading.Event(), []
 
     def run() -> None:
@@ -80,7 +74,7 @@ def live(
     thread.start()
     try:
         assert ready.wait(LIMIT_S) and not failures, failures
-        yield Live(mount, history)
+        yield Live(mount, kept)
     finally:
         mount.stop()
         thread.join(LIMIT_S)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Self, TypeVar, Unpack
+from typing import IO, Any, ClassVar, Self, TypeVar, Unpack
 
 from fusebackend.backends.directory.agent_face import DirectoryFace
 from fusebackend.backends.directory.volume import DirectoryVolume
@@ -52,6 +52,7 @@ from fusebackend.protocol import (
     conditions_of,
     verbs,
 )
+from fusebackend.protocol.scheme import COMMANDS, MAX_FILE_SIZE, ON_EXISTS, Scheme, Url, UrlError
 
 R = TypeVar("R")
 Item = TypeVar("Item", FileUploadResponse, FileDownloadResponse)
@@ -90,6 +91,17 @@ class FilesystemBackend(BackendProtocol):
     Raises:
         FileNotFoundError, NotADirectoryError, PermissionError: there is no such directory, or it can't be entered.
     """
+
+    schemes: ClassVar = {
+        "dir": Scheme(
+            "dir:PATH",
+            "a directory of this machine; nothing outside it can be reached",
+            lambda url: FilesystemBackend(_directory(url), **url.parameters),
+            takes="path",
+            parameters={**MAX_FILE_SIZE, **ON_EXISTS},
+            features=DirectoryVolume.features,
+        )
+    }
 
     def __init__(
         self,
@@ -323,6 +335,14 @@ def _lines_without(pattern: str, lines: list[str], numbers: range) -> list[Conte
     return [ContextLine(line=n, text=lines[n - 1]) for n in numbers if pattern not in lines[n - 1]]
 
 
+def _directory(url: Url) -> str:
+    if not os.path.exists(url.rest):
+        raise UrlError(f"'{url.masked}': there is no directory '{url.rest}'")
+    if not os.path.isdir(url.rest):
+        raise UrlError(f"'{url.masked}': '{url.rest}' is not a directory")
+    return url.rest
+
+
 class LocalShellBackend(FilesystemBackend, SandboxBackendProtocol):
     """Files in a directory on disk, and its shell.
 
@@ -338,6 +358,18 @@ class LocalShellBackend(FilesystemBackend, SandboxBackendProtocol):
         inherit_env: start from this process's environment. By default commands know none of it, for it may hold keys.
         max_file_size_mb, on_exists: as for `FilesystemBackend`.
     """
+
+    schemes: ClassVar = {
+        "shell": Scheme(
+            "shell:PATH",
+            "the same, and agents may run commands there",
+            lambda url: LocalShellBackend(_directory(url), **url.parameters),
+            takes="path",
+            parameters={**MAX_FILE_SIZE, **COMMANDS, **ON_EXISTS},
+            features=DirectoryVolume.features,
+            execute=True,
+        )
+    }
 
     def __init__(
         self,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
+from fusebackend.backends.fsspec import opening
 from fusebackend.backends.fsspec.remote import FsspecRemote
 from fusebackend.protocol import DEFAULT_TTL_S
 from fusebackend.remote.backend import RemoteBackend
@@ -33,6 +34,8 @@ class FsspecBackend(RemoteBackend):
         on_exists: see `VolumeBackend`.
         clock: seconds that only grow, by which listings age.
     """
+
+    schemes: ClassVar = opening.SCHEMES
 
     def __init__(
         self,

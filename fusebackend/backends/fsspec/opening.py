@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
 import msgspec
 
 from fusebackend.backends.fsspec.installed import NEEDS_FSSPEC
-from fusebackend.protocol import DEFAULT_TTL_S
-from fusebackend.protocol.scheme import Url, UrlError, mask
+from fusebackend.protocol import DEFAULT_TTL_S, WHOLE_FILES
+from fusebackend.protocol.scheme import Scheme, Url, UrlError, mask
 
 READ_ONLY = frozenset({"http", "https", "zip", "tar", "github", "git", "libarchive", "reference", "data", "jupyter"})
 """Protocols that can't be written, or only as a whole archive."""
@@ -59,3 +60,15 @@ def _value(text: str) -> Any:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:
         return text
+
+
+SCHEMES = {
+    "fsspec": Scheme(
+        "fsspec:PROTOCOL://PLACE",
+        "any file system of fsspec: file, sftp, ftp, webdav, smb, http, zip, hf …",
+        open_fsspec,
+        parameters=None,
+        features=replace(WHOLE_FILES, blocking=True),
+    )
+}
+"""Here, and not in `backend.py`, which needs fsspec: they are known without it."""

@@ -7,8 +7,9 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
+from fusebackend.backends.object_store import opening
 from fusebackend.backends.object_store.bucket.s3_extras import S3Extras
 from fusebackend.backends.object_store.volume import CACHE_BYTES, ObjectStoreVolume
 from fusebackend.protocol import DEFAULT_TTL_S
@@ -35,6 +36,8 @@ class ObjectStoreBackend(RemoteBackend):
         extras: what the service can do beyond obstore, see `bucket/s3_extras.py`.
         clock: seconds that only grow, by which listings age.
     """
+
+    schemes: ClassVar = {name: opening.SCHEMES[name] for name in ("gs", "az")}
 
     def __init__(
         self,
@@ -133,6 +136,8 @@ class S3Backend(ObjectStoreBackend):
             is taken from the environment as AWS's own programs do. `ttl`, `cache_mb` and `on_exists` as for
             `ObjectStoreBackend`.
     """
+
+    schemes: ClassVar = {"s3": opening.SCHEMES["s3"]}
 
     def __init__(self, bucket: str, prefix: str = "", region: str | None = "us-east-1", **options: Any) -> None:
         words = ("endpoint", "access_key_id", "secret_access_key", "session_token")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
 from fusebackend.backends.object_store.bucket.errors import told_by_caller
-from fusebackend.protocol.scheme import Url, UrlError, mask
+from fusebackend.protocol import WHOLE_FILES
+from fusebackend.protocol.scheme import ON_EXISTS, TTL, Parameter, Scheme, Url, UrlError, mask, positive
 
 
 def open_s3(url: Url) -> Any:
@@ -75,3 +78,51 @@ def _place(url: Url) -> tuple[str, str]:
 def _require(url: Url) -> None:
     if find_spec("obstore") is None:
         raise UrlError(f"'{url.masked}' needs obstore: pip install 'fusebackend[s3]'")
+
+
+OBJECTS = replace(WHOLE_FILES, symlinks=True, persistent_modes=True, blocking=True)
+
+PARAMETERS = {
+    "cache_mb": Parameter(positive, "how many MiB of objects that were read stay in memory; 64 by default"),
+    **ON_EXISTS,
+    **TTL,
+}
+
+
+def _endpoint(value: str) -> str:
+    if not re.fullmatch(r"https?://[^/?#@\s]+/?", value):
+        raise ValueError("must be a URL such as 'https://s3.example.org:9000'")
+    return value.rstrip("/")
+
+
+SCHEMES = {
+    "s3": Scheme(
+        "s3://BUCKET/PREFIX?endpoint=URL&region=REGION",
+        "objects in S3, or in what speaks like it, that other programs read as well",
+        open_s3,
+        parameters={
+            **PARAMETERS,
+            "access_key_id": Parameter(str, "with secret_access_key: credentials; by default those of the environment"),
+            "endpoint": Parameter(_endpoint, "the URL of an S3 server that is not AWS's"),
+            "region": Parameter(str, "of the bucket"),
+            "secret_access_key": Parameter(str, "see access_key_id"),
+            "session_token": Parameter(str, "for temporary credentials"),
+        },
+        features=OBJECTS,
+    ),
+    "gs": Scheme(
+        "gs://BUCKET/PREFIX",
+        "the same in Google Cloud Storage",
+        open_gs,
+        parameters=PARAMETERS,
+        features=OBJECTS,
+    ),
+    "az": Scheme(
+        "az://CONTAINER/PREFIX",
+        "the same in Azure Blob Storage",
+        open_az,
+        parameters=PARAMETERS,
+        features=OBJECTS,
+    ),
+}
+"""Here, and not in `backend.py`, which needs obstore: they are known without it."""

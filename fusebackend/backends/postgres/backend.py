@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from fusebackend.backends.postgres.schema import NAME_MAX_CHARACTERS, volume_names
 from fusebackend.backends.postgres.search.search import Search
 from fusebackend.backends.postgres.volume import CONNECTIONS, PostgresVolume
 from fusebackend.base.extras import needed_by
 from fusebackend.databases.postgres import connect, translate_errors
-from fusebackend.databases.urls import conninfo_of, require_modules, url_errors
+from fusebackend.databases.urls import LIBPQ_WORDS, conninfo_of, require_modules, url_errors
 from fusebackend.protocol import GlobResult, GrepResult, OnExists, checked_on_exists
-from fusebackend.protocol.scheme import Url, UrlError, mask
+from fusebackend.protocol.scheme import LIMITS, ON_EXISTS, Parameter, Scheme, Url, UrlError, mask, one_of, positive
 from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.quota import Limits
+
+OPTIONS = {
+    "conflict": Parameter(
+        one_of("error", "last-writer"),
+        "replacing a file that another host has changed since it was opened: error (default) or last-writer",
+    ),
+    "connections": Parameter(positive, "how many connections to the server, and so operations at once"),
+    **LIMITS,
+    **ON_EXISTS,
+}
+"""Parameters of a URL that are arguments of `PostgresBackend`."""
 
 
 class PostgresBackend(VolumeBackend):
@@ -35,6 +46,18 @@ class PostgresBackend(VolumeBackend):
         ValueError: an argument can't be used.
         ModuleNotFoundError: psycopg is not installed.
     """
+
+    schemes: ClassVar = {
+        "postgres": Scheme(
+            "postgres:DSN?volume=NAME",
+            "a volume in PostgreSQL that many hosts mount at once",
+            lambda url: open_postgres(url),
+            parameters={**OPTIONS, "volume": Parameter(str, "which volume of the database; several can be in one")},
+            passed_on=LIBPQ_WORDS,
+            features=PostgresVolume.features,
+            snapshots=True,
+        )
+    }
 
     def __init__(
         self,
@@ -86,10 +109,6 @@ class PostgresBackend(VolumeBackend):
     def _glob_files(self, pattern: str, path: str) -> GlobResult:
         self.volume.settle()
         return self.search.glob_files(pattern, path)
-
-
-OPTIONS = ("conflict", "connections", "limit_bytes", "limit_files", "on_exists")
-"""Parameters of a URL that are arguments of `PostgresBackend`."""
 
 
 def open_postgres(url: Url) -> PostgresBackend:

@@ -23,7 +23,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from fusebackend.backends.sandbox import docker_exec
 from fusebackend.backends.sandbox.docker_container import DockerContainer, get_file, put_files
@@ -31,14 +31,21 @@ from fusebackend.backends.sandbox.docker_engine import connect, engine_errors
 from fusebackend.backends.sandbox.script_answers import failure, pieces_of, status_of
 from fusebackend.backends.sandbox.scripts import Script, nonce
 from fusebackend.backends.sandbox.staged import StagedSandbox
-from fusebackend.base import budget
+from fusebackend.base import budget, paths
 from fusebackend.base.errors import oserror
 from fusebackend.linux.command import OnOutput, nothing_to_run, require_positive
 from fusebackend.protocol import ExecuteResponse, OnExists
-from fusebackend.protocol.scheme import Url, UrlError
+from fusebackend.protocol.scheme import COMMANDS, ON_EXISTS, Parameter, Scheme, Url, UrlError
 
 IMAGE = "python:3.11-slim"
 """The seeds' default."""
+
+
+def _root(value: str) -> str:
+    try:
+        return paths.normalise(value)
+    except paths.PathError:
+        raise ValueError("must be the path of a directory") from None
 
 
 class DockerBackend(StagedSandbox):
@@ -57,6 +64,21 @@ class DockerBackend(StagedSandbox):
     Raises:
         ValueError: `timeout` not above 0, `max_output_bytes` below 0, or both an image and a container.
     """
+
+    schemes: ClassVar = {
+        "docker": Scheme(
+            "docker:IMAGE_OR_CONTAINER",
+            "the files of a container, where agents may run commands; one from an image is gone when the server ends",
+            lambda url: open_docker(url),
+            parameters={
+                **COMMANDS,
+                "network": Parameter(str, "the container's network, as of 'docker run --network'"),
+                **ON_EXISTS,
+                "root": Parameter(_root, "the directory of the container that is mounted"),
+            },
+            execute=True,
+        )
+    }
 
     inline_bytes = 64 << 10
     answer_bytes = 1 << 20

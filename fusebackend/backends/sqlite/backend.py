@@ -22,7 +22,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from fusebackend.backends.sqlite import old_rows, redo, schema
 from fusebackend.backends.sqlite.flusher import Flusher, Worker
@@ -46,6 +46,7 @@ from fusebackend.protocol import (
     StatFs,
     Volume,
 )
+from fusebackend.protocol.scheme import LIMITS, ON_EXISTS, Scheme, Url, UrlError
 from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.quota import Limits, Quota, bytes_of_blocks
 from fusebackend.volumes.search import grep_files
@@ -440,6 +441,13 @@ class SqliteVolume(StoredTree, SnapshotVolume):
         return True
 
 
+def _of_url(url: Url) -> SqliteBackend:
+    parent = os.path.dirname(url.rest)
+    if not os.path.isdir(parent):
+        raise UrlError(f"'{url.masked}': there is no directory '{parent}'")
+    return SqliteBackend(url.rest, **url.parameters)
+
+
 class SqliteBackend(VolumeBackend):
     """Files in one SQLite file, on both faces.
 
@@ -451,6 +459,18 @@ class SqliteBackend(VolumeBackend):
     Raises:
         VolumeFileError: the file is in use by another `SqliteBackend`, is no volume, or can't be opened.
     """
+
+    schemes: ClassVar = {
+        "sqlite": Scheme(
+            "sqlite:PATH",
+            "all files in one SQLite file; the default",
+            _of_url,
+            takes="path",
+            parameters={**LIMITS, **ON_EXISTS},
+            features=SqliteVolume.features,
+            snapshots=True,
+        )
+    }
 
     def __init__(
         self,

@@ -23,8 +23,9 @@ import contextlib
 import copy
 import errno
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from fusebackend import text
 from fusebackend.backends.state.files import StateFiles, StateView
@@ -32,8 +33,16 @@ from fusebackend.base import budget, errors, paths
 from fusebackend.base.globs import Matcher
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.databases.graph_state import GRAPH_STATE, LateRuntime
-from fusebackend.protocol import FileDownloadResponse, FileInfo, FileUploadResponse, OnExists, conditions_of
+from fusebackend.protocol import (
+    WHOLE_FILES,
+    FileDownloadResponse,
+    FileInfo,
+    FileUploadResponse,
+    OnExists,
+    conditions_of,
+)
 from fusebackend.protocol.registered import registered_with
+from fusebackend.protocol.scheme import ON_EXISTS, Scheme
 from fusebackend.remote.agent_verbs import FilesUpdate, FileVerbs, Loaded
 from fusebackend.remote.files_update import apply_files_update
 
@@ -53,6 +62,17 @@ class StateBackend(FileVerbs):
         file_format: how files are written, `"v2"` (text or base64) or `"v1"` (the seeds' list of lines).
         on_exists: `"error"` (the seeds) or `"replace"` (deepagents 0.7) for `write` to an existing file.
     """
+
+    schemes: ClassVar = {
+        "state": Scheme(
+            "state:[NAME]",
+            "files as an agent's state holds them, gone when the server ends; routes of one name share theirs",
+            lambda url: StateBackend.named(url.rest, **url.parameters) if url.rest else StateBackend(**url.parameters),
+            takes="name",
+            parameters=ON_EXISTS,
+            features=replace(WHOLE_FILES, durable=False),
+        )
+    }
 
     exact_sizes = True  # `ls` gives sizes in bytes; `ForeignVolume` need not check
     blocking = False

@@ -29,31 +29,52 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from fusebackend.backends.store.files import FileFormat, StoreFiles, checked_file_format, depend, find_files, grep_files
 from fusebackend.backends.store.items import Conflict, Items, Settings, StoreDatabase
 from fusebackend.backends.store.namespaces import NamespaceTree, Spaces
-from fusebackend.backends.store.source import Namespace, StoreSource
+from fusebackend.backends.store.source import Namespace, StoreSource, checked_namespace
 from fusebackend.backends.store.values import Form
 from fusebackend.base import errors, paths
 from fusebackend.base.errors import code_of
 from fusebackend.base.globs import Matcher
 from fusebackend.base.paths import AgentPath
-from fusebackend.databases.urls import conninfo_of, require_modules, url_errors
+from fusebackend.databases.urls import LIBPQ_WORDS, conninfo_of, require_modules, url_errors
 from fusebackend.protocol import (
+    WHOLE_FILES,
     FileDownloadResponse,
     FileInfo,
     FileUploadResponse,
     OnExists,
     version_of_bytes,
 )
-from fusebackend.protocol.scheme import Url, UrlError
+from fusebackend.protocol.scheme import ON_EXISTS, TTL, Parameter, Scheme, Url, UrlError, auto_or_off
 from fusebackend.remote.agent_verbs import FileVerbs, Loaded, Refusal, checked
 
 LISTED = 100
 """Namespaces that an error names."""
+
+
+def _namespace(value: str) -> tuple[str, ...]:
+    try:
+        return checked_namespace(value)
+    except ValueError as error:
+        raise ValueError(f"must be a namespace such as 'a.b' ({error})") from None
+
+
+def _yes(value: str) -> bool:
+    if value != "1":
+        raise ValueError("must be 1")
+    return True
+
+
+PARAMETERS = {
+    "ns": Parameter(_namespace, "the namespace, its parts with dots between"),
+    "tree": Parameter(_yes, "1: all namespaces of the store, each a directory"),
+}
 
 
 class StoreBackend(FileVerbs):
@@ -73,6 +94,33 @@ class StoreBackend(FileVerbs):
     Raises:
         TypeError, ValueError: a store that can't be used, a namespace that can't be one.
     """
+
+    schemes: ClassVar = {
+        "store+sqlite": Scheme(
+            "store+sqlite:PATH?ns=NAMESPACE",
+            "an agent's long-term memory: a namespace of a LangGraph store in SQLite",
+            lambda url: open_sqlite(url),
+            takes="path",
+            parameters={**PARAMETERS, **TTL, **ON_EXISTS},
+            features=replace(WHOLE_FILES, blocking=True),
+        ),
+        "store+postgres": Scheme(
+            "store+postgres:DSN?ns=NAMESPACE",
+            "the same in PostgreSQL, with what other programs change shown at once",
+            lambda url: open_postgres(url),
+            parameters={
+                "feed": Parameter(
+                    auto_or_off,
+                    "auto (default): a trigger tells of changes at once, where it may be made; off: they are seen "
+                    "after ttl",
+                ),
+                **PARAMETERS,
+                **TTL,
+                **ON_EXISTS,
+            },
+            passed_on=LIBPQ_WORDS,
+        ),
+    }
 
     exact_sizes = True
 

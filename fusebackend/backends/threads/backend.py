@@ -7,7 +7,7 @@ import errno
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from fusebackend.backends.threads.database.activity import QUIET_S
 from fusebackend.backends.threads.database.rows import Damaged, Database
@@ -18,13 +18,27 @@ from fusebackend.base import asked, errors
 from fusebackend.base.errors import oserror
 from fusebackend.base.globs import compile_glob
 from fusebackend.base.paths import AgentPath, PathError
-from fusebackend.databases.urls import conninfo_of, require_modules, url_errors
+from fusebackend.databases.urls import LIBPQ_WORDS, conninfo_of, require_modules, url_errors
 from fusebackend.protocol import Attr, DeleteResult, FileUploadResponse, GlobResult, GrepResult, OnExists, Volume
-from fusebackend.protocol.scheme import Url
+from fusebackend.protocol.scheme import ON_EXISTS, Parameter, Scheme, Url, auto_or_off, one_of, seconds
 from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.contents import PIECE_BYTES, read_with
 from fusebackend.volumes.search import FileSearch, glob_files, grep_found
 from fusebackend.volumes.walk import PAGE_ENTRIES, FileWalk, names_of
+
+PARAMETERS = {
+    "cache": Parameter(
+        auto_or_off,
+        "auto (default): sizes of computed files are kept in the server's cache directory, for SQLite also by a second "
+        "process ahead of a walk through many threads; off: neither",
+    ),
+    **ON_EXISTS,
+    "quiet_s": Parameter(seconds, "a run counts as ended after so many seconds without a new checkpoint"),
+    "write": Parameter(
+        one_of("head"), "head: changes of files become pending writes of the thread; read-only by default"
+    ),
+}
+"""Of a URL: arguments of `ThreadsBackend`."""
 
 
 class ThreadsBackend(VolumeBackend):
@@ -38,6 +52,23 @@ class ThreadsBackend(VolumeBackend):
         cache: keep the sizes of computed files in a cache file of the server, see `index_cache.py`.
         on_exists: `write` over an existing file is an `"error"` (the seeds) or a `"replace"` (deepagents 0.7).
     """
+
+    schemes: ClassVar = {
+        "threads+sqlite": Scheme(
+            "threads+sqlite:PATH",
+            "a LangGraph checkpoint database: every thread, its files now and at each checkpoint",
+            lambda url: open_sqlite(url),
+            takes="path",
+            parameters=PARAMETERS,
+        ),
+        "threads+postgres": Scheme(
+            "threads+postgres:DSN",
+            "the same in PostgreSQL",
+            lambda url: open_postgres(url),
+            parameters=PARAMETERS,
+            passed_on=LIBPQ_WORDS,
+        ),
+    }
 
     def __init__(
         self,
@@ -273,9 +304,6 @@ class ThreadsWalk(FileWalk):
 
 # -- URLs ------------------------------------------------------------------------------------------------------------
 
-OPTIONS = ("cache", "on_exists", "quiet_s", "write")
-"""Parameters of a URL that are arguments of `ThreadsBackend`."""
-
 
 def open_sqlite(url: Url) -> ThreadsBackend:
     """The backend of `threads+sqlite:PATH`."""
@@ -292,4 +320,4 @@ def open_postgres(url: Url) -> ThreadsBackend:
 
 
 def _options(url: Url) -> dict[str, Any]:
-    return {name: value for name, value in url.parameters.items() if name in OPTIONS}
+    return {name: value for name, value in url.parameters.items() if name in PARAMETERS}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import Annotated
+
+from fusebackend.base.settings import TIME, Setting, Table
 
 DEFAULT_DEADLINE_S = 30.0
 """How long one call into a blocking volume may take."""
@@ -15,15 +17,14 @@ MOST_CALLS = 1024
 """Each is a thread."""
 
 
-@dataclass(frozen=True)
-class RouteLimits:
+class RouteLimits(Table, frozen=True):
     """How long one call into a route that may wait for a network can take, and how many run at once.
 
     None: as for the mount as a whole.
     """
 
-    deadline_s: float | None = None
-    max_calls: int | None = None
+    deadline_s: Annotated[float | None, Setting("How long a call to the service may take.", "deadline", TIME)] = None
+    max_calls: Annotated[int | None, Setting("How many calls run at once; more wait.")] = None
 
     def __post_init__(self) -> None:
         if self.deadline_s is not None and not 0 < self.deadline_s < math.inf:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from for_each import for_each
 
+from fusebackend.base.settings import ConfigError
 from fusebackend.cli import mount_helper
-from fusebackend.config import ConfigError
 
 ROOT = Path(__file__).parents[3]
 

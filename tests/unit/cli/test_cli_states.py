@@ -19,7 +19,6 @@ import fusebackend
 from fusebackend import Actor, Client
 from fusebackend.backends import FilesystemBackend, InMemoryBackend
 from fusebackend.testing.each import each
-from fusebackend.vfs.trees_options import TreesOptions
 
 BRANCHES = "/.fusebackend/branches"
 
@@ -347,7 +346,7 @@ def test_df_and_prune(command: Command, files: Client) -> None:
 def test_a_mount_that_keeps_none_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "plain").mkdir()
     history = "this mount keeps no history of calls: mount it without '-o history=off', from Python with history=\"on\""
-    no_history, no_trees = {"history": None}, {"trees": TreesOptions("off")}
+    no_history, no_trees = {"history": False}, {"trees": "off"}
     for case in each([
         (InMemoryBackend(), no_trees, "mount without '-o trees=off'", ["snapshot", "create"]),
         (InMemoryBackend(), no_trees, "mount without '-o trees=off'", ["branch", "create", "work"]),

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import sqlite3
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from for_each import for_each
 
 from fusebackend.base.paths import ROOT
-from fusebackend.config import ConfigError, MountPlan, log_options, read_file
 from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.masking import LogOptions, kept, masked
 from fusebackend.protocol import Actor
@@ -112,7 +109,7 @@ def test_what_is_kept() -> None:
 )
 def test_the_options_of_a_history(how: str, title: str, command: str, tmp_path: Path) -> None:
     path = str(tmp_path / "h/history.db")
-    history = HistoryFile(path, options=LogOptions.of(how))
+    history = HistoryFile(path, options=LogOptions(how))
     for kind in ("command", "verb"):
         call = history.open_call(kind, f"deploy --token {SECRET}", Actor(command=f"run -p {SECRET}"))  # type: ignore[arg-type]
         history.add(call, ROOT, "create", b"/a")
@@ -123,20 +120,6 @@ def test_the_options_of_a_history(how: str, title: str, command: str, tmp_path: 
     assert rows[1][0] == (title if how == "full" else "deploy --token ***"), "a verb is no command"
 
 
-def test_the_table_of_a_mount(tmp_path: Path) -> None:
-    file = tmp_path / "agent.toml"
-    file.write_text('[log]\ncommands = "none"\n')
-    plan = MountPlan("/mnt", "memory:", log_options=log_options(read_file(str(file)).log))
-    assert MountPlan.from_json(json.loads(json.dumps(asdict(plan)))) == plan
-    assert plan.log_options.commands == "none"
-    file.write_text('[log]\ncommands = "all"\n')
-    with pytest.raises(ConfigError, match=r"log\.commands = 'all': give one of masked, full, none"):
-        log_options(read_file(str(file)).log)
-    file.write_text("[log]\ncommand = 1\n")
-    with pytest.raises(ConfigError, match=r"unknown key 'log\.command'; known: commands"):
-        read_file(str(file))
-
-
 def test_an_option_that_is_none() -> None:
     with pytest.raises(ValueError, match="commands = 'all': give one of masked, full, none"):
-        LogOptions.of("all")
+        LogOptions("all")

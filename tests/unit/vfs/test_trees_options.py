@@ -5,35 +5,30 @@ from __future__ import annotations
 import pytest
 from for_each import for_each
 
-from fusebackend.vfs.trees_options import TreesOptions
-
-
-def test_defaults() -> None:
-    assert TreesOptions() == TreesOptions("hidden", ".fusebackend") == TreesOptions.of(None, None)
-    assert TreesOptions.of("off", None) == TreesOptions("off") and TreesOptions.of(None, "x") == TreesOptions(name="x")
+from fusebackend.config import MountSettings
 
 
 @for_each("name", [".mount", "a b", "ä" * 127, "\udcff", "a~", "..."])
 def test_names(name: str) -> None:
-    assert TreesOptions(name=name).name == name
+    assert MountSettings(trees_name=name).shown_trees == ("hidden", name)
 
 
 @for_each(
     ("options", "message"),
     [
-        ({"shown": "no"}, "trees='no': give one of hidden, visible, off"),
-        ({"shown": True}, "trees=True: give one of hidden, visible, off"),
-        ({"name": ""}, "trees_name='' is no name of a directory; give one name, such as '.fusebackend'"),
-        ({"name": ".."}, "trees_name='..' is no name of a directory; give"),
-        ({"name": "a/b"}, "trees_name='a/b' holds a slash; give"),
-        ({"name": "a\0"}, "trees_name='a\\x00' holds a NUL; give"),
-        ({"name": "~a"}, "trees_name='~a' begins with '~', which no path of an agent does; give"),
-        ({"name": "ä" * 128}, f"trees_name={'ä' * 128!r} is longer than 255 bytes; give"),
-        ({"name": "\ud800"}, "trees_name='\\ud800' is no text; give"),
-        ({"name": 7}, "trees_name=7 is int and not text; give"),
+        ({"trees": "no"}, "trees = 'no': give one of hidden, visible, off"),
+        ({"trees": True}, "trees = True: give one of hidden, visible, off"),
+        ({"trees_name": ""}, "trees_name = '' is no name of a directory; give one name, such as '.fusebackend'"),
+        ({"trees_name": ".."}, "trees_name = '..' is no name of a directory; give"),
+        ({"trees_name": "a/b"}, "trees_name = 'a/b' holds a slash; give"),
+        ({"trees_name": "a\0"}, "trees_name = 'a\\x00' holds a NUL; give"),
+        ({"trees_name": "~a"}, "trees_name = '~a' begins with '~', which no path of an agent does; give"),
+        ({"trees_name": "ä" * 128}, f"trees_name = {'ä' * 128!r} is longer than 255 bytes; give"),
+        ({"trees_name": "\ud800"}, "trees_name = '\\ud800' is no text; give"),
+        ({"trees_name": 7}, "trees_name = 7 is int and not text; give"),
     ],
 )
 def test_refusals(options: dict, message: str) -> None:
     with pytest.raises(ValueError) as refused:
-        TreesOptions(**options)
+        MountSettings(**options)
     assert str(refused.value).startswith(message) and "\n" not in str(refused.value)

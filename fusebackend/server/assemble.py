@@ -1,0 +1,264 @@
+"""`assemble`: everything that belongs to one mount (`MountParts`), made from its settings and put together.
+
+It is the one place that knows all parts. `Mount` serves backends of its process by it, `cli.serve` those of a plan.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fusebackend.base.paths import ROOT, AgentPath
+from fusebackend.config import MountPlan, MountSettings, branches_directory
+from fusebackend.control.server.control_server import ControlServer
+from fusebackend.control.verbs import VERBS
+from fusebackend.dialects.agent_face import AgentFace
+from fusebackend.linux.command import Command
+from fusebackend.linux.mount_table import MountError
+from fusebackend.mount.options import MountOptions
+from fusebackend.protocol import ExecuteResponse
+from fusebackend.protocol.scheme import mask
+from fusebackend.server.approvals import Approvals
+from fusebackend.server.live import LiveMount
+from fusebackend.server.mounted import MountedBackend
+from fusebackend.server.recording import Recording
+from fusebackend.server.rules import Views, with_route_rules
+from fusebackend.server.trees import (
+    attach_branches,
+    attach_log,
+    attach_snapshots,
+    fill,
+    refuse_taken_by_file,
+    refuse_taken_by_route,
+)
+from fusebackend.server.unmounted import NoCommands, Unmounted
+from fusebackend.server.view_mounts import ViewMounts
+from fusebackend.shell import Shell
+from fusebackend.trees.automatic import AutomaticSnapshots
+from fusebackend.trees.branches import Branches
+from fusebackend.trees.snapshots import Snapshots
+from fusebackend.vfs import switches
+from fusebackend.vfs.mounted_tree import FileSystem
+
+if TYPE_CHECKING:
+    from fusebackend.composite.backend import CompositeBackend
+    from fusebackend.mount.session import Session
+    from fusebackend.server.log_files import LogFiles
+    from fusebackend.server.metrics import Metrics
+
+
+class Executor(Protocol):
+    """The place where commands run: `Shell`, `Guest` or `NoCommands`."""
+
+    def start(self) -> list[str]: ...
+
+    def execute(self, command: Command) -> ExecuteResponse: ...
+
+    def describe(self) -> dict[str, Any]: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class MountParts:
+    """What a mount is made of, put together by `assemble`. A part that it lacks is None."""
+
+    backend: CompositeBackend
+    """What is mounted."""
+    filesystem: FileSystem
+    """Its mounted tree."""
+    mountpoint: str
+    """An absolute path; what stands for it where nothing is mounted."""
+    is_mounted: bool = True
+    """False if the verbs alone are served."""
+    shell: Executor
+    """Runs the commands of the mount."""
+    default: str = ""
+    """The default backend, for people: its URL or type."""
+    runs_commands: bool = False
+    """The default backend runs commands itself."""
+    status: Callable[[], dict[str, Any]]
+    """Gives what `fusebackend status --json` shows of the mount."""
+    views: Views
+    snapshots: Snapshots | None = None
+    automatic: AutomaticSnapshots | None = None
+    """Takes snapshots by itself, and before calls that may change something."""
+    branches: Branches | None = None
+    recording: Recording | None = None
+    """Keeps the history of calls."""
+    log_files: LogFiles | None = None
+    approvals: Approvals
+    """Has the changes that wait for one."""
+    metrics: Metrics | None = None
+    guards: Mapping[AgentPath, Any] = field(default_factory=dict)
+    """The executors of routes that block, by prefix."""
+    warnings: tuple[str, ...] = ()
+    """For the user of the mount, a line each."""
+
+
+LOCAL_SHELLS = frozenset(
+    {
+        ("fusebackend.backends.directory.backend", "LocalShellBackend"),
+        ("deepagents.backends.local_shell", "LocalShellBackend"),
+    }
+)
+"""Classes with an `execute` that is a plain shell of this machine, as its user: the sandbox takes its place in a
+mount."""
+
+
+def assemble(backend: CompositeBackend, plan: MountPlan) -> LiveMount:
+    """Put a mount together. Nothing is mounted and nobody can call yet.
+
+    Args:
+        backend: what is mounted.
+        plan: where, how, and what it keeps. Its mount point is an empty directory, as `point.prepare` gives it.
+
+    Raises:
+        MountError: the name of the trees directory is taken; or `default_view` can't bind commands.
+        RuleError: there are rules for a route that is not there, or a view is invalid.
+        OSError: the default backend runs commands, and can't be had; ENOENT, there is a mount point for a view that is
+            not there; or ENOTSUP, the metrics need a package that is not installed.
+    """
+    settings, shown = plan.settings, {prefix: mask(url) for prefix, url in plan.urls.items()}
+    kind = _session(plan)
+    backend = with_route_rules(backend, settings.route_rules)
+    filesystem = _filesystem(backend, settings)
+
+    def status() -> dict[str, Any]:
+        return live.status()
+
+    fill(filesystem, status)
+    snapshots = attach_snapshots(filesystem)
+    automatic = branches = None
+    if not settings.read_only:
+        branches = attach_branches(filesystem, snapshots, branches_directory(plan.mountpoint))
+        automatic = AutomaticSnapshots(snapshots) if snapshots and settings.snapshots == "auto" else None
+    guards = {route.prefix: route.executor for route in filesystem.tree.routes if route.executor.blocking}
+    views = Views(filesystem, backend, settings.checked_views(), settings.default_view, guards)
+    for name in settings.view_mounts:
+        views.find(name)
+    view_mounts = ViewMounts(plan.mountpoint, settings.view_mounts)
+    refuse_taken_by_route(filesystem)
+    default = shown.get(ROOT) or type(backend.mounts()[ROOT]).__name__
+    shell = _executor(backend, filesystem, plan, default, views)
+    warnings: list[str] = []
+    recording = _recording(plan, filesystem, automatic, branches, warnings, shown)
+    metrics = None
+    if settings.metrics is not None:  # nothing of it is in the path of a request otherwise
+        from fusebackend.server.metrics import opened
+
+        metrics = opened(filesystem, status, settings.metrics)
+    parts = MountParts(
+        backend=backend,
+        filesystem=filesystem,
+        mountpoint=plan.mountpoint,
+        is_mounted=plan.is_mounted,
+        shell=shell,
+        default=default,
+        runs_commands=runs_commands(backend.mounts()[ROOT]),
+        status=status,
+        views=views,
+        snapshots=snapshots,
+        automatic=automatic,
+        branches=branches,
+        recording=recording,
+        log_files=attach_log(filesystem, recording),
+        approvals=Approvals(None if recording is None else recording.history, settings.approvals),
+        metrics=metrics,
+        guards=guards,
+        warnings=tuple(warnings),
+    )
+    verbs = VERBS if metrics is None else metrics.measured_verbs(VERBS)
+    face = MountedBackend(parts)
+    control = ControlServer(face, read_only=settings.read_only, verbs=verbs, address=plan.socket)
+    views.listen = control.open_view
+    live = LiveMount(face, control, view_mounts, kind, _mount_options(plan, shown))
+    return live
+
+
+def _session(plan: MountPlan) -> type[Session] | type[Unmounted]:
+    """Return the kind of session. Where libfuse is missing, this fails before anything is open."""
+    if not plan.is_mounted:
+        return Unmounted
+    from fusebackend.mount.session import Session
+
+    return Session
+
+
+def _filesystem(backend: CompositeBackend, settings: MountSettings) -> FileSystem:
+    return FileSystem.of(
+        backend,
+        ttl_s=settings.ttl_s,
+        deadline_s=settings.deadline_s,
+        limits=settings.limits,
+        switches=switches.from_environment(),
+        trees=settings.shown_trees,
+    )
+
+
+def _recording(
+    plan: MountPlan,
+    filesystem: FileSystem,
+    automatic: AutomaticSnapshots | None,
+    branches: Branches | None,
+    warnings: list[str],
+    urls: Mapping[str, str],
+) -> Recording | None:
+    """Open the history of calls, if there is one. Calls in branches are not of the mount."""
+    if plan.history is None:
+        return None
+    log = plan.settings.log
+    recording = Recording.opened(plan.history, plan.mountpoint, filesystem, automatic, warnings, urls, log)
+    if recording is not None and branches is not None:
+        recording.apart(branches.path)
+    return recording
+
+
+def _executor(
+    backend: CompositeBackend, filesystem: FileSystem, plan: MountPlan, default: str, views: Views
+) -> Executor:
+    """Decide where commands run: in the default backend if it has `execute` of its own (`guest.py`), else, and for
+    `shell:`, which confines nothing, in the mount's sandbox (`shell/`). Where nothing is mounted, there is no sandbox:
+    the default backend runs commands, or nothing does."""
+    settings, runs = plan.settings, backend.mounts()[ROOT]
+    is_guest = runs_commands(runs) if plan.is_mounted else has_execute(runs)
+    if is_guest and views.default is not None:
+        where = f"they run in {default}, outside of the mount"
+        raise MountError(errno.ENOTSUP, f"default_view = '{views.default}' can't bind commands: {where}")
+    if not runs_commands(runs):  # a container would be started to answer that
+        refuse_taken_by_file(filesystem, default)
+    if is_guest:
+        from fusebackend.server.guest import Guest  # few mounts need it and its imports
+
+        return Guest(backend, filesystem, plan)
+    if not plan.is_mounted:
+        return NoCommands(default)
+    return Shell(filesystem, plan.mountpoint, settings.shell, views.by_name, views.default)
+
+
+def _mount_options(plan: MountPlan, urls: Mapping[str, str]) -> MountOptions:
+    settings = plan.settings
+    return MountOptions(
+        allow_other=settings.allow_other,
+        read_only=settings.read_only,
+        may_keep_awake=settings.idle == "poll",
+        extra=tuple(settings.options),
+        description={"urls": urls, "log": plan.log} if urls else {},
+        source=plan.source,
+    )
+
+
+def has_execute(default: Any) -> bool:
+    """Return True if a backend has an `execute` of its own."""
+    return AgentFace(default, "The default backend").verb("execute") is not None
+
+
+def runs_commands(default: Any) -> bool:
+    """Return True if a backend has an `execute` of its own, other than a plain shell of this machine."""
+    if not has_execute(default):
+        return False
+    owner = next((kind for kind in type(default).__mro__ if "execute" in vars(kind)), None)
+    in_instance = "execute" in getattr(default, "__dict__", {})
+    return in_instance or owner is None or (owner.__module__, owner.__qualname__) not in LOCAL_SHELLS
