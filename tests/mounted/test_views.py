@@ -356,22 +356,22 @@ class TestAttacks:
 
     def test_a_link_count_is_right_in_the_main_tree(self, viewed: Mounted) -> None:
         view = tree(viewed)
-        with open(viewed.path / "a.txt", "rb", 0) as file, open(viewed.path / "other", "wb") as other:
+        with open(viewed.path / "a.txt", "rb", 0) as file, open(viewed.path / "counted", "wb") as other:
 
             def counts() -> tuple[int, int]:
                 return os.fstat(file.fileno()).st_nlink, os.fstat(other.fileno()).st_nlink
 
             try:
-                for old, new in (("a.txt", "b"), ("b", "c"), ("other", "d")):
+                for old, new in (("a.txt", "counted2"), ("counted2", "counted3"), ("counted", "counted4")):
                     os.link(view / old, view / new)
             except OSError as error:
                 assert error.errno == errno.EPERM
                 return
             assert counts() == (3, 2)
-            os.unlink(view / "c")
-            os.rename(view / "b", view / "d")
+            os.unlink(view / "counted3")
+            os.rename(view / "counted2", view / "counted4")
             assert counts() == (2, 1)
-            os.chmod(view / "d", 0o600)
+            os.chmod(view / "counted4", 0o600)
             assert stat.S_IMODE(os.fstat(file.fileno()).st_mode) == 0o600
 
     def test_races_of_renames_never_lead_to_what_is_denied(self, viewed: Mounted) -> None:
