@@ -25,6 +25,9 @@ CLOCK_REALTIME_COARSE = 5
 TICK_NS = round(time.clock_getres(CLOCK_REALTIME_COARSE) * 10**9)
 """A stamp is at most so much earlier than it was given, unless the clock is set."""
 
+APART_NS = 0 if tuple(map(int, os.uname().release.split("-")[0].split(".")[:2])) >= (6, 13) else TICK_NS
+"""How far apart changes of a file are that have two stamps, if the attributes were given out in between (`saw`)."""
+
 STEP_NS = 10**9
 """Two clocks that differ by more than this have been set, or are not those of one host."""
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 COLUMN_GAP = 2
 
 Entry = dict[str, Any]
-"""Fields of a file in `--json`: `path`, `is_dir`, `size`, `modified_at`; with -l what `stat --json` prints."""
+"""Fields of a file in `--json`: `path`, `is_dir`, `size`, `modified_at`, `version`; with -l those of `stat --json`."""
 
 
 @click.command()
@@ -38,7 +38,7 @@ Entry = dict[str, Any]
 @click.option("-a", "-A", "hidden", is_flag=True, help="Also names that start with a dot.")
 @click.option("-R", "recursive", is_flag=True, help="Also directories below.")
 @click.option("-1", "single", is_flag=True, help="One name a line, also on a terminal.")
-@json_option("an array of {path, is_dir, size, modified_at}; with -l of what 'stat --json' prints.")
+@json_option("an array of {path, is_dir, size, modified_at, version}; with -l of what 'stat --json' prints.")
 @mount_option
 def ls(
     paths: Sequence[str], long: bool, hidden: bool, recursive: bool, single: bool, as_json: bool, mount: str | None
@@ -75,7 +75,8 @@ def _file(place: Target, long: bool) -> Entry | None:
     if long:
         return _long(place, place.stat(follow=False))
     shown = place.shown(place.path)
-    return {"path": shown, "is_dir": False, "size": found.size, "modified_at": iso_time(found.mtime_ns or 0)}
+    known = {"path": shown, "is_dir": False, "size": found.size, "modified_at": iso_time(found.mtime_ns or 0)}
+    return {**known, "version": found.version} if found.version else known
 
 
 def _long(place: Target, found: StatResult) -> Entry:

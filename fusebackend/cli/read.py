@@ -23,8 +23,8 @@ SNIFFED_BYTES = 8192
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Print at most N lines.")
 @click.option("-n", "numbered", is_flag=True, help="Number the lines: the text that agents are shown.")
 @json_option(
-    f"{{path, content, encoding, start_line, end_line, total_lines, next_offset, modified_at}}, with at most "
-    f"{READ_LIMIT_LINES} lines unless --limit is given; encoding is 'utf-8', or 'base64' for a whole binary file."
+    f"{{path, content, encoding, start_line, end_line, total_lines, next_offset, modified_at, version}}, with at "
+    f"most {READ_LIMIT_LINES} lines unless --limit is given; encoding is 'utf-8', or 'base64' for a whole binary file."
 )
 @mount_option
 def read(path: str, offset: int | None, limit: int | None, numbered: bool, as_json: bool, mount: str | None) -> None:
@@ -79,5 +79,6 @@ def _print_record(output: Output, place: Target, offset: int, limit: int) -> Non
             "encoding": data.get("encoding", "utf-8"),
             **{key: found[key] for key in ("start_line", "end_line", "total_lines", "next_offset")},
             "modified_at": data.get("modified_at"),
+            "version": found["version"],
         }
     )

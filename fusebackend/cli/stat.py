@@ -17,7 +17,7 @@ from fusebackend.cli.target import complete_path, mount_option
 @click.argument("paths", nargs=-1, required=True, shell_complete=complete_path, metavar="PATH...")
 @click.option("-L", "follow", is_flag=True, help="Follow symbolic links.")
 @json_option(
-    "an array of {path, type, size, mode, nlink, uid, gid, atime_ns, mtime_ns, ctime_ns, target, route}; "
+    "an array of {path, type, size, mode, nlink, uid, gid, atime_ns, mtime_ns, ctime_ns, target, route, version}; "
     "null for what there is not."
 )
 @mount_option
@@ -69,4 +69,5 @@ def _rows(record: dict[str, Any]) -> list[tuple[str, str | None]]:
         ("modified", None if record["mtime_ns"] is None else to_the_nanosecond(record["mtime_ns"])),
         ("changed", None if record["ctime_ns"] is None else to_the_nanosecond(record["ctime_ns"])),
         ("route", record["route"]),
+        ("version", record["version"]),
     ]

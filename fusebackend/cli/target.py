@@ -296,6 +296,13 @@ def mount_option(function: F) -> F:
     )(function)
 
 
+if_version_option = click.option(
+    "--if-version",
+    metavar="VERSION",
+    help="Only if the file still has this version, as 'fusebackend stat' says it; otherwise nothing is changed.",
+)
+
+
 # -- completion ------------------------------------------------------------------------------------------------
 #
 # For click. An error completes to nothing: it would be printed into the line that the user is typing.

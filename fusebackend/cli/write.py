@@ -8,7 +8,7 @@ import click
 
 from fusebackend.cli import target
 from fusebackend.cli.show import Failed, Output, json_option
-from fusebackend.cli.target import complete_path, mount_option
+from fusebackend.cli.target import complete_path, if_version_option, mount_option
 
 
 @click.command()
@@ -16,13 +16,22 @@ from fusebackend.cli.target import complete_path, mount_option
 @click.argument("source", required=False, type=click.Choice(["-"]), metavar="[-]")
 @click.option("--text", metavar="TEXT", help="What to write, exactly, instead of standard input.")
 @click.option("--replace", is_flag=True, help="Replace a file that is there.")
+@if_version_option
 @json_option("{path, size}, in bytes.")
 @mount_option
-def write(path: str, source: str | None, text: str | None, replace: bool, as_json: bool, mount: str | None) -> None:
+def write(
+    path: str,
+    source: str | None,
+    text: str | None,
+    replace: bool,
+    if_version: str | None,
+    as_json: bool,
+    mount: str | None,
+) -> None:
     """Make a file from standard input, or from --text, with the directories that are missing.
 
-    A file that is there already is refused without --replace. Without --replace, what is written must be UTF-8 text;
-    'upload' stores anything.
+    A file that is there already is refused without --replace or --if-version. Without these, what is written must be
+    UTF-8 text; 'upload' stores anything.
     """
     if text is not None and source is not None:
         raise click.UsageError("give --text or '-', not both")
@@ -30,14 +39,14 @@ def write(path: str, source: str | None, text: str | None, replace: bool, as_jso
     kind = place.kind()
     if kind == "directory":
         raise Failed(f"'{path}' is a directory")
-    if kind is not None and not replace:
+    if kind is not None and not replace and if_version is None:
         raise Failed(f"'{path}' exists; --replace writes over it")
     content = _content(text, source)
-    if replace:
+    if replace and if_version is None:
         answer = place.files.upload_files([(place.path, content)])[0]
         error = answer.error
     else:
-        error = place.files.write(place.path, _decoded(content)).error
+        error = place.files.write(place.path, _decoded(content), if_version=if_version).error
     if error is not None:
         raise Failed(place.words(error))
     if as_json:

@@ -28,8 +28,8 @@ import importlib
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import IO, Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import IO, Any, TypeVar, Unpack
 
 from fusebackend.base import budget, caller, errors, paths
 from fusebackend.base.deadline import together
@@ -44,6 +44,9 @@ from fusebackend.protocol import (
     AGENT_VERBS,
     READ_LIMIT_LINES,
     BackendProtocol,
+    Changed,
+    Condition,
+    Conditions,
     DeleteResult,
     EditResult,
     ExecuteResponse,
@@ -56,6 +59,7 @@ from fusebackend.protocol import (
     ReadResult,
     Verb,
     WriteResult,
+    conditions_of,
     verbs,
 )
 from fusebackend.protocol.registered import registered_with
@@ -192,18 +196,29 @@ class CompositeBackend(BackendProtocol):
     def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
         return self._at(verbs.READ, file_path, lambda routed: routed.face.read(routed.inner, offset, limit))
 
-    def write(self, file_path: str, content: str) -> WriteResult:
-        return self._at(verbs.WRITE, file_path, lambda routed: routed.face.write(routed.inner, content))
+    def write(
+        self, file_path: str, content: str, *, if_version: str | None = None, if_absent: bool = False
+    ) -> WriteResult:
+        when = Conditions(if_version=if_version, if_absent=if_absent)
+        return self._at(verbs.WRITE, file_path, lambda routed: routed.face.write(routed.inner, content, **when))
 
-    def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
+    def edit(
+        self,
+        file_path: str,
+        old_string: str,
+        new_string: str,
+        replace_all: bool = False,
+        *,
+        if_version: str | None = None,
+    ) -> EditResult:
         def ask(routed: Routed) -> EditResult:
-            return routed.face.edit(routed.inner, old_string, new_string, replace_all)
+            return routed.face.edit(routed.inner, old_string, new_string, replace_all, if_version=if_version)
 
         return self._at(verbs.EDIT, file_path, ask, besides=old_string)
 
-    def delete(self, file_path: str) -> DeleteResult:
+    def delete(self, file_path: str, *, if_version: str | None = None) -> DeleteResult:
         def ask(routed: Routed) -> DeleteResult:
-            return routed.face.delete(routed.inner, is_directory=file_path.endswith("/"))
+            return routed.face.delete(routed.inner, is_directory=file_path.endswith("/"), if_version=if_version)
 
         return self._at(verbs.DELETE, file_path, ask)
 
@@ -231,7 +246,9 @@ class CompositeBackend(BackendProtocol):
             record.files_update = self._merged(routed, record.files_update) or None
         return result
 
-    def move(self, source: str, destination: str) -> MoveResult:
+    def move(
+        self, source: str, destination: str, *, if_version: str | None = None, if_absent: bool = False
+    ) -> MoveResult:
         """Rename; atomic inside a route if its backend has `move`. Across routes, or without one: `transfer.py`."""
         try:
             old, new = self._routing.route(source), self._routing.route(destination)
@@ -245,25 +262,35 @@ class CompositeBackend(BackendProtocol):
             if face.refusal is not None or face.lacks("ls", "ls_info"):
                 why = face.refusal or f"{face.name} does not support ls"
                 return verbs.MOVE.refused(OSError(errno.ENOTSUP, why), source, destination)
+        when = Conditions(if_version=if_version, if_absent=if_absent)
         if old.face.backend is not new.face.backend or old.face.lacks("move"):
-            return self._transfer(old, new, source, destination)
-        result = old.face.move(old.inner, new.inner)
+            return self._transfer(old, new, source, destination, when)
+        result = old.face.move(old.inner, new.inner, **when)
         update = result.files_update or {}
         removed = {path: record for path, record in update.items() if record is None}
         stored = {path: record for path, record in update.items() if record is not None}
-        return self._moved(old, new, removed, stored, new.words(old.words(result.error)))
+        moved = self._moved(old, new, removed, stored, new.words(old.words(result.error)))
+        moved.version = result.version
+        return moved
 
-    def _transfer(self, old: Routed, new: Routed, source: str, destination: str) -> MoveResult:
+    def _transfer(self, old: Routed, new: Routed, source: str, destination: str, when: Conditions) -> MoveResult:
+        """Conditions are compared before the first copy; what comes later is a conflict of the copy (`transfer.py`)."""
         from fusebackend.composite.transfer import transfer
 
-        error: str | None = None
         removed: dict[str, Any] = {}
         stored: dict[str, Any] = {}
+        refused: MoveResult | None = None
         try:
+            old.face.require(old.inner, Condition.of(when.get("if_version")))
             removed, stored = transfer(old.face, old.inner, new.face, new.inner)
+        except FileExistsError as failure:
+            lost = Changed(None, is_there=True, of_target=True)
+            refused = verbs.MOVE.refused(lost if when.get("if_absent") else failure, source, destination)
         except (OSError, PathError) as failure:
-            error = verbs.MOVE.refused(failure, source, destination).error
-        return self._moved(old, new, removed, stored, error)
+            refused = verbs.MOVE.refused(failure, source, destination)
+        moved = self._moved(old, new, removed, stored, refused.error if refused is not None else None)
+        moved.version = refused.version if refused is not None else None
+        return moved
 
     def _moved(
         self, old: Routed, new: Routed, removed: dict[str, Any], stored: dict[str, Any], error: str | None
@@ -298,12 +325,21 @@ class CompositeBackend(BackendProtocol):
 
     # -- batches -----------------------------------------------------------------------------------------------
 
-    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+    def upload_files(
+        self,
+        files: list[tuple[str, bytes]],
+        *,
+        if_version: Sequence[str | None] | None = None,
+        if_absent: Sequence[bool] | None = None,
+    ) -> list[FileUploadResponse]:
         """One call per backend; answers in the order and with the paths given."""
+        conditions = list(conditions_of(len(files), if_version, if_absent))
         answers, groups = self._grouped(verbs.UPLOAD_FILES, [path for path, _ in files])
 
         def upload(group: Group) -> list[FileUploadResponse]:
-            return group[0][1].face.upload_files([(routed.inner, files[index][1]) for index, routed in group])
+            given = [conditions[index] for index, _ in group]
+            items = [(routed.inner, files[index][1]) for index, routed in group]
+            return group[0][1].face.upload_files(items, given if any(given) else ())
 
         for group, responses in _asked(verbs.UPLOAD_FILES, groups, upload):
             for (index, routed), response in zip(group, responses, strict=True):
@@ -311,6 +347,7 @@ class CompositeBackend(BackendProtocol):
                     path=files[index][0],
                     error=routed.words(response.error),
                     files_update=self._merged(routed, response.files_update) or None,
+                    version=response.version,
                 )
         return answers
 
@@ -324,14 +361,17 @@ class CompositeBackend(BackendProtocol):
         for group, responses in _asked(verbs.DOWNLOAD_FILES, groups, download):
             for (index, routed), response in zip(group, responses, strict=True):
                 answers[index] = FileDownloadResponse(
-                    path=paths[index], content=response.content, error=routed.words(response.error)
+                    path=paths[index],
+                    content=response.content,
+                    error=routed.words(response.error),
+                    version=response.version,
                 )
         return answers
 
-    def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
+    def upload_from(self, path: str, file: IO[bytes], **when: Unpack[Conditions]) -> FileUploadResponse:
         """`upload_files` of one file, from an open file, without holding it all in memory where its backend can do
         that."""
-        return self._at(verbs.UPLOAD_FILES, path, lambda routed: routed.face.upload_from(routed.inner, file))
+        return self._at(verbs.UPLOAD_FILES, path, lambda routed: routed.face.upload_from(routed.inner, file, **when))
 
     def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
         """`download_files` of one file into another, which is empty, without holding all of it in memory where its

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Unpack
 
 from fusebackend.base import paths
 from fusebackend.base.paths import ROOT, AgentPath
@@ -17,6 +17,7 @@ from fusebackend.dialects.agent_face import AgentFace
 from fusebackend.protocol import (
     Attr,
     Change,
+    Conditions,
     DeleteResult,
     EditResult,
     FileInfo,
@@ -112,39 +113,48 @@ class ReportingFace(AgentFace):
     Such a backend does not say whether `upload_files` replaced a file, nor whether a deleted path was a directory. Only
     while a `Watch` is open it is asked before."""
 
-    def write(self, path: AgentPath, content: str) -> WriteResult:
+    def write(self, path: AgentPath, content: str, **when: Unpack[Conditions]) -> WriteResult:
         volume, before = self._before(path)
-        result = super().write(path, content)
+        result = super().write(path, content, **when)
         self._report(volume, [path], [] if result.error else [_stored(path, before[0])])
         return result
 
-    def edit(self, path: AgentPath, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
+    def edit(
+        self,
+        path: AgentPath,
+        old_string: str,
+        new_string: str,
+        replace_all: bool = False,
+        **when: Unpack[Conditions],
+    ) -> EditResult:
         volume, _ = self._before()
-        result = super().edit(path, old_string, new_string, replace_all)
+        result = super().edit(path, old_string, new_string, replace_all, **when)
         self._report(volume, [path], [] if result.error else [Change(kind="modified", path=path)])
         return result
 
-    def delete(self, path: AgentPath, *, is_directory: bool = False) -> DeleteResult:
+    def delete(self, path: AgentPath, *, is_directory: bool = False, **when: Unpack[Conditions]) -> DeleteResult:
         volume, before = self._before(path)
-        result = super().delete(path, is_directory=is_directory)
+        result = super().delete(path, is_directory=is_directory, **when)
         # A tree may be gone in part.
         kind: Any = "unknown" if result.error else "deleted"
         reported = not result.error or _is_dir(before[0])
         self._report(volume, [path], [Change(kind=kind, path=_shown(path, before[0]))] if reported else [])
         return result
 
-    def move(self, source: AgentPath, destination: AgentPath) -> MoveResult:
+    def move(self, source: AgentPath, destination: AgentPath, **when: Unpack[Conditions]) -> MoveResult:
         volume, before = self._before(source)
-        result = super().move(source, destination)
+        result = super().move(source, destination, **when)
         after, old = _shown(destination, before[0]), _shown(source, before[0])
         moved = Change(kind="moved", path=after, moved_from=old)
         self._report(volume, [source, destination], [] if result.error else [moved])
         return result
 
-    def upload_files(self, files: list[tuple[AgentPath, bytes]]) -> list[FileUploadResponse]:
+    def upload_files(
+        self, files: list[tuple[AgentPath, bytes]], conditions: Sequence[Conditions] = ()
+    ) -> list[FileUploadResponse]:
         wanted = [path for path, _ in files]
         volume, before = self._before(*wanted)
-        answers = super().upload_files(files)
+        answers = super().upload_files(files, conditions)
         stored = zip(wanted, before, answers, strict=True)
         self._report(volume, wanted, [_stored(path, attr) for path, attr, answer in stored if not answer.error])
         return answers

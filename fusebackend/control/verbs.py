@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from types import UnionType
-from typing import IO, TYPE_CHECKING, Annotated, Any, Protocol, Union, cast, get_args, get_origin
+from typing import IO, TYPE_CHECKING, Annotated, Any, Protocol, Union, Unpack, cast, get_args, get_origin
 
 import msgspec
 
@@ -32,6 +32,7 @@ from fusebackend.protocol import (
     PLAIN,
     SERVED,
     Actor,
+    Conditions,
     Declared,
     ExecuteResponse,
     FileDownloadResponse,
@@ -83,7 +84,7 @@ class ServedMount(Protocol):
     def real_paths(self, wanted: list[str]) -> list[str | None]: ...
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]: ...
 
-    def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
+    def upload_from(self, path: str, file: IO[bytes], **when: Unpack[Conditions]) -> FileUploadResponse:
         """`upload_files` of one file, from an open file."""
 
     def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
@@ -147,6 +148,8 @@ class UploadItem(Params, gc=False):
     path: str
     content: bytes | None = None
     staged: str | None = None
+    if_version: str | None = None
+    if_absent: bool = False
 
 
 ActorWord = Annotated[str, msgspec.Meta(max_length=MAX_ACTOR_CHARACTERS)]
@@ -286,10 +289,16 @@ def _staged(call: Call, token: str, factor: int = 1) -> bytes:
     return content
 
 
-@_socket_verb(("files",), files=(Annotated[list[UploadItem], msgspec.Meta(max_length=MAX_ITEMS)],))
+@_socket_verb(
+    ("files", "if_version", "if_absent"), files=(Annotated[list[UploadItem], msgspec.Meta(max_length=MAX_ITEMS)],)
+)
 def _upload_files(call: Call, asked: Any) -> Any:
-    given = [(item.path, item.content) for item in asked.files if item.staged is None and item.content is not None]
-    answers = iter(call.backend.upload_files(given) if given else ())
+    whole = [item for item in asked.files if item.staged is None and item.content is not None]
+    options: dict[str, Any] = {}
+    if any(item.if_absent or item.if_version is not None for item in whole):
+        options = {name: [getattr(item, name) for item in whole] for name in ("if_version", "if_absent")}
+    given = [(item.path, item.content) for item in whole]
+    answers = iter(call.backend.upload_files(given, **options) if given else ())
     return [
         _upload_staged(call, item) if item.staged is not None or item.content is None else next(answers)
         for item in asked.files
@@ -301,7 +310,7 @@ def _upload_staged(call: Call, item: UploadItem) -> FileUploadResponse:
     if file is None:
         return FileUploadResponse(item.path, "neither content nor anything staged under this token")
     with file:
-        return call.backend.upload_from(item.path, file)
+        return call.backend.upload_from(item.path, file, if_version=item.if_version, if_absent=item.if_absent)
 
 
 @_socket_verb(stream=(bool, False))
@@ -325,7 +334,7 @@ def _download_files(call: Call, asked: Any) -> Any:
             else:
                 room -= size
                 call.hold(3 * size)  # with the answer, in base64
-                answer = FileDownloadResponse(path, file.read())
+                answer = replace(answer, content=file.read())
         answers.append(answer)
     return answers
 

@@ -22,8 +22,8 @@ import functools
 import inspect
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
-from typing import IO, Any, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import IO, Any, Protocol, TypeVar, Unpack
 
 from fusebackend import text
 from fusebackend.base import budget, caller, errors, paths
@@ -44,8 +44,11 @@ from fusebackend.dialects.answers import (
 )
 from fusebackend.dialects.text_files import Outcome, Refusal, TextFiles
 from fusebackend.protocol import (
+    ANY,
     READ_LIMIT_LINES,
     BackendProtocol,
+    Condition,
+    Conditions,
     DeleteResult,
     EditResult,
     FileDownloadResponse,
@@ -55,9 +58,11 @@ from fusebackend.protocol import (
     LsResult,
     MoveResult,
     ReadResult,
+    Verb,
     Volume,
     WriteResult,
     verbs,
+    version_of_bytes,
 )
 
 log = logging.getLogger(__name__)
@@ -66,6 +71,7 @@ _PROTOCOLS = frozenset({"BackendProtocol", "SandboxBackendProtocol"})
 """Classes whose verbs are defaults that only raise `NotImplementedError`, here and in deepagents."""
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Unsupported(Refusal):
@@ -231,23 +237,39 @@ class AgentFace:
             return None
         return self.download_files([path])[0].content
 
-    def write(self, path: AgentPath, content: str) -> WriteResult:
+    def write(self, path: AgentPath, content: str, **when: Unpack[Conditions]) -> WriteResult:
         if not self._exact and not is_text(content):
             return WriteResult(error=f"Error writing file '{path}': content is not valid text")
-        result = self.change(WriteResult, "write", path, content)
+        if (unmet := self._unmet(verbs.WRITE, when, path)) is not None:
+            return unmet
+        if when.get("if_version") and not self._decides(verbs.WRITE, when):  # its `write` may refuse to replace a file
+            (stored,) = self.upload_files([(path, content.encode("utf-8"))])
+            return WriteResult(
+                stored.error and f"Error writing file '{path}': {stored.error}", path, stored.files_update
+            )
+        result = self.change(WriteResult, "write", path, content, **when)
         if _stumbled(result.error) and self._bytes(path) is not None:
             return WriteResult(path=path)
         return result
 
-    def edit(self, path: AgentPath, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
+    def edit(
+        self,
+        path: AgentPath,
+        old_string: str,
+        new_string: str,
+        replace_all: bool = False,
+        **when: Unpack[Conditions],
+    ) -> EditResult:
+        if (unmet := self._unmet(verbs.EDIT, when, path)) is not None:
+            return unmet
         counted = self._bytes(path) if replace_all and self._method("ls_info") is not None else None
-        result = self.change(EditResult, "edit", path, old_string, new_string, replace_all=replace_all)
+        result = self.change(EditResult, "edit", path, old_string, new_string, replace_all=replace_all, **when)
         if _stumbled(result.error):
             old = old_string.encode("utf-8", "surrogateescape")
             return EditResult(path=path, occurrences=counted.count(old) if counted is not None else 1)
         return result
 
-    def delete(self, path: AgentPath, *, is_directory: bool = False) -> DeleteResult:
+    def delete(self, path: AgentPath, *, is_directory: bool = False, **when: Unpack[Conditions]) -> DeleteResult:
         """`is_directory`: says the caller, by a slash at the end of the path; then a file stays."""
         if is_directory and self._exact:
             path = AgentPath(f"{path}/")
@@ -255,10 +277,49 @@ class AgentFace:
             listed = self.ls(paths.parent_and_name(path)[0]).entries or ()
             if any(file_path(info) == path and not info["is_dir"] for info in listed):
                 return verbs.DELETE.refused(errors.oserror(errno.ENOTDIR), path)
-        return self.change(DeleteResult, "delete", path)
+        if (unmet := self._unmet(verbs.DELETE, when, path)) is not None:
+            return unmet
+        return self.change(DeleteResult, "delete", path, **when)
 
-    def move(self, source: AgentPath, destination: AgentPath) -> MoveResult:
-        return self.change(MoveResult, "move", source, destination)
+    def move(self, source: AgentPath, destination: AgentPath, **when: Unpack[Conditions]) -> MoveResult:
+        if (unmet := self._unmet(verbs.MOVE, when, source, destination)) is not None:
+            return unmet
+        return self.change(MoveResult, "move", source, destination, **when)
+
+    def require(self, path: AgentPath, condition: Condition) -> None:
+        """Compare a file with a condition, on behalf of a backend that does not: whoever changes it before the change
+        that follows is not seen. Changed, or the error of a download."""
+        if condition == ANY:
+            return
+        (answer,) = self.download_files([path])
+        if answer.content is None and answer.error != errors.FILE_NOT_FOUND:
+            raise errors.oserror(errors.errno_of(answer.error or ""), path)
+        if answer.content is None:
+            condition.require(None, is_there=False)
+        else:
+            condition.require(version_of_bytes(answer.content) if condition.wants_digest else answer.version)
+
+    def _unmet(self, verb: Verb[R], when: Conditions, *given: AgentPath) -> R | None:
+        """The answer of a verb whose conditions are not met, where they are decided here."""
+        if self._decides(verb, when):
+            return None
+        try:
+            self.require(
+                given[0], Condition.of(when.get("if_version"), verb is verbs.WRITE and bool(when.get("if_absent")))
+            )
+        except OSError as error:
+            return verb.refused(error, *given)
+        return None
+
+    def _decides(self, verb: Verb[Any], when: Conditions) -> bool:
+        """True if the backend's own verb decides these conditions, or there are none."""
+        wanted = {name for name, value in when.items() if value}
+        method = self._method(verb.name) or self._async_method(verb.name)
+        if not wanted or method is None:
+            return True
+        return (
+            isinstance(self.backend, BackendProtocol) and accepted(method, dict.fromkeys(wanted, True)).keys() == wanted
+        )
 
     def grep(self, pattern: str, path: AgentPath, glob: str | None, max_count: int | None = None) -> GrepResult:
         try:
@@ -291,9 +352,19 @@ class AgentFace:
         return GlobResult(matches=files, truncated=bool(field_of(answer, "truncated")) or error is not None,
                           truncation_reason=reason)  # fmt: skip
 
-    def upload_files(self, files: list[tuple[AgentPath, bytes]]) -> list[FileUploadResponse]:
+    def upload_files(
+        self, files: list[tuple[AgentPath, bytes]], conditions: Sequence[Conditions] = ()
+    ) -> list[FileUploadResponse]:
+        """`conditions`: one for each file, or none at all."""
+        options: dict[str, Any] = {}
+        if conditions and self._decides(verbs.UPLOAD_FILES, Conditions(if_version="*", if_absent=True)):
+            options = {name: [when.get(name) for when in conditions] for name in ("if_version", "if_absent")}
+        elif conditions:
+            return [
+                self._upload_if_met(file, Condition.of(**when)) for file, when in zip(files, conditions, strict=True)
+            ]
         try:
-            answers = self._batch("upload_files", files)
+            answers = self._batch("upload_files", files, **options)
         except Unsupported as refusal:
             if self.takes_bytes:
                 return self.texts.upload(files)
@@ -305,9 +376,17 @@ class AgentFace:
                 path=path,
                 error="no answer from the backend" if answer is None else error_of(answer),
                 files_update=field_of(answer, "files_update"),
+                version=field_of(answer, "version"),
             )
             for (path, _), answer in zip(files, answers, strict=True)
         ]
+
+    def _upload_if_met(self, file: tuple[AgentPath, bytes], condition: Condition) -> FileUploadResponse:
+        try:
+            self.require(file[0], condition)
+        except OSError as error:
+            return verbs.UPLOAD_FILES.refused(error, file[0])
+        return self.upload_files([file])[0]
 
     def download_files(self, wanted: list[AgentPath]) -> list[FileDownloadResponse]:
         try:
@@ -320,17 +399,17 @@ class AgentFace:
             return [FileDownloadResponse(path=path, error=str(refusal)) for path in wanted]
         return [as_download(path, answer) for path, answer in zip(wanted, answers, strict=True)]
 
-    def upload_from(self, path: AgentPath, file: IO[bytes]) -> FileUploadResponse:
+    def upload_from(self, path: AgentPath, file: IO[bytes], **when: Unpack[Conditions]) -> FileUploadResponse:
         """Upload a local file: piece by piece where the backend can do that."""
         if not self._exact or getattr(self.backend, "upload_from", None) is None:
             budget.current().hold(file.seek(0, os.SEEK_END))
             file.seek(0)
-            return self.upload_files([(path, file.read())])[0]
+            return self.upload_files([(path, file.read())], [when] if when else ())[0]
         try:
-            answer = self.ask(("upload_from",), path, file)
+            answer = self.ask(("upload_from",), path, file, **when)
         except Refusal as refusal:
             return FileUploadResponse(path=path, error=str(refusal))
-        return FileUploadResponse(path=path, error=error_of(answer))
+        return FileUploadResponse(path=path, error=error_of(answer), version=field_of(answer, "version"))
 
     def download_to(self, path: AgentPath, file: IO[bytes]) -> FileDownloadResponse:
         """`download_files` of one file into another, which is empty: piece by piece where the backend can do that. The
@@ -459,8 +538,8 @@ class AgentFace:
         twin = {"ls": "ls_info", "grep": "grep_raw", "glob": "glob_info"}.get(name)
         return twin is None or not hasattr(self.backend, twin) or self._is_default(twin)
 
-    def _batch(self, verb: str, items: list[Any]) -> list[Any]:
-        answers = list(self._items(self.ask((verb,), items), verb))
+    def _batch(self, verb: str, items: list[Any], **options: Any) -> list[Any]:
+        answers = list(self._items(self.ask((verb,), items, **options), verb))
         return (answers + [None] * len(items))[: len(items)]
 
     def _items(self, raw: Any, verb: str) -> Iterable[Any]:

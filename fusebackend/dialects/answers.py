@@ -12,7 +12,14 @@ from typing import Any
 from fusebackend.base import paths
 from fusebackend.base.lines import split_lines
 from fusebackend.base.paths import AgentPath, PathError
-from fusebackend.protocol import FileData, FileDownloadResponse, FileInfo, GrepMatch, ReadResult
+from fusebackend.protocol import (
+    FileData,
+    FileDownloadResponse,
+    FileInfo,
+    GrepMatch,
+    ReadResult,
+    version_of_bytes,
+)
 from fusebackend.protocol.records import EMPTY_REMINDER, MARKER_WIDTH
 from fusebackend.text import as_shown, has_binary_extension
 
@@ -115,12 +122,15 @@ def as_download(path: AgentPath, answer: Any, *, with_content: bool = True) -> F
         return FileDownloadResponse(path=path, error="no answer from the backend")
     error, content = error_of(answer), field_of(answer, "content")
     if not with_content:
-        return FileDownloadResponse(path=path, error=error)
+        return FileDownloadResponse(path=path, error=error, version=field_of(answer, "version"))
     if error is None and isinstance(content, str):
         content = content.encode("utf-8", "surrogateescape")
     if error is None and not isinstance(content, (bytes, bytearray, memoryview)):
         error = f"the backend answered {type(content).__name__}, not bytes"
-    return FileDownloadResponse(path=path, content=bytes(content) if error is None else None, error=error)
+    if error is not None:
+        return FileDownloadResponse(path=path, error=error)
+    data = bytes(content)
+    return FileDownloadResponse(path=path, content=data, version=field_of(answer, "version") or version_of_bytes(data))
 
 
 def parse_numbered(text: str, offset: int) -> ReadResult:

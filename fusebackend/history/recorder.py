@@ -47,6 +47,7 @@ from fusebackend.protocol import (
 from fusebackend.vfs.junctions import Route
 from fusebackend.vfs.watch.node_paths import NodePaths
 from fusebackend.volumes.placing import state_of
+from fusebackend.volumes.walk import directory_at
 
 log = logging.getLogger(__name__)
 
@@ -344,7 +345,7 @@ def _stamps(volume: Volume, records: list[tuple[int, bytes]]) -> Mapping[int, St
 def _stamp(volume: Volume, directories: dict[bytes, int], path: bytes) -> Stamp | None:
     above, _, name = path.rpartition(b"/")
     try:
-        attr = volume.lookup(_directory(volume, directories, above), name) if name else volume.getattr(ROOT_NODE)
+        attr = volume.lookup(directory_at(volume, above, directories), name) if name else volume.getattr(ROOT_NODE)
     except OSError:
         return None
     return Stamp(attr.mode, attr.uid, attr.gid, attr.size, attr.mtime_ns)
@@ -355,18 +356,6 @@ def _is_as_planned(volume: Volume, found: Stamp | None, planned: Stamp) -> bool:
     if found is None or stat.S_IFMT(found.mode) != stat.S_IFMT(planned.mode) or found.size != planned.size:
         return False
     return found.mtime_ns == planned.mtime_ns or not volume.features.persistent_modes
-
-
-def _directory(volume: Volume, directories: dict[bytes, int], path: bytes) -> int:
-    above, names = path, list[bytes]()
-    while above not in directories:
-        above, _, name = above.rpartition(b"/")
-        names.append(name)
-    node = directories[above]
-    for name in reversed(names):
-        above += b"/" + name
-        node = directories[above] = volume.lookup(node, name).node
-    return node
 
 
 class _Pending:

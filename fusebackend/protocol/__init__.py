@@ -5,6 +5,7 @@ agent.py         the agent face, `BackendProtocol`: a path in, a record out, nev
 records.py       its records
 actors.py        who makes a change, and who acts in a block of code
 verbs.py         its verbs as a table: the record, errors and kind of each
+versions.py      versions of files, and changes on condition of one
 served.py        the verbs of a mount, declared once, as a table for every door to them
 awaited.py       their `a…` forms, for editors and mypy
 volume.py        the kernel face, `Volume`: nodes and names in, values out, `OSError` with an errno
@@ -28,4 +29,5 @@ from fusebackend.protocol.records import *  # noqa: F403
 from fusebackend.protocol.served import *  # noqa: F403
 from fusebackend.protocol.snapshots import *  # noqa: F403
 from fusebackend.protocol.verbs import *  # noqa: F403
+from fusebackend.protocol.versions import *  # noqa: F403
 from fusebackend.protocol.volume import *  # noqa: F403

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -113,11 +113,27 @@ class BackendProtocol(abc.ABC):
         base64."""
         raise NotImplementedError(f"{type(self).__name__} has no read")
 
-    def write(self, file_path: str, content: str) -> WriteResult:
-        """Create a file and its missing parents. An existing file is an error unless `on_exists="replace"`."""
+    def write(
+        self, file_path: str, content: str, *, if_version: str | None = None, if_absent: bool = False
+    ) -> WriteResult:
+        """Create a file and its missing parents. An existing file is an error unless `on_exists="replace"`.
+
+        Args:
+            if_version: replace the file, if this is its version (`read`, `ls`, `download_files` give it); here and
+                below. A lost race is the error `changed`, with the present version; nothing is changed then.
+            if_absent: only if nothing is there.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no write")
 
-    def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
+    def edit(
+        self,
+        file_path: str,
+        old_string: str,
+        new_string: str,
+        replace_all: bool = False,
+        *,
+        if_version: str | None = None,
+    ) -> EditResult:
         """Replace an exact string, which must occur once unless `replace_all`."""
         raise NotImplementedError(f"{type(self).__name__} has no edit")
 
@@ -147,16 +163,32 @@ class BackendProtocol(abc.ABC):
             return GlobResult(matches=self.glob_info(pattern, path or "/"))
         raise NotImplementedError(f"{type(self).__name__} has no glob")
 
-    def delete(self, file_path: str) -> DeleteResult:
+    def delete(self, file_path: str, *, if_version: str | None = None) -> DeleteResult:
         """Delete a file, or a directory with all below it."""
         raise NotImplementedError(f"{type(self).__name__} has no delete")
 
-    def move(self, source: str, destination: str) -> MoveResult:
-        """Rename a file or directory, atomically; an existing destination is an error."""
+    def move(
+        self, source: str, destination: str, *, if_version: str | None = None, if_absent: bool = False
+    ) -> MoveResult:
+        """Rename a file or directory, atomically; an existing destination is an error, with `if_absent` it is
+        `changed`. `if_version` is of the source."""
         raise NotImplementedError(f"{type(self).__name__} has no move")
 
-    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        """Store bytes at paths, replacing what is there. One response per item, in order; items fail singly."""
+    def upload_files(
+        self,
+        files: list[tuple[str, bytes]],
+        *,
+        if_version: Sequence[str | None] | None = None,
+        if_absent: Sequence[bool] | None = None,
+    ) -> list[FileUploadResponse]:
+        """Store bytes at paths, replacing what is there. One response per item, in order; items fail singly.
+
+        Args:
+            if_version, if_absent: as of `write`, a list with an item for each file.
+
+        Raises:
+            ValueError: a list has another length.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no upload_files")
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
@@ -198,17 +230,33 @@ class BackendProtocol(abc.ABC):
         # Made below, once, from the methods above.
         async def als(self, path: str) -> LsResult: ...
         async def aread(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult: ...
-        async def awrite(self, file_path: str, content: str) -> WriteResult: ...
+        async def awrite(
+            self, file_path: str, content: str, *, if_version: str | None = None, if_absent: bool = False
+        ) -> WriteResult: ...
         async def aedit(
-            self, file_path: str, old_string: str, new_string: str, replace_all: bool = False
+            self,
+            file_path: str,
+            old_string: str,
+            new_string: str,
+            replace_all: bool = False,
+            *,
+            if_version: str | None = None,
         ) -> EditResult: ...
         async def agrep(
             self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
         ) -> GrepResult: ...
         async def aglob(self, pattern: str, path: str | None = None) -> GlobResult: ...
-        async def adelete(self, file_path: str) -> DeleteResult: ...
-        async def amove(self, source: str, destination: str) -> MoveResult: ...
-        async def aupload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]: ...
+        async def adelete(self, file_path: str, *, if_version: str | None = None) -> DeleteResult: ...
+        async def amove(
+            self, source: str, destination: str, *, if_version: str | None = None, if_absent: bool = False
+        ) -> MoveResult: ...
+        async def aupload_files(
+            self,
+            files: list[tuple[str, bytes]],
+            *,
+            if_version: Sequence[str | None] | None = None,
+            if_absent: Sequence[bool] | None = None,
+        ) -> list[FileUploadResponse]: ...
         async def adownload_files(self, paths: list[str]) -> list[FileDownloadResponse]: ...
         async def als_info(self, path: str) -> list[FileInfo]: ...
         async def agrep_raw(
@@ -267,6 +315,7 @@ def async_twin(verb: Callable[..., Any]) -> Callable[..., Any]:
         return await aside(self, name, functools.partial(own, *args, **kwargs))
 
     twin.is_twin = True  # type: ignore[attr-defined]
+    vars(twin).pop("__isabstractmethod__", None)  # of the verb: the twin is there
     twin.__name__ = f"a{name}"
     twin.__qualname__ = f"{verb.__qualname__.rpartition('.')[0]}.a{name}"
     twin.__doc__ = f"""{verb.__doc__}

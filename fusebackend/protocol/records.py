@@ -79,6 +79,7 @@ class FileInfo(TypedDict):
     size: NotRequired[int]  # bytes
     modified_at: NotRequired[str]  # ISO 8601, UTC, with offset
     read_only: NotRequired[bool]  # it can never be written
+    version: NotRequired[str]  # in answers of `ls` where it costs nothing (`protocol/versions.py`)
 
 
 class ContextLine(TypedDict):
@@ -127,6 +128,8 @@ class ReadResult:
     `start_line` and `end_line` count from 1 and are absent where no window applies (binary files, empty files,
     errors). `next_offset` is the `offset` that continues, or None when the window reaches the end of the file.
 
+    `version` is that of the whole file (`protocol/versions.py`).
+
     `str(result)` is the numbered text that the seeds' `read` returned, and `"x" in result` searches that text.
 
     Raises:
@@ -141,6 +144,7 @@ class ReadResult:
     end_line: int | None = None
     next_offset: int | None = None
     no_lines_requested: bool = False
+    version: str | None = None
 
     def __post_init__(self) -> None:
         window = (self.start_line, self.end_line, self.total_lines, self.next_offset)
@@ -190,11 +194,15 @@ def number_lines(lines: Iterable[str], start_line: int = 1) -> str:
 
 @dataclass
 class WriteResult:
-    """The outcome of `write`. `files_update` is the state update of a state-backed backend, None elsewhere."""
+    """The outcome of `write`. `files_update` is the state update of a state-backed backend, None elsewhere.
+
+    `version` is the present one where a change with a condition came too late, here and in the records below.
+    """
 
     error: str | None = None
     path: str | None = None
     files_update: dict[str, Any] | None = None
+    version: str | None = None
 
 
 @dataclass
@@ -205,6 +213,7 @@ class EditResult:
     path: str | None = None
     files_update: dict[str, Any] | None = None
     occurrences: int | None = None
+    version: str | None = None
 
 
 @dataclass
@@ -214,6 +223,7 @@ class DeleteResult:
     error: str | None = None
     path: str | None = None
     files_update: dict[str, Any] | None = None
+    version: str | None = None
 
 
 @dataclass
@@ -223,6 +233,7 @@ class MoveResult:
     error: str | None = None
     path: str | None = None
     files_update: dict[str, Any] | None = None
+    version: str | None = None
 
 
 @dataclass
@@ -258,15 +269,17 @@ class FileUploadResponse:
     path: str
     error: str | None = None
     files_update: dict[str, Any] | None = None
+    version: str | None = None
 
 
 @dataclass
 class FileDownloadResponse:
-    """One file of a `download_files` batch: its bytes, or an error."""
+    """One file of a `download_files` batch: its bytes with their version, or an error."""
 
     path: str
     content: bytes | None = None
     error: str | None = None
+    version: str | None = None
 
 
 @dataclass
@@ -313,6 +326,7 @@ class StatResult:
     target: str | None = None
     route: str | None = None
     code: str | None = None
+    version: str | None = None
 
 
 @dataclass

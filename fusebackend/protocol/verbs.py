@@ -24,6 +24,7 @@ from fusebackend.protocol.records import (
     ReadResult,
     WriteResult,
 )
+from fusebackend.protocol.versions import Changed
 
 __all__ = [
     "AGENT_VERBS", "DELETE", "DOWNLOAD_FILES", "EDIT", "GLOB", "GREP", "LS", "MOVE", "READ", "READING", "SEED_VERBS",
@@ -71,12 +72,15 @@ class Verb(Generic[R]):
             paths: the paths of the call, as its caller gave them.
         """
         record: Callable[..., R] = self.record
+        lost: dict[str, str | None] = {"version": error.version} if isinstance(error, Changed) else {}
         if self.batch:
-            return record(path=paths[0], error=errors.code_of(error))
-        return record(error=self.sentence(error, *paths))
+            return record(path=paths[0], error="changed" if lost else errors.code_of(error), **lost)
+        return record(error=self.sentence(error, *paths), **lost)
 
     def sentence(self, error: Exception, *paths: str) -> str:
         """Return the text of an error."""
+        if isinstance(error, Changed):
+            return error.sentence(*paths)
         number = error.errno if isinstance(error, OSError) else None
         known = self.sentences.get(type(error) if number is None else number)
         if known is not None:

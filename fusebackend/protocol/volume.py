@@ -422,6 +422,11 @@ class Volume(abc.ABC):
     def getattr(self, node: int) -> Attr:
         """The attributes of a node. ENOENT or ESTALE for a node that is not held."""
 
+    def version_of(self, attr: Attr) -> str | None:
+        """Return the version of a regular file whose attributes were just read (`protocol/versions.py`), under the same
+        hold of the lock; None where they do not tell versions apart."""
+        return None
+
     def setattr(self, node: int, changes: AttrChanges) -> Attr:
         """Change attributes and size; a new size truncates or extends with zeros."""
         raise self._refusal("setattr")

@@ -13,7 +13,7 @@ import abc
 import errno
 from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, Unpack
 
 from fusebackend import text
 from fusebackend.base import budget, paths
@@ -22,8 +22,12 @@ from fusebackend.base.errors import VANISHED
 from fusebackend.base.globs import GlobError, Matcher, compile_glob
 from fusebackend.base.paths import ROOT, AgentPath, PathError
 from fusebackend.protocol import (
+    ANY,
     READ_LIMIT_LINES,
     BackendProtocol,
+    Changed,
+    Condition,
+    Conditions,
     DeleteResult,
     EditResult,
     FileDownloadResponse,
@@ -38,8 +42,10 @@ from fusebackend.protocol import (
     ReadResult,
     WriteResult,
     checked_on_exists,
+    conditions_of,
     not_bytes,
     verbs,
+    version_of_bytes,
 )
 from fusebackend.volumes.walk import UNREADABLE, names_of
 
@@ -48,6 +54,9 @@ Refusal = (PathError, GlobError, OSError, UnicodeError)
 
 FilesUpdate: TypeAlias = dict[str, Any] | None
 """The change of `runtime.state["files"]`, for a state's caller to merge; None of any other backend."""
+
+
+UNCONDITIONAL = "A graph's state takes no change on a condition: two tool calls of one step both see the state before"
 
 
 class Loaded(NamedTuple):
@@ -71,7 +80,12 @@ class FileVerbs(BackendProtocol):
 
     Args:
         on_exists: what `write` does to an existing file, `"error"` (the seeds) or `"replace"` (deepagents 0.7).
+
+    Attributes:
+        conditional: `if_version` and `if_absent` can be decided.
     """
+
+    conditional = True
 
     def __init__(self, *, on_exists: OnExists = "error") -> None:
         self.on_exists = checked_on_exists(on_exists)
@@ -192,6 +206,8 @@ class FileVerbs(BackendProtocol):
                 result.file_data["created_at"] = loaded.created_at
             if loaded.modified_at:
                 result.file_data["modified_at"] = loaded.modified_at
+        if result.error is None:
+            result.version = version_of_bytes(loaded.data)
         return result
 
     def grep(
@@ -239,33 +255,94 @@ class FileVerbs(BackendProtocol):
 
     def _download(self, path: str) -> FileDownloadResponse:
         try:
-            return FileDownloadResponse(path=path, content=self._load(checked(path)).data)
+            data = self._load(checked(path)).data
+            return FileDownloadResponse(path=path, content=data, version=version_of_bytes(data))
         except Refusal as error:
             return verbs.DOWNLOAD_FILES.refused(error, path)
 
     # -- writing -----------------------------------------------------------------------------------------------
 
-    def write(self, file_path: str, content: str) -> WriteResult:
+    def write(
+        self, file_path: str, content: str, *, if_version: str | None = None, if_absent: bool = False
+    ) -> WriteResult:
         try:
             path = checked(file_path)
-            update = self._put(path, content.encode("utf-8"), replace=self.on_exists == "replace")
+            update = self._store_if(
+                path, content.encode("utf-8"), Condition.of(if_version, if_absent), self.on_exists == "replace"
+            )
         except Refusal as error:
             return verbs.WRITE.refused(error, file_path)
         return WriteResult(path=path, files_update=update)
 
-    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        return [self._upload(path, content) for path, content in files]
+    def upload_files(
+        self,
+        files: list[tuple[str, bytes]],
+        *,
+        if_version: Sequence[str | None] | None = None,
+        if_absent: Sequence[bool] | None = None,
+    ) -> list[FileUploadResponse]:
+        conditions = conditions_of(len(files), if_version, if_absent)
+        return [self._upload(path, content, **when) for (path, content), when in zip(files, conditions, strict=True)]
 
-    def _upload(self, path: str, content: bytes) -> FileUploadResponse:
+    def _upload(self, path: str, content: bytes, **when: Unpack[Conditions]) -> FileUploadResponse:
         if (refusal := not_bytes(path, content)) is not None:
             return refusal
         try:
-            update = self._put(checked(path), bytes(content), replace=True)
+            update = self._store_if(checked(path), bytes(content), Condition.of(**when), True)
         except Refusal as error:
             return verbs.UPLOAD_FILES.refused(error, path)
         return FileUploadResponse(path=path, files_update=update)
 
-    def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
+    def _store_if(self, path: AgentPath, data: bytes, condition: Condition, replace: bool) -> FilesUpdate:
+        """Store a file if a condition is met. EEXIST unless `replace`, or a version is wanted; Changed."""
+        self._require_conditional(condition)
+        if condition.version is not None:
+            return self._rewrite_if(path, lambda before: data, condition)
+        try:
+            return self._put(path, data, replace=replace and not condition.absent)
+        except FileExistsError:
+            if condition.absent:
+                raise Changed(self._version(path), is_there=True) from None
+            raise
+
+    def _rewrite_if(self, path: AgentPath, change: Callable[[bytes], bytes], condition: Condition) -> FilesUpdate:
+        def if_met(before: bytes) -> bytes:
+            condition.require(version_of_bytes(before))
+            return change(before)
+
+        try:
+            return self._rewrite(path, change if condition == ANY else if_met)
+        except OSError as error:
+            if condition == ANY or error.errno not in VANISHED:
+                raise
+            condition.require(self._version(path), is_there=error.errno == errno.ESTALE)
+            raise
+
+    def _require(self, path: AgentPath, condition: Condition) -> None:
+        """Compare what is at a path just before it is changed: whoever changes it in between is not seen."""
+        self._require_conditional(condition)
+        if condition != ANY:
+            condition.require(version_of_bytes(self._load(path).data))
+
+    def _require_conditional(self, condition: Condition) -> None:
+        if condition != ANY and not self.conditional:
+            raise OSError(errno.ENOTSUP, UNCONDITIONAL)
+
+    def _version(self, path: AgentPath) -> str | None:
+        try:
+            return version_of_bytes(self._load(path).data)
+        except OSError:
+            return None
+
+    def edit(
+        self,
+        file_path: str,
+        old_string: str,
+        new_string: str,
+        replace_all: bool = False,
+        *,
+        if_version: str | None = None,
+    ) -> EditResult:
         occurrences = 0
 
         def change(before: bytes) -> bytes:
@@ -277,34 +354,43 @@ class FileVerbs(BackendProtocol):
             return content.encode("utf-8")
 
         try:
-            path = checked(file_path)
-            update = self._rewrite(path, change)
+            path, condition = checked(file_path), Condition.of(if_version)
+            self._require_conditional(condition)
+            update = self._rewrite_if(path, change, condition)
         except _Unchanged as refused:
             return EditResult(error=str(refused))
         except Refusal as error:
             return verbs.EDIT.refused(error, file_path)
         return EditResult(path=path, occurrences=occurrences, files_update=update)
 
-    def delete(self, file_path: str) -> DeleteResult:
+    def delete(self, file_path: str, *, if_version: str | None = None) -> DeleteResult:
         try:
             path = checked(file_path)
             if path == ROOT:
                 raise OSError(errno.EBUSY, "The root can't be deleted")
             if file_path.endswith("/"):
                 self._list(path)  # ENOTDIR
+            self._require(path, Condition.of(if_version))
             update = self._remove(path)
         except Refusal as error:
             return verbs.DELETE.refused(error, file_path)
         return DeleteResult(path=path, files_update=update)
 
-    def move(self, source: str, destination: str) -> MoveResult:
+    def move(
+        self, source: str, destination: str, *, if_version: str | None = None, if_absent: bool = False
+    ) -> MoveResult:
         try:
             old, new = checked(source), checked(destination)
             if old == ROOT:
                 raise OSError(errno.EBUSY, "The root can't be moved")
             if old != new and paths.is_below(new, old):
                 raise OSError(errno.EINVAL, "A directory can't be moved into itself")
+            self._require(old, Condition.of(if_version))
+            self._require_conditional(Condition(absent=if_absent))
             update = self._rename(old, new)
+        except FileExistsError as error:
+            lost = Changed(self._version(new), is_there=True, of_target=True)
+            return verbs.MOVE.refused(lost if if_absent else error, source, destination)
         except Refusal as error:
             return verbs.MOVE.refused(error, source, destination)
         return MoveResult(path=new, files_update=update)

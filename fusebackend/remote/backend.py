@@ -10,13 +10,23 @@ import contextlib
 import errno
 import os
 import posixpath
-from collections.abc import Callable, Iterator
-from typing import IO
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Unpack
 
 from fusebackend import text
 from fusebackend.base import budget
 from fusebackend.base.errors import oserror
-from fusebackend.protocol import Change, Changes, FileDownloadResponse, FileUploadResponse
+from fusebackend.protocol import (
+    ANY,
+    Attr,
+    Change,
+    Changes,
+    Condition,
+    Conditions,
+    FileDownloadResponse,
+    FileUploadResponse,
+    conditions_of,
+)
 from fusebackend.remote.parallel import each
 from fusebackend.remote.volume import RemoteVolume
 from fusebackend.volumes.agent_face import DIRECTORY_MODE, FILE_MODE, VolumeBackend, caller
@@ -36,25 +46,27 @@ class RemoteBackend(VolumeBackend):
 
     volume: RemoteVolume
 
-    def _put(self, path: str, data: bytes | FileContents, *, replace: bool) -> None:
+    def _put(self, path: str, data: bytes | FileContents, *, replace: bool, condition: Condition = ANY) -> None:
         assert isinstance(data, bytes), "an object is stored as a whole"
         with self.volume.changing() as changes:
             for _ in range(ATTEMPTS):
                 # As open(2): O_EXCL finds a symbolic link itself in the way, without it a link is followed.
-                place = resolve(self.volume, path, follow=replace)
-                if place.attr is not None and not replace:
+                place = resolve(self.volume, path, follow=replace and not condition.absent)
+                if place.attr is None or condition.absent:
+                    self._require(condition, place.attr)
+                elif not replace:
                     raise oserror(errno.EEXIST)
                 try:
-                    self._put_at(place, data, changes)
+                    self._put_at(place, data, changes, condition)
                 except (FileExistsError, FileNotFoundError):
                     continue  # somebody else was faster
                 return
             raise oserror(errno.EAGAIN)
 
-    def _put_at(self, place: Place, data: bytes, changes: Changes) -> None:
+    def _put_at(self, place: Place, data: bytes, changes: Changes, condition: Condition) -> None:
         if place.attr is not None:
             require_regular(place.attr)
-            self.volume.rewrite(place.attr.node, lambda before: data)
+            self._rewrite_file(place.attr, lambda before: data, condition)
             changes.append(Change(node=place.attr.node, kind="modified", path=place.path))
             return
         with self._parents(place, changes) as parent:
@@ -86,7 +98,20 @@ class RemoteBackend(VolumeBackend):
             raise
         changes += made
 
-    def _edit(self, path: str, old: str, new: str, replace_all: bool) -> int | str:
+    def _rewrite_file(self, attr: Attr, change: Callable[[Callable[[], bytes]], bytes], condition: Condition) -> None:
+        """`RemoteVolume.rewrite`, whose put is over the version that the condition was compared with."""
+
+        def if_met(before: Callable[[], bytes]) -> bytes:
+            if condition != ANY:
+                self._require(condition, attr, before() if self._wants_bytes(condition, attr) else None)
+            return change(before)
+
+        self.volume.rewrite(attr.node, if_met)
+
+    def _wants_bytes(self, condition: Condition, attr: Attr) -> bool:
+        return condition.wants_digest or self.volume.version_of(attr) is None
+
+    def _edit(self, path: str, old: str, new: str, replace_all: bool, condition: Condition = ANY) -> int | str:
         outcome: str | tuple[str, int] = ""
 
         def change(before: Callable[[], bytes]) -> bytes:
@@ -103,7 +128,7 @@ class RemoteBackend(VolumeBackend):
             if attr.size > self.max_file_bytes:
                 raise oserror(errno.EFBIG)
             try:
-                self.volume.rewrite(attr.node, change)
+                self._rewrite_file(attr, change, condition)
             except _Unchanged:
                 assert isinstance(outcome, str)
                 return outcome
@@ -111,7 +136,14 @@ class RemoteBackend(VolumeBackend):
         assert isinstance(outcome, tuple)
         return outcome[1]
 
-    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+    def upload_files(
+        self,
+        files: list[tuple[str, bytes]],
+        *,
+        if_version: Sequence[str | None] | None = None,
+        if_absent: Sequence[bool] | None = None,
+    ) -> list[FileUploadResponse]:
+        conditions = list(conditions_of(len(files), if_version, if_absent))
         together: dict[str, list[int]] = {}  # of two for one path the last one wins
         for number, (path, _) in enumerate(files):
             together.setdefault(posixpath.normpath(f"/{path}"), []).append(number)
@@ -119,16 +151,16 @@ class RemoteBackend(VolumeBackend):
 
         def upload(numbers: list[int]) -> None:
             for number in numbers:
-                answers[number] = self.upload(*files[number])
+                answers[number] = self.upload(*files[number], **conditions[number])
 
         each(upload, together.values())
         return [answers[number] for number in range(len(files))]
 
-    def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
+    def upload_from(self, path: str, file: IO[bytes], **when: Unpack[Conditions]) -> FileUploadResponse:
         """`upload_files` of one that is in a file. It is one object, and held in memory."""
         budget.current().hold(file.seek(0, os.SEEK_END))
         file.seek(0)
-        return self.upload(path, file.read())
+        return self.upload(path, file.read(), **when)
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
         return each(self.download, paths)

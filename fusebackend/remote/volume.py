@@ -35,7 +35,17 @@ from fusebackend.base.errors import oserror
 from fusebackend.base.paths import AgentPath
 from fusebackend.base.stamps import now_ns
 from fusebackend.base.waiting import Lock, will_wait
-from fusebackend.protocol import DEFAULT_TTL_S, WHOLE_FILES, Attr, AttrChanges, Caller, Change, StatFs, Volume
+from fusebackend.protocol import (
+    DEFAULT_TTL_S,
+    WHOLE_FILES,
+    Attr,
+    AttrChanges,
+    Caller,
+    Change,
+    StatFs,
+    Volume,
+    version_of_etag,
+)
 from fusebackend.protocol.remote import Remote
 from fusebackend.protocol.volume import unsupported
 from fusebackend.remote.agent_remote import MAX_FILE_BYTES, AgentRemote
@@ -136,6 +146,10 @@ class RemoteVolume(NativeVolume):
     def make_file(self, parent: int, name: bytes, mode: int, content: bytes, caller: Caller) -> Attr:
         """A new file with its content, in one step. EEXIST."""
         return self._make(parent, name, stat.S_IFREG | stat.S_IMODE(mode), content, caller)
+
+    def version_of(self, attr: Attr) -> str | None:
+        assert isinstance(attr, Entry), "attributes of this volume"
+        return None if attr.dirty or attr.etag is None else version_of_etag(attr.etag)
 
     def rewrite(self, node: int, change: Callable[[Callable[[], bytes]], bytes]) -> None:
         """See `Files.rewrite`."""

@@ -411,15 +411,16 @@ class RuledVolume(NativeVolume):
         with self.lock:
             self._own_path(parent, name)
             moves = self.directory_moves
-            gone = ROOT_NODE if moves is None else self.below.lookup(parent, name).node
+            is_found = moves is not None or self._walk.paths
+            gone = self.below.lookup(parent, name).node if is_found else ROOT_NODE
             try:
                 self.changed().rmdir(parent, name)
             except OSError as error:
                 self._not_empty(error, parent, name)
                 raise
-            self._walk.paths.clear()
+            self._walk.paths.pop(gone, None)  # nothing was below it: all others are where they were
             if moves is not None and self._moves == moves and self.directory_moves == moves + 1:
-                self._moves = moves + 1  # nothing was below it: all others are where they were
+                self._moves = moves + 1
                 self._paths.pop(gone, None)
 
     def _not_empty(self, error: OSError, parent: int, name: bytes) -> None:
@@ -504,6 +505,9 @@ class RuledVolume(NativeVolume):
                 self._found(parent, name, moved[1])
 
     # -- attributes --------------------------------------------------------------------------------------------
+
+    def version_of(self, attr: Attr) -> str | None:
+        return self.below.version_of(self.below.getattr(attr.node & NODES))
 
     def getattr(self, node: int) -> Attr:
         with self.lock:

@@ -80,6 +80,9 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     replace_all: bool = False
     contents: list[bytes] = []
     """Of `upload_files`, one for each path."""
+    if_version: list[str | None] = []
+    if_absent: list[bool] = []
+    """The conditions of the verb, one for each path; none at all if there are none. Of `move`, one of each."""
     command: str | None = None
     timeout_s: float | None = None
     stdin: bytes | None = None

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast
 
 from fusebackend.backends.directory.backend import FilesystemBackend
 from fusebackend.base import budget, errors, paths
@@ -38,6 +38,7 @@ from fusebackend.protocol import (
     BranchInfo,
     CallInfo,
     ChangeInfo,
+    Conditions,
     DeleteResult,
     EditResult,
     ExecuteResponse,
@@ -64,6 +65,7 @@ from fusebackend.protocol import (
     Volume,
     WriteResult,
     acting,
+    conditions_of,
     current_actor,
     verbs,
 )
@@ -88,6 +90,7 @@ from fusebackend.trees.states import States
 from fusebackend.urls.registry import SCHEMES
 from fusebackend.vfs.watch.async_watch import AsyncWatch, ThreadedWatch
 from fusebackend.volumes.agent_face import VolumeBackend
+from fusebackend.volumes.contents import version_of
 from fusebackend.volumes.native import NativeVolume
 from fusebackend.volumes.walk import resolve
 
@@ -181,25 +184,28 @@ class MountedBackend(MountProtocol):
 
     # -- the agent face ----------------------------------------------------------------------------------------
 
-    def _change(self, verb: Verb[R], *named: str, **given: Any) -> R:
+    def _change(
+        self, verb: Verb[R], *named: str, if_version: str | None = None, if_absent: bool = False, **given: Any
+    ) -> R:
         """Make a call that may change what is at the paths that it names. Where a view interrupts it, it waits for an
         approval.
 
         Args:
             given: its other arguments.
         """
-        work = _calling(verb, named, given)
+        work = _calling(verb, named, {**given, **_when(if_version, if_absent)})
+        arguments = partial(Change, **given, **_conditions(if_version, if_absent))
         where = self._asking.where(self._view_name, named)
         if where is None:
             return self._recorded(verb, named, work)
-        made, why = self._asking.recall(*where, verb.name, partial(Change, **given))
+        made, why = self._asking.recall(*where, verb.name, arguments)
         answer: R | None = None
         if made is None and why is None:
             with met.meeting() as found:
                 answer = self._recorded(verb, named, work)
             if not found.is_interrupted or _has_worked(answer):
                 return answer
-            made, why = self._asking.ask(where[0], verb.name, where[1], Change(**given))
+            made, why = self._asking.ask(where[0], verb.name, where[1], arguments())
         if made is not None:
             if made.error is None and self._view_name is None:  # the path of the view has a longer way
                 made = replace(made, path=paths.normalise(named[-1]))
@@ -266,12 +272,22 @@ class MountedBackend(MountProtocol):
             return read(face, inside)
         return answer if why is None else refused(why)
 
-    def write(self, file_path: str, content: str) -> WriteResult:
-        return self._change(verbs.WRITE, file_path, content=content)
+    def write(
+        self, file_path: str, content: str, *, if_version: str | None = None, if_absent: bool = False
+    ) -> WriteResult:
+        return self._change(verbs.WRITE, file_path, if_version=if_version, if_absent=if_absent, content=content)
 
-    def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
-        given = {"old_string": old_string, "new_string": new_string, "replace_all": replace_all}
-        return self._change(verbs.EDIT, file_path, **given)
+    def edit(
+        self,
+        file_path: str,
+        old_string: str,
+        new_string: str,
+        replace_all: bool = False,
+        *,
+        if_version: str | None = None,
+    ) -> EditResult:
+        given: dict[str, Any] = {"old_string": old_string, "new_string": new_string, "replace_all": replace_all}
+        return self._change(verbs.EDIT, file_path, if_version=if_version, **given)
 
     def grep(
         self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
@@ -281,30 +297,48 @@ class MountedBackend(MountProtocol):
     def glob(self, pattern: str, path: str | None = None) -> GlobResult:
         return self._for(path, pattern).glob(pattern, path)
 
-    def delete(self, file_path: str) -> DeleteResult:
-        return self._change(verbs.DELETE, file_path)
+    def delete(self, file_path: str, *, if_version: str | None = None) -> DeleteResult:
+        return self._change(verbs.DELETE, file_path, if_version=if_version)
 
-    def move(self, source: str, destination: str) -> MoveResult:
-        return self._change(verbs.MOVE, source, destination)
+    def move(
+        self, source: str, destination: str, *, if_version: str | None = None, if_absent: bool = False
+    ) -> MoveResult:
+        return self._change(verbs.MOVE, source, destination, if_version=if_version, if_absent=if_absent)
 
-    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+    def upload_files(
+        self,
+        files: list[tuple[str, bytes]],
+        *,
+        if_version: Sequence[str | None] | None = None,
+        if_absent: Sequence[bool] | None = None,
+    ) -> list[FileUploadResponse]:
+        conditions = list(conditions_of(len(files), if_version, if_absent))
         named = [path for path, _ in files]
         where = self._asking.where(self._view_name, named)
-        if where is None:
-            return self._recorded(verbs.UPLOAD_FILES, named, lambda backend: backend.upload_files(files))
-        return self._uploaded(where, files)
+        if where is not None:
+            return self._uploaded(where, files, conditions)
+
+        def upload(backend: CompositeBackend) -> list[FileUploadResponse]:
+            return backend.upload_files(files, if_version=if_version, if_absent=if_absent)
+
+        return self._recorded(verbs.UPLOAD_FILES, named, upload)
 
     def _uploaded(
-        self, where: tuple[str, list[AgentPath]], files: Sequence[tuple[str, bytes]]
+        self,
+        where: tuple[str, list[AgentPath]],
+        files: Sequence[tuple[str, bytes]],
+        conditions: Sequence[Conditions],
     ) -> list[FileUploadResponse]:
         """`upload_files` in a view that interrupts: what is interrupted of it is one request."""
         found: list[met.Met] = []
 
         def one_by_one(backend: CompositeBackend) -> list[FileUploadResponse]:
             answers: list[FileUploadResponse] = []
-            for item in files:
+            for item, when in zip(files, conditions, strict=True):
                 with met.meeting() as each:
-                    answers += backend.upload_files([item])
+                    answers += backend.upload_files(
+                        [item], if_version=[when.get("if_version")], if_absent=[when.get("if_absent", False)]
+                    )
                 found.append(each)
             return answers
 
@@ -317,7 +351,11 @@ class MountedBackend(MountProtocol):
         ]
         if not left:
             return answers
-        change = Change(contents=[bytes(files[index][1]) for index in left])
+        change = Change(
+            contents=[bytes(files[index][1]) for index in left],
+            if_version=[conditions[index].get("if_version") for index in left],
+            if_absent=[conditions[index].get("if_absent", False) for index in left],
+        )
         made, why = self._asking.ask(view, "upload_files", [named[index] for index in left], change)
         for place, index in enumerate(left):
             error = why if made is None else made[place].error
@@ -343,11 +381,11 @@ class MountedBackend(MountProtocol):
     def real_paths(self, wanted: list[str]) -> list[str | None]:
         return self._for(*wanted).real_paths(wanted)
 
-    def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
+    def upload_from(self, path: str, file: IO[bytes], **when: Unpack[Conditions]) -> FileUploadResponse:
         """`upload_files` of one file, from an open file; see `CompositeBackend.upload_from`."""
 
         def upload(backend: CompositeBackend) -> FileUploadResponse:
-            return backend.upload_from(path, file)
+            return backend.upload_from(path, file, **when)
 
         where = self._asking.where(self._view_name, [path])
         if where is None or not file.seekable():
@@ -357,7 +395,8 @@ class MountedBackend(MountProtocol):
         if not found.is_interrupted or answer.error is None:
             return answer
         file.seek(0)
-        change = Change(contents=[file.read(MAX_CHANGE_BYTES + 1)])
+        given = _conditions(when.get("if_version"), when.get("if_absent", False))
+        change = Change(contents=[file.read(MAX_CHANGE_BYTES + 1)], **given)
         made, why = self._asking.ask(where[0], "upload_files", where[1], change)
         error = why if made is None else made[0].error
         return answer if made is None and why is None else FileUploadResponse(path, error)
@@ -468,7 +507,7 @@ class MountedBackend(MountProtocol):
         try:
             name, outer = self._placed(path)
             route, volume = self._seen(name, outer)
-            attr, target = route.executor.run("stat", partial(self._look, name, volume, route, outer, follow))
+            attr, target, version = route.executor.run("stat", partial(self._look, name, volume, route, outer, follow))
             outer = paths.normalise(path)
         except PathError as error:
             return StatResult(error=str(error), code=errors.INVALID_PATH)
@@ -492,6 +531,7 @@ class MountedBackend(MountProtocol):
             ctime_ns=attr.ctime_ns,
             target=target,
             route=prefix,
+            version=version,
         )
 
     def stats(self, path: str) -> StatsResult:
@@ -578,19 +618,21 @@ class MountedBackend(MountProtocol):
 
     def _look(
         self, view: str | None, volume: Volume, route: Route, outer: AgentPath, follow: bool
-    ) -> tuple[Attr | None, str | None]:
-        """Return the attributes of a path in its volume, and the target of a symbolic link. None for a directory that
-        exists only for the routes."""
+    ) -> tuple[Attr | None, str | None, str | None]:
+        """Return the attributes of a path in its volume, the target of a symbolic link, and the version of a regular
+        file. None for a directory that exists only for the routes."""
         try:
             found = resolve(volume, route.inner(outer), follow=follow).found
         except (FileNotFoundError, NotADirectoryError):
             if self._views.is_way(view, outer):
-                return None, None
+                return None, None, None
             raise
         if not found.is_dir and self._views.is_way(view, outer):  # even if the backend has a file there
-            return None, None
+            return None, None, None
+        if stat_module.S_ISREG(found.mode):
+            return found, None, version_of(volume, found)
         is_link = stat_module.S_ISLNK(found.mode)
-        return found, os.fsdecode(volume.readlink(found.node)) if is_link else None
+        return found, os.fsdecode(volume.readlink(found.node)) if is_link else None, None
 
     def invalidate(self, path: str = "/") -> None:
         outer = paths.normalise(path)
@@ -910,9 +952,24 @@ def _asked(request: Request, change: Change) -> Callable[[CompositeBackend], Any
     """Return what makes the change that a request asks for."""
     verb, named = verbs.VERBS[request.asked.verb], request.asked.paths
     if verb is verbs.UPLOAD_FILES:
-        return lambda backend: backend.upload_files(list(zip(named, change.contents, strict=True)))
+        files = list(zip(named, change.contents, strict=True))
+        lists = {"if_version": change.if_version or None, "if_absent": change.if_absent or None}
+        return _calling(verb, [], {"files": files, **lists})
+    when = _when(next(iter(change.if_version), None), next(iter(change.if_absent), False))
     known = SERVED[verb.name].signature.parameters
-    return _calling(verb, named, {name: getattr(change, name) for name in known if hasattr(change, name)})
+    given = {name: getattr(change, name) for name in known if hasattr(change, name) and not name.startswith("if_")}
+    return _calling(verb, named, {**given, **when})
+
+
+def _when(if_version: str | None, if_absent: bool) -> dict[str, Any]:
+    """Return the conditions of a verb of one file as its arguments; none where there are none."""
+    given = {"if_version": if_version, "if_absent": if_absent or None}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _conditions(if_version: str | None, if_absent: bool = False) -> dict[str, Any]:
+    """Return them as arguments of a `Change`."""
+    return {"if_version": [if_version], "if_absent": [if_absent]} if if_version is not None or if_absent else {}
 
 
 def _has_worked(answer: Any) -> bool:

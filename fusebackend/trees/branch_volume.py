@@ -43,7 +43,17 @@ from fusebackend.base.stamps import CLOCK, now_ns
 from fusebackend.base.waiting import will_wait
 from fusebackend.databases.sqlite import open_file, transaction
 from fusebackend.history.calls import Calls
-from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, Attr, AttrChanges, Caller, Features, Volume
+from fusebackend.protocol import (
+    RENAME_EXCHANGE,
+    ROOT_NODE,
+    Attr,
+    AttrChanges,
+    Caller,
+    Features,
+    Volume,
+    version_of_attr,
+)
+from fusebackend.protocol.versions import COARSE_NS
 from fusebackend.trees.branch_calls import TABLES as CALL_TABLES
 from fusebackend.trees.branch_calls import BranchCall, BranchCalls, BranchChange, ChangeKind, Rows
 from fusebackend.trees.lower_tree import BASE, FIRST_OWN, LowerTree
@@ -565,14 +575,17 @@ class BranchVolume(SqliteVolume):
 
     def _copy_attributes(self, inode: Inode) -> Origin:
         """Copy the inode up, if that was not done yet."""
-        node = inode.node
+        node, way = inode.node, []
         above = self._place_below(node)
-        self._before_change(above)
+        while above is not None and not self.has_own_names(above):
+            way.append(above)
+            above = self._place_below(above)
+        self._before_change(*way)
         origin = self._known(node)
         if origin.own:
             return origin
-        if above is not None and not self.has_own_names(above):
-            self._copy_names(self._inode(above))  # the name is the branch's from now on, whatever becomes of it below
+        for each in reversed(way):
+            self._copy_names(self._inode(each))  # the name is the branch's from now on, whatever becomes of it below
         below = self.lower.attr_of(node)
         inode.xattrs = self.lower.xattrs(node)
         target = self.lower.target(node) if stat.S_ISLNK(inode.mode) else b""
@@ -837,6 +850,9 @@ class BranchVolume(SqliteVolume):
     def _require_no_place(self, parent: int, name: bytes) -> None:
         if self.lower.has_place(parent, name):
             raise oserror(errno.EBUSY, name)
+
+    def version_of(self, attr: Attr) -> str | None:
+        return super().version_of(attr) if self._is_own(attr.node) else version_of_attr(attr, coarse_by_ns=COARSE_NS)
 
     def lookup(self, parent: int, name: bytes) -> Attr:
         with self.lock, self._fresh:

@@ -105,17 +105,22 @@ class ComposedTree(abc.ABC):
 
     def under(self, place: Place) -> Under | None:
         """Return the directory that a route has in this place."""
-        if place.route != WAY:
-            return (place.route, ROOT_NODE) if place.route in self.views else None
-        if place not in self._ways or not self._is_frozen:
+        below = []
+        while place.route == WAY and not (self._is_frozen and place in self._ways):
+            below.append(place)
             assert place.parent is not None, "a way is below a route"
-            above, found = self.under(place.parent), None
-            if above is not None:
-                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                    attr = self.views[above[0]].lookup(above[1], place.name)
-                    found = (above[0], attr.node) if attr.is_dir else None
-            self._ways[place] = found
-        return self._ways[place]
+            place = place.parent
+        root = (place.route, ROOT_NODE) if place.route in self.views else None
+        found = self._ways[place] if place.route == WAY else root
+        for place in reversed(below):
+            found = self._ways[place] = None if found is None else self._inside(*found, place.name)
+        return found
+
+    def _inside(self, route: int, node: int, name: bytes) -> Under | None:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            attr = self.views[route].lookup(node, name)
+            return (route, attr.node) if attr.is_dir else None
+        return None
 
     def view(self, at: At) -> tuple[Volume, int]:
         """Return the volume that has a file, and its node there. ENOENT if none has."""

@@ -15,14 +15,15 @@ import functools
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from typing import IO, Self, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import IO, Self, TypeVar, Unpack
 
 from fusebackend import text
 from fusebackend.base import budget, errors, paths
 from fusebackend.base.globs import GlobError
 from fusebackend.base.paths import AgentPath, PathError
 from fusebackend.protocol import (
+    ANY,
     READ_LIMIT_LINES,
     RENAME_NOREPLACE,
     ROOT_NODE,
@@ -30,8 +31,12 @@ from fusebackend.protocol import (
     BackendProtocol,
     Caller,
     Change,
+    Changed,
     Changes,
+    Condition,
+    Conditions,
     DeleteResult,
+    Digest,
     EditResult,
     FileDownloadResponse,
     FileInfo,
@@ -46,12 +51,15 @@ from fusebackend.protocol import (
     Verb,
     WriteResult,
     checked_on_exists,
+    conditions_of,
     not_bytes,
     verbs,
+    version_of_bytes,
 )
 from fusebackend.volumes.contents import (
     PIECE_BYTES,
     FileContents,
+    joined,
     opened,
     overwrite,
     read_all,
@@ -135,7 +143,10 @@ class VolumeBackend(BackendProtocol):
                 attr = resolve_from(self.volume, trail, [name]).attr or attr
             except OSError:
                 return file_info(path, attr)  # a link that leads nowhere, or out of here, is listed as itself
-        return file_info(path, attr, is_dir=attr.is_dir)
+        info = file_info(path, attr, is_dir=attr.is_dir)
+        if stat.S_ISREG(attr.mode) and (version := self.volume.version_of(attr)) is not None:
+            info["version"] = version
+        return info
 
     def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
         try:
@@ -151,12 +162,39 @@ class VolumeBackend(BackendProtocol):
     def _read(self, path: str, attr: Attr, offset: int, limit: int) -> ReadResult:
         if text.has_binary_extension(path):
             refused = text.too_large_video(path, attr.size)
-            return refused or text.read_binary(read_all(self.volume, attr, self.max_file_bytes))
+            return refused or self._read_binary(attr)
         take = functools.partial(text.read_pieces, offset=offset, limit=limit, kept=budget.current().hold)
         try:
-            return read_with(self.volume, attr, self.max_file_bytes, take)
+            result, version = self._versioned(attr, take)
+            result.version = version
+            return result
         except UnicodeDecodeError:
-            return text.read_binary(read_all(self.volume, attr, self.max_file_bytes))
+            return self._read_binary(attr)
+
+    def _read_binary(self, attr: Attr) -> ReadResult:
+        data, version = self._versioned(attr, joined)
+        result = text.read_binary(data)
+        result.version = version
+        return result
+
+    def _versioned(self, attr: Attr, take: Callable[[Iterable[bytes]], R]) -> tuple[R, str]:
+        """Return the result of `take` for all bytes of a file, with the version of these; see `read_with`."""
+        version: str | None = None
+        digest = Digest()
+
+        def seen(attr: Attr) -> None:
+            nonlocal version
+            version = self.volume.version_of(attr)
+
+        def passed(pieces: Iterable[bytes]) -> R:
+            nonlocal digest
+            if version is not None:
+                return take(pieces)
+            digest = Digest()
+            return take(digest.passing(pieces))
+
+        outcome = read_with(self.volume, attr, self.max_file_bytes, passed, seen)
+        return outcome, version or digest.version
 
     def grep(
         self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
@@ -193,10 +231,10 @@ class VolumeBackend(BackendProtocol):
     def download(self, path: str) -> FileDownloadResponse:
         """`download_files` of one file."""
         try:
-            content = read_all(self.volume, resolve(self.volume, path).found, self.max_file_bytes)
+            content, version = self._versioned(resolve(self.volume, path).found, joined)
         except Refusal as error:
             return refused(verbs.DOWNLOAD_FILES, error, path)
-        return FileDownloadResponse(path=path, content=content)
+        return FileDownloadResponse(path=path, content=content, version=version)
 
     def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
         """`download_files` of one file into another, which is empty, piece by piece. The answer has no content."""
@@ -208,10 +246,29 @@ class VolumeBackend(BackendProtocol):
                 file.write(piece)
 
         try:
-            read_with(self.volume, resolve(self.volume, path).found, self.max_file_bytes, take)
+            _, version = self._versioned(resolve(self.volume, path).found, take)
         except Refusal as error:
             return refused(verbs.DOWNLOAD_FILES, error, path)
-        return FileDownloadResponse(path=path)
+        return FileDownloadResponse(path=path, version=version)
+
+    def _version(self, attr: Attr, data: bytes | None = None, *, as_digest: bool = False) -> str:
+        """Return the version of a file, which has these bytes if they are known. Call it with the lock held."""
+        found = None if as_digest else self.volume.version_of(attr)
+        if found is None:
+            found = version_of_bytes(read_all(self.volume, attr, self.max_file_bytes) if data is None else data)
+        return found
+
+    def _require(self, condition: Condition, attr: Attr | None, data: bytes | None = None) -> None:
+        """Raise `Changed` if a condition of a change is not met. EISDIR for the version of a directory."""
+        if condition == ANY:
+            return
+        if attr is None:
+            condition.require(None, is_there=False)
+        elif condition.absent and not stat.S_ISREG(attr.mode):
+            condition.require(None)
+        else:
+            require_regular(attr)
+            condition.require(self._version(attr, data, as_digest=condition.wants_digest))
 
     def real_paths(self, wanted: list[str]) -> list[str | None]:
         return [self._real_path(path) for path in wanted]
@@ -224,40 +281,53 @@ class VolumeBackend(BackendProtocol):
 
     # -- writing -----------------------------------------------------------------------------------------------
 
-    def write(self, file_path: str, content: str) -> WriteResult:
+    def write(
+        self, file_path: str, content: str, *, if_version: str | None = None, if_absent: bool = False
+    ) -> WriteResult:
         try:
-            self._put(file_path, content.encode("utf-8"), replace=self.on_exists == "replace")
+            condition = Condition.of(if_version, if_absent)
+            replace = self.on_exists == "replace" or condition.version is not None
+            self._put(file_path, content.encode("utf-8"), replace=replace, condition=condition)
         except Refusal as error:
             return refused(verbs.WRITE, error, file_path)
         return WriteResult(path=paths.normalise(file_path))
 
-    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        return [self.upload(path, content) for path, content in files]
+    def upload_files(
+        self,
+        files: list[tuple[str, bytes]],
+        *,
+        if_version: Sequence[str | None] | None = None,
+        if_absent: Sequence[bool] | None = None,
+    ) -> list[FileUploadResponse]:
+        conditions = conditions_of(len(files), if_version, if_absent)
+        return [self.upload(path, content, **when) for (path, content), when in zip(files, conditions, strict=True)]
 
-    def upload(self, path: str, content: bytes) -> FileUploadResponse:
+    def upload(self, path: str, content: bytes, **when: Unpack[Conditions]) -> FileUploadResponse:
         """`upload_files` of one file."""
         if (refusal := not_bytes(path, content)) is not None:
             return refusal
         try:
-            self._put(path, bytes(content), replace=True)
+            self._put(path, bytes(content), replace=True, condition=Condition.of(**when))
         except Refusal as error:
             return refused(verbs.UPLOAD_FILES, error, path)
         return FileUploadResponse(path=path)
 
-    def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
+    def upload_from(self, path: str, file: IO[bytes], **when: Unpack[Conditions]) -> FileUploadResponse:
         """`upload_files` of one file, from an open file, piece by piece."""
         try:
-            self._put(path, FileContents(file), replace=True)
+            self._put(path, FileContents(file), replace=True, condition=Condition.of(**when))
         except Refusal as error:
             return refused(verbs.UPLOAD_FILES, error, path)
         return FileUploadResponse(path=path)
 
-    def _put(self, path: str, data: bytes | FileContents, *, replace: bool) -> None:
+    def _put(self, path: str, data: bytes | FileContents, *, replace: bool, condition: Condition = ANY) -> None:
         """Create a file, or replace the contents of one in place. EEXIST when it is there and `replace` is not set."""
+        follow = replace and not condition.absent
 
         def put(changes: Changes) -> None:
             # As open(2): O_EXCL finds a symbolic link itself in the way, without it a link is followed.
-            place = resolve(self.volume, path, follow=replace)
+            place = resolve(self.volume, path, follow=follow)
+            self._require(condition, place.attr)
             if place.attr is None:
                 self._create(place, data, changes)
             elif not replace:
@@ -289,16 +359,24 @@ class VolumeBackend(BackendProtocol):
                 raise
         changes.append(Change(node, parent, place.name, "created", place.path))
 
-    def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
+    def edit(
+        self,
+        file_path: str,
+        old_string: str,
+        new_string: str,
+        replace_all: bool = False,
+        *,
+        if_version: str | None = None,
+    ) -> EditResult:
         try:
-            outcome = self._edit(file_path, old_string, new_string, replace_all)
+            outcome = self._edit(file_path, old_string, new_string, replace_all, Condition.of(if_version))
         except Refusal as error:
             return refused(verbs.EDIT, error, file_path)
         if isinstance(outcome, str):
             return EditResult(error=outcome)
         return EditResult(path=paths.normalise(file_path), occurrences=outcome)
 
-    def _edit(self, path: str, old: str, new: str, replace_all: bool) -> int | str:
+    def _edit(self, path: str, old: str, new: str, replace_all: bool, condition: Condition = ANY) -> int | str:
         """With the lock free while the new contents are made, as long as the file does not change meanwhile: which
         takes long for a large one."""
         for _ in range(EDIT_ATTEMPTS):
@@ -307,6 +385,7 @@ class VolumeBackend(BackendProtocol):
                 break
             seen = attr.node, attr.fingerprint
             before = read_all(self.volume, attr, self.max_file_bytes)
+            self._require(condition, attr, before)
             edited = self._edited(before, old, new, replace_all)
             store = functools.partial(self._store_unless_changed, path, seen, before, edited)
             outcome = self._rewrite(path, store)
@@ -316,6 +395,7 @@ class VolumeBackend(BackendProtocol):
         def edit(changes: Changes) -> int | str:
             place = resolve(self.volume, path)
             before = read_all(self.volume, place.found, self.max_file_bytes)
+            self._require(condition, place.found, before)
             edited = self._edited(before, old, new, replace_all)
             return edited if isinstance(edited, str) else self._store(place, before, *edited, changes)
 
@@ -441,22 +521,25 @@ class VolumeBackend(BackendProtocol):
 
     # -- names -------------------------------------------------------------------------------------------------
 
-    def move(self, source: str, destination: str) -> MoveResult:
+    def move(
+        self, source: str, destination: str, *, if_version: str | None = None, if_absent: bool = False
+    ) -> MoveResult:
         try:
-            self._move(source, destination)
+            self._move(source, destination, Condition.of(if_version), is_absent=if_absent)
         except Refusal as error:
             return refused(verbs.MOVE, error, source, destination)
         return MoveResult(path=paths.normalise(destination))
 
-    def _move(self, source: str, destination: str) -> None:
+    def _move(self, source: str, destination: str, condition: Condition, *, is_absent: bool) -> None:
         def move(changes: Changes) -> None:
             old = resolve(self.volume, source, follow=False)
             moved = old.found
             new = resolve(self.volume, destination, follow=False)
             if moved.node == ROOT_NODE:
                 raise OSError(errno.EBUSY, "The root can't be moved")
+            self._require(condition, moved)
             if new.attr is not None:
-                raise errors.oserror(errno.EEXIST)
+                raise Changed(None, is_there=True, of_target=True) if is_absent else errors.oserror(errno.EEXIST)
             if moved.node in new.trail:
                 raise OSError(errno.EINVAL, "A directory can't be moved into itself")
             self.volume.require_rename(old.path, new.path)
@@ -468,14 +551,14 @@ class VolumeBackend(BackendProtocol):
 
         self.volume.change_as_one(move, source, destination, removes=True)
 
-    def delete(self, file_path: str) -> DeleteResult:
+    def delete(self, file_path: str, *, if_version: str | None = None) -> DeleteResult:
         try:
-            self._delete(file_path)
+            self._delete(file_path, Condition.of(if_version))
         except Refusal as error:
             return refused(verbs.DELETE, error, file_path)
         return DeleteResult(path=paths.normalise(file_path))
 
-    def _delete(self, path: str) -> None:
+    def _delete(self, path: str, condition: Condition = ANY) -> None:
         def delete(changes: Changes) -> Doomed | None:
             """Returns a directory, which is left to be deleted."""
             place = resolve(self.volume, path, follow=False)
@@ -485,6 +568,7 @@ class VolumeBackend(BackendProtocol):
             # A link to a directory has a slash in listings, too; it is the link that goes, wherever it leads by now.
             if path.endswith("/") and not (place.found.is_dir or stat.S_ISLNK(place.found.mode)):
                 raise errors.oserror(errno.ENOTDIR)
+            self._require(condition, place.found)
             changes.append(Change(node=place.parent))
             if place.found.is_dir:
                 return Doomed(place.parent, place.name, node, place.path)

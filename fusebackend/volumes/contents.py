@@ -17,7 +17,7 @@ from typing import IO, TypeVar
 
 from fusebackend.base import budget
 from fusebackend.base.errors import oserror
-from fusebackend.protocol import Attr, AttrChanges, Volume
+from fusebackend.protocol import Attr, AttrChanges, Volume, version_of_bytes
 from fusebackend.volumes.chunks import ALLOCATION_BYTES
 
 log = logging.getLogger(__name__)
@@ -53,8 +53,17 @@ def opened(volume: Volume, node: int, flags: int) -> Iterator[int]:
         volume.release(handle, flags)
 
 
-def read_with(volume: Volume, attr: Attr, max_bytes: int, take: Callable[[Iterable[bytes]], T]) -> T:
+def read_with(
+    volume: Volume,
+    attr: Attr,
+    max_bytes: int,
+    take: Callable[[Iterable[bytes]], T],
+    seen: Callable[[Attr], object] = lambda attr: None,
+) -> T:
     """Return the result of `take` for the file's bytes, given in pieces; it may be called more than once.
+
+    Args:
+        seen: called with the attributes of the bytes before each call of `take`, with the volume's lock held.
 
     Raises:
         OSError: as `require_regular`; EFBIG when the file is larger than `max_bytes`; from the volume.
@@ -67,6 +76,7 @@ def read_with(volume: Volume, attr: Attr, max_bytes: int, take: Callable[[Iterab
             with volume.viewing():
                 attr = volume.getattr(node)
                 size, before = attr.size, attr.fingerprint  # at once: the volume may change what it gave
+                seen(attr)
                 if size > max_bytes:
                     raise oserror(errno.EFBIG)
                 if size <= LOCKED_BYTES:
@@ -80,21 +90,31 @@ def read_with(volume: Volume, attr: Attr, max_bytes: int, take: Callable[[Iterab
             if volume.getattr(node).fingerprint == before:
                 return outcome
         with volume.viewing():
+            seen(volume.getattr(node))
             return take(_pieces(volume, node))
 
 
 def read_all(volume: Volume, attr: Attr, max_bytes: int) -> bytes:
     """The bytes of a file; errors as `read_with`."""
+    return read_with(volume, attr, max_bytes, joined)
+
+
+def version_of(volume: Volume, attr: Attr) -> str | None:
+    """Return the version of a regular file; None where it would take more than `LOCKED_BYTES` of reading."""
+    with volume.viewing():
+        found = volume.version_of(attr)
+        if found is not None or attr.size > LOCKED_BYTES:
+            return found
+        return version_of_bytes(read_all(volume, attr, LOCKED_BYTES))
+
+
+def joined(pieces: Iterable[bytes]) -> bytes:
+    """Join pieces of a file, counted twice in the caller's budget: they are copied once more."""
     left = budget.current()
-
-    def join(pieces: Iterable[bytes]) -> bytes:
-        """Join pieces, counted twice: they are copied once more."""
-        counted: Iterator[bytes] = left.kept(pieces, _twice)
-        joined = b"".join(counted)
-        left.hold(-len(joined))
-        return joined
-
-    return read_with(volume, attr, max_bytes, join)
+    counted: Iterator[bytes] = left.kept(pieces, _twice)
+    whole = b"".join(counted)
+    left.hold(-len(whole))
+    return whole
 
 
 def _twice(piece: bytes) -> int:

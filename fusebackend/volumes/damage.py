@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import stat
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -74,8 +75,20 @@ class DamageLog:
             log.error("%s is damaged: %s", self._whole, what)
 
 
+class DamagedError(OSError):
+    """EIO of an inode that is damaged: not of a disk or a lower tree that can't be read at the moment."""
+
+    def __init__(self) -> None:
+        super().__init__(errno.EIO, os.strerror(errno.EIO))
+
+
 class Damage(DamageLog):
     """Logs the damage of one volume, and leaves it out of listings."""
+
+    def of_inode(self, row: Sequence[Any]) -> DamagedError:
+        """Return the error to raise for the row of an inode."""
+        self.tell(f"inode {row[0]} has {tuple(row[1:12])!r}")
+        return DamagedError()
 
     def require_entry(self, directory: int, name: bytes, inode: Inode) -> None:
         """Raise EIO for a name that doesn't lead where it seems to."""
@@ -86,7 +99,8 @@ class Damage(DamageLog):
     def entries(
         self, directory: int, children: Sequence[tuple[bytes, int]], inode_of: Callable[[int], T]
     ) -> list[tuple[bytes, T]]:
-        """The entries of a directory that can be shown. All of a page are looked at together, for nearly all are."""
+        """The entries of a directory that can be shown. All of a page are looked at together, for nearly all are. An
+        inode that can't be read fails the listing: without a name in it `rsync --delete` would delete that file."""
         try:
             found = [(name, inode_of(child)) for name, child in children]
         except OSError:
@@ -106,7 +120,7 @@ class Damage(DamageLog):
         try:
             inode = inode_of(node)
         except OSError as error:
-            if error.errno not in (errno.EIO, errno.ESTALE):
+            if not isinstance(error, DamagedError) and error.errno != errno.ESTALE:
                 raise
             self.tell(f"name {name!r} in inode {directory} leads to inode {node!r}, which does not exist or is damaged")
             return None

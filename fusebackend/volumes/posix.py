@@ -19,7 +19,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from fusebackend.base import acl
 from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import CLOCK, coarse_ns, now_ns
-from fusebackend.protocol import RENAME_EXCHANGE, RENAME_NOREPLACE, ROOT_NODE, Attr, AttrChanges, Caller
+from fusebackend.protocol import (
+    RENAME_EXCHANGE,
+    RENAME_NOREPLACE,
+    ROOT_NODE,
+    Attr,
+    AttrChanges,
+    Caller,
+    version_of_attr,
+)
 from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT, allocated_blocks
 from fusebackend.volumes.native import Pieces
 from fusebackend.volumes.quota import bytes_of_blocks, bytes_of_xattrs
@@ -241,6 +249,11 @@ class TreeVolume(TreeStorage):
             inode = self._inode(node)
             CLOCK.saw(inode.ctime_ns)
             return inode
+
+    def version_of(self, attr: Attr) -> str | None:
+        version = version_of_attr(attr)
+        # Hosts have clocks of their own.
+        return f"{version}-{attr.version:x}" if version is not None and self.features.shared else version
 
     def setattr(self, node: int, changes: AttrChanges) -> Attr:
         with self.lock:

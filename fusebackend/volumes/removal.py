@@ -57,18 +57,30 @@ def _leads_to(volume: Volume, path: AgentPath, node: int) -> bool:
 
 def remove_tree(volume: NativeVolume, top: Doomed) -> None:
     """Delete a directory and all below it, but nothing that is moved away meanwhile. Not recursive."""
-    left = [top]
-    entered: set[int] = set()  # directories being emptied, each below the one before
+    left, entered = [top], set[int]()
+    while left:
+        portion = functools.partial(_portion, volume, left, entered)
+        left, entered = volume.change_as_one(portion, left[-1].path, removes=True)
+
+
+def _portion(
+    volume: NativeVolume, left: list[Doomed], entered: set[int], changes: Changes
+) -> tuple[list[Doomed], set[int]]:
+    """Delete a portion of the last directories: of a volume that blocks, in one of them. The volume may undo that and
+    call this again, so it returns what is left then, and the directories being emptied, each below the one before."""
+    left, entered = [*left], {*entered}
     while left:
         doomed = left[-1]
         entered.add(doomed.node)
-        empty = functools.partial(_empty, volume, doomed, entered)
-        below = volume.change_as_one(empty, doomed.path, removes=True)
+        below = _empty(volume, doomed, entered, changes)
         if below is None:
             left.pop()
             entered.discard(doomed.node)
         else:
             left += below
+        if volume.features.blocking or len(changes) >= REMOVED_AT_ONCE:
+            break
+    return left, entered
 
 
 def _empty(volume: NativeVolume, doomed: Doomed, entered: set[int], changes: Changes) -> list[Doomed] | None:

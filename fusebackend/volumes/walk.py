@@ -191,6 +191,27 @@ def known(volume: Volume, node: int, path: str) -> Attr:
         return resolve(volume, path, follow=False).found
 
 
+def directory_at(volume: Volume, path: bytes, known: dict[bytes, int]) -> int:
+    """Return the node of a directory. ENOENT, ENOTDIR.
+
+    Args:
+        path: `/a/b`, and empty for the root.
+        known: directories by their paths, with the root; those on the way are looked up once, and added.
+    """
+    above, names = path, list[bytes]()
+    while above not in known:
+        above, _, name = above.rpartition(b"/")
+        names.append(name)
+    node = known[above]
+    for name in reversed(names):
+        above += b"/" + name
+        attr = volume.lookup(node, name)
+        if not attr.is_dir:
+            raise oserror(errno.ENOTDIR)
+        node = known[above] = attr.node
+    return node
+
+
 def below(
     volume: Volume, directory: int, at: bytes = b"", passing: tuple[type[OSError], ...] = ()
 ) -> Iterator[tuple[bytes, Attr]]:

@@ -11,6 +11,7 @@ import mounts
 import pytest
 import trees
 from kinds import KINDS, KINDS_BY_DAY, MEMORY, SOURCES, Kind, Work
+from stalling import Control
 from two_faces import TwoFaces, two_faces
 
 
@@ -75,3 +76,11 @@ def faces(served_faces: TwoFaces) -> Iterator[TwoFaces]:
     """A mount with both of its faces, which is empty."""
     yield served_faces
     mounts.empty(served_faces.path)
+
+
+@pytest.fixture
+def stall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Control]:
+    """The control of stalling volumes. Request it before `serve`: servers find its file by the environment."""
+    control = Control(tmp_path, monkeypatch)
+    yield control
+    control.resume()

@@ -40,14 +40,6 @@ T = TypeVar("T")
 
 
 @pytest.fixture
-def stall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Control]:
-    """Make the control of stalling volumes. Request it before `serve`: servers find its file by the environment."""
-    control = Control(tmp_path, monkeypatch)
-    yield control
-    control.resume()
-
-
-@pytest.fixture
 def server(stall: Control, serve: Serve) -> Iterator[Mounted]:
     server = serve("memory:", routes={"/hung": "python:stalling:backend"}, options=[f"deadline={DEADLINE_S}"])
     (server.path / "file").write_text("here\n")

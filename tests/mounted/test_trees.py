@@ -579,7 +579,7 @@ def test_in_a_configuration_file(tmp_path: Path) -> None:
         assert command("umount", point).returncode == 0
     file.write_text(text.replace("visible", "no"))
     done = command("mount", "--config", file)
-    assert done.stderr == f"Error: '{file}': trees='no': give one of hidden, visible, off\n"
+    assert done.stderr == f"Error: '{file}': trees = 'no': give one of hidden, visible, off\n"
 
 
 @pytest.mark.parametrize("kind", ["dir", "sqlite"])

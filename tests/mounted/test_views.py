@@ -337,6 +337,43 @@ class TestAttacks:
         assert os.stat(viewed.path / "a.txt").st_nlink == 2
         assert os.stat(view / "a.txt").st_nlink == 1
 
+    def test_a_change_of_a_file_with_a_number_of_its_own_is_seen_in_the_main_tree(self, viewed: Mounted) -> None:
+        """As by `tail -f`: the file is open there, and the kernel has its pages and attributes."""
+        view = tree(viewed)
+        with open(viewed.path / "log/l.txt", "rb", 0) as log, open(viewed.path / "drop/in", "rb", 0) as dropped:
+            assert (log.read(), dropped.read()) == (b"one\n", b"needle dropped\n")
+            with open(view / "log/l.txt", "ab", 0) as writer:
+                writer.write(b"two\n")
+                assert log.read() == b"two\n"
+            with open(view / "drop/in", "wb", 0) as writer:
+                assert os.fstat(dropped.fileno()).st_size == 0
+                writer.write(b"NEEDLE")
+                assert os.pread(dropped.fileno(), 100, 0) == b"NEEDLE"
+            os.truncate(view / "drop/in", 3)
+            assert os.pread(dropped.fileno(), 100, 0) == b"NEE"
+            os.utime(view / "drop/in", (1, 1))
+            assert os.fstat(dropped.fileno()).st_mtime == 1
+
+    def test_a_link_count_is_right_in_the_main_tree(self, viewed: Mounted) -> None:
+        view = tree(viewed)
+        with open(viewed.path / "a.txt", "rb", 0) as file, open(viewed.path / "counted", "wb") as other:
+
+            def counts() -> tuple[int, int]:
+                return os.fstat(file.fileno()).st_nlink, os.fstat(other.fileno()).st_nlink
+
+            try:
+                for old, new in (("a.txt", "counted2"), ("counted2", "counted3"), ("counted", "counted4")):
+                    os.link(view / old, view / new)
+            except OSError as error:
+                assert error.errno == errno.EPERM
+                return
+            assert counts() == (3, 2)
+            os.unlink(view / "counted3")
+            os.rename(view / "counted2", view / "counted4")
+            assert counts() == (2, 1)
+            os.chmod(view / "counted4", 0o600)
+            assert stat.S_IMODE(os.fstat(file.fileno()).st_mode) == 0o600
+
     def test_races_of_renames_never_lead_to_what_is_denied(self, viewed: Mounted) -> None:
         view = tree(viewed)
         swap = (

@@ -17,8 +17,6 @@ import shutil
 import signal
 import subprocess
 import tarfile
-import tempfile
-import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,9 +25,7 @@ from typing import Any
 import pytest
 
 from fusebackend.backends.sandbox.docker_engine import connect
-
-START_LIMIT_S = 60.0
-STOP_LIMIT_S = 30.0
+from services.program import LIMIT_S, Program
 
 IMAGE = "fusebackend-test:latest"
 PASSWD = "root:x:0:0:root:/root:/bin/sh\nagent:x:1000:1000:agent:/home/agent:/bin/sh\n"
@@ -47,28 +43,18 @@ def missing() -> str | None:
     return None
 
 
-def skip(reason: str) -> None:
-    """Skip the test; see `skips.py` for CI."""
-    pytest.skip(reason)
-
-
-class DockerEngine:
+class DockerEngine(Program):
     """One engine. `start` and `stop` may follow each other; `remove` ends it for good."""
 
     image = IMAGE
+    name = "dockerd"
 
     def __init__(self) -> None:
-        # Not pytest's directory: the path of a socket may have 107 bytes.
-        self.directory = Path(tempfile.mkdtemp(prefix="fusebackend-docker-"))
-        self._process: subprocess.Popen[bytes] | None = None
+        super().__init__("docker")
 
     @property
     def url(self) -> str:
         return f"unix://{self.directory}/docker.sock"
-
-    @property
-    def log_text(self) -> str:
-        return (self.directory / "log").read_text(errors="replace")
 
     def client(self) -> Any:
         """Return a client of the SDK; the caller closes it."""
@@ -79,24 +65,18 @@ class DockerEngine:
     def start(self) -> None:
         """Start the engine. If it fails the test is skipped, for some machines can't run one."""
         command = [
-            "setpriv", "--pdeathsig=TERM", "--", shutil.which("dockerd"), "--host", self.url,
+            "--pdeathsig=TERM", "--", "dockerd", "--host", self.url,
             "--data-root", f"{self.directory}/data", "--exec-root", f"{self.directory}/exec",
             "--pidfile", f"{self.directory}/docker.pid", "--iptables=false", "--ip6tables=false", "--bridge=none",
             "--default-ulimit", "nofile=1024:1024",
         ]  # fmt: skip
-        with (self.directory / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.directory, start_new_session=True
-            )
-        deadline = time.monotonic() + START_LIMIT_S
-        while not self._answers():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                reason = self.log_text[-500:].replace("\n", " ")
-                self.stop()
-                skip(f"dockerd does not start here: {reason}")
-            time.sleep(0.02)
+        try:
+            self.run(command)
+        except pytest.fail.Exception as failed:
+            self._end_containerd()
+            pytest.skip(str(failed).replace("\n", " ")[-600:])
 
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
         try:
             with contextlib.closing(connect(self.url)):  # a failed ping of the SDK alone would leave its socket open
                 return True
@@ -105,16 +85,8 @@ class DockerEngine:
 
     def stop(self) -> None:
         """End the engine and its containers."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        process.send_signal(signal.SIGTERM)
         try:
-            process.wait(STOP_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            raise AssertionError(f"dockerd did not end within {STOP_LIMIT_S:.0f} s of SIGTERM") from None
+            self.end(signal.SIGTERM)
         finally:
             self._end_containerd()
 
@@ -132,8 +104,8 @@ class DockerEngine:
             mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
             for mount in reversed(mounts):
                 if mount.startswith(f"{self.directory}/"):
-                    subprocess.run(["umount", "-l", mount], check=True, timeout=STOP_LIMIT_S)
-            shutil.rmtree(self.directory)
+                    subprocess.run(["umount", "-l", mount], check=True, timeout=LIMIT_S)
+            super().remove()
 
     # -- images and containers ---------------------------------------------------------------------------------
 
@@ -195,7 +167,7 @@ def running() -> Iterator[DockerEngine]:
     """Run an engine with the image for the length of a block. Skip or fail the test where none can run."""
     reason = missing()
     if reason is not None:
-        skip(reason)
+        pytest.skip(reason)
     engine = DockerEngine()
     try:
         engine.start()

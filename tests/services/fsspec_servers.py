@@ -42,8 +42,15 @@ def running(kind: Literal["ftp", "sftp", "http", "smb"], root: Path) -> Iterator
         pytest.skip("smbd is not installed (Debian: samba)")
     if kind == "smb" and os.geteuid() != 0:
         pytest.skip("only root can start Samba with users of its own")
+    with listening(__file__, kind, root) as port:
+        yield port
+
+
+@contextlib.contextmanager
+def listening(script: str, *words: str | Path) -> Iterator[int]:
+    """Run a script that prints the port it listens on, for the length of a block."""
     process = subprocess.Popen(
-        ["setpriv", "--pdeathsig=KILL", "--", sys.executable, "-W", "ignore", __file__, kind, root],
+        ["setpriv", "--pdeathsig=KILL", "--", sys.executable, "-W", "ignore", script, *words],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

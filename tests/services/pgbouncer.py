@@ -12,19 +12,15 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import subprocess
-import tempfile
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from services.postgres import PORT as SERVER_PORT
-from services.postgres import Postgres
+from services.postgres import Postgres, answers
+from services.program import Program, as_user
 
 PORT = 54330
-LIMIT_S = 30.0
 
 
 def missing() -> str | None:
@@ -36,14 +32,17 @@ def _program() -> str | None:
     return shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 
 
-class PgBouncer:
-    """The address of one."""
+class PgBouncer(Program):
+    name = "PgBouncer"
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self) -> None:
+        super().__init__("pool", user=True)
 
     def dsn(self, database: str) -> str:
         return f"host={self.directory} port={PORT} user=postgres dbname={database}"
+
+    def answers(self) -> bool:
+        return answers(self.dsn("postgres"))
 
 
 @contextlib.contextmanager
@@ -62,40 +61,16 @@ def running(
         pytest.skip(reason)
     program = _program()
     assert program is not None
-    directory = Path(tempfile.mkdtemp(prefix="fusebackend-pool-"))
-    settings = directory / "pgbouncer.ini"
+    bouncer = PgBouncer()
+    settings = bouncer.directory / "pgbouncer.ini"
     settings.write_text(
         f"[databases]\n* = host={postgres.directory} port={SERVER_PORT} user=postgres\n"
-        f"[pgbouncer]\nlisten_addr =\nlisten_port = {PORT}\nunix_socket_dir = {directory}\nauth_type = any\n"
+        f"[pgbouncer]\nlisten_addr =\nlisten_port = {PORT}\nunix_socket_dir = {bouncer.directory}\nauth_type = any\n"
         f"pool_mode = {mode}\ndefault_pool_size = {processes}\nserver_round_robin = {int(round_robin)}\n"
         "max_client_conn = 200\nserver_login_retry = 0.1\n"
     )
-    command = [program, str(settings)]
-    if os.geteuid() == 0:
-        shutil.chown(directory, "postgres", "postgres")
-        command = ["setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups", "--pdeathsig=INT", *command]
-    with (directory / "log").open("ab") as log:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
     try:
-        bouncer = PgBouncer(directory)
-        _wait(bouncer, process)
+        bouncer.run([*as_user(), "--pdeathsig=INT", "--", program, str(settings)])
         yield bouncer
     finally:
-        process.terminate()
-        process.wait(LIMIT_S)
-        shutil.rmtree(directory)
-
-
-def _wait(bouncer: PgBouncer, process: subprocess.Popen[bytes]) -> None:
-    import psycopg
-
-    deadline = time.monotonic() + LIMIT_S
-    while True:
-        try:
-            psycopg.connect(bouncer.dsn("postgres")).close()
-            return
-        except psycopg.OperationalError as error:
-            if process.poll() is not None or time.monotonic() > deadline:
-                log = (bouncer.directory / "log").read_text(errors="replace")[-2000:]
-                pytest.fail(f"PgBouncer did not start: {error}\n{log}", pytrace=False)
-            time.sleep(0.01)
+        bouncer.remove()

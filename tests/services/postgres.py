@@ -16,8 +16,6 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
-import time
 import uuid
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -26,9 +24,8 @@ from pathlib import Path
 import pytest
 
 from services import slow_fsync
+from services.program import LIMIT_S, Program, as_user
 
-START_LIMIT_S = 30.0
-STOP_LIMIT_S = 30.0
 PORT = 54329
 """Only the name of the socket: the server listens on no network."""
 
@@ -106,111 +103,71 @@ class Postgres:
             connection.execute(statement)  # type: ignore[call-overload]
 
 
-class Server(Postgres):
+class Server(Program, Postgres):
     """One cluster. `start` and `stop` (or `crash`) may follow each other; `remove` ends it for good."""
+
+    name = "PostgreSQL"
 
     def __init__(self, *, durable: bool = False, slow_fsync_s: float = 0.0) -> None:
         programs = _programs()
         assert programs is not None, "call `require` first"
         self._programs = programs
-        self._as_user = ["--reuid=postgres", "--regid=postgres", "--init-groups"] if os.geteuid() == 0 else []
         self._settings = SETTINGS if durable else SETTINGS + CARELESS
-        self._process: subprocess.Popen[bytes] | None = None
-        # Not pytest's directory: the path of a socket may have 107 bytes, and the user `postgres` must get there.
-        super().__init__(Path(tempfile.mkdtemp(prefix="fusebackend-pg-")))
+        super().__init__("pg", user=True)
         self._environment = dict(os.environ)
         if slow_fsync_s:
             self._environment["LD_PRELOAD"] = str(slow_fsync.build(self.directory, slow_fsync_s))
-        if self._as_user:
-            shutil.chown(self.directory, "postgres", "postgres")
 
     @property
     def data(self) -> Path:
         """The data directory: of a cluster that is stopped, it can be copied and replaced."""
         return self.directory / "data"
 
-    @property
-    def runs(self) -> bool:
-        return self._process is not None
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None, "the server does not run"
-        return self._process.pid
-
     # -- life --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         if not self.data.exists():
             options = ["-U", "postgres", "-A", "trust", "-N", "-E", "UTF8", "--locale=C.UTF-8"]
-            command = self._command("initdb", *options)
-            done = subprocess.run(command, cwd=self.directory, capture_output=True, text=True, timeout=START_LIMIT_S)
-            assert done.returncode == 0, f"initdb failed:\n{done.stdout}{done.stderr}"
-        command = self._command("postgres", "-k", str(self.directory), "-p", str(PORT))
-        for setting in self._settings:
-            command += ["-c", setting]
-        with (self.directory / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.directory, start_new_session=True,
-                env=self._environment,
-            )  # fmt: skip
-        self.wait()
-
-    def wait(self) -> None:
-        """Wait until it takes connections."""
-        assert self._process is not None
-        deadline = time.monotonic() + START_LIMIT_S
-        while not self._answers():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                self.crash()
-                pytest.fail(f"PostgreSQL did not start:\n{self.log_text[-2000:]}", pytrace=False)
-            time.sleep(0.01)
+            self._done("initdb", "-D", str(self.data), *options)
+        settings = [word for setting in self._settings for word in ("-c", setting)]
+        words = ["-D", str(self.data), "-k", str(self.directory), "-p", str(PORT), *settings]
+        self.run([*as_user(), "--pdeathsig=INT", "--", str(self._programs / "postgres"), *words], self._environment)
 
     def stop(self) -> None:
         """Shut down fast: roll back open transactions, close connections."""
-        self._end(signal.SIGINT)
+        self.end(signal.SIGINT)
 
     def crash(self) -> None:
         """Shut down at once, as in a power failure: the next start recovers from the log."""
-        self._end(signal.SIGQUIT)
+        self.end(signal.SIGQUIT)
 
     def base_backup(self, target: Path) -> None:
         """Copy the data directory of the running server, with the log that makes it consistent."""
-        command = [str(self._programs / "pg_basebackup"), "-h", str(self.directory), "-p", str(PORT), "-U", "postgres"]
-        command += ["-D", str(target), "-c", "fast"]
-        if self._as_user:
-            command = ["setpriv", *self._as_user, "--", *command]
-        done = subprocess.run(command, cwd=self.directory, capture_output=True, text=True, timeout=START_LIMIT_S)
-        assert done.returncode == 0, f"pg_basebackup failed:\n{done.stdout}{done.stderr}"
+        address = ["-h", str(self.directory), "-p", str(PORT), "-U", "postgres"]
+        self._done("pg_basebackup", *address, "-D", str(target), "-c", "fast")
 
     def remove(self) -> None:
         self.crash()
-        shutil.rmtree(self.directory)
+        super().remove()
 
-    def _end(self, number: signal.Signals) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        process.send_signal(number)
-        try:
-            process.wait(STOP_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            raise AssertionError(f"PostgreSQL did not end within {STOP_LIMIT_S:.0f} s of {number.name}") from None
+    def answers(self) -> bool:
+        return answers(self.dsn())
 
-    def _answers(self) -> bool:
-        import psycopg
+    def _done(self, program: str, *words: str) -> None:
+        command = ["setpriv", *as_user(), "--", str(self._programs / program), *words]
+        done = subprocess.run(command, cwd=self.directory, capture_output=True, text=True, timeout=LIMIT_S)
+        assert done.returncode == 0, f"{program} failed:\n{done.stdout}{done.stderr}"
 
-        try:
-            psycopg.connect(self.dsn()).close()
-        except psycopg.OperationalError:
-            return False
-        return True
 
-    def _command(self, program: str, *arguments: str) -> list[str]:
-        path = str(self._programs / program)
-        return ["setpriv", *self._as_user, "--pdeathsig=INT", "--", path, "-D", str(self.data), *arguments]
+def answers(dsn: str) -> bool:
+    """Return whether a server takes connections."""
+    import psycopg
+
+    try:
+        psycopg.connect(dsn).close()
+    except psycopg.OperationalError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -12,14 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
-import tempfile
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -28,6 +24,7 @@ from pathlib import Path
 
 import pytest
 
+from services.program import Program
 from services.s3 import Bucket, Service
 
 START_LIMIT_S = 60.0
@@ -68,49 +65,32 @@ def require() -> None:
         pytest.skip(reason)
 
 
-class SeaweedFS:
+class SeaweedFS(Program):
     """One server. `start` and `crash` may follow each other; `remove` ends it for good."""
 
+    name = "SeaweedFS"
+
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self.directory = Path(tempfile.mkdtemp(prefix="fusebackend-weed-"))
+        super().__init__("weed")
         (self.directory / "data").mkdir()
         (self.directory / "s3.json").write_text(json.dumps(_IDENTITIES))
         self._ports = free_ports(4)
         self.service = Service(f"http://127.0.0.1:{self._ports[3]}", KEY, SECRET)
 
-    @property
-    def pid(self) -> int:
-        assert self._process is not None, "the server does not run"
-        return self._process.pid
-
-    @property
-    def log_text(self) -> str:
-        return (self.directory / "log").read_text(errors="replace")
-
     def start(self) -> None:
         weed = program()
         assert weed is not None, "call `require` first"
         master, volume, filer, gateway = self._ports
-        command = [
-            "setpriv", "--pdeathsig=KILL", "--", weed, "server", f"-dir={self.directory}/data", "-ip=127.0.0.1",
+        words = [
+            "--pdeathsig=KILL", "--", weed, "server", f"-dir={self.directory}/data", "-ip=127.0.0.1",
             "-ip.bind=127.0.0.1", f"-master.port={master}", f"-volume.port={volume}", "-filer", f"-filer.port={filer}",
             "-s3", f"-s3.port={gateway}", f"-s3.config={self.directory}/s3.json", "-s3.iam=false", "-iam=false",
             "-s3.port.iceberg=0", "-s3.port.lance=0", "-volume.max=50", "-master.volumeSizeLimitMB=64",
             "-master.volumePreallocate=false",
         ]  # fmt: skip
-        with (self.directory / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.directory, start_new_session=True
-            )
-        deadline = time.monotonic() + START_LIMIT_S
-        while not self._answers():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                self.crash()
-                pytest.fail(f"SeaweedFS did not start:\n{self.log_text[-2000:]}", pytrace=False)
-            time.sleep(0.05)
+        self.run(words)
 
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
         """Return whether it stores objects. The gateway reports that it is up before a volume is writable."""
         try:
             with urllib.request.urlopen(f"{self.service.endpoint}/healthz", timeout=2):
@@ -121,15 +101,10 @@ class SeaweedFS:
 
     def crash(self) -> None:
         """Kill the server, as in a power failure."""
-        process, self._process = self._process, None
-        if process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        self.end(signal.SIGKILL)
 
     def remove(self) -> None:
-        self.crash()
-        shutil.rmtree(self.directory)
+        super().remove()
         remove_sockets(self._ports)
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The shared servers of a run: started once, the same for all workers, removed with the last."""
+"""The shared servers of a run: started once, the same for all workers, removed with the last; and a slow disk."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,7 +14,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from services import seaweedfs, shared
+from services import postgres as service
+from services import seaweedfs, shared, slow_fsync
 
 pytestmark = pytest.mark.services
 
@@ -76,3 +78,20 @@ def test_why_there_is_none_reaches_the_test(tmp_path: Path, monkeypatch: pytest.
         pass
     keepers[0].join(60)
     assert not keepers[0].is_alive()
+
+
+def test_every_commit_waits_for_a_slow_fsync():
+    import psycopg
+
+    if (reason := slow_fsync.missing()) is not None:
+        pytest.skip(reason)
+    slow_fsync_s, commits = 0.02, 10
+    with (
+        service.running(durable=True, slow_fsync_s=slow_fsync_s) as server,
+        psycopg.connect(server.dsn(), autocommit=True) as connection,
+    ):
+        connection.execute("CREATE TABLE written (one integer)")
+        began = time.monotonic()
+        for _ in range(commits):
+            connection.execute("INSERT INTO written VALUES (1)")
+        assert time.monotonic() - began >= commits * slow_fsync_s

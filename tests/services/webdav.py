@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -21,7 +20,6 @@ from urllib.parse import quote
 import pytest
 
 USER, PASSWORD = "agent", "pass:word"
-STOP_LIMIT_S = 10.0
 
 
 class Webdav(NamedTuple):
@@ -46,21 +44,11 @@ def require() -> None:
 @contextlib.contextmanager
 def running(root: Path, *, login: bool = False) -> Iterator[Webdav]:
     """Run a server for the length of a block, on a free port. With `login`, it accepts only `USER`."""
+    from services.fsspec_servers import listening  # this file is also the server's program
+
     require()
-    process = subprocess.Popen(
-        ["setpriv", "--pdeathsig=KILL", "--", sys.executable, "-W", "ignore", __file__, root, "login" * login],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        port = process.stdout.readline()
-        assert port, f"the WebDAV server ended with {process.wait(STOP_LIMIT_S)}"
-        yield Webdav(f"http://127.0.0.1:{int(port)}", root)
-    finally:
-        process.kill()
-        process.communicate()
+    with listening(__file__, root, "login" * login) as port:
+        yield Webdav(f"http://127.0.0.1:{port}", root)
 
 
 def serve(root: str, login: bool) -> None:

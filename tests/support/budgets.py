@@ -45,7 +45,7 @@ LONGER: dict[str, int] = {
     "tests/unit/backends/object_store/test_objectstore_faults.py": 40,  # a service that is killed and started again
     "tests/unit/backends/object_store/test_objectstore_throttling.py": 45,  # the client library's own waits
     "tests/unit/backends/postgres/test_postgres_lease.py": 45,  # hosts that are silent for seconds
-    "tests/unit/backends/postgres/test_postgres_set_back.py": 75,  # a server for each of seven restored states
+    "tests/unit/backends/postgres/test_postgres_set_back.py": 45,  # a server for each of three restored states
     "tests/unit/backends/sandbox/test_docker_conformance.py": 90,  # a command in a container costs 70 ms
     "tests/unit/backends/threads/test_threads_for_people.py": 50,  # 33 conversations in three databases
     "tests/unit/integrations/test_deepagents_roundtrip.py": 35,  # 150 random scripts for both libraries

@@ -11,7 +11,7 @@ MULTIGRAIN = tuple(map(int, os.uname().release.split("-")[0].split(".")[:2])) >=
 class Clock:
     """Stands for `time.monotonic`: it goes on when the test sets `now`."""
 
-    def __init__(self, now: float = 100.0) -> None:
+    def __init__(self, now: float = 0.0) -> None:
         self.now = now
 
     def __call__(self) -> float:

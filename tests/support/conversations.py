@@ -103,12 +103,6 @@ def rename(old: str, new: str, text: str, tool_call_id: Annotated[str, InjectedT
 
 
 @tool
-def ask_human(question: str) -> str:
-    """Ask a human."""
-    return str(interrupt({"question": question}))
-
-
-@tool
 def lookup(word: str) -> str:
     """Look a word up; an unknown one is an error."""
     raise ValueError(f"no entry for {word}")

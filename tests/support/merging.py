@@ -11,6 +11,7 @@ from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol import ROOT_NODE, SnapshotVolume, Volume
 from fusebackend.testing.branches import branched
 from fusebackend.testing.branches.by_path import (
+    OWNER,
     File,
     Shown,
     at,
@@ -35,6 +36,7 @@ from fusebackend.trees.merge.tree import Item, MergeTree
 from fusebackend.volumes import placing
 
 __all__ = [
+    "OWNER",
     "Branched",
     "File",
     "Shown",

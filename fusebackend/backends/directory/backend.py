@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, ClassVar, Self, TypeVar
+from typing import IO, Any, ClassVar, Self, TypeVar, Unpack
 
 from fusebackend.backends.directory.agent_face import DirectoryFace
 from fusebackend.backends.directory.volume import DirectoryVolume
@@ -32,6 +32,7 @@ from fusebackend.protocol import (
     READ_LIMIT_LINES,
     BackendProtocol,
     Change,
+    Conditions,
     ContextLine,
     DeleteResult,
     EditResult,
@@ -48,6 +49,7 @@ from fusebackend.protocol import (
     SandboxBackendProtocol,
     Verb,
     WriteResult,
+    conditions_of,
     verbs,
 )
 from fusebackend.protocol.scheme import COMMANDS, MAX_FILE_SIZE, ON_EXISTS, Scheme, Url, UrlError
@@ -194,7 +196,7 @@ class FilesystemBackend(BackendProtocol):
 
     # -- verbs -------------------------------------------------------------------------------------------------
 
-    def _asked(self, verb: Verb[R], path: str, *others: Any) -> R:
+    def _asked(self, verb: Verb[R], path: str, *others: Any, **when: Unpack[Conditions]) -> R:
         """Ask the face for a verb of one path."""
         try:
             inner = self._path(path)
@@ -202,7 +204,7 @@ class FilesystemBackend(BackendProtocol):
             return verb.refused(error, path)
         if verb is verbs.DELETE and path.endswith("/"):
             inner += "/"
-        answer: R = getattr(self._face, verb.name)(inner, *others)
+        answer: R = getattr(self._face, verb.name)(inner, *others, **when)
         return answer
 
     def ls(self, path: str) -> LsResult:
@@ -211,30 +213,53 @@ class FilesystemBackend(BackendProtocol):
     def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
         return self._asked(verbs.READ, file_path, offset, limit)
 
-    def write(self, file_path: str, content: str) -> WriteResult:
-        return self._asked(verbs.WRITE, file_path, content)
+    def write(
+        self, file_path: str, content: str, *, if_version: str | None = None, if_absent: bool = False
+    ) -> WriteResult:
+        return self._asked(verbs.WRITE, file_path, content, if_version=if_version, if_absent=if_absent)
 
-    def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
-        return self._asked(verbs.EDIT, file_path, old_string, new_string, replace_all)
+    def edit(
+        self,
+        file_path: str,
+        old_string: str,
+        new_string: str,
+        replace_all: bool = False,
+        *,
+        if_version: str | None = None,
+    ) -> EditResult:
+        return self._asked(verbs.EDIT, file_path, old_string, new_string, replace_all, if_version=if_version)
 
-    def delete(self, file_path: str) -> DeleteResult:
-        return self._asked(verbs.DELETE, file_path)
+    def delete(self, file_path: str, *, if_version: str | None = None) -> DeleteResult:
+        return self._asked(verbs.DELETE, file_path, if_version=if_version)
 
-    def move(self, source: str, destination: str) -> MoveResult:
+    def move(
+        self, source: str, destination: str, *, if_version: str | None = None, if_absent: bool = False
+    ) -> MoveResult:
         try:
-            return self._asked(verbs.MOVE, source, self._path(destination))
+            inner = self._path(destination)
+            return self._asked(verbs.MOVE, source, inner, if_version=if_version, if_absent=if_absent)
         except PathError as error:
             return verbs.MOVE.refused(error)
 
-    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        return [self._item(verbs.UPLOAD_FILES, path, partial(self._face.upload, content=data)) for path, data in files]
+    def upload_files(
+        self,
+        files: list[tuple[str, bytes]],
+        *,
+        if_version: Sequence[str | None] | None = None,
+        if_absent: Sequence[bool] | None = None,
+    ) -> list[FileUploadResponse]:
+        conditions = conditions_of(len(files), if_version, if_absent)
+        return [
+            self._item(verbs.UPLOAD_FILES, path, partial(self._face.upload, content=data, **when))
+            for (path, data), when in zip(files, conditions, strict=True)
+        ]
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
         return [self._item(verbs.DOWNLOAD_FILES, path, self._face.download) for path in paths]
 
-    def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
+    def upload_from(self, path: str, file: IO[bytes], **when: Unpack[Conditions]) -> FileUploadResponse:
         """`upload_files` of one file, from an open file, piece by piece."""
-        return self._item(verbs.UPLOAD_FILES, path, partial(self._face.upload_from, file=file))
+        return self._item(verbs.UPLOAD_FILES, path, partial(self._face.upload_from, file=file, **when))
 
     def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
         """`download_files` of one file into another, which is empty, piece by piece. The answer has no content."""

@@ -59,6 +59,11 @@ class Node:
         self.pin: Descriptor | None = None  # how it is found without a name
         self.name_unsynced = False  # its directory has not been synced since it got this name
 
+    @property
+    def inode(self) -> int:
+        """The system's number for the file."""
+        return self.key[1] if isinstance(self.key, tuple) else self.key
+
 
 class NodeTable:
     """Every node that is known.

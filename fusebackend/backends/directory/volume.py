@@ -35,7 +35,17 @@ from fusebackend.base.at_path import AtPath
 from fusebackend.base.errors import ABSENT, LACKING, NOT_TAKEN, UNREAD, oserror, passing
 from fusebackend.base.paths import to_text
 from fusebackend.base.recent import Recent
-from fusebackend.protocol import DEFAULT_TTL_S, RENAME_EXCHANGE, Attr, AttrChanges, Caller, Features, StatFs
+from fusebackend.protocol import (
+    DEFAULT_TTL_S,
+    RENAME_EXCHANGE,
+    Attr,
+    AttrChanges,
+    Caller,
+    Features,
+    StatFs,
+    version_of_attr,
+)
+from fusebackend.protocol.versions import COARSE_NS
 from fusebackend.volumes.native import NativeVolume, Pieces
 from fusebackend.volumes.walk import resolve
 
@@ -358,13 +368,17 @@ class DirectoryVolume(NativeVolume):
             found = self._nodes.get(node)
             return attr_of(found, self._places.status(found))
 
+    def version_of(self, attr: Attr) -> str | None:
+        """By the system's inode number."""
+        with self.lock:
+            return version_of_attr(attr, self._nodes.get(attr.node).inode, coarse_by_ns=COARSE_NS)
+
     def lasting(self, node: int) -> bytes | None:
         """The inode number with the birth time: the system uses a number again."""
         with self.lock:
             found = self._nodes.get(node)
             made_ns = None if found.parent is None else born_ns(self._places.of(found.parent), found.name)
-            number = found.key[1] if isinstance(found.key, tuple) else found.key
-            return None if made_ns is None else b"%d:%d" % (number, made_ns)
+            return None if made_ns is None else b"%d:%d" % (found.inode, made_ns)
 
     def clone_to(self, node: int, descriptor: int) -> bool:
         with self.lock:

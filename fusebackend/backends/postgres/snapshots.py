@@ -85,8 +85,7 @@ class PostgresSnapshot(FrozenTree):
     def _sound(self, row: Sequence[int]) -> Inode:
         """The inode of a row, which is kept in memory. EIO for a damaged one."""
         if not is_in_range(row[:12]):
-            self._damage.tell(f"inode {row[0]} has {tuple(row[1:12])!r}")
-            raise oserror(errno.EIO)
+            raise self._damage.of_inode(row)
         with self._guard:
             return self._inodes.setdefault(row[0], StoredInode.of(row))
 

@@ -318,8 +318,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
 
     def _inode_of(self, row: Sequence[Any]) -> StoredInode:
         if not is_in_range(row[:12]):
-            self._damage.tell(f"inode {row[0]} has {tuple(row[1:12])!r}")
-            raise oserror(errno.EIO)
+            raise self._damage.of_inode(row)
         return self._accesses.shown(StoredInode.of(row))
 
     def wrong_links(self, links: Sequence[Link]) -> Sequence[Link]:

@@ -139,7 +139,9 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
         """Run `command` with `sh -c`; after `timeout` seconds it is ended and the exit code is 124."""
 
     @abc.abstractmethod
-    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+    def upload_files(  # type: ignore[override]  # conditions are decided here
+        self, files: list[tuple[str, bytes]]
+    ) -> list[FileUploadResponse]:
         """Store bytes at paths of the sandbox, replacing what is there. Its callers name paths below `root`."""
 
     @abc.abstractmethod
@@ -364,15 +366,19 @@ def _at_root(verb: Verb[Any], own: Callable[..., Any]) -> Callable[..., Any]:
     """Make the verb for paths below the root out of an author's, which takes paths of the sandbox. Called by `super()`
     it is the author's: the paths are the sandbox's by then."""
 
-    def below(self: BaseSandbox, items: Sequence[Any]) -> list[Any]:
+    def below(self: BaseSandbox, items: Sequence[Any], **conditions: Sequence[Any] | None) -> list[Any]:
         if getattr(type(self), own.__name__) is not verb_below:
             return list(own(self, items))
+        if any(conditions.values()):  # each file by a script that compares
+            return FileVerbs.upload_files(self, list(items), **conditions)
         batch = _Batch(self, verb, items)
         return batch.answered(own(self, batch.there))
 
-    async def abelow(self: BaseSandbox, items: Sequence[Any]) -> list[Any]:
+    async def abelow(self: BaseSandbox, items: Sequence[Any], **conditions: Sequence[Any] | None) -> list[Any]:
         if getattr(type(self), own.__name__) is not verb_below:
             return list(await own(self, items))
+        if any(conditions.values()):
+            return await FileVerbs.aupload_files(self, list(items), **conditions)
         batch = _Batch(self, verb, items)
         return batch.answered(await own(self, batch.there))
 

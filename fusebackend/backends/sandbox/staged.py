@@ -57,7 +57,7 @@ class StagedSandbox(BaseSandbox):
 
     # -- uploads -----------------------------------------------------------------------------------------------
 
-    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:  # type: ignore[override]
         outcomes: list[str | None] = [None] * len(files)
         items: list[_Item] = []
         for index, (path, content) in enumerate(files):

@@ -617,8 +617,7 @@ def _keys_of(
 def inode_of(damage: Damage, row: tuple[int, ...]) -> Inode:
     """Return the inode of a row; EIO for a damaged one."""
     if not is_sound(row):
-        damage.tell(f"inode {row[0]} has {row[1:]!r}")
-        raise oserror(errno.EIO)
+        raise damage.of_inode(row)
     return _inode_of(row)
 
 

@@ -33,7 +33,14 @@ from fusebackend.base import budget, errors, paths
 from fusebackend.base.globs import Matcher
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.databases.graph_state import GRAPH_STATE, LateRuntime
-from fusebackend.protocol import WHOLE_FILES, FileDownloadResponse, FileInfo, FileUploadResponse, OnExists
+from fusebackend.protocol import (
+    WHOLE_FILES,
+    FileDownloadResponse,
+    FileInfo,
+    FileUploadResponse,
+    OnExists,
+    conditions_of,
+)
 from fusebackend.protocol.registered import registered_with
 from fusebackend.protocol.scheme import ON_EXISTS, Scheme
 from fusebackend.remote.agent_verbs import FilesUpdate, FileVerbs, Loaded
@@ -70,6 +77,7 @@ class StateBackend(FileVerbs):
     exact_sizes = True  # `ls` gives sizes in bytes; `ForeignVolume` need not check
     blocking = False
     durable = False
+    conditional = False
 
     def __init__(
         self,
@@ -245,12 +253,20 @@ class StateBackend(FileVerbs):
             return [FileDownloadResponse(path=path, error=error.strerror) for path in paths]
         return [view._download(path) for path in paths]
 
-    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+    def upload_files(
+        self,
+        files: list[tuple[str, bytes]],
+        *,
+        if_version: Sequence[str | None] | None = None,
+        if_absent: Sequence[bool] | None = None,
+    ) -> list[FileUploadResponse]:
         """All of them in one change."""
+        conditions = conditions_of(len(files), if_version, if_absent)
         try:
             with self._view.changing() as draft:
                 view = self._over(draft)
-                return [view._upload(path, content) for path, content in files]
+                given = zip(files, conditions, strict=True)
+                return [view._upload(path, content, **when) for (path, content), when in given]
         except OSError as error:
             return [FileUploadResponse(path=path, error=error.strerror) for path, _ in files]
 

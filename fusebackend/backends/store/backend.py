@@ -43,7 +43,14 @@ from fusebackend.base.errors import code_of
 from fusebackend.base.globs import Matcher
 from fusebackend.base.paths import AgentPath
 from fusebackend.databases.urls import LIBPQ_WORDS, conninfo_of, require_modules, url_errors
-from fusebackend.protocol import WHOLE_FILES, FileDownloadResponse, FileInfo, FileUploadResponse, OnExists
+from fusebackend.protocol import (
+    WHOLE_FILES,
+    FileDownloadResponse,
+    FileInfo,
+    FileUploadResponse,
+    OnExists,
+    version_of_bytes,
+)
 from fusebackend.protocol.scheme import ON_EXISTS, TTL, Parameter, Scheme, Url, UrlError, auto_or_off
 from fusebackend.remote.agent_verbs import FileVerbs, Loaded, Refusal, checked
 
@@ -283,10 +290,16 @@ class StoreBackend(FileVerbs):
     def _rename(self, old: AgentPath, new: AgentPath) -> None:
         self._files.rename(old, new)
 
-    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+    def upload_files(
+        self,
+        files: list[tuple[str, bytes]],
+        *,
+        if_version: Sequence[str | None] | None = None,
+        if_absent: Sequence[bool] | None = None,
+    ) -> list[FileUploadResponse]:
         """Upload all in one transaction if possible; else one by one, so that each has its own error."""
-        if len(files) < 2 or not self._upload_together(files):
-            return super().upload_files(files)
+        if len(files) < 2 or if_version or if_absent or not self._upload_together(files):
+            return super().upload_files(files, if_version=if_version, if_absent=if_absent)
         return [FileUploadResponse(path=path) for path, _ in files]
 
     def _upload_together(self, files: list[tuple[str, bytes]]) -> bool:
@@ -309,7 +322,8 @@ class StoreBackend(FileVerbs):
         responses = []
         for path in paths:
             try:
-                responses.append(FileDownloadResponse(path=path, content=files.load(checked(path), tree).data))
+                data = files.load(checked(path), tree).data
+                responses.append(FileDownloadResponse(path=path, content=data, version=version_of_bytes(data)))
             except Refusal as error:
                 responses.append(FileDownloadResponse(path=path, error=code_of(error)))
         return responses

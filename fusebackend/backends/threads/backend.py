@@ -157,16 +157,24 @@ class ThreadsBackend(VolumeBackend):
         result.missing = search.missing
         return result
 
-    def delete(self, file_path: str) -> DeleteResult:
+    def delete(self, file_path: str, *, if_version: str | None = None) -> DeleteResult:
         """Only below a head. A whole thread is refused at once, before a part of it is deleted."""
         with contextlib.suppress(OSError, PathError):
             if not _is_below_head(names_of(file_path)):
                 why = os.strerror(errno.EROFS)
                 return DeleteResult(error=f"Error deleting '{file_path}': {why}")
-        return super().delete(file_path)
+        return super().delete(file_path, if_version=if_version)
 
-    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+    def upload_files(
+        self,
+        files: list[tuple[str, bytes]],
+        *,
+        if_version: Sequence[str | None] | None = None,
+        if_absent: Sequence[bool] | None = None,
+    ) -> list[FileUploadResponse]:
         """The uploads for the head of one thread become one pending write, which is quicker, and all or nothing."""
+        if if_version or if_absent:
+            return super().upload_files(files, if_version=if_version, if_absent=if_absent)
         responses: dict[int, FileUploadResponse] = {}
         if isinstance(self.volume, WritableThreadsVolume) and len(files) > 1:
             for thread, group in _by_head(files).items():

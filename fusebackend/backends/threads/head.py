@@ -162,8 +162,9 @@ class HeadFiles(BackendProtocol):
         return False
 
     # -- writing -----------------------------------------------------------------------------------------------
+    # On what condition, the volume over this decides (`remote/volume.py`).
 
-    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:  # type: ignore[override]
         """The valid uploads become one pending write."""
         try:
             layout = self._look().copy()
@@ -191,10 +192,10 @@ class HeadFiles(BackendProtocol):
             return FileUploadResponse(path=path, error=errors.CONFLICT)
         return self.upload_files([(path, content)])[0]
 
-    def delete(self, file_path: str) -> DeleteResult:
+    def delete(self, file_path: str) -> DeleteResult:  # type: ignore[override]
         return DeleteResult(path=file_path, error=self._try(self._delete, file_path))
 
-    def move(self, source: str, destination: str) -> MoveResult:
+    def move(self, source: str, destination: str) -> MoveResult:  # type: ignore[override]
         return MoveResult(path=destination, error=self._try(self._move, source, destination))
 
     def require_idle(self) -> None:

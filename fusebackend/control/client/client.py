@@ -27,7 +27,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import msgspec
 
@@ -49,6 +49,7 @@ from fusebackend.protocol import (
     ApprovalInfo,
     BranchInfo,
     CallInfo,
+    Conditions,
     Declared,
     ExecuteResponse,
     FileDownloadResponse,
@@ -56,6 +57,7 @@ from fusebackend.protocol import (
     OnOutput,
     ReadResult,
     StatResult,
+    conditions_of,
     current_actor,
     not_bytes,
 )
@@ -176,10 +178,11 @@ class Client(MountProtocol):
 
     async def _read_here(self, file_path: str, offset: int, limit: int) -> ReadResult | None:
         """`read`, of a window or a binary file that does not fit into one answer: from a download. None without one."""
-        content = (await self.adownload_files([file_path]))[0].content
-        if content is None:
+        (whole,) = await self.adownload_files([file_path])
+        if whole.content is None:
             return None
-        result = read_bytes(file_path, content, offset, limit)
+        result = read_bytes(file_path, whole.content, offset, limit)
+        result.version = whole.version
         found = await self._record(StatResult, "stat", {"path": file_path, "follow": True})
         if result.file_data is not None and found.mtime_ns is not None:
             result.file_data["modified_at"] = iso_time(found.mtime_ns)
@@ -233,16 +236,26 @@ class Client(MountProtocol):
         except Refused as error:
             raise error.as_exception(path) from None
 
-    async def aupload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+    async def aupload_files(
+        self,
+        files: list[tuple[str, bytes]],
+        *,
+        if_version: Sequence[str | None] | None = None,
+        if_absent: Sequence[bool] | None = None,
+    ) -> list[FileUploadResponse]:
+        conditions = conditions_of(len(files), if_version, if_absent)
+        items = [(path, content, when) for (path, content), when in zip(files, conditions, strict=True)]
         answers: list[FileUploadResponse] = []
-        for batch in by_size(files, _upload_size, BATCH_FILES, BATCH_BYTES):
-            path, content = batch[0]
+        for batch in by_size(items, _upload_size, BATCH_FILES, BATCH_BYTES):
+            path, content, when = batch[0]
             if (refusal := not_bytes(path, content)) is not None:
                 answers.append(refusal)
             elif len(content) > BATCH_BYTES:
-                answers.append(await self._send(path, _pieces(content)))
+                answers.append(await self._send(path, _pieces(content), **when))
             else:
-                answers += await self._upload([{"path": path, "content": bytes(content)} for path, content in batch])
+                answers += await self._upload(
+                    [{"path": path, "content": bytes(content), **when} for path, content, when in batch]
+                )
         return answers
 
     async def _upload(self, batch: list[dict[str, Any]]) -> list[FileUploadResponse]:
@@ -258,12 +271,12 @@ class Client(MountProtocol):
         """
         return finished(self._now._send(path, pieces))
 
-    async def _send(self, path: str, pieces: Iterable[bytes]) -> FileUploadResponse:
+    async def _send(self, path: str, pieces: Iterable[bytes], **when: Unpack[Conditions]) -> FileUploadResponse:
         waits = self._waits
         try:
             async with self._place(), self._pool.begun(waits, str, "stage", {"data": b""}) as (connection, token):
                 await _stage(connection, waits, token, pieces)
-                files = [{"path": path, "staged": token}]
+                files = [{"path": path, "staged": token, **when}]
                 return (await connection.call(waits, list[FileUploadResponse], "upload_files", {"files": files}))[0]
         except Failures as error:
             return FileUploadResponse(path, str(error))
@@ -546,9 +559,9 @@ async def _stage(connection: Connection, waits: Waits, token: str, pieces: Itera
             await connection.call(waits, str, "stage", {"data": part, "token": token})
 
 
-def _upload_size(file: tuple[str, bytes]) -> int:
+def _upload_size(item: tuple[str, bytes, Conditions]) -> int:
     """Return the size of a file; of one that is refused, more than goes with others."""
-    return BATCH_BYTES + 1 if not_bytes(*file) is not None else len(file[1])
+    return BATCH_BYTES + 1 if not_bytes(item[0], item[1]) is not None else len(item[1])
 
 
 def _pieces(content: bytes | bytearray | memoryview) -> Iterator[bytes]:

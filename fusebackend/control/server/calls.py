@@ -15,7 +15,7 @@ from fusebackend.base import budget, jitter
 from fusebackend.base.budget import Cancellation, Spent
 from fusebackend.control import wire
 from fusebackend.control.limits import MAX_ANSWER_BYTES
-from fusebackend.control.server.limiter import ASLEEP, BRIEF, SUBSCRIPTIONS, WORK, Place, Share
+from fusebackend.control.server.limiter import ASLEEP, SUBSCRIPTIONS, WORK, Place, Share
 from fusebackend.control.verbs import SocketVerb
 from fusebackend.control.wire import CallId, Closed, ErrorObject, Failure, Notification, Request, Response, WireError
 from fusebackend.protocol import Actor, FileEvent, acting
@@ -41,14 +41,17 @@ log = logging.getLogger(__name__)
 class RunningCall:
     """One call: carried out in the connection's thread, or in one of its own. Verbs see it as their `Call`.
 
-    It is the `Host` of its budget: `share` is the memory it holds, `place` is among the calls that work.
+    It is the `Host` of its budget: `share` is the memory it holds.
 
     Attributes:
         key: its id, or an object for a call without an id.
-        apart: its place, if it has a thread of its own.
+        place: among the calls that work; the one in which its message was understood, if it is done in no time.
+        apart: its place among those that have a thread of their own.
     """
 
-    def __init__(self, connection: Connection, request: Request, verb: SocketVerb, params: Any, share: Share) -> None:
+    def __init__(
+        self, connection: Connection, request: Request, verb: SocketVerb, params: Any, share: Share, brief: Place
+    ) -> None:
         self.backend = connection.backend
         self.staging = connection.staging
         self.cancelled = Cancellation()
@@ -60,8 +63,9 @@ class RunningCall:
         self._actor = connection.actor
         self._params = params
         self._share = share
-        kind = ASLEEP if verb.command else WORK if verb.works else BRIEF
-        self._place = Place(connection.server.limiter, connection.client, kind)
+        self.place = brief
+        if verb.command or verb.works:
+            self.place = Place(connection.server.limiter, connection.client, ASLEEP if verb.command else WORK)
         self._subscribed: Subscription | None = None
 
     def carry_out(self) -> bool:
@@ -69,9 +73,9 @@ class RunningCall:
         answer: bytes | bytearray = b""
         try:
             try:
-                if self.verb.changes and self._connection.server.read_only:
-                    raise OSError(errno.EROFS, "Read-only file system: this mount is read-only")
-                with budget.limited(None, cancelled=self.cancelled, host=self), self._place, acting(self._actor):
+                with self.place, budget.limited(None, cancelled=self.cancelled, host=self), acting(self._actor):
+                    if self.verb.changes and self._connection.server.read_only:
+                        raise OSError(errno.EROFS, "Read-only file system: this mount is read-only")
                     result = self.verb.run(self, self._params)
                     if self.answered:
                         answer = self._encoded(result)
@@ -114,7 +118,7 @@ class RunningCall:
         self._share.hold(size)
 
     def rest(self) -> None:
-        self._place.rest()
+        self.place.rest()
 
     # -- for verbs ---------------------------------------------------------------------------------------------
 

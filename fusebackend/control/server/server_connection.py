@@ -273,22 +273,26 @@ class Connection:
         """The call that a message asks for, which has begun if it is long. Raises `WireError`, and `Closed` for a
         change whose client is gone."""
         share = Share(self.server.memory, self.client)
+        brief = Place(self.server.limiter, self.client, BRIEF)
         try:
             share.hold(WORK_FACTOR * len(line), PATIENCE_S)
-            with Place(self.server.limiter, self.client, BRIEF):
-                call = self._parsed(line, share)
-                self._lines.done()
-                if call.verb.long:
-                    self._begin(call)
-                return call
+            self.server.limiter.take(brief)
+            call = self._parsed(line, share, brief)
+            self._lines.done()
+            if call.verb.long:
+                self._begin(call)
+            if call.place is not brief:
+                self.server.limiter.leave(brief)
+            return call
         except BaseException as error:
+            self.server.limiter.leave(brief)
             share.close()
             if isinstance(error, (NoRoom, MemoryError)):
                 message = str(error) or "the server has no memory for this"
                 raise WireError(wire.BUSY, message, call=wire.id_of(line)) from None
             raise
 
-    def _parsed(self, line: bytes, share: Share) -> RunningCall:
+    def _parsed(self, line: bytes, share: Share, brief: Place) -> RunningCall:
         request = wire.parse_request(line)
         id = None if request.id is msgspec.UNSET else request.id
         verb = self.server.verbs.get(request.method)
@@ -298,7 +302,7 @@ class Connection:
             wire.require_few_values(request.params, id)
         if (verb.long or verb.stays) and self.server.crowded(self):
             raise WireError(wire.BUSY, "all places are taken: only short calls are answered; try again")
-        call = RunningCall(self, request, verb, wire.parse_params(request, verb.params), share)
+        call = RunningCall(self, request, verb, wire.parse_params(request, verb.params), share, brief)
         if verb.params is not OfPing:
             share.hold((TYPED_FACTOR - WORK_FACTOR) * len(line))
         if call.answered and (verb.changes or verb.command) and self._polls(GONE):

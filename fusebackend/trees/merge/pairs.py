@@ -11,7 +11,7 @@ walked as a whole only to find a file again that the branch has changed, and tha
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
 
 from fusebackend.trees.merge.tree import Item, MergeTree
 
@@ -111,40 +111,28 @@ class Pairs:
 
     def branch_of(self, base: Item) -> Item | None:
         """Return the same file in the branch."""
-        found = self._to_branch.get(base)
-        if found is None and base.parent is not None:
-            parent = self.branch_of(base.parent)
-            found = parent.child(base.name) if parent is not None else None
-            if found is not None and (found.type != base.type or found in self._from_branch):
-                return None
-        return found
+        return _by_names(base, self._to_branch, self._from_branch)
 
     def base_of(self, branch: Item) -> Item | None:
         """Return the same file in the base; None for one that the branch has made."""
-        found = self._from_branch.get(branch)
-        if found is None and branch.parent is not None:
-            parent = self.base_of(branch.parent)
-            found = parent.child(branch.name) if parent is not None else None
-            if found is not None and found.type != branch.type:
-                return None
-        return found
+        return _by_names(branch, self._from_branch)
 
     # -- base and main -----------------------------------------------------------------------------------------
 
     def main_of(self, base: Item) -> Item | None:
         """Return the same file in main."""
-        if base not in self._to_main:
-            found = self._there(base) or self._renamed(base)
-            self._to_main[base] = found
-            if found is not None:
-                self._from_main.setdefault(found, base)
-        return self._to_main[base]
-
-    def _there(self, base: Item) -> Item | None:
-        assert base.parent is not None, "the roots are the same"
-        parent = self.main_of(base.parent)
-        found = parent.child(base.name) if parent is not None else None
-        return found if found is not None and found.type == base.type else None
+        below = []
+        item = base
+        while item not in self._to_main:
+            below.append(item)
+            assert item.parent is not None, "the roots are the same"
+            item = item.parent
+        parent = self._to_main[item]
+        for item in reversed(below):
+            parent = self._to_main[item] = _child(parent, item) or self._renamed(item)
+            if parent is not None:
+                self._from_main.setdefault(parent, item)
+        return parent
 
     def _renamed(self, base: Item) -> Item | None:
         if base.key is None or not any(self._main.key_of(prefix, 1) is not None for prefix in self._main.volumes):
@@ -177,13 +165,7 @@ class Pairs:
 
     def base_of_main(self, main: Item) -> Item | None:
         """Return the same file in the base, of one that is where it was."""
-        found = self._from_main.get(main)
-        if found is None and main.parent is not None:
-            parent = self.base_of_main(main.parent)
-            found = parent.child(main.name) if parent is not None else None
-            if found is not None and found.type != main.type:
-                return None
-        return found
+        return _by_names(main, self._from_main)
 
     def is_moved_in_main(self, base: Item, main: Item) -> bool:
         """Return True if a file has another name or directory in main than in the base."""
@@ -208,3 +190,24 @@ class Pairs:
 
 def _depth(item: Item) -> int:
     return item.path.count(b"/")
+
+
+def _by_names(item: Item, known: Mapping[Item, Item], taken: Container[Item] = ()) -> Item | None:
+    """Return the same file in another tree: the known one, or that with the same names below the nearest known
+    directory, unless it is `taken`."""
+    below = []
+    while item not in known and item.parent is not None:
+        below.append(item)
+        item = item.parent
+    found = known.get(item)
+    for item in reversed(below):
+        found = _child(found, item)
+        if found in taken:
+            return None
+    return found
+
+
+def _child(directory: Item | None, like: Item) -> Item | None:
+    """Return what has the name and type of an item in a directory."""
+    found = directory.child(like.name) if directory is not None else None
+    return found if found is not None and found.type == like.type else None

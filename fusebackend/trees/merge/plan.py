@@ -335,8 +335,14 @@ class _Planner:
 
     def _recreate(self, branch: Item) -> None:
         """Make a file that main has deleted, and the directories above it that main has deleted as well."""
-        if branch not in self._made:
-            self._decide_created(branch, is_decided=True)
+        below = [branch]
+        while self._home(branch) is None:
+            assert branch.parent is not None, "main has its root"
+            branch = branch.parent
+            below.append(branch)
+        for item in reversed(below):
+            if item not in self._made:
+                self._decide_created(item, is_decided=True)
 
     def _decide_contents(self, base: Item | None, branch: Item, main: Item) -> None:
         """Merge bytes and attributes."""

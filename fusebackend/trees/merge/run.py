@@ -51,7 +51,7 @@ from fusebackend.trees.merge.records import MergeRecords
 from fusebackend.volumes import placing
 from fusebackend.volumes.native import NativeVolume
 from fusebackend.volumes.placing import BytesSource, KeptSource, Name, Source
-from fusebackend.volumes.walk import entries
+from fusebackend.volumes.walk import directory_at, entries
 
 STAGING: Final = b".fusebackend-merge-"
 """The name of the server's directory in the root of a route begins so; the branch's name follows."""
@@ -310,7 +310,7 @@ class _Route:
         self.volume = volume
         self.staging_name = staging
         self._skip = len(split(prefix))
-        self._known: dict[bytes, int] = {}
+        self._known = {b"": ROOT_NODE}  # directories by their paths in the volume
         self.staging_node = 0
 
     def inner(self, path: bytes) -> str:
@@ -329,16 +329,7 @@ class _Route:
 
     def directory(self, path: bytes) -> int:
         """Return the node of a directory. ENOENT, ENOTDIR."""
-        node = self._known.get(path)
-        if node is None:
-            names = path.split(b"/")[self._skip :] if path else []
-            if not names:
-                return ROOT_NODE
-            attr = self.volume.lookup(self.directory(split_path(path)[0]), names[-1])
-            if not attr.is_dir:
-                raise oserror(errno.ENOTDIR)
-            node = self._known[path] = attr.node
-        return node
+        return directory_at(self.volume, to_name(self.inner(path)).rstrip(b"/"), self._known)
 
     def place(self, path: bytes) -> tuple[int, bytes]:
         """Return the directory and the name of a path; of a parked one, those in the staging directory."""
@@ -373,7 +364,7 @@ class _Route:
 
     def forget(self) -> None:
         """A directory was moved or removed."""
-        self._known.clear()
+        self._known = {b"": ROOT_NODE}
 
     def staging(self) -> int:
         """Return the staging directory, which is made when it is first needed."""

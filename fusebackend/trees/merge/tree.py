@@ -9,6 +9,7 @@ nothing is known but the path. A tree belongs to one thread; its calls wait for 
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from fusebackend.protocol import ROOT_NODE, Attr, Volume
 from fusebackend.trees.composed import WAY, Place, Places
 from fusebackend.volumes.contents import PIECE_BYTES, data_pieces, opened
 from fusebackend.volumes.placing import NodeSource, State, state_of
-from fusebackend.volumes.walk import entries
+from fusebackend.volumes.walk import entries, known
 
 KeyOf: TypeAlias = Callable[[AgentPath, int], Hashable]
 """The key of a node of the volume under a prefix."""
@@ -78,6 +79,23 @@ class Item:
         return self.tree.volumes[self.prefix]
 
     @property
+    def now(self) -> Attr:
+        """Its present attributes, see `walk.known`."""
+        return known(self.volume, self.node, "/" + to_text(b"/".join(self.path.split(b"/")[len(split(self.prefix)) :])))
+
+    @property
+    def present(self) -> int:
+        """Its node, or its present one where the volume has forgotten that. The attributes of a branch's file may have
+        the number of another one, that is in its place in the mount."""
+        try:
+            self.volume.getattr(self.node)
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+            return self.now.node
+        return self.node
+
+    @property
     def type(self) -> int:
         return stat.S_IFMT(self.mode)
 
@@ -114,7 +132,7 @@ class Item:
         """Its attributes, read once."""
         if self._state is None:
             if self.node:
-                self._state = state_of(self.volume, self.volume.getattr(self.node))
+                self._state = state_of(self.volume, self.now)
             else:
                 self._state = State(self.mode, os.geteuid(), os.getegid(), 0, 0, 2, 0, 0, {}, b"")
         return self._state
@@ -130,7 +148,7 @@ class Item:
     def read(self) -> bytes:
         """Return the bytes of a regular file."""
         data = bytearray()
-        for offset, piece in data_pieces(self.volume, self.node):
+        for offset, piece in data_pieces(self.volume, self.present):
             data += bytes(offset - len(data))
             data += piece
         return bytes(data)
@@ -205,7 +223,7 @@ class MergeTree:
         """List a directory, with the routes in it."""
         found: dict[bytes, Item] = {}
         if item.node:
-            for name, attr in entries(self.volumes[item.prefix], item.node):
+            for name, attr in entries(item.volume, item.present):
                 below = place.children.get(name) if place is not None else None
                 if below is None or (self._shown_at(below) is None and attr.is_dir):
                     found[name] = Item(self, item.prefix, attr, item, name, below)
@@ -259,7 +277,8 @@ def same_bytes(one: Item, other: Item) -> bool:
         return True
     if _is_untouched(one, other) or _is_untouched(other, one):
         return True
-    with opened(one.volume, one.node, os.O_RDONLY) as mine, opened(other.volume, other.node, os.O_RDONLY) as theirs:
+    of_one, of_other = opened(one.volume, one.present, os.O_RDONLY), opened(other.volume, other.present, os.O_RDONLY)
+    with of_one as mine, of_other as theirs:
         offset = 0
         while offset < one.size:
             if one.size > PIECE_BYTES:  # holes that both have are not read

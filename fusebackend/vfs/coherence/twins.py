@@ -2,7 +2,8 @@
 
 Race: a directory has an inode for each tree (`vfs/junctions.py`), and the kernel applies its own change to one of them.
 Of the others it has names, absence, attributes and listings from before. They are invalidated as after a change by the
-agent face, and the request is answered after that: a process that learns of the change finds it in every tree.
+agent face, and the request is answered after that: a process that learns of the change finds it in every tree. So are
+the pages and attributes of a file that is changed through a view by a number of its own (`Route.is_restricted`).
 
 A notice of a name takes the directory's lock (`fuse_reverse_inval_entry`, fs/fuse/dir.c), which the kernel holds until
 another request in that directory is answered. Two requests that waited for each other's directory would wait for ever.
@@ -30,6 +31,7 @@ from functools import partial
 import trio
 
 from fusebackend.protocol import Change
+from fusebackend.rules.ruled_volume import NODES
 from fusebackend.vfs.coherence.invalidation import Invalidation
 from fusebackend.vfs.inodes import SYNTHETIC_INDEX, InodeTable, inode_number, route_index
 from fusebackend.vfs.junctions import MountTree, Route
@@ -177,6 +179,16 @@ class Twins:
             del self.contended[directory]
             return False
         return until > 0.0
+
+    async def file_changed(self, route: Route, node: int) -> None:
+        """A file has been changed through the tree of this route. One that rules restrict there was changed by a number
+        of its own: what the kernel has of it by that of the main tree is of before."""
+        if not (self._on and route.is_restricted(node)):
+            return
+        node &= NODES
+        if self._inodes.get(inode_number(route.files.index, node)) is not None:
+            self._invalidation.overtaken.generation += 1
+            await self._notify([(route.files, Change(node=node))], [], True)
 
     def attributes_changed(self, route: Route, node: int) -> None:
         """Expire a directory's attributes in other trees after a change through this one. Does not wait."""

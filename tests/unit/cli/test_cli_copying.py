@@ -146,10 +146,10 @@ class TestUpload:
     def test_what_fails_besides_what_does_not(self, command, files, tree, monkeypatch):
         put = InMemoryBackend._put
 
-        def refuse(self, path, data, *, replace):
+        def refuse(self, path, data, **options):
             if path.endswith("/b"):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            put(self, path, data, replace=replace)
+            put(self, path, data, **options)
 
         monkeypatch.setattr(InMemoryBackend, "_put", refuse)
         done = command("upload", "tree/sub", f"{MOUNT}/t")

@@ -50,6 +50,7 @@ class TestRead:
     def test_json(self, command):
         found = command.json("read", "--offset", "1", "--mount", MOUNT, "/text")
         assert found.pop("modified_at")
+        assert found.pop("version")
         assert found == {
             "path": "/text", "content": "two\nthree\n", "encoding": "utf-8",
             "start_line": 2, "end_line": 3, "total_lines": 3, "next_offset": None,
@@ -228,3 +229,22 @@ def test_a_read_only_mount(words, files, monkeypatch):
     with commands(files, monkeypatch, read_only=True) as command:
         assert "Read-only file system" in command.refused(*words)
     assert content(files, "/text") == b"a"
+
+
+def test_on_condition_of_a_version(command, files):
+    (held,) = (entry["version"] for entry in command.json("stat", f"{MOUNT}/text"))
+    assert command.json("ls", f"{MOUNT}/text")[0]["version"] == held
+    files.upload_files([("/text", b"other")])
+    for words in (
+        ["write", "--text", "lost", f"{MOUNT}/text"],
+        ["write", "--replace", "--text", "lost", f"{MOUNT}/text"],
+        ["edit", f"{MOUNT}/text", "other", "lost"],
+        ["mv", f"{MOUNT}/text", f"{MOUNT}/moved"],
+        ["rm", f"{MOUNT}/text"],
+    ):
+        assert command.refused(words[0], "--if-version", held, *words[1:]).startswith(f"changed: '{MOUNT}/text' has")
+    assert content(files, "/text") == b"other"
+    (held,) = (entry["version"] for entry in command.json("stat", f"{MOUNT}/text"))
+    assert command.ok("write", "--if-version", held, "--text", "new", f"{MOUNT}/text") == ""
+    assert content(files, "/text") == b"new"
+    assert "of one file" in command.wrong("rm", "--if-version", held, f"{MOUNT}/text", f"{MOUNT}/empty")

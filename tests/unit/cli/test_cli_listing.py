@@ -89,7 +89,7 @@ class TestLs:
             (f"{MOUNT}/b.txt", False), (f"{MOUNT}/dir/", True), (f"{MOUNT}/notes/", True),
         ]  # fmt: skip
         assert found[0]["size"] == 5
-        assert set(found[0]) == {"path", "is_dir", "size", "modified_at"}
+        assert set(found[0]) == {"path", "is_dir", "size", "modified_at", "version"}
         (entry,) = command.json("ls", f"{MOUNT}/b.txt")
         assert entry == found[0]
 
@@ -122,13 +122,13 @@ class TestStat:
         out = command.ok("stat", f"{MOUNT}/b.txt")
         assert out.startswith(f"    path: {MOUNT}/b.txt\n    type: file\n    size: 5 bytes\n")
         assert "\n    mode: 0644 (-rw-r--r--)\n   links: 1\n" in out
-        assert out.endswith("   route: /\n")
+        assert "\n   route: /\n version: " in out
 
     def test_several(self, command):
         out = command.ok("stat", "--mount", MOUNT, "/b.txt", "/notes")
         first, second = out.split("\n\n")
         assert first.startswith("    path: /b.txt\n")
-        assert second.endswith("   route: /notes/\n")
+        assert second.endswith("   route: /notes/\n"), "a directory has no version"
 
     def test_links(self, command, files):
         with files.volume.changing():
@@ -142,7 +142,7 @@ class TestStat:
         (found,) = command.json("stat", f"{MOUNT}/b.txt")
         assert list(found) == [
             "path", "type", "size", "mode", "nlink", "uid", "gid", "atime_ns", "mtime_ns", "ctime_ns", "target",
-            "route",
+            "route", "version",
         ]  # fmt: skip
 
     def test_what_is_not_there(self, command):

@@ -266,6 +266,14 @@ class TestLimits:
         assert raw.ask("ls", path="/many")["error"]["code"] == wire.BUSY
         eventually(lambda: server.memory.used == 0)
 
+    def test_what_is_done_in_no_time_does_not_queue_twice(self, raw, monkeypatch):
+        """Having worked, a new client would be behind all that have not."""
+        kinds = []
+        take = limiter.Limiter.take
+        monkeypatch.setattr(limiter.Limiter, "take", lambda self, place: kinds.append(place.kind) or take(self, place))
+        raw.ask("ping")
+        assert kinds == [limiter.BRIEF]
+
     def test_too_many_files_in_one_call(self, raw):
         answer = raw.ask("download_files", paths=[""] * (limits.MAX_ITEMS + 1))
         assert answer["error"]["code"] == wire.INVALID_PARAMS

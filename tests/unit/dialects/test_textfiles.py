@@ -8,16 +8,16 @@ import hypothesis
 import pytest
 from for_each import for_each
 from hypothesis import strategies as st
+from nodes import ME
 from profiles import examples
 from seed_backends import TextBackend
 
 from fusebackend.backends import CompositeBackend, ForeignVolume, InMemoryBackend, VolumeBackend
 from fusebackend.base.errors import FILE_NOT_FOUND, IS_DIRECTORY
 from fusebackend.dialects.agent_face import AgentFace
-from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
+from fusebackend.protocol import ROOT_NODE, AttrChanges
 from fusebackend.testing.conformance import BackendConformance
 
-ME = Caller(os.geteuid(), os.getegid())
 VARIANTS = [
     {"verbs": verbs, "reads": reads, "replaces": replaces}
     for verbs in ((), ("edit",), ("delete",), ("edit", "delete"))

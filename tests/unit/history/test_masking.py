@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sqlite3
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from fusebackend.base.paths import ROOT
 from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.masking import LogOptions, kept, masked
 from fusebackend.protocol import Actor
+from fusebackend.testing.each import each
 
 SECRET = "Zx81hunter2Qq"
 
@@ -57,18 +59,17 @@ def test_secrets_of_commands_are_masked(command: str) -> None:
     assert text.split()[0] == command.split()[0] or "=" in command.split()[0]
 
 
-@for_each("command", COMMANDS)
-@for_each("length", [150, 200, 260])
-def test_a_secret_that_the_end_cuts_is_masked(command: str, length: int, tmp_path: Path) -> None:
+def test_a_secret_that_the_end_cuts_is_masked(tmp_path: Path) -> None:
     """A title has 200 characters at most: it is cut when it is masked."""
-    said = command.format(SECRET)
-    at = said.index(SECRET)
-    title = "x" * max(length - at - 5, 0) + " " + said
     history = HistoryFile(str(tmp_path / "h/history.db"))
-    call = history.open_call("command", title, Actor(command=title))
-    history.add(call, ROOT, "create", b"/a")
-    found = history.call(call)
-    assert SECRET[:4] not in found.title + found.actor.command
+    for case in each(itertools.product(COMMANDS, [150, 200, 260])):
+        with case as (command, length):
+            said = command.format(SECRET)
+            title = "x" * max(length - said.index(SECRET) - 5, 0) + " " + said
+            call = history.open_call("command", title, Actor(command=title))
+            history.add(call, ROOT, "create", b"/a")
+            found = history.call(call)
+            assert SECRET[:4] not in found.title + found.actor.command
     history.close()
     assert SECRET.encode() not in (tmp_path / "h/history.db").read_bytes()
 

@@ -10,7 +10,7 @@ import hypothesis
 import pytest
 from clocks import Clock
 from eventually import tick
-from nodes import names, node_at, put
+from nodes import ME, names, node_at, put
 from profiles import examples
 from seed_backends import Answer, DuckBackend, SeedInMemoryBackend
 from whole_files import WholeFileMachine
@@ -25,7 +25,7 @@ from fusebackend.backends import (
     volume_of,
 )
 from fusebackend.base.paths import AgentPath
-from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Caller, Change
+from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Change
 from fusebackend.remote import tree as tree_module
 from fusebackend.remote.agent_remote import time_ns
 from fusebackend.remote.conflicts import conflict_path
@@ -33,7 +33,6 @@ from fusebackend.remote.tree import SETTLE_S
 from fusebackend.remote.volume import foreign_volume
 from fusebackend.testing.conformance import BackendConformance
 
-ME = Caller(os.geteuid(), os.getegid())
 RW = os.O_RDWR
 
 

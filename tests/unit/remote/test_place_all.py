@@ -15,6 +15,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from langgraph.store.memory import InMemoryStore
+from nodes import ME
 from obstore.store import MemoryStore
 from profiles import examples
 from seed_backends import DuckBackend
@@ -22,12 +23,11 @@ from seed_backends import DuckBackend
 from fusebackend.backends import ForeignVolume, StoreBackend
 from fusebackend.backends.fsspec.remote import FsspecRemote
 from fusebackend.backends.object_store.volume import ObjectStoreVolume
-from fusebackend.protocol import ROOT_NODE, Attr, AttrChanges, Caller
+from fusebackend.protocol import ROOT_NODE, Attr, AttrChanges
 from fusebackend.remote.volume import RemoteVolume
 from fusebackend.testing.posix.case import fails
 from fusebackend.volumes.native import NewFile
 
-ME = Caller(os.geteuid(), os.getegid())
 MTIME_NS = 1_500_000_000_123_456_789
 LONGEST_TTL_S = 3600.0
 

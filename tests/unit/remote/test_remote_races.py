@@ -13,18 +13,18 @@ from typing import Any
 
 import obstore
 import pytest
+from nodes import ME
 from obstore.store import MemoryStore
 from seed_backends import DuckBackend
 
 from fusebackend.backends import ForeignVolume
 from fusebackend.backends.object_store import volume as bucket_module
 from fusebackend.backends.object_store.volume import ObjectStoreVolume
-from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
+from fusebackend.protocol import ROOT_NODE, AttrChanges
 from fusebackend.remote import tree as tree_module
 from fusebackend.remote.buffer import digest_of
 from fusebackend.remote.entry import NEVER
 
-ME = Caller(os.geteuid(), os.getegid())
 APPENDING = os.O_WRONLY | os.O_APPEND
 LIMIT_S = 20.0
 

@@ -83,5 +83,5 @@ def test_no_verb_costs_more_than_it_is_sent(tmp_path: Path, kind: str, view: str
                 assert 0 < counted.calls < CALLS_A_NAME * names
         counted.calls = 0
         assert files.delete("/d").error is None
-        assert counted.calls < CALLS_A_LEVEL_GONE * levels or (view and kind == "dir"), "which tells no moves of others"
+        assert counted.calls < CALLS_A_LEVEL_GONE * levels
         assert server.mount.status()["history"]["incomplete"] is None

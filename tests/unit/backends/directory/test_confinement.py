@@ -14,6 +14,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from nodes import ME
 
 from fusebackend.backends.directory import agent_face as directoryface
 from fusebackend.backends.directory import dirfd
@@ -24,7 +25,6 @@ from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Caller
 from fusebackend.testing.posix.case import fails
 
-ME = Caller(os.geteuid(), os.getegid())
 SECRET = "the secret of somebody else\n"
 ROUNDS = 400
 

@@ -13,7 +13,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from nodes import put, whole
+from nodes import ME, put, whole
 
 from fusebackend.backends import FilesystemBackend
 from fusebackend.backends.directory import dirfd, nodes
@@ -24,12 +24,10 @@ from fusebackend.protocol import (
     RENAME_NOREPLACE,
     ROOT_NODE,
     AttrChanges,
-    Caller,
 )
 from fusebackend.testing.each import each
 from fusebackend.testing.posix.case import fails
 
-ME = Caller(os.geteuid(), os.getegid())
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 

@@ -1,11 +1,14 @@
-"""The protocols that `fusebackend backends` lists."""
+"""The protocols that `fusebackend backends` lists, and URLs that can't be opened."""
 
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from for_each import for_each
 
 pytest.importorskip("fsspec")
 
@@ -13,6 +16,7 @@ import fsspec
 
 from fusebackend.backends.fsspec import installed
 from fusebackend.cli.backends import backends
+from fusebackend.urls.opening import UrlError, open_backend
 
 
 def test_a_protocol_is_listed_as_installed_if_and_only_if_it_can_be_imported():
@@ -42,3 +46,19 @@ def test_without_fsspec_its_extra_is_said(monkeypatch):
     there = installed.find_spec
     monkeypatch.setattr(installed, "find_spec", lambda name: None if name == "fsspec" else there(name))
     assert "needs fsspec: pip install 'fusebackend[fsspec]'" in CliRunner().invoke(backends).output
+
+
+@for_each(
+    ("place", "message"),
+    [
+        ("x", "names no file system; write fsspec:PROTOCOL://PLACE"),
+        ("/srv/data", "names no file system; write fsspec:PROTOCOL://PLACE"),
+        ("nope://x", "can't be opened: Protocol not known: nope"),
+        ("file://{tmp}/none", "can't be opened: No such file or directory: '{tmp}/none'"),
+        ("zip://?fo={tmp}/none.zip", "can't be opened: No such file or directory: '{tmp}/none.zip'"),
+    ],
+)
+def test_a_url_that_can_not_be_opened(tmp_path: Path, place: str, message: str) -> None:
+    url = "fsspec:" + place.format(tmp=tmp_path)
+    with pytest.raises(UrlError, match=f"^'{re.escape(url)}' {re.escape(message.format(tmp=tmp_path))}$"):
+        open_backend(url)

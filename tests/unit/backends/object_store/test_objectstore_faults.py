@@ -6,16 +6,16 @@ import errno
 import os
 
 import pytest
+from nodes import ME
 from services import seaweedfs as seaweedfs_service
 from services.failing_proxy import failing_bucket
 
 from fusebackend.backends import S3Backend
-from fusebackend.protocol import ROOT_NODE, Caller
+from fusebackend.protocol import ROOT_NODE
 from fusebackend.testing.posix.case import fails
 
 pytestmark = pytest.mark.services
 
-ME = Caller(os.geteuid(), os.getegid())
 RW = os.O_RDWR
 
 

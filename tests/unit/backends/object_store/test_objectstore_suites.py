@@ -1,13 +1,22 @@
-"""The published suites on object stores: obstore's own in memory here, real servers where they can be started."""
+"""The published suites on object stores, and random operations against a dict: with cached listings, and with none.
+
+obstore's own store in memory, and a real server where it can be started.
+"""
 
 from __future__ import annotations
 
+import errno
 import itertools
 
+import hypothesis
 import pytest
 from obstore.store import MemoryStore
+from profiles import examples
+from whole_files import WholeFileMachine
 
 from fusebackend.backends.object_store.backend import ObjectStoreBackend, S3Backend
+from fusebackend.backends.object_store.bucket import object_keys as names
+from fusebackend.backends.object_store.volume import ObjectStoreVolume
 from fusebackend.testing.conformance import BackendConformance
 
 
@@ -37,3 +46,34 @@ class TestSeaweedFS(Objects):
     def backend(self, places):
         with next(places) as backend:
             yield backend
+
+
+class ObjectMachine(WholeFileMachine):
+    ttl_s = 0.0
+
+    def make_volume(self):
+        self.store = MemoryStore()
+        return self.reopen_volume()
+
+    def reopen_volume(self):
+        return ObjectStoreVolume(self.store, ttl_s=self.ttl_s)
+
+    def attempt(self, refusals, call, *arguments):
+        """A name that no key can hold is refused where it would be made."""
+        given = [argument for argument in arguments if isinstance(argument, bytes)]
+        new = {"do_create": given[:1], "do_make": given[:1], "do_rename": given[1:2]}.get(call.__name__, [])
+        if any(names.segment_of(name) is None for name in new):
+            refusals = refusals | {errno.EILSEQ}
+        return super().attempt(refusals, call, *arguments)
+
+
+class BelievingMachine(ObjectMachine):
+    ttl_s = 3600.0
+
+
+SETTINGS = hypothesis.settings(max_examples=examples(12), stateful_step_count=50, deadline=None, database=None)
+
+TestNeverBelieved = ObjectMachine.TestCase
+TestNeverBelieved.settings = SETTINGS
+TestBelieved = BelievingMachine.TestCase
+TestBelieved.settings = SETTINGS

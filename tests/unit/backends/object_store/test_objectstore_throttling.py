@@ -15,6 +15,7 @@ import pytest
 from for_each import for_each
 from hypothesis import given
 from hypothesis import strategies as st
+from nodes import ME
 from obstore.exceptions import GenericError
 from services.failing_proxy import failing_bucket
 
@@ -23,10 +24,8 @@ from fusebackend.backends.object_store.bucket import throttling
 from fusebackend.backends.object_store.bucket.requests import Bucket
 from fusebackend.backends.object_store.bucket.throttling import FIRST_S, MOST_S, PATIENCE_S, patiently
 from fusebackend.backends.object_store.volume import ObjectStoreVolume
-from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
+from fusebackend.protocol import ROOT_NODE, AttrChanges
 from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S
-
-ME = Caller(os.geteuid(), os.getegid())
 
 REFUSALS = [(503, "SlowDown"), (429, "TooManyRequests")]
 INNER = 4

@@ -12,7 +12,7 @@ from functools import partial
 
 import obstore
 import pytest
-from nodes import names, put
+from nodes import ME, names, put
 from objects import content, keys
 from obstore.exceptions import InvalidPathError
 from obstore.store import MemoryStore
@@ -28,7 +28,6 @@ from fusebackend.backends.object_store.volume import ObjectStoreVolume
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
 from fusebackend.testing.posix.case import fails
 
-ME = Caller(os.geteuid(), os.getegid())
 RW, READ, APPEND = os.O_RDWR, os.O_RDONLY, os.O_WRONLY | os.O_APPEND
 
 

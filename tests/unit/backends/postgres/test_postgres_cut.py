@@ -7,20 +7,19 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import psycopg
 import pytest
 from postgres_check import check
-from services.postgres import Postgres
+from postgres_hosts import ME
 
 from fusebackend.backends.postgres import host_session as session
 from fusebackend.backends.postgres.volume import PostgresVolume
-from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
+from fusebackend.protocol import ROOT_NODE, AttrChanges
 
 pytestmark = pytest.mark.services
 
-ME = Caller(1000, 1000)
 STEPS = 120
 """Of each worker."""
 
@@ -124,12 +123,6 @@ def cut_on_and_on(dsn: str, done: threading.Event) -> None:
                 " AND datname = current_database() AND backend_type = 'client backend' ORDER BY random() LIMIT 1) one"
             )
             connection.execute(query)
-
-
-@pytest.fixture
-def database(postgres: Postgres) -> Iterator[str]:
-    with postgres.database() as dsn:
-        yield dsn
 
 
 def test_connections_may_be_cut_at_any_moment(database: str, monkeypatch: pytest.MonkeyPatch) -> None:

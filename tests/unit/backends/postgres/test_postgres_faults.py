@@ -1,20 +1,24 @@
-"""A PostgreSQL server that crashes, is restarted, says nothing or refuses, below a volume."""
+"""A PostgreSQL server that crashes, is restarted, says nothing, refuses or has no room, below a volume."""
 
 from __future__ import annotations
 
 import errno
 import os
 import shutil
+import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import psycopg
 import pytest
+from postgres_check import check
+from postgres_hosts import ME
 from round_trips import refuse_commits
-from services.postgres import PORT, Server, running
+from services.postgres import PORT, Postgres, Server, running
 from services.stall import Stall
 from together import together
 
@@ -22,11 +26,10 @@ from fusebackend.backends import PostgresBackend
 from fusebackend.backends.postgres import host_session, schema
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.databases import pipeline, postgres
-from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
+from fusebackend.protocol import ROOT_NODE, AttrChanges
 
 pytestmark = pytest.mark.services
 
-ME = Caller(1000, 1000)
 LIMIT_S = 60.0
 """How long is waited for a server or a connection to be there again."""
 
@@ -302,5 +305,65 @@ def test_a_connection_that_the_server_still_believes_in_keeps_nobody_out(server:
     network.resume()
     eventually(lambda: volume.unlink(ROOT_NODE, b"file"))
     assert volume.getattr(node).nlink == 0
+    volume.release(node, os.O_RDWR)
+    volume.close()
+
+
+# -- a full disk -------------------------------------------------------------------------------------------------------
+
+
+PIECE = 1 << 20
+
+
+@pytest.fixture
+def disk() -> Iterator[Path]:
+    """A small one, for the user `postgres`."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to mount a small tmpfs")
+    path = Path(tempfile.mkdtemp(prefix="fusebackend-pg-"))
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m", "none", path], check=True)
+    try:
+        (path / "space").mkdir(mode=0o700)
+        shutil.chown(path / "space", "postgres", "postgres")
+        path.chmod(0o755)
+        yield path
+    finally:
+        subprocess.run(["umount", "--lazy", path], check=True)
+        path.rmdir()
+
+
+@pytest.fixture
+def small_database(postgres: Postgres, disk: Path) -> Iterator[str]:
+    """Its tables are on the small disk, and the server's log is not: without room for that, no server runs."""
+    postgres.execute(f"CREATE TABLESPACE small LOCATION '{disk}/space'")
+    try:
+        postgres.execute("CREATE DATABASE small TABLESPACE small")
+        try:
+            yield postgres.dsn("small")
+        finally:
+            postgres.execute("DROP DATABASE small WITH (FORCE)")
+    finally:
+        postgres.execute("DROP TABLESPACE small")
+
+
+def test_a_full_disk_loses_nothing(small_database: str, disk: Path) -> None:
+    volume = PostgresVolume(small_database, "full")
+    node = volume.create(ROOT_NODE, b"file", 0o644, os.O_RDWR, ME).node
+    content = bytearray()
+    with pytest.raises(OSError, match="No space left") as failure:
+        while True:
+            piece = os.urandom(PIECE)
+            volume.write(node, len(content), piece)
+            content += piece
+    assert failure.value.errno == errno.ENOSPC
+    assert volume.getattr(node).size == len(content)
+    assert check(small_database, volume.id) == []
+
+    subprocess.run(["mount", "-o", "remount,size=96m", disk], check=True)
+    volume.write(node, len(content), b"more")
+    volume.fsync(node)
+    assert volume.read(node, 0, len(content) + 10) == content + b"more"
+    volume.setattr(node, AttrChanges(size=0))
+    volume.write(node, 0, b"anew")
     volume.release(node, os.O_RDWR)
     volume.close()

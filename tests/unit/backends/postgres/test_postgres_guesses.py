@@ -17,6 +17,7 @@ import pytest
 from eventually import eventually
 from for_each import for_each
 from postgres_check import check
+from postgres_hosts import ME
 from round_trips import Trips, sent
 from services.postgres import Postgres, running
 from together import together
@@ -25,12 +26,11 @@ from fusebackend.backends import PostgresBackend
 from fusebackend.backends.postgres.guesses import CONTESTED_S, Guesses
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.base import acl
-from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Caller, Link, WrongLinks
+from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Link, WrongLinks
 from fusebackend.volumes.agent_face import VolumeBackend
 
 pytestmark = pytest.mark.services
 
-ME = Caller(1000, 1000)
 LIMIT_S = 30.0
 
 Hosts = tuple[PostgresVolume, PostgresVolume]

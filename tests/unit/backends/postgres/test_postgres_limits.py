@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from counting import Counting
 from eventually import eventually
+from postgres_hosts import ME
 from together import together
 
 from fusebackend.backends.postgres import PostgresBackend, shared_quota
-from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, Usage
+from fusebackend.protocol import ROOT_NODE, AttrChanges, Usage
 from fusebackend.testing.posix.case import fails
 
 pytestmark = pytest.mark.services
 
-ME = Caller(1000, 1000)
 KIB = 1 << 10
 
 

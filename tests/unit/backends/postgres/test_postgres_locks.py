@@ -18,6 +18,7 @@ import psycopg
 import pytest
 from eventually import eventually
 from postgres_check import check
+from postgres_hosts import ME
 from profiles import amount
 from round_trips import Trips
 from services.postgres import Postgres
@@ -27,11 +28,10 @@ from fusebackend.backends import PostgresBackend
 from fusebackend.backends.postgres import stored_tree, transaction
 from fusebackend.backends.postgres.schema import TURN_LOCK
 from fusebackend.backends.postgres.transaction import Transaction, Wanted, overtaken
-from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Caller, Change, Changes
+from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Change, Changes
 
 pytestmark = pytest.mark.services
 
-ME = Caller(1000, 1000)
 LIMIT_S = 60.0
 HOSTS = 4
 

@@ -11,15 +11,14 @@ from typing import Any
 
 import psycopg
 import pytest
+from postgres_hosts import ME
 
 from fusebackend.backends import PostgresBackend
 from fusebackend.backends.postgres import commit_log
 from fusebackend.backends.postgres.volume import PostgresVolume
-from fusebackend.protocol import NOTE, ROOT_NODE, STEP, AttrChanges, Caller, CommitLog, LogRow
+from fusebackend.protocol import NOTE, ROOT_NODE, STEP, AttrChanges, CommitLog, LogRow
 
 pytestmark = pytest.mark.services
-
-ME = Caller(1000, 1000)
 
 
 class History:

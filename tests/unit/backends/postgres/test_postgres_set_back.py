@@ -1,6 +1,7 @@
 """A PostgreSQL server that comes back with an older state, from a backup or a standby, beside hosts that live on.
 
 They still have files open, and numbers in hand, that were given out after that state. Nobody else may get the same.
+The last test has a volume whose address names a primary and its standby.
 """
 
 from __future__ import annotations
@@ -12,17 +13,21 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 from eventually import eventually
-from services.postgres import Server, running
+from nodes import put, whole
+from postgres_hosts import ME
+from services.postgres import PORT, Server, running
 
 from fusebackend.backends.postgres.volume import PostgresVolume
-from fusebackend.protocol import ROOT_NODE, Caller, Change
+from fusebackend.databases import postgres
+from fusebackend.protocol import ROOT_NODE, Change
+from fusebackend.testing.each import each
 from fusebackend.trees.lower_tree import NODE_BITS
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(120)]
 
-ME = Caller(1000, 1000)
 LIMIT_S = 60.0
 
 AWAY_S = 6.0
@@ -45,9 +50,9 @@ def host(server: Server) -> Iterator[Callable[..., PostgresVolume]]:
         return opened[-1]
 
     yield one_more
-    for each in opened:
+    for volume in opened:
         try:
-            each.close()
+            volume.close()
         except OSError as error:  # what it had not synced is lost
             assert "lost changes" in str(error) or "server closed the connection" in str(error), error
 
@@ -91,16 +96,19 @@ def wait_for(volume: PostgresVolume) -> None:
     eventually(lambda: volume._feed.live and not volume._feed._is_back, LIMIT_S)
 
 
-def test_what_was_open_in_a_lost_file_is_written_into_no_other(
-    host: Callable[..., PostgresVolume], set_back: Callable[[], Callable[[], None]]
-) -> None:
-    host()
-    bring_back = set_back()
-    living = host()
+# -- what lives on: each begins, does something in the state that will be lost, and meets the server that is back -----
+
+Host = Callable[..., PostgresVolume]
+
+
+def what_was_open_in_a_lost_file_is_written_into_no_other(host: Host) -> Iterator[None]:
+    host("files")
+    yield
+    living = host("files")
     lost = made(living, b"lost", b"old")
-    bring_back()
+    yield
     wait_for(living)
-    newcomer = host()
+    newcomer = host("files")
     files = [made(newcomer, b"new%d" % number, b"new") for number in range(20)]
     assert lost not in files
     with pytest.raises(OSError, match=r"[Ss]tale"):
@@ -110,21 +118,62 @@ def test_what_was_open_in_a_lost_file_is_written_into_no_other(
     assert [newcomer.read(file, 0, 100) for file in files] == [b"new"] * 20
 
 
-def test_hosts_begin_and_make_files_beside_those_that_live_on(
-    host: Callable[..., PostgresVolume], set_back: Callable[[], Callable[[], None]]
-) -> None:
-    host()
-    bring_back = set_back()
-    living = [host() for _ in range(3)]
-    for number, each in enumerate(living):
-        made(each, b"before%d" % number, b"lost")
-    bring_back()
-    for each in living:
-        wait_for(each)
-    everybody = [*living, host(), host()]
-    assert len({each.session for each in everybody}) == 5
-    nodes = [made(each, b"%d by %d" % (number, by), b"x") for number in range(20) for by, each in enumerate(everybody)]
+def hosts_begin_and_make_files_beside_those_that_live_on(host: Host) -> Iterator[None]:
+    host("hosts")
+    yield
+    living = [host("hosts") for _ in range(3)]
+    for number, volume in enumerate(living):
+        made(volume, b"before%d" % number, b"lost")
+    yield
+    for volume in living:
+        wait_for(volume)
+    everybody = [*living, host("hosts"), host("hosts")]
+    assert len({volume.session for volume in everybody}) == 5
+    nodes = [
+        made(volume, b"%d by %d" % (number, by), b"x") for number in range(20) for by, volume in enumerate(everybody)
+    ]
     assert len(set(nodes)) == 100
+
+
+def a_volume_that_is_lost_is_not_taken_for_a_new_one(host: Host) -> Iterator[None]:
+    yield
+    lost = host("lost")
+    made(lost, b"mine", b"x")
+    told: list[str] = []
+    lost.on_snapshot = told.append
+    changes: list[Change] = []
+    lost.subscribe(changes.append)
+    yield
+    wait_for(lost)
+    eventually(lambda: Change() in changes, LIMIT_S)
+    assert told == []
+    another = host("another")
+    made(another, b"secret", b"of another agent")
+    assert another.id != lost.id
+    with pytest.raises(OSError, match=r"[Ss]tale"):
+        lost.readdir(ROOT_NODE, b"", 10)
+    with pytest.raises(OSError, match=r"[Ss]tale"):
+        made(lost, b"more", b"x")
+
+
+def test_hosts_that_live_on_meet_the_server_that_is_back(
+    host: Host, set_back: Callable[[], Callable[[], None]]
+) -> None:
+    stories = (
+        a_volume_that_is_lost_is_not_taken_for_a_new_one,
+        what_was_open_in_a_lost_file_is_written_into_no_other,
+        hosts_begin_and_make_files_beside_those_that_live_on,
+    )
+    told = {story.__name__: story(host) for story in stories}
+    for story in told.values():
+        next(story)
+    bring_back = set_back()
+    for story in told.values():
+        next(story)
+    bring_back()
+    for case in each(told):
+        with case as story:
+            assert next(story, None) is None
 
 
 def test_numbers_stay_small_enough_for_branches(server: Server, host: Callable[..., PostgresVolume]) -> None:
@@ -140,25 +189,66 @@ def test_numbers_stay_small_enough_for_branches(server: Server, host: Callable[.
         before = node
 
 
-def test_a_volume_that_is_lost_is_not_taken_for_a_new_one(
-    host: Callable[..., PostgresVolume], set_back: Callable[[], Callable[[], None]]
+# -- a primary and its standby -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def primary() -> Iterator[Server]:
+    with running(durable=True) as server:
+        yield server
+
+
+@pytest.fixture
+def standby(primary: Server) -> Iterator[Server]:
+    """It applies what it gets three seconds later, as a standby does that is behind."""
+    server = Server(durable=True)
+    try:
+        primary.base_backup(server.data)
+        (server.data / "standby.signal").touch()
+        with (server.data / "postgresql.auto.conf").open("a") as settings:
+            settings.write(f"primary_conninfo = 'host={primary.directory} port={PORT} user=postgres'\n")
+            settings.write("recovery_min_apply_delay = '3s'\n")
+            settings.write("wal_retrieve_retry_interval = '100ms'\n")
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+def scalar(server: Server, query: str) -> object:
+    with psycopg.connect(server.dsn()) as connection:
+        ((value,),) = connection.execute(query)  # type: ignore[call-overload]
+        return value
+
+
+def test_a_standby_answers_nothing_until_it_is_promoted(
+    primary: Server, standby: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host("first")
-    bring_back = set_back()
-    lost = host("lost")
-    made(lost, b"mine", b"x")
-    told: list[str] = []
-    lost.on_snapshot = told.append
-    changes: list[Change] = []
-    lost.subscribe(changes.append)
-    bring_back()
-    wait_for(lost)
-    eventually(lambda: Change() in changes, LIMIT_S)
-    assert told == []
-    another = host("another")
-    made(another, b"secret", b"of another agent")
-    assert another.id != lost.id
-    with pytest.raises(OSError, match=r"[Ss]tale"):
-        lost.readdir(ROOT_NODE, b"", 10)
-    with pytest.raises(OSError, match=r"[Ss]tale"):
-        made(lost, b"more", b"x")
+    monkeypatch.setattr(postgres, "PATIENCE_S", 0.5)
+    alone = PostgresVolume(primary.dsn(), "v")
+    either = PostgresVolume(
+        f"host={primary.directory},{standby.directory} port={PORT} user=postgres dbname=postgres", "v"
+    )
+    file = put(alone, b"file", b"first")
+    alone.fsync(file)
+    assert whole(either, file) == b"first"
+    primary.stop()
+    with pytest.raises(OSError, match="can't be reached"):
+        whole(either, file)
+    primary.start()
+    alone.fsync(put(alone, b"other", b"x"))
+    alone.open(file, os.O_RDWR)
+    alone.write(file, 0, b"later")
+    alone.fsync(file)
+    assert whole(either, file) == b"later"
+    at = scalar(primary, "SELECT pg_current_wal_flush_lsn()")
+    eventually(lambda: scalar(standby, f"SELECT pg_last_wal_receive_lsn() >= '{at}'") is True, LIMIT_S)
+    primary.stop()
+    standby.execute("SELECT pg_promote()")
+    eventually(lambda: either._feed.live, LIMIT_S)
+    assert whole(either, file) == b"later"
+    assert put(either, b"new", b"new") != file
+    assert whole(either, either.lookup(ROOT_NODE, b"new").node) == b"new"
+    either.close()
+    with pytest.raises(OSError, match=r"PostgreSQL"):
+        alone.close()

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.services
 
 ME = Caller(0, 0)
 HOSTS = 2
-KILLS = amount("FUSEBACKEND_SNAPSHOT_KILLS", day=40, night=200)
+KILLS = amount("FUSEBACKEND_SNAPSHOT_KILLS", day=20, night=200)
 MOST = 6
 """Snapshots at a time."""
 

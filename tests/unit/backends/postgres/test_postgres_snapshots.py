@@ -17,7 +17,7 @@ from hypothesis.stateful import rule
 from nodes import overwrite, put
 from postgres_check import check
 from profiles import examples
-from test_postgres_model import PostgresMachine
+from test_postgres_suites import PostgresMachine
 from together import together
 
 from fusebackend.backends.postgres import host_session, old_rows

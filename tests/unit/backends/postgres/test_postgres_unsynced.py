@@ -12,17 +12,17 @@ from collections.abc import Callable, Iterator
 import psycopg
 import pytest
 from eventually import eventually
+from postgres_hosts import ME
 from profiles import amount
 from services.postgres import Server, running
 
 from fusebackend.backends import PostgresBackend
 from fusebackend.backends.postgres import unsynced
 from fusebackend.backends.postgres.volume import PostgresVolume
-from fusebackend.protocol import ROOT_NODE, Caller
+from fusebackend.protocol import ROOT_NODE
 
 pytestmark = pytest.mark.services
 
-ME = Caller(1000, 1000)
 LIMIT_S = 60.0
 
 

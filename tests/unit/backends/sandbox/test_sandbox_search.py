@@ -13,8 +13,11 @@ from test_search_matrix import compare, filled, questions, truth
 from fusebackend.backends import DockerBackend
 from fusebackend.base import budget
 
+DOCKER = pytest.param("docker", marks=[pytest.mark.services, pytest.mark.night])
+"""The same scripts in a container: the published suite has searches there by day."""
 
-@pytest.fixture(scope="module", params=["gnu", "busybox", pytest.param("docker", marks=pytest.mark.services)])
+
+@pytest.fixture(scope="module", params=["gnu", "busybox", DOCKER])
 def pair(request, tmp_path_factory):
     """A sandbox, and the reference with the same files; and whether it is quick enough to be asked everything."""
     corpus = PLAIN | ODD

@@ -24,11 +24,8 @@ from fusebackend.backends.sqlite.backend import SqliteBackend
 from fusebackend.backends.sqlite.check import check
 from fusebackend.backends.sqlite.index import Indexer
 from fusebackend.base import budget
-from fusebackend.protocol import Caller
 from fusebackend.volumes import search, trigram
 from fusebackend.volumes.search import FileSearch
-
-ME = Caller(os.geteuid(), os.getegid())
 
 
 def index_all(backend: SqliteBackend) -> None:
@@ -150,7 +147,7 @@ class SqliteSearchMachine(SearchMachine):
 
 TestSearchMachine = SqliteSearchMachine.TestCase
 TestSearchMachine.settings = hypothesis.settings(
-    max_examples=examples(60), stateful_step_count=30, deadline=None, database=None
+    max_examples=examples(25), stateful_step_count=30, deadline=None, database=None
 )
 
 

@@ -14,7 +14,7 @@ import hypothesis
 import pytest
 from eventually import eventually
 from hypothesis.stateful import rule
-from nodes import put
+from nodes import ME, put
 from profiles import examples
 from sqlite_machine import SqliteMachine
 
@@ -23,11 +23,9 @@ from fusebackend.backends.sqlite import old_rows
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.backends.sqlite.check import check
 from fusebackend.base.stamps import coarse_ns, now_ns
-from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, Volume
+from fusebackend.protocol import ROOT_NODE, AttrChanges, Volume
 from fusebackend.testing.snapshots import SnapshotCases, SnapshotMachine
 from fusebackend.volumes.chunks import CHUNK_BYTES
-
-ME = Caller(os.geteuid(), os.getegid())
 
 
 def prune(path: Path) -> None:
@@ -255,7 +253,7 @@ class SqliteSnapshotMachine(SnapshotMachine, SqliteMachine):
 
 TestAnySteps = SqliteSnapshotMachine.TestCase
 TestAnySteps.settings = hypothesis.settings(
-    max_examples=examples(60), stateful_step_count=60, deadline=None, database=None
+    max_examples=examples(25), stateful_step_count=60, deadline=None, database=None
 )
 
 

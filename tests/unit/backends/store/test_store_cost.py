@@ -206,7 +206,7 @@ def test_a_store_in_memory_is_listed_while_others_change_it():
     thread = threading.Thread(target=change)
     thread.start()
     try:
-        for _ in range(200):
+        for _ in range(40):
             assert len(backend.ls("/dir00001").entries) == 20
             assert len(backend.glob("dir00002/*").matches) == 20
     finally:

@@ -18,7 +18,7 @@ from eventually import eventually
 from hypothesis import settings
 from langgraph.store.memory import InMemoryStore
 from langgraph.store.sqlite import SqliteStore
-from nodes import whole
+from nodes import ME, whole
 from profiles import examples
 from stores import NS, before_its_change
 from test_foreign import Derived, ForeignMachine
@@ -33,10 +33,9 @@ from fusebackend.backends import (
     volume_of,
 )
 from fusebackend.backends.store import searched_items as searched
-from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, Change
+from fusebackend.protocol import ROOT_NODE, AttrChanges, Change
 from fusebackend.testing.posix.case import fails
 
-ME = Caller(os.geteuid(), os.getegid())
 RW = os.O_RDWR
 
 

@@ -17,7 +17,8 @@ import threadview
 from conversations import STORIES
 from for_each import for_each
 from langgraph.checkpoint.memory import InMemorySaver
-from threadview import View, steps
+from threadcases import reader
+from threadview import Step, View, steps
 
 from fusebackend.backends.threads import ThreadsBackend
 from fusebackend.backends.threads.database.rows import time_ns_of
@@ -35,13 +36,16 @@ class Bench:
         self.agents = {name: story(saver, name) for name, story in STORIES.items()}
         self.backend = self.again()
         self._views: dict[str, View] = {}
+        self._steps: dict[tuple[str, str], list[Step]] = {}
 
     def again(self) -> ThreadsBackend:
-        if self.kind == "memory":
-            return ThreadsBackend.from_saver(self.saver)
-        if self.kind == "sqlite":
-            return ThreadsBackend.from_sqlite(self.where)
-        return ThreadsBackend.from_postgres(self.where)
+        return ThreadsBackend.from_saver(self.saver) if self.kind == "memory" else reader(self.kind, self.where)
+
+    def steps(self, story: str, space: str = "") -> list[Step]:
+        """What LangGraph says of a story, asked once."""
+        if (story, space) not in self._steps:
+            self._steps[story, space] = threadview.steps(self.agents[story], story, space)
+        return self._steps[story, space]
 
     def view(self, path: str) -> View:
         return self._views.setdefault(path, View(self.backend, path))
@@ -62,38 +66,39 @@ def b(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) 
 
 
 each_story = for_each("story", STORIES)
+NIGHT = pytest.mark.night
 
 
 @each_story
 def test_every_message_and_call_is_found_once(b: Bench, story: str) -> None:
-    expected = threadview.all_messages(steps(b.agents[story], story))
+    expected = threadview.all_messages(b.steps(story))
     threadview.check_conversation(b.view(f"/{story}"), expected)
 
 
 @each_story
 def test_every_checkpoint_has_a_row(b: Bench, story: str) -> None:
-    threadview.check_rows(b.view(f"/{story}"), steps(b.agents[story], story))
+    threadview.check_rows(b.view(f"/{story}"), b.steps(story))
 
 
 @each_story
 def test_every_checkpoint_has_its_files_messages_and_values(b: Bench, story: str) -> None:
-    threadview.check_history(b.view(f"/{story}"), steps(b.agents[story], story))
+    threadview.check_history(b.view(f"/{story}"), b.steps(story))
 
 
 @each_story
 def test_git_applies_the_changes(b: Bench, story: str, tmp_path: Path) -> None:
-    threadview.check_patches(b.view(f"/{story}"), steps(b.agents[story], story), tmp_path)
+    threadview.check_patches(b.view(f"/{story}"), b.steps(story), tmp_path)
 
 
 @each_story
 def test_the_readme_says_what_it_was_about(b: Bench, story: str) -> None:
-    threadview.check_readme(b.view(f"/{story}"), steps(b.agents[story], story))
+    threadview.check_readme(b.view(f"/{story}"), b.steps(story))
 
 
 @each_story
 def test_the_present_is_as_before(b: Bench, story: str) -> None:
     view, now = b.view(f"/{story}"), b.agents[story].get_state(threadview.thread(story))
-    step = steps(b.agents[story], story)[-1]._replace(values=now.values)
+    step = b.steps(story)[-1]._replace(values=now.values)
     threadview.check_messages_at(view.tree()["messages.jsonl"], step)
     assert view.below("head") == step.files
     assert json.loads(view.tree()["state.json"])["checkpoint_id"] == step.id
@@ -108,10 +113,7 @@ def test_subgraphs_are_shown_the_same_way(b: Bench, tmp_path: Path) -> None:
     found = spaces(b, "nested_graphs")
     assert len(found) == 2
     for number, space in enumerate(found):
-        view, expected = (
-            b.view(f"/nested_graphs/subgraphs/{space}"),
-            steps(b.agents["nested_graphs"], "nested_graphs", space),
-        )
+        view, expected = b.view(f"/nested_graphs/subgraphs/{space}"), b.steps("nested_graphs", space)
         threadview.check_conversation(view, threadview.all_messages(expected))
         threadview.check_rows(view, expected)
         threadview.check_history(view, expected)
@@ -133,7 +135,7 @@ def test_the_conversation_of_a_subagent_is_shown(b: Bench) -> None:
 
 
 def test_the_times_are_those_of_checkpoints(b: Bench) -> None:
-    view, found = b.view("/coder"), steps(b.agents["coder"], "coder")
+    view, found = b.view("/coder"), b.steps("coder")
     names = view.names()
     brought = [
         time_ns_of(step.id) or 0
@@ -169,7 +171,7 @@ def target(view: View, path: str) -> str:
 
 @for_each("story", ["coder", "forks", "pipeline", "old_files"])
 def test_links_of_a_history(b: Bench, story: str) -> None:
-    view, found = b.view(f"/{story}"), steps(b.agents[story], story)
+    view, found = b.view(f"/{story}"), b.steps(story)
     names = view.names()
     assert target(view, "history/@latest") == names[found[-1].id]
     assert target(view, "history/@first") == names[found[0].id]
@@ -185,7 +187,7 @@ def test_links_of_a_history(b: Bench, story: str) -> None:
 
 def test_links_of_all_threads(b: Bench) -> None:
     root = View(b.backend, "")
-    newest = max(STORIES, key=lambda story: steps(b.agents[story], story)[-1].id)
+    newest = max(STORIES, key=lambda story: b.steps(story)[-1].id)
     assert target(root, "@latest") == newest
     assert b.backend.download_files(["/@latest/README.md"])[0].content == b.view(f"/{newest}").tree()["README.md"]
     assert {entry["path"].strip("/") for entry in b.backend.ls("/").entries or []} == set(STORIES)
@@ -198,7 +200,7 @@ def test_links_of_all_threads(b: Bench) -> None:
     by_thread = {link.removeprefix("../"): name for name, link in links.items()}
     assert by_thread["coder"].endswith("-please-fix-the-login-test-of-the")
     for story, name in by_thread.items():
-        created = datetime.datetime.fromisoformat(steps(b.agents[story], story)[0].at)
+        created = datetime.datetime.fromisoformat(b.steps(story)[0].at)
         assert name.startswith(f"{created:%Y-%m-%dT%H%M}-")
         assert re.fullmatch(r"[A-Za-z0-9-]+", name)
 
@@ -222,7 +224,10 @@ def test_verbs_find_and_read_it(b: Bench) -> None:
 # -- the generator ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    ["sqlite", pytest.param("memory", marks=NIGHT), pytest.param("postgres", marks=[NIGHT, pytest.mark.services])],
+)
 def test_copies_of_threads_are_as_real_as_their_seeds(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

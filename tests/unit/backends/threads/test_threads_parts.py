@@ -52,6 +52,7 @@ from fusebackend.backends.threads.database.values import (
 from fusebackend.backends.threads.documents import message_line
 from fusebackend.backends.threads.json_text import MAX_LEVELS, compact, pretty
 from fusebackend.backends.threads.message_index import _digest
+from fusebackend.backends.threads.patch import Header, patch
 
 SERIALISER = JsonPlusSerializer()
 
@@ -524,3 +525,29 @@ def test_a_write_after_an_overwrite_leaves_the_overwriting_value_alone() -> None
 def test_the_size_of_a_line_follows_from_its_parts(fields: dict[str, Any]) -> None:
     message = Message(fields)
     assert _digest(message)[1] == len(message_line(message))
+
+
+# -- patches; `test_git_patch.py` has those of files ------------------------------------------------------------------
+
+
+def test_it_reads_like_a_log_and_its_header_has_a_line_for_each_field() -> None:
+    made = patch(Header("id\nforged", "a\x1b[2J", "d", "s\r\ndiff --git a/x b/x"), {}, {b"f": b"x"}).decode()
+    lines = made.split("\n")
+    assert lines[0] == "commit id\N{REPLACEMENT CHARACTER}forged"
+    assert [line for line in lines if line.startswith("diff ")] == ["diff --git a/f b/f"]
+    assert "\x1b" not in made
+
+
+def test_equal_sets_have_no_patch() -> None:
+    assert patch(Header("1", "a", "d", "s"), {b"f": b"x"}, {b"f": b"x"}) == b""
+
+
+def test_files_are_in_order_of_their_names() -> None:
+    made = patch(
+        Header("1", "a", "d", "s"), {b"b": b"1\n", b"same": b""}, {b"c": b"2\n", b"a": b"", b"same": b""}
+    ).decode()
+    assert [line for line in made.splitlines() if line.startswith("diff ")] == [
+        "diff --git a/a b/a",
+        "diff --git a/b b/b",
+        "diff --git a/c b/c",
+    ]
