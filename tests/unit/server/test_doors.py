@@ -76,12 +76,12 @@ def call(door: Any, verb: Declared, prefix: str = "") -> Any:
 
 
 def plain(answer: Any) -> Any:
-    """Return an answer without times, sizes on disk and names of directories."""
+    """Return an answer without times, versions, sizes on disk and actors."""
     if dataclasses.is_dataclass(answer):
         known = {field.name: getattr(answer, field.name) for field in dataclasses.fields(answer)}
         answer = {"": type(answer).__name__} | known
     if isinstance(answer, dict):
-        differs = ("_at", "_ns", "_bytes", "actor")
+        differs = ("_at", "_ns", "_bytes", "actor", "version")
         return {name: plain(value) for name, value in answer.items() if not name.endswith(differs)}
     if isinstance(answer, (list, tuple)):
         return [plain(value) for value in answer]
