@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Write what follows from the table of verbs (`fusebackend/protocol/served.py`) and is read as text: the signatures of
-their `a…` forms for editors and mypy, and the pages of reference.
+"""Write what follows from declarations and is read as text. From the table of verbs (`fusebackend/protocol/served.py`):
+the signatures of their `a…` forms for editors and mypy, and pages of reference. From settings: `declared_settings.py`.
 
 With `--check` nothing is written: it fails, and names the files that are not as they would be written.
 """
@@ -12,24 +12,22 @@ import dataclasses
 import inspect
 import json
 import re
-import subprocess
 import sys
 import textwrap
 import types
 import typing
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+import declared_settings
 import msgspec
+from made import ROOT, filled, formatted
 
 from fusebackend.control.verbs import VERBS
 from fusebackend.protocol import SERVED, records, served
 from fusebackend.protocol.agent import SandboxBackendProtocol
 from fusebackend.protocol.served import MountProtocol
 
-ROOT = Path(__file__).resolve().parents[1]
-BEGIN, END = "<!-- made by scripts/declared.py -->", "<!-- end -->"
 CODES = {"ValueError": " (-32602)", "PathError": " (-32602)", "OSError": " (-32004)"}
 STUB = '''"""Made by scripts/declared.py: the `a…` forms of the verbs of a mount."""
 
@@ -56,11 +54,7 @@ def stub() -> str:
             methods += f"    async def a{each.name}({ast.unparse(source.args)}) -> {answer}: ...\n"
     own = ", ".join(name for name in vars(served) if name.isupper())
     known = ", ".join(name for name, each in vars(records).items() if dataclasses.is_dataclass(each))
-    text = STUB.format(records=known, served=f"{own}, DiffForm, OnOutput", methods=methods)
-    for asked in (["check", "--quiet", "--fix-only", "--select=I,F401"], ["format"]):
-        ruff = [Path(sys.executable).with_name("ruff"), *asked, "--stdin-filename=made.pyi", "-"]
-        text = subprocess.run(ruff, input=text, capture_output=True, text=True, check=True, cwd=ROOT).stdout
-    return text
+    return formatted(STUB.format(records=known, served=f"{own}, DiffForm, OnOutput", methods=methods))
 
 
 def api() -> Iterator[str]:
@@ -139,19 +133,13 @@ def _wrapped(text: str, indent: str = "") -> str:
     return textwrap.fill(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
-def _with(page: str, lines: Iterator[str]) -> str:
-    """Return a page with its part that is made."""
-    before, _, rest = (ROOT / page).read_text().partition(BEGIN)
-    made = "\n".join(lines).strip("\n")
-    return f"{before}{BEGIN}\n\n{re.sub(chr(10) + '{3,}', chr(10) * 2, made)}\n\n{END}{rest.partition(END)[2]}"
-
-
 def main() -> None:
     """Write or check the files."""
     made = {
         "fusebackend/protocol/awaited.pyi": stub(),
-        "docs/api.md": _with("docs/api.md", api()),
-        "docs/control-protocol.md": _with("docs/control-protocol.md", protocol()),
+        "docs/api.md": filled("docs/api.md", api()),
+        "docs/control-protocol.md": filled("docs/control-protocol.md", protocol()),
+        **declared_settings.files(),
     }
     stale = [name for name, text in made.items() if (ROOT / name).read_text() != text]
     if "--check" in sys.argv[1:]:

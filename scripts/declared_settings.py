@@ -1,28 +1,22 @@
-#!/usr/bin/env python3
 """Write what follows from the settings of a mount (`fusebackend/config.py`) and the schemes of backends, and is read as
-text: the signature of `mount()` for editors and mypy, and tables of the reference.
-
-With `--check` nothing is written: it fails, and names the files that are not as they would be written.
+text: the signature of `mount()` for editors and mypy, and tables of the reference. `declared.py` writes the files.
 """
 
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import types
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
+
+from made import ROOT, filled, formatted
 
 from fusebackend.base.settings import Field, Setting, keys_of, settings_of
 from fusebackend.config import MountSettings, default_text, scalars, words_of
 from fusebackend.server.api import mount
 from fusebackend.urls.registry import SCHEMES, meanings
 
-ROOT = Path(__file__).resolve().parents[1]
-BEGIN, END = "<!-- made by scripts/declared_settings.py -->", "<!-- end of settings -->"
-STUB = '''"""Made by scripts/declared_settings.py: `mount()` as `MountSettings` declares it."""
+STUB = '''"""Made by scripts/declared.py: `mount()` as `MountSettings` declares it."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -47,11 +41,7 @@ def stub() -> str:
     imports = "\n".join(f"from {module} import {name}" for module, name in records)
     parameters = ", ".join(map(_parameter, fields))
     doc = (mount.__doc__ or "").replace("\\", "\\\\").replace("\n", "\n    ")
-    text = STUB.format(imports=imports, parameters=parameters, doc=doc)
-    for asked in (["check", "--quiet", "--fix-only", "--select=I,F401,W"], ["format"]):
-        ruff = [Path(sys.executable).with_name("ruff"), *asked, "--stdin-filename=made.pyi", "-"]
-        text = subprocess.run(ruff, input=text, capture_output=True, text=True, check=True, cwd=ROOT).stdout
-    return text
+    return formatted(STUB.format(imports=imports, parameters=parameters, doc=doc))
 
 
 def _parameter(field: Field) -> str:
@@ -109,26 +99,7 @@ def parameter_tables() -> Iterator[tuple[str, str]]:
         yield f"docs/{page}", PARAMETERS.sub(lambda found, made=made: found[1] + made, text)  # type: ignore[misc]
 
 
-def _with(page: str, lines: Iterator[str]) -> str:
-    """Return a page with its part that is made."""
-    before, _, rest = (ROOT / page).read_text().partition(BEGIN)
-    made = "\n".join(lines).strip("\n")
-    return f"{before}{BEGIN}\n\n{made}\n\n{END}{rest.partition(END)[2]}"
-
-
-def main() -> None:
-    """Write or check the files."""
-    made = {
-        "fusebackend/server/api.pyi": stub(),
-        "docs/command-line.md": _with("docs/command-line.md", reference()),
-        **dict(parameter_tables()),
-    }
-    stale = [name for name, text in made.items() if not (ROOT / name).exists() or (ROOT / name).read_text() != text]
-    if "--check" in sys.argv[1:]:
-        sys.exit(f"run scripts/declared_settings.py: {', '.join(stale)} are not as it writes them" if stale else 0)
-    for name in stale:
-        (ROOT / name).write_text(made[name])
-
-
-if __name__ == "__main__":
-    main()
+def files() -> dict[str, str]:
+    """Return the files that follow from settings and schemes."""
+    page = "docs/command-line.md"
+    return {"fusebackend/server/api.pyi": stub(), page: filled(page, reference()), **dict(parameter_tables())}

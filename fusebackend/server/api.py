@@ -1,5 +1,5 @@
 """`mount()`. Its signature and documentation are those of `MountSettings`; editors and mypy read them in `api.pyi`,
-which `scripts/declared_settings.py` writes."""
+which `scripts/declared.py` writes."""
 
 from __future__ import annotations
 

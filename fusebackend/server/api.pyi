@@ -1,4 +1,4 @@
-"""Made by scripts/declared_settings.py: `mount()` as `MountSettings` declares it."""
+"""Made by scripts/declared.py: `mount()` as `MountSettings` declares it."""
 
 import os
 from collections.abc import Mapping, Sequence
