@@ -20,7 +20,7 @@ import msgspec
 
 from fusebackend.base.shown import name_meant, name_shown, shown
 from fusebackend.control.client.client import Client
-from fusebackend.protocol import SERVED, UndoConflict, UndoneChange
+from fusebackend.protocol import SERVED, Conditions, UndoConflict, UndoneChange
 
 PAGE_CHARACTERS = 30_000
 """Of an answer, about 10,000 tokens. Claude Code takes 25,000 of them by default."""
@@ -49,6 +49,7 @@ def _about(text: str, **limits: Any) -> Any:
 
 
 Path = Annotated[str, _about("begins with /, the root of the mount")]
+IfVersion = Annotated[str | None, _about("only if the file still has this version, which `read` with `version` shows")]
 Cursor = Annotated[int, _about("where to go on, from the end of the answer before", ge=0)]
 
 
@@ -124,6 +125,11 @@ def _tool(verb: str = "", *, destroys: bool = False) -> Callable[[Call], Call]:
     return register
 
 
+def _conditions(if_version: str | None) -> Conditions:
+    """Return the condition of a change, where one is given: not every backend knows the parameter."""
+    return Conditions() if if_version is None else Conditions(if_version=if_version)
+
+
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
@@ -146,6 +152,7 @@ async def read(
     path: Path,
     offset: Annotated[int, _about("lines to skip", ge=0)] = 0,
     limit: Annotated[int, _about("lines to read", ge=1, le=10_000)] = 2000,
+    version: Annotated[bool, _about("show the version of the file, for `if_version`")] = False,
     cursor: Cursor = 0,
 ) -> Iterable[str]:
     """Read lines of a text file, with their numbers. Bytes that are no text come as base64."""
@@ -154,13 +161,13 @@ async def read(
     lines = str(found).split("\n")
     if found.next_offset is not None:
         lines.append(f"(the file goes on: offset={found.next_offset})")
-    return lines
+    return [*lines, f"(version: {found.version})"] if version else lines
 
 
 @_tool()
-async def write(files: Client, *, path: Path, content: str) -> Iterable[str]:
-    """Make a new text file. One that exists is refused: change it with edit."""
-    _check((await files.awrite(path, content)).error)
+async def write(files: Client, *, path: Path, content: str, if_version: IfVersion = None) -> Iterable[str]:
+    """Make a new text file. One that exists is refused, unless its version is given: change it with edit."""
+    _check((await files.awrite(path, content, **_conditions(if_version))).error)
     return [f"{name_shown(path)} is written"]
 
 
@@ -172,24 +179,25 @@ async def edit(
     old_string: Annotated[str, _about("the text to replace, as it is in the file", min_length=1)],
     new_string: str,
     replace_all: Annotated[bool, _about("else it must be there once")] = False,
+    if_version: IfVersion = None,
 ) -> Iterable[str]:
     """Replace a text in a file."""
-    done = await files.aedit(path, old_string, new_string, replace_all)
+    done = await files.aedit(path, old_string, new_string, replace_all, **_conditions(if_version))
     _check(done.error)
     return [f"{name_shown(path)}: {done.occurrences} replaced"]
 
 
 @_tool(destroys=True)
-async def delete(files: Client, *, path: Path) -> Iterable[str]:
+async def delete(files: Client, *, path: Path, if_version: IfVersion = None) -> Iterable[str]:
     """Delete a file, or a directory with all that is in it."""
-    _check((await files.adelete(path)).error)
+    _check((await files.adelete(path, **_conditions(if_version))).error)
     return [f"{name_shown(path)} is deleted"]
 
 
 @_tool()
-async def move(files: Client, *, source: Path, destination: Path) -> Iterable[str]:
+async def move(files: Client, *, source: Path, destination: Path, if_version: IfVersion = None) -> Iterable[str]:
     """Rename a file or directory. The destination must not exist."""
-    _check((await files.amove(source, destination)).error)
+    _check((await files.amove(source, destination, **_conditions(if_version))).error)
     return [f"{name_shown(source)} is {name_shown(destination)} now"]
 
 

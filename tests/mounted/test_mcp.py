@@ -225,6 +225,12 @@ def test_files_are_resources_and_changes_are_told(mount: Mounted, mode: str) -> 
             assert template.uri_template == "fusebackend:///{+path}"
             (found,) = (await client.read_resource(uri)).contents
             assert (found.text, found.mime_type) == ("one\n", "text/markdown")  # type: ignore[union-attr]
+            held = (found.meta or {})["fusebackend/version"]
+            path = f"/{mode} notes.md"
+            assert f"(version: {held})" in await text(client, "read", path=path, version=True)
+            (mount.path / path[1:]).write_text("one, by others\n")
+            late = await text(client, "edit", path=path, old_string="one", new_string="1", if_version=held)
+            assert late.startswith(f"error: changed: '{path}' has version ")
             (found,) = (await client.read_resource(f"fusebackend:///{mode}.bin")).contents
             assert found.blob == "//4="  # type: ignore[union-attr]
             for wrong in ("fusebackend:///none", "file:///etc/passwd", f"fusebackend:///{mode}.big"):

@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 SCHEME = "fusebackend://"
 RESOURCE_BYTES = 4 << 20
+VERSION = "fusebackend/version"
+"""The key in `_meta` of a resource for the version of its file."""
 """Of a file that is read as a resource. A larger one is read in parts, with the tool `read`."""
 
 PROGRESS_S = 1.0
@@ -160,12 +162,12 @@ class MountServer:
         (answer,) = await self._files.adownload_files([path])
         if answer.error is not None or answer.content is None:
             raise MCPError(types.INVALID_PARAMS, shown(f"{path}: {answer.error}"))
-        kind = _mime_type(path)
+        known: dict[str, Any] = {"uri": uri, "mime_type": _mime_type(path), "_meta": {VERSION: answer.version}}
         try:
-            text = types.TextResourceContents(uri=uri, mime_type=kind, text=answer.content.decode())
+            text = types.TextResourceContents(text=answer.content.decode(), **known)
         except UnicodeDecodeError:
-            blob = base64.b64encode(answer.content).decode()
-            return types.ReadResourceResult(contents=[types.BlobResourceContents(uri=uri, mime_type=kind, blob=blob)])
+            blob = types.BlobResourceContents(blob=base64.b64encode(answer.content).decode(), **known)
+            return types.ReadResourceResult(contents=[blob])
         return types.ReadResourceResult(contents=[text])
 
     # -- subscriptions ---------------------------------------------------------------------------------------------
