@@ -20,7 +20,7 @@ import msgspec
 
 from fusebackend.base.shown import name_meant, name_shown, shown
 from fusebackend.control.client.client import Client
-from fusebackend.protocol import SERVED, Conditions, UndoConflict, UndoneChange
+from fusebackend.protocol import SERVED, UndoConflict, UndoneChange
 
 PAGE_CHARACTERS = 30_000
 """Of an answer, about 10,000 tokens. Claude Code takes 25,000 of them by default."""
@@ -125,9 +125,9 @@ def _tool(verb: str = "", *, destroys: bool = False) -> Callable[[Call], Call]:
     return register
 
 
-def _conditions(if_version: str | None) -> Conditions:
+def _conditions(if_version: str | None) -> dict[str, Any]:
     """Return the condition of a change, where one is given: not every backend knows the parameter."""
-    return Conditions() if if_version is None else Conditions(if_version=if_version)
+    return {} if if_version is None else {"if_version": if_version}
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
