@@ -10,7 +10,6 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-import plot
 from driver import REGISTERED, Benchmark, Run
 
 COMPARISONS = ("mount", "large", "parallel", "growth")
@@ -27,22 +26,16 @@ for module in (
 
 def main(words: Sequence[str]) -> None:
     """Run the benchmarks that the words of a command line name; a wrong word ends it before anything is measured."""
-    if "--plot" in words:
-        plot.main()
-        return
     named = [REGISTERED[word[2:]] for word in words if word[2:] in REGISTERED and word.startswith("--")]
     options = [word for word in words if word != "--all" and not (word[2:] in REGISTERED and word.startswith("--"))]
     if not named and {"-h", "--help"} & set(options):
         print(__doc__)
         print(*(f"  --{each.name:12} {each.about}" for each in REGISTERED.values()), sep="\n")
-        print(f"  --{'plot':12} draw docs/benchmark.svg again from the table in BENCHMARKS.md")
         return
     everything = "--all" in words and not named
     chosen = named or [REGISTERED[name] for name in (COMPARISONS if everything else COMPARISONS[:1])]
     for each, run in runs(chosen, options, everything=everything):
         each.run(run)
-        if run.write:
-            plot.main()
 
 
 def runs(chosen: Sequence[Benchmark], options: Sequence[str], *, everything: bool) -> list[tuple[Benchmark, Run]]:

@@ -12,7 +12,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-import xml.etree.ElementTree as ElementTree
 from argparse import ArgumentTypeError
 from collections import Counter
 from collections.abc import Iterator
@@ -39,7 +38,6 @@ import bench_postgres
 import bench_s3
 import driver
 import peers
-import plot
 import recorded_sql
 import serving
 import unindexed
@@ -85,27 +83,6 @@ class TestTable:
         assert (tmp_path / "B.md").read_text() == "one\n<!-- table -->\nnew\n<!-- end of table -->\ntwo\n"
         with pytest.raises(SystemExit, match="no markers of 'other'"):
             driver.write_between("other", "new")
-
-
-class TestPlot:
-    def test_it_is_an_svg_with_a_bar_for_each(self) -> None:
-        picture = ElementTree.fromstring(plot.draw(plot.groups(bench_mount.tables(medians())), "a <title> & more"))
-        titles = [title.text for title in picture.iter("{http://www.w3.org/2000/svg}title")]
-        assert titles[0] == "a <title> & more"
-        assert len(titles) == 1 + 4 * 5
-        assert "untar, JuiceFS: 6×" in titles
-
-    def test_the_picture_is_that_of_the_table(self) -> None:
-        assert plot.PICTURE.read_text() == plot.draw(plot.groups(driver.read_between("table").splitlines()), plot.TITLE)
-
-    @given(st.lists(st.floats(0.001, 1e6), min_size=1))
-    def test_every_value_is_on_the_axis(self, values: list[float]) -> None:
-        axis = plot.Axis(values, 100, 500)
-        places = [axis(value) for value in sorted(values)]
-        assert places == sorted(places)
-        assert all(99 <= place <= 601 for place in [*places, axis(1)])
-        assert axis(axis.low) == pytest.approx(100)
-        assert axis(axis.high) == pytest.approx(600)
 
 
 def fake(name: str, seen: list[str]) -> peers.Side:
@@ -427,8 +404,8 @@ class TestCommandLine:
         done = run("--all", "--help")
         assert done.returncode == 0
         listed = re.findall(r"^  --([\w-]+) +\S", done.stdout, re.MULTILINE)
-        assert listed == [*driver.REGISTERED, "plot"]
-        assert len(listed) == 17
+        assert listed == [*driver.REGISTERED]
+        assert len(listed) == 16
         assert done.stderr == ""
 
     @pytest.mark.parametrize(
