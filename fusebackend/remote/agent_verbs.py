@@ -302,7 +302,7 @@ class FileVerbs(BackendProtocol):
             return self._put(path, data, replace=replace and not condition.absent)
         except FileExistsError:
             if condition.absent:
-                raise Changed(self._version(path), is_there=True) from None
+                raise Changed(self._version_at(path), is_there=True) from None
             raise
 
     def _rewrite_if(self, path: AgentPath, change: Callable[[bytes], bytes], condition: Condition) -> FilesUpdate:
@@ -315,7 +315,7 @@ class FileVerbs(BackendProtocol):
         except OSError as error:
             if condition == ANY or error.errno not in VANISHED:
                 raise
-            condition.require(self._version(path), is_there=error.errno == errno.ESTALE)
+            condition.require(self._version_at(path), is_there=error.errno == errno.ESTALE)
             raise
 
     def _require(self, path: AgentPath, condition: Condition) -> None:
@@ -328,7 +328,7 @@ class FileVerbs(BackendProtocol):
         if condition != ANY and not self.conditional:
             raise OSError(errno.ENOTSUP, UNCONDITIONAL)
 
-    def _version(self, path: AgentPath) -> str | None:
+    def _version_at(self, path: AgentPath) -> str | None:
         try:
             return version_of_bytes(self._load(path).data)
         except OSError:
@@ -389,7 +389,7 @@ class FileVerbs(BackendProtocol):
             self._require_conditional(Condition(absent=if_absent))
             update = self._rename(old, new)
         except FileExistsError as error:
-            lost = Changed(self._version(new), is_there=True, of_target=True)
+            lost = Changed(self._version_at(new), is_there=True, of_target=True)
             return verbs.MOVE.refused(lost if if_absent else error, source, destination)
         except Refusal as error:
             return verbs.MOVE.refused(error, source, destination)

@@ -507,6 +507,8 @@ class RuledVolume(NativeVolume):
     # -- attributes --------------------------------------------------------------------------------------------
 
     def version_of(self, attr: Attr) -> str | None:
+        if own_bits(attr.node) & NO_READ:
+            return None  # equal versions would tell of equal bytes
         return self.below.version_of(self.below.getattr(attr.node & NODES))
 
     def getattr(self, node: int) -> Attr:

@@ -2,6 +2,7 @@
 
 api.py        `fusebackend.mount()`
 in_process.py  a mount of this process
+absent.py     in the place of a part that a mount does not have
 assemble.py   the parts of a mount, made from its settings and put together
 live.py       a mount from its first request to its last
 unmounted.py  in the place of the kernel where nothing is mounted

@@ -100,12 +100,16 @@ def read_all(volume: Volume, attr: Attr, max_bytes: int) -> bytes:
 
 
 def version_of(volume: Volume, attr: Attr) -> str | None:
-    """Return the version of a regular file; None where it would take more than `LOCKED_BYTES` of reading."""
+    """Return the version of a regular file; None where it would take more than `LOCKED_BYTES` of reading, and for one
+    that can't be read."""
     with volume.viewing():
         found = volume.version_of(attr)
         if found is not None or attr.size > LOCKED_BYTES:
             return found
-        return version_of_bytes(read_all(volume, attr, LOCKED_BYTES))
+        try:
+            return version_of_bytes(read_all(volume, attr, LOCKED_BYTES))
+        except OSError:
+            return None
 
 
 def joined(pieces: Iterable[bytes]) -> bytes:

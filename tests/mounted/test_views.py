@@ -600,7 +600,8 @@ class TestVerbs:
         assert str(absent.error).replace("none", ".env") == str(hidden.error)
         assert files.stat(top + "/work/.env").code == "file_not_found"
         assert files.stat(top + "/team/private").code == "file_not_found"
-        assert files.stat(top + "/secrets/key").mode & 0o666 == 0
+        secret = files.stat(top + "/secrets/key")
+        assert (secret.mode & 0o666, secret.version) == (0, None)
         for path in ("/work/.env", "/.env", "/secrets/new", "/ro/new", "/team/private/x", "/team/private"):
             assert "Permission denied" in str(files.write(top + path, "x").error), path
             assert files.upload_files([(top + path, b"x")])[0].error == "permission_denied", path

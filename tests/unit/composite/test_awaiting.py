@@ -348,7 +348,7 @@ def test_twins_have_the_signatures_of_their_verbs(tmp_path, verb):
 def test_help_of_mount_tells_of_the_function():
     code = "import fusebackend, inspect; help(fusebackend.mount); print(inspect.signature(fusebackend.mount))"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
-    assert "deadline_s: seconds after which a call" in said
+    assert "deadline_s: How long a call into a backend" in said
     assert said.splitlines()[-1].startswith("(backend: 'BackendLike', mountpoint: 'str | os.PathLike[str]', *, ")
 
 

@@ -23,6 +23,7 @@ from fusebackend.rules.rule import within
 from fusebackend.rules.ruled_snapshots import RuledSnapshotVolume
 from fusebackend.rules.ruled_volume import RuledVolume
 from fusebackend.rules.view import View
+from fusebackend.server.absent import Absent
 from fusebackend.server.forget import Forgetting
 from fusebackend.testing.posix.case import fails
 from fusebackend.testing.snapshots import SnapshotCases
@@ -162,7 +163,7 @@ def test_nothing_is_forgotten_that_is_hidden(below: SnapshotVolume) -> None:
     for path in ("/a", "/.env"):
         make(below, path, path.encode())
     below.take_snapshot("s")
-    forgetting = Forgetting({ROOT: ruled(below)}, None, None)
+    forgetting = Forgetting({ROOT: ruled(below)}, None, Absent(str))
     asked = forgetting.forget(["/.env"], dry_run=False)
     assert (asked.unknown, asked.live, asked.snapshots) == (["/.env"], [], []), "as of a name that was never there"
     everything = forgetting.forget(["/"], dry_run=False)
@@ -174,7 +175,7 @@ def test_a_read_only_route_loses_no_versions(below: SnapshotVolume) -> None:
     make(below, "/a", b"a")
     volume = ruled(below, read_only=True)
     volume.take_snapshot("s")
-    result = Forgetting({ROOT: volume}, None, None).forget(["/a"], dry_run=False)
+    result = Forgetting({ROOT: volume}, None, Absent(str)).forget(["/a"], dry_run=False)
     assert "snapshots of route '/', which is read-only here" in result.left
     assert tree(volume.snapshot("s")) == {"/a": b"a"}
     with fails(errno.EROFS):
