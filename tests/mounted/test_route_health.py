@@ -53,6 +53,7 @@ def patient(stall: Control, serve: Serve) -> Iterator[Mounted]:
     """Serve a mount with a deadline of ten minutes, longer than any test."""
     server = serve("memory:", routes={"/hung": "python:stalling:backend"}, options=[f"deadline={FOREVER_S}"])
     (server.path / "hung" / "file").write_text("here\n")
+    eventually(lambda: health(server)["running"] == 0)  # the kernel sends RELEASE after close(2) has returned
     yield server
     stall.resume()
 

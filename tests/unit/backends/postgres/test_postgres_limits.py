@@ -147,8 +147,8 @@ def test_the_sums_are_those_of_the_tables(
     """Three threads on each of two hosts; a limit that is passed by no more than two hosts write at once."""
     monkeypatch.setattr(shared_quota, "FRESH_S", 0.0)
     monkeypatch.setattr(shared_quota, "SHARE", 0)
-    limit, largest = 1 << 20, 160_000
-    hosts = [host(limit_bytes=limit, limit_files=20) for _ in range(2)]
+    limit, largest, most = 1 << 19, 160_000, 6
+    hosts = [host(limit_bytes=limit, limit_files=most) for _ in range(2)]
     steps = [Counting(hosts[number % 2], number) for number in range(6)]
 
     def change(number: int) -> None:
@@ -158,7 +158,7 @@ def test_the_sums_are_those_of_the_tables(
 
     together(*[partial(change, number) for number in range(6)])
     used_bytes, used_files = counted(hosts[0])
-    assert used_bytes <= limit + 6 * largest and used_files <= 20 + 6
+    assert used_bytes <= limit + 6 * largest and used_files <= most + 6
     assert any(each.refusals for each in steps)
     for backend in hosts:
         assert backend.volume._shared_quota is not None
