@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from fusebackend.backends.threads import ThreadsBackend as ThreadsBackend
     from fusebackend.composite.backend import CompositeBackend as CompositeBackend
     from fusebackend.composite.backend import resolve as resolve
+    from fusebackend.protocol.versions import digest_of as digest_of
     from fusebackend.remote.agent_verbs import FileVerbs as FileVerbs
     from fusebackend.remote.agent_verbs import Loaded as Loaded
-    from fusebackend.remote.buffer import digest_of as digest_of
     from fusebackend.remote.volume import ForeignVolume as ForeignVolume
     from fusebackend.remote.volume import volume_of as volume_of
     from fusebackend.volumes.agent_face import VolumeBackend as VolumeBackend
@@ -61,7 +61,7 @@ _NAMES = {
     "backends.threads": "ThreadsBackend",
     "composite.backend": "CompositeBackend resolve",
     "remote.agent_verbs": "FileVerbs Loaded",
-    "remote.buffer": "digest_of",
+    "protocol.versions": "digest_of",
     "remote.volume": "ForeignVolume volume_of",
     "volumes.agent_face": "VolumeBackend",
 }

@@ -40,6 +40,7 @@ from fusebackend.composite.router import ReportingFace, Routed, Routing
 from fusebackend.composite.search import MAX_AWAITED, TreeSearch
 from fusebackend.databases.graph_state import GraphRuntime, graph_config
 from fusebackend.dialects.agent_face import AgentFace, Guard, accepted, has_agent_face, is_factory, is_named_factory
+from fusebackend.dialects.answers import with_version
 from fusebackend.protocol import (
     AGENT_VERBS,
     READ_LIMIT_LINES,
@@ -364,7 +365,7 @@ class CompositeBackend(BackendProtocol):
                     path=paths[index],
                     content=response.content,
                     error=routed.words(response.error),
-                    version=response.version,
+                    version=with_version(response).version,
                 )
         return answers
 

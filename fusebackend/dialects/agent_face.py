@@ -41,6 +41,7 @@ from fusebackend.dialects.answers import (
     is_text,
     parse_numbered,
     unpack,
+    with_version,
 )
 from fusebackend.dialects.text_files import Outcome, Refusal, TextFiles
 from fusebackend.protocol import (
@@ -62,7 +63,6 @@ from fusebackend.protocol import (
     Volume,
     WriteResult,
     verbs,
-    version_of_bytes,
 )
 
 log = logging.getLogger(__name__)
@@ -297,7 +297,8 @@ class AgentFace:
         if answer.content is None:
             condition.require(None, is_there=False)
         else:
-            condition.require(version_of_bytes(answer.content) if condition.wants_digest else answer.version)
+            answer.version = None if condition.wants_digest else answer.version
+            condition.require(with_version(answer).version)
 
     def _unmet(self, verb: Verb[R], when: Conditions, *given: AgentPath) -> R | None:
         """The answer of a verb whose conditions are not met, where they are decided here."""
@@ -416,10 +417,10 @@ class AgentFace:
         answer has no content."""
         direct = getattr(self.backend, "download_to", None)
         if not self._exact or direct is None:
-            answer = self.download_files([path])[0]
+            answer = with_version(self.download_files([path])[0])
             budget.current().hold(len(answer.content or b""))
             file.write(answer.content or b"")
-            return FileDownloadResponse(path=path, error=answer.error)
+            return FileDownloadResponse(path=path, error=answer.error, version=answer.version)
         try:
             return as_download(path, self.ask(("download_to",), path, file), with_content=False)
         except Refusal as refusal:

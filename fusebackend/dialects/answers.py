@@ -129,8 +129,14 @@ def as_download(path: AgentPath, answer: Any, *, with_content: bool = True) -> F
         error = f"the backend answered {type(content).__name__}, not bytes"
     if error is not None:
         return FileDownloadResponse(path=path, error=error)
-    data = bytes(content)
-    return FileDownloadResponse(path=path, content=data, version=field_of(answer, "version") or version_of_bytes(data))
+    return FileDownloadResponse(path=path, content=bytes(content), version=field_of(answer, "version"))
+
+
+def with_version(answer: FileDownloadResponse) -> FileDownloadResponse:
+    """Give a file the digest of its bytes for its version, where its backend gives none."""
+    if answer.version is None and answer.content is not None:
+        answer.version = version_of_bytes(answer.content)
+    return answer
 
 
 def parse_numbered(text: str, offset: int) -> ReadResult:

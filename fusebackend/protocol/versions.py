@@ -22,15 +22,14 @@ if TYPE_CHECKING:
     from fusebackend.protocol.volume import Attr
 
 __all__ = [
-    "ANY", "Changed", "Condition", "Conditions", "Digest", "conditions_of", "version_of_attr", "version_of_bytes",
-    "version_of_etag",
+    "ANY", "Changed", "Condition", "Conditions", "Digest", "conditions_of", "digest_of", "version_of_attr",
+    "version_of_bytes", "version_of_etag",
 ]  # fmt: skip
 
 _DIGEST = "b2-"
 
 DIGEST_BYTES = 20
 """Of BLAKE2b."""
-
 
 COARSE_NS = 2 * 10**9
 """How far apart changes may be that have one change time, on the coarsest file system of a directory (FAT)."""
@@ -120,7 +119,7 @@ def conditions_of(
 
 
 class Digest:
-    """The version of bytes that come in pieces."""
+    """The digest of bytes that come in pieces, and the version of a file that holds them."""
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=DIGEST_BYTES)
@@ -131,9 +130,17 @@ class Digest:
             self._hash.update(piece)
             yield piece
 
+    def value(self) -> bytes:
+        return self._hash.digest()
+
     @property
     def version(self) -> str:
-        return _DIGEST + self._hash.hexdigest()
+        return version_of_etag(self.value())
+
+
+def digest_of(data: bytes | memoryview) -> bytes:
+    """The digest by which `upload_if`, ETags of whole files and versions name these bytes."""
+    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
 
 
 def version_of_attr(attr: Attr, number: int | None = None, *, coarse_by_ns: int = APART_NS) -> str | None:
@@ -150,9 +157,9 @@ def version_of_attr(attr: Attr, number: int | None = None, *, coarse_by_ns: int 
 
 def version_of_bytes(data: bytes) -> str:
     """Return the version of a file that holds these bytes and has no other."""
-    return version_of_etag(hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest())
+    return version_of_etag(digest_of(data))
 
 
 def version_of_etag(etag: str | bytes) -> str:
-    """Return the version for a service's ETag, or for a digest of bytes (`remote/buffer.py:digest_of`)."""
+    """Return the version for a service's ETag, or for a digest of bytes (`digest_of`)."""
     return f"e-{etag}" if isinstance(etag, str) else _DIGEST + etag.hex()

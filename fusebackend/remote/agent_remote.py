@@ -22,7 +22,7 @@ from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.dialects.agent_face import AgentFace
 from fusebackend.protocol import FileInfo
 from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Remote, Stamp
-from fusebackend.remote.buffer import digest_of
+from fusebackend.protocol.versions import digest_of
 from fusebackend.remote.files_update import apply_files_update
 from fusebackend.remote.parallel import attempted
 

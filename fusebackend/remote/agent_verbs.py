@@ -389,8 +389,10 @@ class FileVerbs(BackendProtocol):
             self._require_conditional(Condition(absent=if_absent))
             update = self._rename(old, new)
         except FileExistsError as error:
+            if not if_absent:
+                return verbs.MOVE.refused(error, source, destination)
             lost = Changed(self._version_at(new), is_there=True, of_target=True)
-            return verbs.MOVE.refused(lost if if_absent else error, source, destination)
+            return verbs.MOVE.refused(lost, source, destination)
         except Refusal as error:
             return verbs.MOVE.refused(error, source, destination)
         return MoveResult(path=new, files_update=update)

@@ -102,14 +102,10 @@ class RemoteBackend(VolumeBackend):
         """`RemoteVolume.rewrite`, whose put is over the version that the condition was compared with."""
 
         def if_met(before: Callable[[], bytes]) -> bytes:
-            if condition != ANY:
-                self._require(condition, attr, before() if self._wants_bytes(condition, attr) else None)
+            self._require(condition, attr, before)
             return change(before)
 
         self.volume.rewrite(attr.node, if_met)
-
-    def _wants_bytes(self, condition: Condition, attr: Attr) -> bool:
-        return condition.wants_digest or self.volume.version_of(attr) is None
 
     def _edit(self, path: str, old: str, new: str, replace_all: bool, condition: Condition = ANY) -> int | str:
         outcome: str | tuple[str, int] = ""

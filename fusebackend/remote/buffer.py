@@ -6,7 +6,6 @@ memory. Thread-safe: a writer waits while the buffer is `frozen` for an upload.
 
 from __future__ import annotations
 
-import hashlib
 import mmap
 import os
 import shutil
@@ -17,15 +16,11 @@ from contextlib import contextmanager
 from typing import BinaryIO
 
 from fusebackend.protocol.remote import Bytes
+from fusebackend.protocol.versions import Digest
 
 MEMORY_BYTES = 8 << 20
 
 _PIECE_BYTES = 1 << 20
-
-
-def digest_of(data: bytes | memoryview) -> bytes:
-    """The digest by which `upload_if` and `Buffer.digest` name these bytes."""
-    return hashlib.blake2b(data, digest_size=20).digest()
 
 
 def begins_with(data: Bytes, pieces: Iterable[bytes]) -> bool:
@@ -120,10 +115,10 @@ class Buffer:
             offset += len(piece)
 
     def digest(self) -> bytes:
-        digest = hashlib.blake2b(digest_size=20)
-        for piece in self.pieces():
-            digest.update(piece)
-        return digest.digest()
+        digest = Digest()
+        for _ in digest.passing(self.pieces()):
+            pass
+        return digest.value()
 
     @contextmanager
     def frozen(self) -> Iterator[memoryview]:

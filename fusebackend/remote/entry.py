@@ -96,9 +96,9 @@ class Entry(Attr):
     """See the module's docstring. `parent`, `name` and `segment` stay when it is gone; they say where it was."""
 
     __slots__ = (
-        "base", "buffer", "checked_at", "children", "content", "etag", "extra", "forgotten_at", "held", "kept",
-        "link", "listing", "local", "lock", "marker", "name", "opens", "parent", "queued", "read_only", "reader",
-        "seen", "segment", "stamped", "tail_from", "target", "tried", "writers",
+        "base", "buffer", "checked_at", "children", "content", "doubted", "etag", "extra", "forgotten_at", "held",
+        "kept", "link", "listing", "local", "lock", "marker", "name", "opens", "parent", "queued", "read_only",
+        "reader", "seen", "segment", "stamped", "tail_from", "target", "tried", "writers",
     )  # fmt: skip
 
     def __init__(
@@ -121,6 +121,7 @@ class Entry(Attr):
         self.local = False  # nothing, for all we know: it is in this volume alone
         self.tried = False  # an upload of it failed, and may have arrived all the same
         self.etag: Etag | None = None  # the version known last; of a directory, that of its sign
+        self.doubted = False  # a listing has another version than `etag`, and does not name it
         self.seen: Hashable = None  # the version in the listing that this was taken from
         self.stamped = False  # the size is true, and mode, owner and time are those that are stored with it
         self.extra: dict[str, str] = {}  # attributes of other tools

@@ -293,7 +293,7 @@ class Files:
 
     def _is_new(self, entry: Entry, etag: Etag | None, size: int) -> None:
         entry.resize(size)
-        entry.etag, entry.seen, entry.local = etag, OWN, False
+        entry.etag, entry.seen, entry.local, entry.doubted = etag, OWN, False, False
 
     def rewrite(self, entry: Entry, change: Callable[[Callable[[], bytes]], bytes]) -> None:
         """Give a file other bytes in one step.

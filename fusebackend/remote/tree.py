@@ -482,6 +482,7 @@ class Tree:
         if info.etag is not None and info.etag == entry.etag:
             entry.stamped = entry.stamped and ours  # else stored again, perhaps with other attributes
             return
+        entry.doubted = info.etag is None
         if info.etag is None and ours and (not exact or info.size == entry.size):
             entry.stamped = exact  # it may be what we stored: our times stay
             return
@@ -537,7 +538,7 @@ class Tree:
                 entry.resize(head.size)
             elif not entry.stamped:
                 entry.resize(head.size)
-            entry.etag = head.etag
+            entry.etag, entry.doubted = head.etag, False
             entry.stamped = True
             if head.stamp is not None and entry.stamp != head.stamp:
                 entry.restamp(head.stamp)

@@ -149,7 +149,7 @@ class RemoteVolume(NativeVolume):
 
     def version_of(self, attr: Attr) -> str | None:
         assert isinstance(attr, Entry), "attributes of this volume"
-        return None if attr.dirty or attr.etag is None else version_of_etag(attr.etag)
+        return None if attr.dirty or attr.doubted or attr.etag is None else version_of_etag(attr.etag)
 
     def rewrite(self, node: int, change: Callable[[Callable[[], bytes]], bytes]) -> None:
         """See `Files.rewrite`."""

@@ -251,15 +251,13 @@ class VolumeBackend(BackendProtocol):
             return refused(verbs.DOWNLOAD_FILES, error, path)
         return FileDownloadResponse(path=path, version=version)
 
-    def _version(self, attr: Attr, data: bytes | None = None, *, as_digest: bool = False) -> str:
-        """Return the version of a file, which has these bytes if they are known. Call it with the lock held."""
-        found = None if as_digest else self.volume.version_of(attr)
-        if found is None:
-            found = version_of_bytes(read_all(self.volume, attr, self.max_file_bytes) if data is None else data)
-        return found
+    def _require(self, condition: Condition, attr: Attr | None, read: Callable[[], bytes] | None = None) -> None:
+        """Raise `Changed` if a condition of a change is not met. EISDIR for the version of a directory. Call it with
+        the lock held.
 
-    def _require(self, condition: Condition, attr: Attr | None, data: bytes | None = None) -> None:
-        """Raise `Changed` if a condition of a change is not met. EISDIR for the version of a directory."""
+        Args:
+            read: returns the file's bytes, where they are known.
+        """
         if condition == ANY:
             return
         if attr is None:
@@ -268,7 +266,10 @@ class VolumeBackend(BackendProtocol):
             condition.require(None)
         else:
             require_regular(attr)
-            condition.require(self._version(attr, data, as_digest=condition.wants_digest))
+            found = None if condition.wants_digest else self.volume.version_of(attr)
+            if found is None:
+                found = version_of_bytes(read() if read else read_all(self.volume, attr, self.max_file_bytes))
+            condition.require(found)
 
     def real_paths(self, wanted: list[str]) -> list[str | None]:
         return [self._real_path(path) for path in wanted]
@@ -385,7 +386,7 @@ class VolumeBackend(BackendProtocol):
                 break
             seen = attr.node, attr.fingerprint
             before = read_all(self.volume, attr, self.max_file_bytes)
-            self._require(condition, attr, before)
+            self._require(condition, attr, functools.partial(bytes, before))
             edited = self._edited(before, old, new, replace_all)
             store = functools.partial(self._store_unless_changed, path, seen, before, edited)
             outcome = self._rewrite(path, store)
@@ -395,7 +396,7 @@ class VolumeBackend(BackendProtocol):
         def edit(changes: Changes) -> int | str:
             place = resolve(self.volume, path)
             before = read_all(self.volume, place.found, self.max_file_bytes)
-            self._require(condition, place.found, before)
+            self._require(condition, place.found, functools.partial(bytes, before))
             edited = self._edited(before, old, new, replace_all)
             return edited if isinstance(edited, str) else self._store(place, before, *edited, changes)
 

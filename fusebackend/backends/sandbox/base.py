@@ -72,8 +72,8 @@ from fusebackend.protocol import (
     Verb,
     verbs,
 )
+from fusebackend.protocol.versions import digest_of
 from fusebackend.remote.agent_verbs import FileVerbs, Loaded, Refusal, Unreadable, checked
-from fusebackend.remote.buffer import digest_of
 
 PATH_MAX_BYTES = 4095
 """Longest path that a command can name."""
@@ -278,7 +278,7 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
             raise
 
     def upload_if(self, path: str, content: bytes, digest: bytes | None) -> FileUploadResponse:
-        """Write a file if what is there now has this digest (`buffer.digest_of`; None: if there is nothing), in one
+        """Write a file if what is there now has this digest (`digest_of`; None: if there is nothing), in one
         step. The error is `conflict` if not."""
         try:
             found = checked(path)

@@ -241,7 +241,7 @@ class StoreBackend(FileVerbs):
         return end
 
     def upload_if(self, path: str, content: bytes, digest: bytes | None) -> FileUploadResponse:
-        """Write a file in one step, if the present one has this digest (`buffer.digest_of`; None: if there is none).
+        """Write a file in one step, if the present one has this digest (`digest_of`; None: if there is none).
 
         The error is `conflict` if not.
         """

@@ -20,8 +20,8 @@ from fusebackend.base.budget import Spent
 from fusebackend.base.globs import Matcher
 from fusebackend.base.paths import AgentPath
 from fusebackend.protocol import FileInfo
+from fusebackend.protocol.versions import digest_of
 from fusebackend.remote.agent_verbs import Loaded
-from fusebackend.remote.buffer import digest_of
 
 FileFormat: TypeAlias = Literal["v1", "v2"]
 

@@ -37,7 +37,7 @@ from fusebackend.protocol import (
     LsResult,
     MoveResult,
 )
-from fusebackend.remote.buffer import digest_of
+from fusebackend.protocol.versions import digest_of
 from fusebackend.remote.keys import arrange, is_too_deep, key_of
 
 BUSY = "A run of this thread is active. Try again when it has ended, or waits for an answer"

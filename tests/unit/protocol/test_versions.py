@@ -40,6 +40,9 @@ class Plain(BackendProtocol):
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
 
+    def close(self) -> None:
+        """Nothing is open."""
+
     def ls(self, path: str) -> LsResult:
         return LsResult(entries=[FileInfo(path=name, is_dir=False) for name in sorted(self.files)])
 
@@ -268,6 +271,20 @@ def test_a_move_between_routes_compares_first(tmp_path):
     assert (content(files, "/f"), content(files, "/s/taken")) == (b"one", b"other")
     assert files.move("/f", "/s/f", if_version=version(files, "/f"), if_absent=True).error is None
     assert content(files, "/s/f") == b"one"
+
+
+def test_every_route_of_a_mount_gives_versions(tmp_path):
+    routes = {"/s": made("store", tmp_path), "/p": Plain()}
+    with live(tmp_path, InMemoryBackend(), routes) as server, server.connect() as files:
+        for path in each(["/f", "/s/f", "/p/f"]):
+            with path as where:
+                files.upload_files([(where, b"one")])
+                first = version(files, where)
+                assert files.upload_files([(where, b"two")], if_version=[first])[0].error is None
+                second = files.stat(where).version
+                assert refused(files.upload_files([(where, b"lost")], if_version=[first])[0]) is not None
+                assert files.upload_files([(where, b"three")], if_version=[second])[0].error is None
+                assert content(files, where) == b"three"
 
 
 def test_a_directory_has_none(files):

@@ -21,8 +21,8 @@ from fusebackend.backends import ForeignVolume
 from fusebackend.backends.object_store import volume as bucket_module
 from fusebackend.backends.object_store.volume import ObjectStoreVolume
 from fusebackend.protocol import ROOT_NODE, AttrChanges
+from fusebackend.protocol.versions import digest_of
 from fusebackend.remote import tree as tree_module
-from fusebackend.remote.buffer import digest_of
 from fusebackend.remote.entry import NEVER
 
 APPENDING = os.O_WRONLY | os.O_APPEND

@@ -30,7 +30,8 @@ from fusebackend.backends.object_store.bucket import throttling
 from fusebackend.backends.object_store.bucket.errors import object_errors
 from fusebackend.backends.object_store.bucket.s3_extras import S3Extras
 from fusebackend.backends.object_store.put import put
-from fusebackend.remote.buffer import Buffer, digest_of
+from fusebackend.protocol.versions import digest_of
+from fusebackend.remote.buffer import Buffer
 from fusebackend.testing.posix.case import fails
 
 MIB = 1 << 20

@@ -23,7 +23,7 @@ from fusebackend.backends import DockerBackend
 from fusebackend.backends.sandbox.scripts import LIBRARY, Script
 from fusebackend.backends.sandbox.staged import INLINE_FILES, StagedSandbox
 from fusebackend.protocol import ExecuteResponse
-from fusebackend.remote.buffer import digest_of
+from fusebackend.protocol.versions import digest_of
 from fusebackend.testing.each import each
 
 NAMES = (

@@ -21,7 +21,7 @@ from stores import NS, before_its_change
 from together import together
 
 from fusebackend.backends import StoreBackend
-from fusebackend.remote.buffer import digest_of
+from fusebackend.protocol.versions import digest_of
 from fusebackend.urls import parse
 from fusebackend.urls.opening import UrlError, open_backend
 
