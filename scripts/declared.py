@@ -7,6 +7,7 @@ With `--check` nothing is written: it fails, and names the files that are not as
 
 from __future__ import annotations
 
+import argparse
 import ast
 import dataclasses
 import inspect
@@ -135,6 +136,9 @@ def _wrapped(text: str, indent: str = "") -> str:
 
 def main() -> None:
     """Write or check the files."""
+    parser = argparse.ArgumentParser(description="Write what follows from declarations.")
+    parser.add_argument("--check", action="store_true", help="write nothing: fail if a file is not as it would be")
+    asked = parser.parse_args()
     made = {
         "fusebackend/protocol/awaited.pyi": stub(),
         "docs/api.md": filled("docs/api.md", api()),
@@ -142,7 +146,7 @@ def main() -> None:
         **declared_settings.files(),
     }
     stale = [name for name, text in made.items() if (ROOT / name).read_text() != text]
-    if "--check" in sys.argv[1:]:
+    if asked.check:
         sys.exit(f"run scripts/declared.py: {', '.join(stale)} are not as it writes them" if stale else 0)
     for name in stale:
         (ROOT / name).write_text(made[name])

@@ -83,7 +83,7 @@ class Declared:
         long: it may take long, so it has a thread of its own at the server, and can be cancelled.
         works: it takes a turn at the server; others are done in no time, or only wait.
         command: it may run for hours, and is counted apart.
-        has_actor: it matters who calls it, although it changes nothing.
+        has_actor: the actor of the call matters, although it changes nothing.
         in_view: a view has it. Other verbs are about the mount as a whole, not about what one reader may see.
         in_record: its answer is a record, which has the error as well.
         streams: `matches` may be sent as they are found.
@@ -397,7 +397,7 @@ class MountProtocol(SandboxBackendProtocol, Awaited):
 
     @verb(changes=True, long=True)
     def take_in_branch(self, name: str) -> None:
-        """Take what was changed in the plain directory of a branch into the branch; nothing for one that is in none.
+        """Take the changes in the plain directory of a branch into the branch, if it is in one.
 
         Raises:
             OSError: ENOENT, there is no such branch, or its directory is gone; ESTALE, a file was changed there and in
@@ -562,7 +562,7 @@ class MountProtocol(SandboxBackendProtocol, Awaited):
             calls: their names. Without one it is the newest call that changed something in the mount, by anybody, that
                 is no undo and not undone.
             by: without a name: the newest one of this actor, as of `log`.
-            branch: without a name: the newest one that changed something in this branch.
+            branch: without a name: the newest call with changes in this branch.
             keep_newer: leave what was changed since as it is, and take back the rest.
             merge_lines: take the lines of the call out of text files that were changed since.
             dry_run: change nothing; the answer says what would be done.
@@ -634,7 +634,7 @@ class MountProtocol(SandboxBackendProtocol, Awaited):
             ref: the state: the name of a snapshot or branch, a time such as `10m`; a call for the state before it.
             to: another path for each of them, of which the directory must be there.
             dry_run: change nothing; the answer says what would be done.
-            force: also files that are open for writing: who has them goes on with the old ones.
+            force: also files that are open for writing. Their open handles keep the old files.
 
         Raises:
             ValueError: a path is malformed, or nothing is meant by `ref`; `to` has another number of paths.

@@ -291,7 +291,7 @@ class TestCommand:
 
 
 # --------------------------------------------------------------------------------------------------------------
-# The calls in a branch: who changed what there
+# The calls in a branch: their actors and changes
 # --------------------------------------------------------------------------------------------------------------
 
 RECORDED = ["history=on", "snapshots=manual"]

@@ -148,7 +148,7 @@ class TestMount:
         assert f"log: {shell.log_dir}/{name}.log\n" in said
         assert stat.S_IMODE(data.parent.stat().st_mode) == 0o700
         assert stat.S_IMODE(data.stat().st_mode) == 0o600
-        pid = shell.status(point)["pid"]  # the server holds nothing of whoever started it
+        pid = shell.status(point)["pid"]  # the server holds nothing of the process that started it
         assert (os.readlink(f"/proc/{pid}/cwd"), os.readlink(f"/proc/{pid}/fd/0")) == ("/", "/dev/null")
         assert os.getsid(pid) == pid
         assert all(os.readlink(f"/proc/{pid}/fd/{descriptor}").endswith(".log") for descriptor in (1, 2))

@@ -1,4 +1,4 @@
-"""`Ear`: hears what is told in any thread, and waits for it."""
+"""`Ear`: records calls of any thread, and waits for them."""
 
 from __future__ import annotations
 

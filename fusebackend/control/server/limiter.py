@@ -181,7 +181,7 @@ class Limiter:
             place.given = threading.Event()
             self.queues[kind].append(place)
             if not self._looking:
-                with contextlib.suppress(RuntimeError):  # no threads are left; the next one that waits tries again
+                with contextlib.suppress(RuntimeError):  # no threads are left: the next call that waits tries
                     threading.Thread(target=self._look, name="fusebackend-limiter", daemon=True).start()
                     self._looking = True
         if place.given.wait(kind.patience_s):
