@@ -52,6 +52,18 @@ MAX_TASKS = 4096
 served only while there are more. A task that waits costs some 10 KiB."""
 
 
+def is_late_answer(record: logging.LogRecord) -> bool:
+    """Whether pyfuse3 reports an answer that nobody waits for: the mount ended between a request and its answer.
+
+    A RELEASE is sent and not waited for, so that it may be on its way when the last mount goes; write(2) on /dev/fuse
+    knows no such request then (ENOENT). Nothing is lost by it.
+    """
+    return "fuse_reply_* failed" in str(record.msg) and record.args == (os.strerror(errno.ENOENT),)
+
+
+logging.getLogger("pyfuse3").addFilter(lambda record: not is_late_answer(record))
+
+
 class Session:
     """One mount of a `FileSystem`. `run` serves it; `stop` ends it, from any thread."""
 

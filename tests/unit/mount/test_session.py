@@ -1,0 +1,23 @@
+"""What is told of pyfuse3's own complaints."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+
+import pytest
+
+import fusebackend.mount.session  # noqa: F401 - it decides what is told
+
+
+@pytest.mark.parametrize(("number", "told"), [(errno.ENOENT, False), (errno.EINVAL, True)])
+def test_an_answer_to_a_mount_that_is_gone_is_no_error(number, told, caplog) -> None:
+    words = "fuse_release(): fuse_reply_* failed with %s"
+    logging.getLogger("pyfuse3").error(words, os.strerror(number))
+    assert (words % os.strerror(number) in caplog.text) is told
+
+
+def test_other_errors_without_a_name_are_told(caplog) -> None:
+    logging.getLogger("pyfuse3").error("lookup: %s", os.strerror(errno.ENOENT))
+    assert "lookup" in caplog.text
