@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any

@@ -41,7 +41,7 @@ Fetch: TypeAlias = Callable[[int, int], Iterable["bytes | memoryview"]]
 """Yields the bytes from one offset to another, in pieces."""
 
 
-class Standing(Protocol):
+class StandingRequest(Protocol):
     """A request that stays open for what follows, and that no other may overtake on its connection."""
 
     def end(self) -> None: ...
@@ -63,7 +63,7 @@ class Asking:
         # smbprotocol has threads of its own, and one more that fetches ahead costs it a third of its speed.
         self.ahead = LOOP_AHEAD if self.at_once else int(not self.is_smb)
         self.fetchers = Fetchers(self.ahead)
-        self.standing: Standing | None = None
+        self.standing: StandingRequest | None = None
         """Ended before anything else is asked."""
         self.is_lost = False
         self.connections = 1

@@ -1,4 +1,4 @@
-"""`PostgresItems`: a namespace of LangGraph's `PostgresStore`, queried from its table directly; and `PostgresDatabase`.
+"""`PostgresItems`: a namespace of LangGraph's `PostgresStore`, queried from its table; and `PostgresStoreDatabase`.
 
 As in `sqlite_items.py`, a directory is a range of keys, by the primary key `(prefix, key)` where the database compares
 text by its bytes (C, POSIX, C.UTF-8). Elsewhere an index of our own has that order:
@@ -40,7 +40,7 @@ from fusebackend.backends.store.items import (
     require_columns,
 )
 from fusebackend.backends.store.searched_items import PutOneByOne
-from fusebackend.backends.store.values import Unreadable
+from fusebackend.backends.store.values import UnreadableValue
 from fusebackend.databases.langgraph import dsn_of
 from fusebackend.databases.postgres import Connections, is_pooled, translate_errors
 
@@ -60,7 +60,7 @@ PREPARED_AFTER = 5
 """Uses of a statement by a connection."""
 
 
-class PostgresDatabase:
+class PostgresStoreDatabase:
     """The connections to the database of a store, and the schema that is found or made there.
 
     Args:
@@ -87,7 +87,7 @@ class PostgresDatabase:
         """The mark of changes that are made here: the feed does not repeat them to their makers."""
 
     @classmethod
-    def of_store(cls, store: Any) -> PostgresDatabase:
+    def of_store(cls, store: Any) -> PostgresStoreDatabase:
         """The database of a `PostgresStore`. Makes its tables if they are missing.
 
         Raises:
@@ -104,7 +104,7 @@ class PostgresDatabase:
         return database
 
     @classmethod
-    def of_url(cls, conninfo: str, setup: Callable[[Connection[Any]], None]) -> PostgresDatabase:
+    def of_url(cls, conninfo: str, setup: Callable[[Connection[Any]], None]) -> PostgresStoreDatabase:
         """Connect; `setup` makes the tables if they are missing. OSError when that fails."""
         database = cls(conninfo)
         try:
@@ -272,7 +272,7 @@ class PostgresItems(Items):
 
     takes_nul = False
 
-    def __init__(self, database: PostgresDatabase, namespace: tuple[str, ...], settings: Settings) -> None:
+    def __init__(self, database: PostgresStoreDatabase, namespace: tuple[str, ...], settings: Settings) -> None:
         super().__init__()
         self._database = database
         self._namespace = ".".join(namespace)
@@ -479,7 +479,7 @@ def _loaded(value: str) -> Any:
     try:
         return json.loads(value)
     except RecursionError:
-        return Unreadable(value.encode("utf-8"))
+        return UnreadableValue(value.encode("utf-8"))
 
 
 def _after(key: str, prefix: str) -> str:

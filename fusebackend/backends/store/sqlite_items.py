@@ -38,7 +38,7 @@ from fusebackend.backends.store.items import (
     version_of,
 )
 from fusebackend.backends.store.searched_items import PutOneByOne
-from fusebackend.backends.store.values import About, Unreadable
+from fusebackend.backends.store.values import About, UnreadableValue
 from fusebackend.databases.langgraph import sqlite_path
 from fusebackend.databases.sqlite import DatabaseFile, data_version, open_file, transaction, translate_errors
 
@@ -53,7 +53,7 @@ _NO_TEXT = "x''"
 _ROW = "key, rowid, updated_at, length(value)"
 
 
-class SqliteDatabase:
+class SqliteStoreDatabase:
     """A connection to the database of a store, and the lock for its use."""
 
     def __init__(self, lock: Any, shared: sqlite3.Connection | None = None) -> None:
@@ -64,7 +64,7 @@ class SqliteDatabase:
         """Rows that were changed here, among those that the connection has counted."""
 
     @classmethod
-    def of_store(cls, store: Any) -> SqliteDatabase:
+    def of_store(cls, store: Any) -> SqliteStoreDatabase:
         """The database of a `SqliteStore`: a connection of its own where it is a file. The store goes on with the file
         that it has, and so does this.
 
@@ -81,7 +81,7 @@ class SqliteDatabase:
     @classmethod
     def of_file(
         cls, path: str, setup: Callable[[sqlite3.Connection], None] | None = None, *, follows: bool = True
-    ) -> SqliteDatabase:
+    ) -> SqliteStoreDatabase:
         """Open a file; `setup` makes the tables if they are missing. `follows` is as for `DatabaseFile`.
 
         Raises:
@@ -167,7 +167,7 @@ class SqliteDatabase:
 class SqliteItems(Items):
     """See the module's docstring."""
 
-    def __init__(self, database: SqliteDatabase, namespace: tuple[str, ...], settings: Settings) -> None:
+    def __init__(self, database: SqliteStoreDatabase, namespace: tuple[str, ...], settings: Settings) -> None:
         super().__init__()
         self._database = database
         self.durable = self.blocking = database.owned
@@ -329,7 +329,7 @@ def _loaded(value: Any) -> Any:
     try:
         return msgspec.json.decode(raw)
     except (msgspec.DecodeError, ValueError, RecursionError):
-        return Unreadable(raw)
+        return UnreadableValue(raw)
 
 
 def _dumped(value: Any) -> bytes:

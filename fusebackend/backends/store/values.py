@@ -55,7 +55,7 @@ class About(NamedTuple):
         return self.text_size or 0 if form is Form.TEXT else self.size
 
 
-class Unreadable(bytes):
+class UnreadableValue(bytes):
     """A value that is no JSON, or is nested too deeply to be decoded, as it is stored."""
 
 
@@ -129,7 +129,7 @@ def long_text(value: Any) -> str | None:
 
 
 def _json(value: Any) -> bytes:
-    return bytes(value) if isinstance(value, Unreadable) else (pretty(value) + "\n").encode("utf-8")
+    return bytes(value) if isinstance(value, UnreadableValue) else (pretty(value) + "\n").encode("utf-8")
 
 
 def _utf8(found: str) -> bytes:
