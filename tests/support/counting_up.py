@@ -10,7 +10,7 @@ import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 if __name__ == "__main__":  # a test's own path is pytest's matter
@@ -26,21 +26,18 @@ FILE = "/n"
 class OverMcp:
     """The two tools of an MCP server, called by all threads over one session."""
 
-    def __init__(self, portal: Any, client: Any) -> None:
-        self._portal, self._client = portal, client
-
-    def _says(self, tool: str, **arguments: Any) -> tuple[bool, str]:
-        answer = self._portal.call(self._client.call_tool, tool, {"path": FILE, **arguments})
-        return answer.is_error, answer.content[0].text
+    def __init__(self, says: Callable[[str, dict[str, Any]], tuple[bool, str]]) -> None:
+        self._says = says
 
     def read(self) -> tuple[str, str]:
-        failed, said = self._says("read", version=True)
+        failed, said = self._says("read", {"path": FILE, "version": True})
         assert not failed, said
         line, version = said.split("\n")
         return line.split("\t")[1], version.removeprefix("(version: ").removesuffix(")")
 
     def edit(self, old: str, new: str, version: str) -> str | None:
-        failed, said = self._says("edit", old_string=old, new_string=new, if_version=version)
+        given = {"path": FILE, "old_string": old, "new_string": new, "if_version": version}
+        failed, said = self._says("edit", given)
         return said if failed else None
 
 
@@ -76,14 +73,9 @@ def door(address: str) -> Iterator[OfVerbs | OverMcp]:
         if kind == "socket":
             yield OfVerbs(files)
             return
-        from anyio.from_thread import start_blocking_portal
-        from mcp.client import Client
+        from over_mcp import tools_of
 
-        from fusebackend.integrations.mcp.server import MountServer
-
-        portal = opened.enter_context(start_blocking_portal())
-        session = portal.wrap_async_context_manager(Client(MountServer(files).server))
-        yield OverMcp(portal, opened.enter_context(session))
+        yield OverMcp(opened.enter_context(tools_of(files)))
 
 
 def count(way: OfVerbs | OverMcp, threads: int, counts: int, limit_s: float) -> int:
