@@ -45,15 +45,15 @@ class OfVerbs:
     """The two verbs of a backend or a client."""
 
     def __init__(self, files: Any) -> None:
-        self._files = files
+        self.files = files
 
     def read(self) -> tuple[str, str]:
-        found = self._files.read(FILE)
+        found = self.files.read(FILE)
         assert found.error is None, found.error
         return found.file_data["content"], found.version
 
     def edit(self, old: str, new: str, version: str) -> str | None:
-        error: str | None = self._files.edit(FILE, old, new, if_version=version).error
+        error: str | None = self.files.edit(FILE, old, new, if_version=version).error
         return error
 
 

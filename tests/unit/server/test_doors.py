@@ -87,12 +87,16 @@ def call(door: Any, verb: Declared, prefix: str = "") -> Any:
 TOOL_OF = {tool.verb.name: tool for tool in TOOLS.values()}
 """By the name of the verb. What has none is called by a client: so what tools have changed is seen in its answers."""
 
+OF_TOOL: dict[str, dict[str, Any]] = {"undo": {"calls": []}}
+"""Each call of a tool is one of the log. Elsewhere here all that was changed before is `c1`, which nothing follows."""
+
 
 def by_tool(says: Says, verb: Declared) -> tuple[bool, str]:
     """Return whether the tool of a verb fails, and its text."""
     given, listed = arguments(verb)
     asked = {"path" if name == "file_path" else name: value for name, value in given.arguments.items()}
     asked |= {"name": listed[0], "calls": listed} if listed else {}
+    asked |= OF_TOOL.get(verb.name, {})
     tool = TOOL_OF[verb.name]
     known = tool.schema["properties"]
     return says(tool.name, {name: value for name, value in asked.items() if name in known and value is not None})
