@@ -60,18 +60,34 @@ def raced(kind: str, request: pytest.FixtureRequest, directory: Path) -> Iterato
             yield way, address
         return
     (directory / "files").mkdir(exist_ok=True)
-    backend = open_backend(SERVED.get(kind, "memory:").format(tmp=directory))
+    backend = open_backend(SERVED.get(kind, SERVED["sqlite"]).format(tmp=directory))
     with live(directory, backend) as server:
         address = f"{'mcp' if kind == 'mcp' else 'socket'}:{server.mount.status()['control']['socket']}"
         with door(address) as way:
             yield OfVerbs(backend) if kind in SERVED else way, address
 
 
+def begin(address: str) -> None:
+    with door(address.replace("mcp:", "socket:")) as files:
+        assert files.files.write(FILE, "0").error is None
+
+
 def test_no_update_is_lost_between_threads_and_processes(kind, request, tmp_path):
     with raced(kind, request, tmp_path) as (way, address):
-        with door(address.replace("mcp:", "socket:")) as files:
-            assert files.files.write(FILE, "0").error is None
+        begin(address)
         with others(address, PROCESSES, COUNTERS, COUNTS, LIMIT_S) as said:
             most = count(way, COUNTERS, COUNTS, LIMIT_S)
         print("the most attempts that a count took:", most, *said)
         assert way.read()[0] == str((PROCESSES + 1) * COUNTERS * COUNTS)
+
+
+def test_a_version_holds_after_a_restart_and_never_for_other_bytes(kind, request, tmp_path):
+    with raced(kind, request, tmp_path) as (way, address):
+        begin(address)
+        held = way.read()[1]
+    with raced(kind, request, tmp_path) as (way, address):
+        if kind == "memory":
+            begin(address)
+        assert way.edit("0", "1", held) is None
+        assert way.edit("1", "2", held).startswith("changed")
+        assert way.read()[0] == "1"
