@@ -214,15 +214,3 @@ def test_of_two_edits_at_once_one_is_told_or_both_are_in(truth: OneTruth) -> Non
         )
         assert apart == [None, None]
         assert (truth.path / path[1:]).read_text() == f"1 {word} 3"
-
-
-def test_of_two_writes_of_a_new_file_one_is_told(truth: OneTruth) -> None:
-    for number in range(40):
-        path = f"/d/file{number}"
-        answers = at_once(
-            truth.path,
-            lambda agent, path=path: agent.write(path, "mine").error,
-            lambda agent, path=path: agent.write(path, "theirs").error,
-        )
-        assert [error is None for error in answers].count(True) == 1, answers
-        assert (truth.path / path[1:]).read_text() == ("mine" if answers[0] is None else "theirs")
