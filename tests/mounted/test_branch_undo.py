@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -85,6 +86,10 @@ def test_a_call_in_a_branch_is_shown_and_taken_back(scene: Scene) -> None:
         (undone.undo, None),
         (first, undone.undo),
     ]
+    kinds = ["content", "content", "create", "create", "remove", "rename"]
+    assert sorted(each.change for each in files.changes(first, branch="idea")) == kinds
+    assert [each.call for each in files.log(branch="idea", limit=1)] == [undone.undo]
+    assert files.log(branch="idea", since=time.time_ns() + 10**12) == []
     files.undo(undone.undo)
     assert listed(branch) == changed and listed(path) == main
     with fusebackend.acting(fusebackend.Actor(agent="planner")):
@@ -93,6 +98,7 @@ def test_a_call_in_a_branch_is_shown_and_taken_back(scene: Scene) -> None:
         assert files.delete(f"{BRANCHES}/idea/new").error is None
     calls = [each.call for each in files.log(branch="idea", by="planner")]
     assert len(calls) == 3
+    assert [each.call for each in files.log(branch="idea", paths=["/plan"])] == calls[2:]
     assert "-two\n+TWO\n" in files.diff(calls[1])
     for _ in calls:
         assert not files.undo(branch="idea", by="planner").conflicts

@@ -316,6 +316,26 @@ def test_a_merge_names_the_writers_of_the_branch(serve: Serve) -> None:
         assert [each.calls for each in files.blame("/planner").lines] == [[merged.call]] * 2
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+def test_other_file_systems_in_the_mount_are_left_alone(two_routes: Mounted) -> None:
+    """The kernel unmounts what is on a name that goes."""
+    sh("mkdir -p d/there e; echo old > d/there/f; echo old > e/f", two_routes.path)
+    top = created(two_routes)
+    sh("echo new > d/there/f; echo new > e/f; mv d moved", top)
+    sh("mount -t tmpfs none d/there; echo mine > d/there/mine", two_routes.path)
+    try:
+        said = run(two_routes, "branch", "merge", "work", "--keep-branch", code=1)
+        assert "another file system is mounted" in said
+        assert (two_routes.path / "d/there/mine").read_text() == "mine\n"
+        assert (two_routes.path / "e/f").read_text() == "old\n"
+        run(two_routes, "branch", "merge", "work", "--", "e")
+        assert (two_routes.path / "e/f").read_text() == "new\n"
+    finally:
+        sh("umount d/there", two_routes.path)
+    run(two_routes, "branch", "merge", "work")
+    assert (two_routes.path / "moved/there/f").read_text() == "new\n"
+
+
 def test_the_next_mount_removes_what_a_killed_restore_has_left(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

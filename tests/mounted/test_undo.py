@@ -18,7 +18,7 @@ import pytest
 from eventually import eventually
 from kinds import MEMORY, NATIVE_BY_DAY
 from mounts import Mounted, Serve
-from programs import command, ok, session, sh
+from programs import command, ok, session
 from services.s3 import Bucket
 from trees import snapshot
 
@@ -266,29 +266,6 @@ def test_files_that_are_open_for_writing(kept_mount: Mounted) -> None:
         ok("restore", ".", "--from", "before", "--force", cwd=path)
         log.write("after\n")
     assert (path / "log").read_text() == "old\n"
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
-def test_other_file_systems_are_left_alone(kept_mount: Mounted) -> None:
-    path = kept_mount.path
-    sh("mkdir -p d/there; echo old > d/there/f; echo old > d/f", path)
-    take(kept_mount, "before")
-    sh("echo new > d/f; rm -r d/there; mkdir -p d/there extra/there", path)
-    for name in ("d/there", "extra/there"):
-        sh(f"mount -t tmpfs none {name}; echo mine > {name}/mine", path)
-    try:
-        done = command("restore", ".", "--from", "before", cwd=path)
-        assert (done.returncode, (path / "d/f").read_text()) == (1, "old\n")
-        assert "'/d/there' was left as it is: another file system is mounted there" in done.stderr
-        assert "'/extra' was left as it is: another file system is mounted at '/extra/there'" in done.stderr
-        shown = ok("diff", "before", "--name-status", cwd=path).splitlines()
-        assert shown == ["D\td/there/f", "A\textra/there/"], "of the tree below them"
-        for name in ("d/there", "extra/there"):
-            assert (path / name / "mine").read_text() == "mine\n"
-    finally:
-        sh("umount d/there extra/there", path)
-    assert "restored" in ok("restore", ".", "--from", "before", cwd=path)
-    assert (path / "d/there/f").read_text() == "old\n" and not (path / "extra").exists()
 
 
 # --------------------------------------------------------------------------------------------------------------
