@@ -90,8 +90,7 @@ def log(
 
     'fusebackend diff c42' shows what the call c42 did, 'fusebackend undo c42' takes it back.
 
-    With --branch, the calls that changed something in a branch, and not those of the mount. Of those that the history
-    has lost the branch keeps names of its own (b3), which neither 'diff' nor 'undo' know.
+    With --branch, the calls that changed something in a branch, and not those of the mount.
 
     --verify exits with 1 if something was changed, removed or added past the server. It proves nothing against the
     server's own user, who can write the log anew.

@@ -838,13 +838,14 @@ class HistoryFile:
         """Return the records of a call, in their order; the first `limit` of them, if that is not negative."""
         return self._records("WHERE call = ? ORDER BY number LIMIT ?", (call, limit))
 
-    def records_after(self, number: int, limit: int) -> list[Record]:
-        """Return the records of all calls with a higher number, in their order, at most `limit`; not those of branches.
+    def records_after(self, number: int, limit: int, prefix: AgentPath | None = None) -> list[Record]:
+        """Return the records of all calls with a higher number, in their order, at most `limit`.
 
         Args:
             number: a negative one counts from the end: -1 is for the newest record.
+            prefix: those of this route; None for all but those of branches.
         """
-        is_main, values = self._main()
+        is_main, values = self._main() if prefix is None else ("prefix = ?", [to_name(prefix)])
         if number < 0:
             newest = self._records(f"WHERE {is_main} ORDER BY number DESC LIMIT ?", (*values, min(-number, limit)))
             return newest[::-1]

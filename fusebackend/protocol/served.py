@@ -464,9 +464,7 @@ class MountProtocol(SandboxBackendProtocol, Awaited):
             ended_after_ns: only those that ended after this time, in the order of their ends. No two end at the same
                 time, so that of the last one is where to go on.
             limit: at most so many, and at most 10,000.
-            branch: those that changed something in this branch instead of in the mount: `c42`, or `b3` once the history
-                has lost the call, and in a copy of the branch. With `by`, `since`, `paths` (of the branch) and `limit`
-                alone.
+            branch: those that changed something in this branch instead of in the mount; `paths` are of the branch.
 
         Raises:
             ValueError: a name is none of a call, `since` is no time, or a path is malformed.

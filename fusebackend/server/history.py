@@ -12,7 +12,6 @@ import stat
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 from fusebackend.base import paths
@@ -43,7 +42,6 @@ from fusebackend.protocol.records import FILE_TYPES
 from fusebackend.protocol.served import NOT_HELD, DiffForm
 from fusebackend.trees import diff_output
 from fusebackend.trees.base_tree import BaseTree
-from fusebackend.trees.branch_calls import BranchCall
 from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.diff import Differences, differences
 from fusebackend.trees.earlier import EarlierVolume, Moment
@@ -139,13 +137,22 @@ class MountHistory:
             raise OSError(errno.ENOTSUP, f"{text}; 'fusebackend undo {name}' takes it back")
         return names[0]
 
-    def changes(self, call: str | None, after: int, limit: int) -> list[ChangeInfo]:
-        """Return the changes of a call, or of all, after the one of this number."""
+    def changes(self, call: str | None, after: int, limit: int, branch: AgentPath | None = None) -> list[ChangeInfo]:
+        """Return the changes of a call, or of all, after the one of this number.
+
+        Args:
+            branch: where a branch is: those in it, with its paths.
+        """
         if call is None:
-            return [change_info(each) for each in self._file.records_after(after, _bounded(limit))]
+            return [change_info(each, branch) for each in self._file.records_after(after, _bounded(limit), branch)]
         records = self._file.records(self.call(call).number)
+        if branch is not None:
+            records = [each for each in records if each.prefix == branch]
+            if not records:
+                text = f"call '{call}' has changed nothing in the branch ('fusebackend log --branch' lists its calls)"
+                raise OSError(errno.ENOENT, text)
         later = records[after:] if after < 0 else [each for each in records if each.number > after]
-        return [change_info(each) for each in later[: _bounded(limit)]]
+        return [change_info(each, branch) for each in later[: _bounded(limit)]]
 
     def diff(self, call: str, given: Sequence[str]) -> Differences:
         """Return what a call did.
@@ -318,60 +325,6 @@ class MountHistory:
         self._recorder.calls.end(call)
         return f"c{call.number}" if call.number else None
 
-    # -- branches ----------------------------------------------------------------------------------------------
-
-    def branch_log(
-        self,
-        prefix: AgentPath,
-        volume: BranchVolume,
-        by: str | None,
-        since: int | str | None,
-        named: Sequence[str],
-        limit: int,
-    ) -> list[CallInfo]:
-        """Return the calls that have changed something in a branch, the newest first; see `MountedBackend.log`. Those
-        that the history has are `c42`; the branch has others for longer, as `b3`."""
-        since_ns = begin_ns(since) if isinstance(since, str) else since
-        inner = [paths.normalise(path) for path in named]
-        found: dict[str, CallInfo] = {}
-        recorded = self._in_branch(prefix)
-        for call in volume.calls():
-            if len(found) == _bounded(limit):
-                break
-            if since_ns is not None and call.ended_ns is not None and call.ended_ns < since_ns:
-                continue
-            if by and not call.actor.is_meant(by):
-                continue
-            if inner and not any(_touches(change, inner) for change in _branch_changes(volume, [call], {}, 0, -1)):
-                continue
-            known = _of_mount(call, recorded)
-            if known is None:
-                shown = CallInfo(
-                    f"b{call.number}", call.kind, call.title, call.actor, call.began_ns, call.ended_ns, call.changes
-                )
-            else:
-                shown = replace(call_info(known), changes=call.changes)
-            found.setdefault(shown.call, shown)
-        return list(found.values())
-
-    def branch_changes(
-        self, prefix: AgentPath, volume: BranchVolume, call: str | None, after: int, limit: int
-    ) -> list[ChangeInfo]:
-        """Return the changes of a call of a branch, or of all; see `MountedBackend.changes`."""
-        if call is not None and not (call[:1] in ("b", "c") and call[1:].isdecimal() and call.isascii()):
-            raise ValueError(f"'{call}' is no call of a branch; these have names such as 'c42' or 'b3'")
-        recorded, calls = self._in_branch(prefix), volume.calls()
-        names = {each.number: f"b{each.number}" for each in calls}
-        names |= {each.number: known.ref for each in calls if (known := _of_mount(each, recorded)) is not None}
-        chosen = [each for each in calls if call in (f"b{each.number}", names[each.number])]
-        if call is not None and not chosen:
-            raise OSError(errno.ENOENT, f"the branch has no call '{call}' ('fusebackend log --branch' lists them)")
-        return list(_branch_changes(volume, None if call is None else chosen, names, after, _bounded(limit)))
-
-    def _in_branch(self, prefix: AgentPath) -> dict[int, Call]:
-        """Return the calls that have records in a branch, by their numbers."""
-        return {call.number: call for call in self._file.calls(None, Filter(paths=(prefix,)))}
-
     # -- space -------------------------------------------------------------------------------------------------
 
     @property
@@ -402,31 +355,6 @@ class MountHistory:
         self._file.forget(calls)
         self._file.require()  # else nothing is deleted yet
         self._recorder.images.clean(self._file.images("file"), below)
-
-
-def _branch_changes(
-    volume: BranchVolume, calls: Sequence[BranchCall] | None, names: Mapping[int, str], after: int, limit: int
-) -> Iterator[ChangeInfo]:
-    """Yield the changes of calls in a branch, of all when None, by the `names` of these calls."""
-    for call in [None] if calls is None else [each.number for each in reversed(calls)]:
-        for each in volume.changes(call, after, limit):
-            path, to_path = ("/" + to_text(part) if part else None for part in volume.paths_of_change(each))
-            name = names.get(each.call, f"b{each.call}")
-            yield ChangeInfo(each.number, name, each.time_ns, each.kind, path or "/", to_path)
-
-
-def _of_mount(call: BranchCall, recorded: Mapping[int, Call]) -> Call | None:
-    """Return the call of the mount that a branch's is. A history that was begun anew may have its number once more."""
-    found = recorded.get(call.call)
-    if found is None or call.began_ns < found.began_ns:
-        return None
-    return found if found.ended_ns is None or call.began_ns <= found.ended_ns else None
-
-
-def _touches(change: ChangeInfo, named: Sequence[AgentPath]) -> bool:
-    """Return True for a change at or below one of these paths."""
-    changed = [AgentPath(path) for path in (change.path, change.to_path) if path is not None]
-    return any(paths.is_below(path, each) for path in changed for each in named)
 
 
 def _inside(prefix: AgentPath, path: AgentPath) -> bytes | None:
@@ -488,16 +416,16 @@ def call_info(call: Call) -> CallInfo:
     )
 
 
-def change_info(record: Record) -> ChangeInfo:
-    """Return a record as the verbs have it, with paths of the mount."""
-    before, image = record.before, record.image
+def change_info(record: Record, route: AgentPath | None = None) -> ChangeInfo:
+    """Return a record as the verbs have it, with paths of the mount, or inside its `route`."""
+    before, image, prefix = record.before, record.image, record.prefix if route is None else ROOT
     return ChangeInfo(
         record.number,
         f"c{record.call}",
         record.time_ns,
         record.kind,
-        mount_path(record.prefix, record.path),
-        mount_path(record.prefix, record.to_path) if record.to_path else None,
+        mount_path(prefix, record.path),
+        mount_path(prefix, record.to_path) if record.to_path else None,
         None if before is None else FILE_TYPES.get(before.mode & ~0o7777, "file"),
         None if before is None else before.size,
         None if image is None else image.place,

@@ -79,7 +79,6 @@ from fusebackend.server.forget import Forgetting
 from fusebackend.server.history import MountHistory, said
 from fusebackend.server.space import prune, space
 from fusebackend.server.trees import TreesFace
-from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.branches import Branches
 from fusebackend.trees.checkouts import Checkouts
 from fusebackend.trees.merge.merges import Merges
@@ -163,8 +162,6 @@ class MountedBackend(MountProtocol):
         own = filesystem.tree.trees_path
         self._merges = Merges(branches, volumes, filesystem.written, self._recorder, own, self._covered)
         branches.compare = self._merges.compare
-        if self._recorder is not None:
-            branches.authors = self._recorder.calls
         directories = [str(each.cwd) for each in parts if isinstance(each, FilesystemBackend)]
         self._checkouts = Checkouts(branches, [*([self.mountpoint] if self.is_mounted else []), *directories])
         self._restores = branches.past = Restores(
@@ -748,24 +745,22 @@ class MountedBackend(MountProtocol):
         limit: int = LOGGED_CALLS,
         branch: str | None = None,
     ) -> list[CallInfo]:
-        if branch is None:
-            return self._past.log(calls, by, since, paths, before, ended_after_ns, limit)
-        if calls or before is not None or ended_after_ns is not None:
-            raise ValueError("the calls of a branch are chosen by actor, time and path alone")
-        prefix, volume = self._branch(branch)
-        return self._past.branch_log(prefix, volume, by, since, paths, limit)
+        named = paths if branch is None else self._in_branch(branch, paths)
+        return self._past.log(calls, by, since, named, before, ended_after_ns, limit)
 
     def changes(
         self, call: str | None = None, *, after: int = 0, limit: int = LISTED_CHANGES, branch: str | None = None
     ) -> list[ChangeInfo]:
-        if branch is None:
-            return self._past.changes(call, after, limit)
-        return self._past.branch_changes(*self._branch(branch), call, after, limit)
+        return self._past.changes(call, after, limit, None if branch is None else self._branch(branch))
 
-    def _branch(self, name: str) -> tuple[AgentPath, BranchVolume]:
-        """Return where a branch is, and its volume. OSError: there is none of that name, or no branches."""
-        volume = self._branches.volume(name)
-        return paths.join(self._branches.path, name), volume
+    def _branch(self, name: str) -> AgentPath:
+        """Return where a branch is. OSError: there is none of that name, or no branches."""
+        self._branches.volume(name)
+        return paths.join(self._branches.path, name)
+
+    def _in_branch(self, name: str, inner: Sequence[str]) -> list[str]:
+        """Return paths of a branch, or its root, as paths of the mount."""
+        return [paths.join(self._branch(name), normalise(path).strip("/")) for path in inner or ("/",)]
 
     def follow_log(
         self, *, by: str | None = None, paths: Sequence[str] = (), since: int | str | None = None
@@ -787,7 +782,7 @@ class MountedBackend(MountProtocol):
 
     def blame(self, path: str, *, branch: str | None = None) -> BlameResult:
         past = self._past
-        at = path if branch is None else paths.join(self._branch(branch)[0], normalise(path).strip("/"))
+        at = path if branch is None else self._in_branch(branch, [path])[0]
         try:
             return past.blame(at)
         except OSError as error:
@@ -861,7 +856,7 @@ class MountedBackend(MountProtocol):
         if calls and branch is not None:
             raise ValueError("calls or a branch, not both: the branch chooses the call")
         past = self._past
-        inside = None if branch is None else self._branch(branch)[0]
+        inside = None if branch is None else self._branch(branch)
         return past.undo(calls, by, inside, keep_newer=keep_newer, merge_lines=merge_lines, dry_run=dry_run)
 
     def begin_call(self, title: str, *, pid: int | None = None, id: str = "", agent: str = "", thread: str = "") -> str:

@@ -7,7 +7,6 @@ composed.py          `ComposedTree`: volumes of several routes as one tree
 branches.py          `Branches`: the branches of a mount
 checkouts.py         `Checkouts`: branches in plain directories
 branch_volume.py     `BranchVolume`: a branch as a volume: its changes above a lower tree
-branch_calls.py      `BranchCalls`: who changed what in a branch
 lower_tree.py        `LowerTree`: the tree below a branch
 base_tree.py         `BaseTree`: that of a branch which began with a state before the present
 refs.py              the states that a REF of the command line names: a snapshot, a time, `main`

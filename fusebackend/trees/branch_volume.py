@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import os
 import sqlite3
 import stat
@@ -38,11 +37,10 @@ from fusebackend.base import waiting
 from fusebackend.base.durable import put_in_place, replace_file
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import AgentPath, to_name, to_text
-from fusebackend.base.relative_paths import is_below, join
+from fusebackend.base.relative_paths import is_below
 from fusebackend.base.stamps import CLOCK, now_ns
 from fusebackend.base.waiting import will_wait
 from fusebackend.databases.sqlite import open_file, transaction
-from fusebackend.history.calls import Calls
 from fusebackend.protocol import (
     RENAME_EXCHANGE,
     ROOT_NODE,
@@ -54,8 +52,6 @@ from fusebackend.protocol import (
     version_of_attr,
 )
 from fusebackend.protocol.versions import COARSE_NS
-from fusebackend.trees.branch_calls import TABLES as CALL_TABLES
-from fusebackend.trees.branch_calls import BranchCall, BranchCalls, BranchChange, ChangeKind, Rows
 from fusebackend.trees.lower_tree import BASE, FIRST_OWN, LowerTree
 from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT, Chunk, allocated_blocks
 from fusebackend.volumes.contents import ATTEMPTS, PIECE_BYTES
@@ -72,9 +68,6 @@ BELOW: Final = "below:"
 
 PAGE_ENTRIES: Final = 1000
 
-MAX_WRITERS: Final = 100
-"""Actors that a branch remembers."""
-
 COPY_BYTES: Final = 256 << 10
 COPY_NAMES: Final = 256
 """The mount's loop copies up no larger live file, and no live directory with so many names: that takes some ms."""
@@ -88,11 +81,8 @@ _TABLES: Final = (
         parent INTEGER NOT NULL, name BLOB NOT NULL, node INTEGER NOT NULL, mode INTEGER NOT NULL,
         mtime_ns INTEGER NOT NULL, ctime_ns INTEGER NOT NULL, size INTEGER NOT NULL, version INTEGER NOT NULL,
         PRIMARY KEY (parent, name)) WITHOUT ROWID""",
-    "CREATE TABLE IF NOT EXISTS writer (name BLOB PRIMARY KEY) WITHOUT ROWID",
-    *CALL_TABLES,
 )
-"""`origin`: an `Origin` each; `lower_dentry`: a live directory's entries when they were copied up; `writer`: a word for
-each actor that has changed something; the last ones are those of `branch_calls.py`."""
+"""`origin`: an `Origin` each; `lower_dentry`: a live directory's entries when they were copied up."""
 
 _ROUTES: Final = """CREATE TABLE IF NOT EXISTS branch_route (
     prefix BLOB PRIMARY KEY, snapshot BLOB, number INTEGER NOT NULL, time_ns INTEGER NOT NULL) WITHOUT ROWID"""
@@ -169,22 +159,16 @@ class _Buffer(DirtyBuffer):
         """Those that have changed; None for one that is gone."""
         self.listed: list[tuple[int, bytes, Attr]] = []
         """Entries of live directories that were copied up: directory, name, attributes."""
-        self.writers: list[str] = []
-        """Those that have not been here before."""
-        self.noted = Rows()
         self.followed: int | None = None
         """The merge whose renames are in `origins`."""
 
     def __bool__(self) -> bool:
-        noted = self.origins or self.writers or self.noted.changes
-        return bool(noted) or self.followed is not None or super().__bool__()
+        return bool(self.origins) or self.followed is not None or super().__bool__()
 
     def write(self, db: sqlite3.Connection, new_row: Callable[[], int], newest: Newest) -> None:
         super().write(db, new_row, newest)
         if self.followed is not None:
             db.execute("INSERT OR REPLACE INTO meta VALUES ('followed', ?)", (self.followed,))
-        db.executemany("INSERT OR IGNORE INTO writer VALUES (?)", [(to_name(name),) for name in self.writers])
-        self.noted.write(db)
         gone = [(node,) for node, origin in self.origins.items() if origin is None]
         db.executemany("DELETE FROM origin WHERE node = ?", gone)
         rows = [
@@ -223,9 +207,6 @@ class BranchVolume(SqliteVolume):
         self.routes = tuple(routes)
         self.created_ns = now_ns()
         """When the branch was made, since the epoch."""
-        self.authors: Calls | None = None
-        """Know the call of the change that is being made; None while nothing does."""
-        self._writers: set[str] = set()
         self._origins: dict[int, Origin] = {}
         self._seen: dict[int, Stamp] = {}  # of live files, in this session
         self._fresh = _Fresh()
@@ -267,8 +248,6 @@ class BranchVolume(SqliteVolume):
                 self._db.execute(gone)
                 self._db.execute("INSERT OR IGNORE INTO meta VALUES ('created_ns', ?)", (self.created_ns,))
             self.created_ns = self._scalar("SELECT value FROM meta WHERE key = 'created_ns'")
-            self._writers = {to_text(name) for (name,) in self._db.execute("SELECT name FROM writer")}
-            self._calls = BranchCalls(self._db)
             rows = self._db.execute("SELECT * FROM origin").fetchall()
         for node, path, own, names, limit, base, *stamp in rows:
             mtime_ns, ctime_ns, size, version = stamp
@@ -302,7 +281,6 @@ class BranchVolume(SqliteVolume):
             target = opened.enter_context(contextlib.closing(open_file(new, "mode=rwc")))
             source.backup(target)
             target.execute("DELETE FROM meta WHERE key = 'created_ns'")
-            target.execute("DELETE FROM branch_call_of")
         put_in_place(new, path)
 
     # -- for a merge, and for what is shown of a branch --------------------------------------------------------
@@ -322,85 +300,6 @@ class BranchVolume(SqliteVolume):
         """Return the origin of a live file whose bytes were kept, also of one that the branch has deleted since."""
         origin = self._origins.get(node)
         return origin if origin is not None and origin.base else None
-
-    @property
-    def writers(self) -> list[str]:
-        """Words for the actors that have changed something in it, in the order of the alphabet."""
-        with self.lock:
-            return sorted(self._writers)
-
-    def _note_writer(self, name: str) -> None:
-        if name and name not in self._writers and len(self._writers) < MAX_WRITERS:
-            self._writers.add(name)
-            self._dirty.writers.append(name)
-            self._note(1, 0)
-
-    def _noted(
-        self, kind: ChangeKind, node: int, old: tuple[int, bytes] = (0, b""), new: tuple[int, bytes] = (0, b"")
-    ) -> None:
-        """Note a change that was made, by its call. See `BranchCalls.note`."""
-        if self.authors is not None and self._calls.note(self._dirty.noted, self.authors, kind, node, old, new):
-            self._note(1, 0)
-
-    def calls(self) -> list[BranchCall]:
-        """Return the calls that have changed something in it, the newest first."""
-        with self.lock:
-            self.write_back()
-            with sqlite_errors():
-                return list(self._calls.all(self._db))
-
-    def changes(self, call: int | None = None, after: int = 0, limit: int = -1) -> list[BranchChange]:
-        """Return the changes of a call, or of all, after one of this number. Their paths: `paths_of_change`."""
-        with self.lock:
-            self.write_back()
-            chosen, values = ("number > ?", [after]) if call is None else ("call = ? AND number > ?", [call, after])
-            select = f"SELECT * FROM branch_change WHERE {chosen} ORDER BY number LIMIT ?"
-            with sqlite_errors():
-                return list(map(BranchChange._make, self._db.execute(select, (*values, limit))))
-
-    def paths_of_change(self, change: BranchChange) -> tuple[bytes, bytes]:
-        """Return the path of a change and, of a rename, the new one: where the directories are now, without a slash at
-        the beginning. A file of which bytes or attributes were changed is shown under one of its names."""
-        with self.lock:
-            self.write_back()
-            if not change.parent:
-                return self._place_of(change.node), b""
-            to_path = self._joined(change.to_parent, change.to_name) if change.to_parent else b""
-            return self._joined(change.parent, change.name), to_path
-
-    def _joined(self, parent: int, name: bytes, seen: frozenset[int] = frozenset()) -> bytes:
-        return join(self._place_of(parent, seen), name)
-
-    def _place_of(self, node: int, seen: frozenset[int] = frozenset()) -> bytes:
-        """Return the path of a file: by its name in the branch, else by that below, else by its last name."""
-        names: list[bytes] = []
-        way, place = set(seen), b""
-        while node != ROOT_NODE and node not in way:
-            way.add(node)
-            found = self._db.execute("SELECT parent, name FROM dentry WHERE node = ?", (node,)).fetchone()
-            if found is None:
-                if below := self.lower.path(node) if node < FIRST_OWN else None:
-                    place = self._moved(below)
-                    break
-                last = "SELECT parent, name FROM branch_change WHERE node = ? AND parent ORDER BY number DESC LIMIT 1"
-                found = self._db.execute(last, (node,)).fetchone()
-                if found is None:
-                    break
-            node = found[0]
-            names.append(found[1])
-        return functools.reduce(join, reversed(names), place)
-
-    def _moved(self, path: bytes) -> bytes:
-        """Return where a path of the lower tree is in the branch: a directory above it may have another name."""
-        names, number, at = path.split(b"/"), ROOT_NODE, b""
-        for name in names[:-1]:
-            try:
-                number = self.lower.find(number, name).node
-            except OSError:
-                return path
-            found = self._db.execute("SELECT parent, name FROM dentry WHERE node = ?", (number,)).fetchone()
-            at = join(at, name) if found is None else self._joined(found[0], found[1], frozenset({number}))
-        return join(at, names[-1])
 
     def kept_below(self, node: int) -> str | None:
         with self.lock:
@@ -753,18 +652,9 @@ class BranchVolume(SqliteVolume):
             inode.size, inode.blocks, inode.mtime_ns = attr.size, attr.blocks, attr.mtime_ns
             self._renewed(inode)
 
-    def _changed(self, inode: Inode) -> None:
-        if self.authors is not None:
-            self._note_writer(self.authors.current().actor.word)
-        super()._changed(inode)
-
     def _accessed(self, inode: Inode) -> None:
         if self._is_own(inode.node):
-            authors, self.authors = self.authors, None  # reading is no change
-            try:
-                super()._accessed(inode)
-            finally:
-                self.authors = authors
+            super()._accessed(inode)
 
     def access_due(self, attr: Attr) -> bool:
         return self._is_own(attr.node) and super().access_due(attr)
@@ -884,32 +774,24 @@ class BranchVolume(SqliteVolume):
         self, parent: int, name: bytes, mode: int, caller: Caller, acls: Mapping[bytes, bytes] | None = None
     ) -> Inode:
         self._before_change(parent)
-        inode = super()._make(parent, name, mode, caller, acls)
-        self._noted("create", inode.node, (parent, name))
-        return inode
+        return super()._make(parent, name, mode, caller, acls)
 
     def link(self, node: int, new_parent: int, new_name: bytes) -> Attr:
         with self.lock:
             self._before_change(new_parent, self._place_below(node))
-            attr = super().link(node, new_parent, new_name)
-            self._noted("create", node, (new_parent, new_name))
-            return attr
+            return super().link(node, new_parent, new_name)
 
     def unlink(self, parent: int, name: bytes) -> None:
         with self.lock:
             self._require_no_place(parent, name)
             self._before_removal(parent, name)
-            node = self._child(parent, name)
             super().unlink(parent, name)
-            self._noted("remove", node or 0, (parent, name))
 
     def rmdir(self, parent: int, name: bytes) -> None:
         with self.lock:
             self._require_no_place(parent, name)
             self._before_removal(parent, name)
-            node = self._child(parent, name)
             super().rmdir(parent, name)
-            self._noted("remove", node or 0, (parent, name))
 
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
         with self.lock:
@@ -918,35 +800,14 @@ class BranchVolume(SqliteVolume):
                 self._require_no_place(new_parent, new_name)
             self._before_removal(parent, name)
             self._before_removal(new_parent, new_name)
-            node = self._child(parent, name) or 0
             super().rename(parent, name, new_parent, new_name, flags)
-            if (parent, name) != (new_parent, new_name):
-                kind: ChangeKind = "exchange" if flags & RENAME_EXCHANGE else "rename"
-                self._noted(kind, node, (parent, name), (new_parent, new_name))
 
     def setattr(self, node: int, changes: AttrChanges) -> Attr:
         with self.lock:
             inode = self._inode(node)
             if changes.size is not None and stat.S_ISREG(inode.mode):
                 self._own_bytes(inode)
-            attr = super().setattr(node, changes)
-            if attr.nlink and changes.size is None:
-                self._noted("attributes", node)
-            return attr
-
-    def setxattr(self, node: int, name: bytes, value: bytes) -> None:
-        with self.lock:
-            has_name = self._inode(node).nlink
-            super().setxattr(node, name, value)
-            if has_name:
-                self._noted("attributes", node)
-
-    def removexattr(self, node: int, name: bytes) -> None:
-        with self.lock:
-            has_name = self._inode(node).nlink
-            super().removexattr(node, name)
-            if has_name:
-                self._noted("attributes", node)
+            return super().setattr(node, changes)
 
     # -- storage: bytes ----------------------------------------------------------------------------------------
 
@@ -1049,13 +910,9 @@ class BranchVolume(SqliteVolume):
     def _put(self, inode: Inode, offset: int, data: bytes) -> None:
         self._own_bytes(inode)
         super()._put(inode, offset, data)
-        if inode.nlink:
-            self._noted("content", inode.node)
 
     def _resize(self, inode: Inode, size: int) -> None:
         super()._resize(inode, size)
-        if inode.nlink:
-            self._noted("content", inode.node)
         inode.blocks = max(inode.blocks, 0)  # the file below may count them in another way
         origin = self._origins.get(inode.node)
         if origin is not None and origin.limit is not None and size < origin.limit:

@@ -22,7 +22,6 @@ from typing import Final, Protocol
 from fusebackend.base.durable import put_in_place
 from fusebackend.base.paths import ROOT, AgentPath, to_text
 from fusebackend.base.stamps import TICK_NS
-from fusebackend.history.calls import Calls
 from fusebackend.protocol import NAME_MAX_BYTES, BranchInfo, SnapshotVolume, Volume
 from fusebackend.trees.base_tree import BaseTree
 from fusebackend.trees.branch_volume import UNFINISHED, BranchRoute, BranchVolume, read_routes
@@ -120,8 +119,6 @@ class Branches:
         self._open: dict[str, BranchVolume] = {}
         self._broken: dict[str, str] = {}
         self._needs: dict[str, frozenset[str]] = {}  # branch → the snapshots below it
-        self.authors: Calls | None = None
-        """Know whose changes are made; see `BranchVolume.authors`."""
         self.past: Past | None = None
         """Knows states before the present; None while nothing does."""
         self.compare: Callable[[str], tuple[int, int]] | None = None
@@ -242,7 +239,6 @@ class Branches:
         except BaseException:
             volume.close()
             raise
-        volume.authors = self.authors
         self._open[name] = volume
 
     # -- changes -----------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ KINDS = [MEMORY, "sqlite:{tmp}/volume.db", "dir:{tmp}/files"]
 live."""
 
 MANUAL = ["snapshots=manual"]
+RECORDED = ["history=on", *MANUAL]
 STEPS = amount("FUSEBACKEND_BRANCH_STEPS", day=60, night=1000)
 
 SCENE = r"""
@@ -89,8 +90,8 @@ def files(mounted: Mounted) -> Iterator[Client]:
     mounts.empty(mounted.path, "notes")
 
 
-def tree(mounted: Mounted, name: str) -> Path:
-    return mounted.path / ".fusebackend/branches" / name
+def branch_of(path: Path, name: str) -> Path:
+    return path / ".fusebackend/branches" / name
 
 
 class TestRealWork:
@@ -98,7 +99,7 @@ class TestRealWork:
         sh(SCENE, mounted.path)
         (mounted.path / "notes/note").write_text("note")
         files.create_branch("work")
-        copy, branch = tmp_path / "copy", tree(mounted, "work")
+        copy, branch = tmp_path / "copy", branch_of(mounted.path, "work")
         sh(f"cp -a '{branch}' '{copy}'", tmp_path)
         before = trees.snapshot(mounted.path)
         source = random.Random(7)
@@ -129,7 +130,7 @@ class TestLife:
             sh(SCENE, first.path)
             with fusebackend.connect(first.path) as files:
                 files.create_branch("work")
-            branch = tree(first, "work")
+            branch = branch_of(first.path, "work")
             for number in range(20):
                 with (branch / f"src/file{number}").open("wb") as file:
                     file.write(b"%d" % number * 10_000)
@@ -160,7 +161,7 @@ class TestLife:
         ):
             (found,) = files.branches()
             assert found.error is not None and "does not have snapshot" in found.error
-            assert not tree(second, "work").exists()
+            assert not branch_of(second.path, "work").exists()
             failed = command("exec", "--mount", second.path, "--branch", "work", "--", "ls")
             assert failed.returncode == 1 and "can't be used" in failed.stderr
             files.delete_branches("work")
@@ -174,7 +175,7 @@ class TestLife:
             sh(SCENE, first.path)
             with fusebackend.connect(first.path) as files:
                 files.create_branch("one")
-                one, two = tree(first, "one"), tree(first, "two")
+                one, two = branch_of(first.path, "one"), branch_of(first.path, "two")
                 sh("rm -r src/deep; mv docs papers; echo more >> src/one; chmod 700 empty; echo new > new", one)
                 with (one / "src/large").open("r+b") as file:  # not synced, and still open
                     file.seek(100_000)
@@ -218,32 +219,13 @@ class TestCommand:
         assert done.returncode == 7, done.stderr
         assert done.stdout.split() == [str(mounted.path), "before", "file", "new", "notes/"]
         assert not (mounted.path / "new").exists()
-        assert (tree(mounted, "work") / "new").exists()
+        assert (branch_of(mounted.path, "work") / "new").exists()
         inside = mounted.path / "sub"
-        for top in (mounted.path, tree(mounted, "work")):
+        for top in (mounted.path, branch_of(mounted.path, "work")):
             (top / "sub").mkdir()
         assert command("shell", "--branch", "work", "pwd", cwd=inside).stdout == f"{inside}\n"
         missing = command("shell", "--mount", mounted.path, "--branch", "work", "no such program")
         assert missing.returncode == 126 and missing.stderr.startswith("Error: 'no such program'")
-
-
-# --------------------------------------------------------------------------------------------------------------
-# The calls in a branch: their actors and changes
-# --------------------------------------------------------------------------------------------------------------
-
-RECORDED = ["history=on", "snapshots=manual"]
-
-
-def branch_of(path: Path, name: str) -> Path:
-    return path / ".fusebackend/branches" / name
-
-
-def changed(files: Client, branch: str) -> list[tuple[str, set[tuple[str, str, str | None]]]]:
-    """Return the agents of the branch's calls with what each has changed, the oldest first."""
-    return [
-        (call.actor.agent, {(each.change, each.path, each.to_path) for each in files.changes(call.call, branch=branch)})
-        for call in reversed(files.log(branch=branch))
-    ]
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -296,7 +278,7 @@ def test_a_branch_puts_nothing_on_the_mounts_own_directory(two_routes: Mounted) 
 
 
 def test_a_merge_names_the_writers_of_the_branch(serve: Serve) -> None:
-    """By a verb and by the kernel, also in a copy of it. Readers are not named."""
+    """By a verb and by the kernel. Readers are not named."""
     path = serve("memory:", options=["history=on", "snapshots=manual"]).path
     branch = "/.fusebackend/branches/idea"
     with fusebackend.connect(path) as files:
@@ -309,10 +291,9 @@ def test_a_merge_names_the_writers_of_the_branch(serve: Serve) -> None:
         name = files.begin_call("work", id="t", agent="coder")
         sh("cat planner; echo written >> planner", Path(f"{path}{branch}"))
         files.end_call(name)
-        files.create_branch("copy", "idea")
-        merged = files.merge_branch("copy")
+        merged = files.merge_branch("idea")
         (call,) = files.log([merged.call or ""])
-        assert call.title == "merge branch 'copy', written by coder, planner, reviewer"
+        assert call.title == "merge branch 'idea', written by coder, planner, reviewer"
         assert [each.calls for each in files.blame("/planner").lines] == [[merged.call]] * 2
 
 

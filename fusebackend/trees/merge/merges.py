@@ -12,9 +12,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from fusebackend.base.paths import AgentPath, normalise, to_name, to_text
+from fusebackend.base.paths import AgentPath, join, normalise, to_name, to_text
 from fusebackend.base.relative_paths import is_below
 from fusebackend.history.calls import OpenCall
+from fusebackend.history.history_file import Filter
 from fusebackend.history.recorder import Recorder
 from fusebackend.protocol import MergeResult, UndoConflict, UndoneChange, Volume
 from fusebackend.trees.branch_volume import BranchVolume
@@ -124,9 +125,15 @@ class Merges:
         if self._recorder is None:
             yield MergeRecords()
             return
-        with self._recorder.calls.inside("merge", _title(name, self._branches.volume(name).writers)) as call:
+        with self._recorder.calls.inside("merge", _title(name, self._writers(name))) as call:
             calls[:] = [call]
             yield MergeRecords(self._recorder, call)
+
+    def _writers(self, name: str) -> list[str]:
+        """Return words for the actors that have changed something in a branch, as long as the history knows them."""
+        assert self._recorder is not None
+        calls = self._recorder.history.calls(None, Filter(paths=(join(self._branches.path, name),)))
+        return sorted({call.actor.word for call in calls} - {""})
 
     def compare(self, name: str) -> tuple[int, int]:
         """Return how many conflicts a merge of a branch would find, and how many changes it would make.

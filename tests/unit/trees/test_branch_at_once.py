@@ -20,7 +20,6 @@ from fusebackend.base.waiting import WouldWait, at_once
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, Volume
 from fusebackend.testing.branches.branched import Branched
 from fusebackend.trees import branch_volume
-from fusebackend.trees.branch_calls import BranchChange
 from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.vfs.calls.executor import RouteExecutor
 from fusebackend.vfs.handles import FileHandle
@@ -105,16 +104,6 @@ def test_a_large_file_is_not_copied_at_once(make: Callable[[], BranchVolume], tm
     at_once(lambda: branch.write(file, 8, b"xyz"))
     assert branch.read(file, 0, len(large)) == large[:5] + b"xyzxyz" + large[11:]
     branch.release(file, os.O_RDWR)
-
-
-def test_a_change_far_down_has_a_path(make: Callable[[], BranchVolume]) -> None:
-    """Further down than Python's stack has levels."""
-    branch = make()
-    node = node_at(branch, "deep")
-    for _ in range(1_100):
-        node = branch.mkdir(node, b"d", 0o755, ME).node
-    change = BranchChange(1, 1, 0, "create", 0, node, b"file", 0, b"")
-    assert branch.paths_of_change(change) == (b"deep" + b"/d" * 1_100 + b"/file", b"")
 
 
 CHANGES_OF_NAMES: dict[str, Callable[[BranchVolume, int, int], Any]] = {
