@@ -1,4 +1,4 @@
-"""A disk that fails in the middle of an operation: it has changed nothing, in memory and in the file. And the power goes.
+"""A disk that fails in the middle of an operation has changed nothing, in memory and in the file. And the power goes.
 
 `test_volume_model.py` and `test_branch_volume.py` have the same with random operations.
 """
