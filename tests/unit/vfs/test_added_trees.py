@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import trio
 from fakekernel import FakeKernel
+from for_each import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onloop import listed, run, walk
@@ -21,6 +22,7 @@ from together import together
 
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.base.paths import ROOT, AgentPath
+from fusebackend.config import MountSettings
 from fusebackend.protocol import RENAME_EXCHANGE, Attr, AttrChanges, Caller, Features
 from fusebackend.rules.view import View
 from fusebackend.testing.posix.case import fails
@@ -535,3 +537,32 @@ def test_both_trees_show_the_same_after_any_changes(seed: int) -> None:
             assert await shape(ROOT_INODE) == await shape(root)
 
     run(all_steps())
+
+
+# -- the options of the trees directory --------------------------------------------------------------------------------
+
+
+@for_each("name", [".mount", "a b", "ä" * 127, "\udcff", "a~", "..."])
+def test_names(name: str) -> None:
+    assert MountSettings(trees_name=name).shown_trees == ("hidden", name)
+
+
+@for_each(
+    ("options", "message"),
+    [
+        ({"trees": "no"}, "trees = 'no': give one of hidden, visible, off"),
+        ({"trees": True}, "trees = True: give one of hidden, visible, off"),
+        ({"trees_name": ""}, "trees_name = '' is no name of a directory; give one name, such as '.fusebackend'"),
+        ({"trees_name": ".."}, "trees_name = '..' is no name of a directory; give"),
+        ({"trees_name": "a/b"}, "trees_name = 'a/b' holds a slash; give"),
+        ({"trees_name": "a\0"}, "trees_name = 'a\\x00' holds a NUL; give"),
+        ({"trees_name": "~a"}, "trees_name = '~a' begins with '~', which no path of an agent does; give"),
+        ({"trees_name": "ä" * 128}, f"trees_name = {'ä' * 128!r} is longer than 255 bytes; give"),
+        ({"trees_name": "\ud800"}, "trees_name = '\\ud800' is no text; give"),
+        ({"trees_name": 7}, "trees_name = 7 is int and not text; give"),
+    ],
+)
+def test_refusals(options: dict, message: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        MountSettings(**options)
+    assert str(refused.value).startswith(message) and "\n" not in str(refused.value)
