@@ -37,10 +37,7 @@ def work(server: tuple[Path, Kind], request: pytest.FixtureRequest) -> Work:
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a git repository of `SOURCES` files, on a plain directory."""
     root = tmp_path_factory.mktemp("sources")
-    trees.make_sources(root, SOURCES)
-    trees.git(root, "init", "--quiet", "--initial-branch=main")
-    trees.git(root, "add", ".")
-    trees.git(root, "commit", "--quiet", "--message=sources")
+    trees.make_repository(root, SOURCES)
     return root
 
 

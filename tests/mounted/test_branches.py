@@ -257,15 +257,6 @@ def created(server: Mounted, name: str = "work") -> Path:
     return Path(run(server, "branch", "create", name).splitlines()[0])
 
 
-def change(top: Path) -> None:
-    (top / "notes" / "plan.md").write_text(LINES.replace("line 3\n", "branch\n"))
-    (top / "notes").rename(top / "papers")
-    (top / "old.txt").unlink()
-    (top / "run.sh").chmod(0o755)
-    (top / "new").mkdir()
-    (top / "new" / "file").write_text("new\n")
-
-
 def test_a_branch_puts_nothing_on_the_mounts_own_directory(two_routes: Mounted) -> None:
     created(two_routes)
     with fusebackend.connect(two_routes.path) as files:

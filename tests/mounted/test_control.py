@@ -413,17 +413,6 @@ def _written(path: Path, text: str) -> Path:
     return path
 
 
-def test_more_absent_names_than_are_remembered(mount, cached, outside):
-    names = [f"absent-{number}" for number in range(25_000)]
-    for name in names:
-        assert not os.path.exists(mount.path / name)
-    (outside / names[0]).write_text("first")
-    (outside / names[-1]).write_text("last")
-    cached.invalidate("/")
-    assert (mount.path / names[0]).read_text() == "first"
-    assert (mount.path / names[-1]).read_text() == "last"
-
-
 def test_only_the_route_that_is_meant(serve, tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
