@@ -19,9 +19,7 @@ from two_faces import TwoFaces, two_faces
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Kind]]:
     """Serve one mount for all tests of a volume, with a second volume below `other`."""
     kind = KINDS[request.param]
-    tmp = tmp_path_factory.mktemp(request.param)
-    (tmp / "files").mkdir()
-    with mounts.mounted(tmp / "mnt", kind.url.format(tmp=tmp), routes={"/other": "memory:"}) as server:
+    with mounts.of_kind(request, tmp_path_factory, kind.url, routes={"/other": "memory:"}) as server:
         yield server.path, kind
 
 

@@ -74,11 +74,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture(scope="module", params=KINDS)
 def mounted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
-    tmp = tmp_path_factory.mktemp("branches")
-    (tmp / "files").mkdir()
-    limit_s = mounts.LIFE_LIMIT_S + STEPS
-    url, routes = request.param.format(tmp=tmp), {"/notes": "memory:"}
-    with mounts.mounted(tmp / "mnt", url, routes=routes, options=MANUAL, limit_s=limit_s) as server:
+    limits = {"options": MANUAL, "limit_s": mounts.LIFE_LIMIT_S + STEPS}
+    with mounts.of_kind(request, tmp_path_factory, request.param, routes={"/notes": "memory:"}, **limits) as server:
         yield server
 
 

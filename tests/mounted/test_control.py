@@ -492,10 +492,10 @@ def test_several_calls_a_stream_and_an_error(shell):
 
 def test_a_subscription(shell):
     output = shell(r"""
+        touch "$mount/said"
         ( echo '{"jsonrpc":"2.0","id":1,"method":"subscribe","params":{"path":"/notes"}}'
-          sleep 1
-          echo hi > "$mount/notes/n"
-          sleep 1 ) | socat -t 1 - "UNIX-CONNECT:$socket" > "$mount/said"
+          until grep -q /notes/n "$mount/said"; do echo hi > "$mount/notes/n"; sleep 0.05; done
+        ) | socat -t 1 - "UNIX-CONNECT:$socket" > "$mount/said"
         jq -rn 'first(inputs | select(.method == "change")) | .params.event.path' "$mount/said"
     """)
     assert output == "/notes/n\n"

@@ -468,7 +468,7 @@ def test_a_killed_server_takes_its_commands_along(tmp_path: Path) -> None:
 
 
 def test_a_hung_route_does_not_keep_its_command_for_ever(tmp_path: Path) -> None:
-    with commands(tmp_path / "mnt", "memory:", "/hung/=python:hanging:backend", deadline_s=3) as shell:
+    with commands(tmp_path / "mnt", "memory:", "/hung/=python:hanging:backend", deadline_s=1.5) as shell:
         begin = time.monotonic()
         result = shell.run("echo begun; ls /hung", timeout=1)
         assert (result["exit_code"], time.monotonic() - begin < 20) == (124, True)
