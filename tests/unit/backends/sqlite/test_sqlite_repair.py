@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from for_each import for_each
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from nodes import overwrite
 from profiles import examples
@@ -219,7 +219,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60))
 @example(["INSERT OR IGNORE INTO place VALUES (-5, 0, 1)"])
 @given(statements=st.lists(STATEMENTS, min_size=1, max_size=8))
 def test_any_damage_is_mended(sound: Path, tmp_path: Path, statements: list[str]) -> None:
