@@ -307,7 +307,7 @@ class Steps:
                 image = Image("lost", "two calls changed it at the same time")
                 recorder.add(call, prefix, "content", to_name(path), kept._replace(image=image))
                 records.own(call, kept.node, CONTENT)
-        if made:
+        if made and found.place.attr is None:
             self._created(call, found, is_rename, noted)
 
     def _created(self, call: OpenCall, found: _Before, is_rename: bool, noted: _Noted | None) -> None:
@@ -351,8 +351,6 @@ def _created(found: _Before, is_rename: bool) -> Iterator[tuple[AgentPath, int]]
     """Yield the names that are there, where there was none before a verb, and their nodes: directories on the way to a
     path, the path unless it got there by a rename, and all below it. Each name on the way is looked up once."""
     volume, place = found.route.volume, found.place
-    if place.attr is not None:
-        return
     try:
         now = resolve(volume, place.path, follow=False)
     except OSError as error:

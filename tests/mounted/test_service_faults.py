@@ -247,10 +247,6 @@ def check_killed_while_it_renames(serve: Serve, url: str) -> None:
     again.stop()
 
 
-def test_the_server_is_killed_while_it_renames_in_postgres(database: Server, serve: Serve) -> None:
-    check_killed_while_it_renames(serve, f"postgres:{database.dsn()}?volume=renames")
-
-
 def test_the_server_is_killed_while_it_renames_objects(objects: SeaweedFS, serve: Serve) -> None:
     with objects.bucket() as bucket:
         check_killed_while_it_renames(serve, bucket.url())

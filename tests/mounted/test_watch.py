@@ -238,28 +238,6 @@ def test_both_faces_at_once_are_followed(watched: Watched) -> None:
     follow(watched)
 
 
-def test_a_whole_file_backend(tmp_path: Path, serve: Serve) -> None:
-    server = serve("memory:", routes={"/s": "python:seed_backends:DuckBackend"})
-    watched = Watched(server.path)
-    try:
-        watched.sh("cd s; mkdir d; echo one > d/f; mv d/f g; rm g; rmdir d")
-        told = watched.told()
-        assert [event for event in told if event[0] != "modified"] == [
-            ("created", "/s/d/"),
-            ("created", "/s/d/f"),
-            ("moved", "/s/g", "/s/d/f"),
-            ("deleted", "/s/g"),
-            ("deleted", "/s/d/"),
-        ]
-        assert ("modified", "/s/d/f") in told
-        watched.agent.write("/s/h", "one")
-        watched.agent.upload_files([("/s/h", b"two")])
-        watched.agent.delete("/s/h")
-        assert watched.told() == [("created", "/s/h"), ("modified", "/s/h"), ("deleted", "/s/h")]
-    finally:
-        watched.close()
-
-
 @pytest.mark.alone
 def test_the_memory_of_a_name(tmp_path: Path, serve: Serve) -> None:
     """The names kept for events cost little memory for each inode that the kernel knows."""

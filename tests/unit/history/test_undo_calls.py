@@ -568,6 +568,24 @@ def test_a_change_by_another_name_since_is_a_conflict(recorded: Recorded, files:
     assert recorded.files.dump() == after
 
 
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_name_that_went_beside_a_call_that_was_taken_back(recorded: Recorded, files: Files, replaces: bool) -> None:
+    """The record of it has the bytes of the call beside it, whose undo has removed the last name of the file."""
+    files.write("/one", b"before")
+    files.write("/new", b"new")
+    first, second = (Agent(recorded, "beside", each) for each in "ab")
+    first.do(lambda: files.write("/before", b""))
+    second.do(lambda: files.make(("link", "/one", "/other"), ("append", "/other", b" and after")))
+    first.do(lambda: files.rename("/new", "/one") if replaces else files.remove("/one"))
+    calls = [first.end(), second.end()]
+    assert recorded.undoing.undo(calls[1:]).conflicts == []
+    restart(recorded)
+    after = recorded.files.dump()
+    (conflict,) = recorded.undoing.undo(calls[:1]).conflicts
+    assert (conflict.path, conflict.reason.partition(",")[0]) == ("/one", "was one of several names of a file")
+    assert recorded.files.dump() == after
+
+
 @pytest.mark.parametrize("recorded", ["dir"], indirect=True)
 def test_a_link_from_outside_of_the_route_is_named(recorded: Recorded, files: Files) -> None:
     """As a package manager links its cache into a project."""
