@@ -38,7 +38,6 @@ from fusebackend.backends import (
 from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.base import budget
 from fusebackend.base.paths import AgentPath, PathError, is_below, normalise, parent_and_name
-from fusebackend.composite.backend import NO_EXECUTION
 from fusebackend.composite.route_table import RouteTable
 from fusebackend.integrations.deepagents import adopt
 from fusebackend.protocol import ROOT_NODE, Caller, Change
@@ -744,23 +743,6 @@ def test_execute_of_a_stranger_that_has_it():
         return (await composite.aexecute("ls")).path
 
     assert anyio.run(run, backend="trio") == "ls"
-
-
-@pytest.mark.parametrize("default", [InMemoryBackend(), CompositeBackend(InMemoryBackend()), StateBackend])
-def test_a_default_that_can_not_execute_says_so_in_the_seeds_words(default):
-    composite = CompositeBackend(default, {"/shell/": Shell()})
-    with pytest.raises(NotImplementedError) as refusal:
-        composite.execute("ls")
-    assert str(refusal.value) == NO_EXECUTION
-    with pytest.raises(NotImplementedError):
-        _ = composite.id
-
-    async def run():
-        with pytest.raises(NotImplementedError) as refusal:
-            await composite.aexecute("ls")
-        assert str(refusal.value) == NO_EXECUTION
-
-    anyio.run(run)
 
 
 # -- mounts ----------------------------------------------------------------------------------------------------
