@@ -23,7 +23,7 @@ from profiles import examples
 from threadcases import Bench, bench, record
 
 from fusebackend.protocol import Caller
-from fusebackend.remote.keys import arrange, name_of
+from fusebackend.remote.keyed import arrange, name_of
 
 ODD_THREADS = ["t/1", "", ".", "..", "a%2Fb", "漢字", "line\nbreak", "x" * 300, "é" * 200, "~home", "%"]
 if sys.platform != "win32":
