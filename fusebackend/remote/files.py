@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import stat
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from functools import partial
@@ -65,7 +66,7 @@ class Files:
                 else:
                     self._tree.detach(entry)
 
-    def look(self, entry: Entry, *, fetch: bool = False) -> None:
+    def look(self, entry: Entry, *, fetch: bool = False) -> Head:
         """See which version the remote has now. ESTALE when it has none.
 
         Args:
@@ -81,6 +82,14 @@ class Files:
                 self._tree.detach(entry)
             raise oserror(errno.ESTALE, entry.key)
         self._looked(entry, head)
+        return head
+
+    def _look_at_file(self, entry: Entry, *, fetch: bool = False) -> Head:
+        """`look`; ELOOP for a link, which a listing takes for a file."""
+        head = self.look(entry, fetch=fetch)
+        if stat.S_ISLNK(entry.mode):
+            raise oserror(errno.ELOOP, entry.name)
+        return head
 
     def _looked(self, entry: Entry, head: Head) -> None:
         if head.etag != entry.etag:
@@ -98,7 +107,7 @@ class Files:
             if entry.conflicted:
                 raise oserror(errno.ESTALE, entry.key)
             if not entry.is_dir and not entry.dirty and not entry.unlinked:
-                self.look(entry, fetch=flags & os.O_ACCMODE == os.O_RDONLY)
+                self._look_at_file(entry, fetch=flags & os.O_ACCMODE == os.O_RDONLY)
             with self._tree.lock:
                 entry.opens += 1
             self.admit(entry, flags)
@@ -295,22 +304,22 @@ class Files:
         entry.resize(size)
         entry.etag, entry.seen, entry.local, entry.doubted = etag, OWN, False, False
 
-    def rewrite(self, entry: Entry, change: Callable[[Callable[[], bytes]], bytes]) -> None:
-        """Give a file other bytes in one step.
+    def rewrite(self, entry: Entry, change: Callable[[Callable[[], bytes]], bytes], *, reads: bool = False) -> None:
+        """Give a file other bytes in one step. ELOOP for a link that a listing took for a file.
 
         Args:
             change: makes them of a function that reads the current ones. It is called again when others were faster;
                 its exceptions leave the file alone.
+            reads: it calls that function.
         """
         with self._gate.passing(), entry.lock:
             if entry.conflicted:
                 raise oserror(errno.ESTALE, entry.key)
             for _ in range(ATTEMPTS):
-                if not entry.dirty:
-                    self.look(entry)
+                head = None if entry.dirty else self._look_at_file(entry, fetch=reads)
                 before = entry.mtime_ns
                 try:
-                    data = change(partial(self._bytes, entry))
+                    data = change(partial(self._bytes, entry, head))
                     entry.mtime_ns = now_ns()
                     with closing(Buffer(data)) as buffer:
                         etag = self.uploads.put(entry, entry.key, buffer, entry.etag)
@@ -329,9 +338,11 @@ class Files:
                 return
         raise oserror(errno.EAGAIN, entry.key)
 
-    def _bytes(self, entry: Entry) -> bytes:
+    def _bytes(self, entry: Entry, head: Head | None) -> bytes:
         if entry.buffer is not None:
             return entry.buffer.read(0, entry.buffer.size)
+        if head is not None and head.content is not None:
+            return bytes(head.content)
         return b"".join(self._remote.load(entry.key, entry.etag)) if entry.size else b""
 
     def restamp(self, entry: Entry) -> None:

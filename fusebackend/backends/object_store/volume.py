@@ -58,6 +58,7 @@ class BucketRemote(Remote):
         exact_sizes=True,
         keeps_attributes=True,
         keeps_directories=True,
+        flat_keys=True,
         concurrent=True,
         durable=True,
     )
@@ -132,7 +133,7 @@ class BucketRemote(Remote):
         found, content = fetched
         if content is not None and found.etag is not None:
             self._cache.put_whole(key, found.etag, content)
-        return _head(found, is_dir=False)
+        return _head(found, is_dir=False)._replace(content=content)
 
     def heads(self, wanted: Iterable[tuple[str, int]]) -> Sequence[Head | OSError | None]:
         def ask(key: str) -> Head | None:
