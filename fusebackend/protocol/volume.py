@@ -107,9 +107,8 @@ class Attr:
 
     @property
     def is_brief(self) -> bool:
-        """True of attributes from a listing that does not tell all: mode and owner are defaults, times may be others, and
-        what looks like a regular file may be a symbolic link. `lookup` and `getattr` know. Never true of directories
-        that may be links."""
+        """True of attributes from a listing that does not tell all: mode and owner are defaults, the time may differ,
+        and what looks like a regular file may be a symbolic link. `lookup` and `getattr` know."""
         return False
 
     @property

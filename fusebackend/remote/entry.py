@@ -96,8 +96,8 @@ class Listing:
         return self._sorted[start : start + limit]
 
     def ahead_of(self, name: bytes, limit: int) -> list[bytes]:
-        """The names to ask attributes for with this one: more and more of the next while they are asked for in the order
-        of names, as by `ls -l`, which waits for each."""
+        """The names to ask attributes for with this one: the next ones, and more each time, while they are asked for in
+        the order of names, as `ls -l` does, which waits for each."""
         is_next = self.looked_to is not None and self.after(self.looked_to, 1) == [name]
         self.ahead = min(2 * self.ahead, limit) if is_next else 1
         following = self.after(name, self.ahead - 1)

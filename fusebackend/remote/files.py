@@ -66,7 +66,7 @@ class Files:
                 else:
                     self._tree.detach(entry)
 
-    def look(self, entry: Entry, *, fetch: bool = False) -> Head:
+    def look(self, entry: Entry, *, fetch: bool = False) -> None:
         """See which version the remote has now. ESTALE when it has none.
 
         Args:
@@ -82,14 +82,12 @@ class Files:
                 self._tree.detach(entry)
             raise oserror(errno.ESTALE, entry.key)
         self._looked(entry, head)
-        return head
 
-    def _look_at_file(self, entry: Entry, *, fetch: bool = False) -> Head:
+    def _look_at_file(self, entry: Entry, *, fetch: bool = False) -> None:
         """`look`; ELOOP for a link, which a listing takes for a file."""
-        head = self.look(entry, fetch=fetch)
+        self.look(entry, fetch=fetch)
         if stat.S_ISLNK(entry.mode):
             raise oserror(errno.ELOOP, entry.name)
-        return head
 
     def _looked(self, entry: Entry, head: Head) -> None:
         if head.etag != entry.etag:
@@ -316,10 +314,11 @@ class Files:
             if entry.conflicted:
                 raise oserror(errno.ESTALE, entry.key)
             for _ in range(ATTEMPTS):
-                head = None if entry.dirty else self._look_at_file(entry, fetch=reads)
+                if not entry.dirty:
+                    self._look_at_file(entry, fetch=reads)
                 before = entry.mtime_ns
                 try:
-                    data = change(partial(self._bytes, entry, head))
+                    data = change(partial(self._bytes, entry))
                     entry.mtime_ns = now_ns()
                     with closing(Buffer(data)) as buffer:
                         etag = self.uploads.put(entry, entry.key, buffer, entry.etag)
@@ -338,11 +337,12 @@ class Files:
                 return
         raise oserror(errno.EAGAIN, entry.key)
 
-    def _bytes(self, entry: Entry, head: Head | None) -> bytes:
+    def _bytes(self, entry: Entry) -> bytes:
         if entry.buffer is not None:
             return entry.buffer.read(0, entry.buffer.size)
-        if head is not None and head.content is not None:
-            return bytes(head.content)
+        if self._ranges:  # the reader has what came with the look
+            with closing(self._reader(entry, entry.key)) as reader:
+                return reader.read(0, entry.size)
         return b"".join(self._remote.load(entry.key, entry.etag)) if entry.size else b""
 
     def restamp(self, entry: Entry) -> None:

@@ -493,7 +493,7 @@ class Tree:
     def _saw_marker(self, directory: Entry, marker: Head) -> None:
         ours = directory.seen is OWN and directory.etag == marker.etag
         if not ours and marker.version != directory.seen:
-            directory.stamped = False
+            directory.stamped = not self._abilities.keeps_attributes
         directory.etag, directory.seen = marker.etag, marker.version
 
     def _drop_listing(self, directory: Entry) -> None:
@@ -527,7 +527,9 @@ class Tree:
         ours, entry.seen = entry.seen is OWN, info.version
         exact = self._abilities.exact_sizes
         if info.etag is not None and info.etag == entry.etag:
-            entry.stamped = entry.stamped and ours  # else stored again, perhaps with other attributes
+            entry.stamped = entry.stamped and (
+                ours or not self._abilities.keeps_attributes
+            )  # else stored again, perhaps with other attributes
             return
         entry.doubted = info.etag is None
         if info.etag is None and ours and (not exact or info.size == entry.size):
@@ -587,7 +589,9 @@ class Tree:
                 entry.resize(head.size)
             entry.etag, entry.doubted = head.etag, False
             entry.stamped = True
-            if head.stamp is not None and entry.stamp != head.stamp:
+            if head.stamp is not None and not self._abilities.keeps_attributes:
+                entry.extra = dict(head.stamp.extra)
+            elif head.stamp is not None and entry.stamp != head.stamp:
                 entry.restamp(head.stamp)
                 entry.ctime_ns = max(entry.ctime_ns, head.modified_ns or 0)
             if head.version is not None:

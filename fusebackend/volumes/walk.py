@@ -98,8 +98,8 @@ def names_of(path: str) -> list[bytes]:
 
 
 Needs = Literal["attributes", "type", "name"]
-"""What the caller of a walk needs to know of the last name. `type`: attributes may be brief of a directory. `name`: also
-of a file (`Attr.is_brief`), and the caller opens it: then a link is ELOOP, and is found as one by the next walk."""
+"""What the caller of a walk needs to know of the last name. `type`: attributes of a directory may be brief. `name`:
+those of a file as well (`Attr.is_brief`). Such a caller opens it: ELOOP for a link, which the next walk knows."""
 
 
 def resolve(volume: Volume, path: str, *, follow: bool = True, needs: Needs = "attributes") -> Place:
@@ -216,7 +216,7 @@ def directory_at(volume: Volume, path: bytes, known: dict[bytes, int]) -> int:
     node = known[above]
     for name in reversed(names):
         above += b"/" + name
-        attr = volume.lookup(node, name)
+        attr = volume.lookup_brief(node, name)
         if not attr.is_dir:
             raise oserror(errno.ENOTDIR)
         node = known[above] = attr.node
