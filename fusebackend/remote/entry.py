@@ -62,7 +62,7 @@ class Listing:
     """The names in a directory, in the order of their bytes, and how old they are."""
 
     __slots__ = (
-        "_sorted", "ahead", "changes", "ghosts", "infos", "large", "listed_at", "looked_to", "token", "took_s",
+        "_sorted", "ahead", "changes", "ghosts", "infos", "large", "listed_at", "looked_to", "marker", "token", "took_s",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -71,6 +71,7 @@ class Listing:
         self.took_s = 0.0
         self.token: Hashable = None  # the remote's, from before it was listed
         self.large = False  # listing it takes more than one request
+        self.marker = False  # the sign of the directory itself is stored
         self.changes: dict[bytes, int] = {}  # names that were made or taken away here, and when, by the tree's count
         self.ghosts: set[str] = set()  # directories removed here, and still listed for a while
         self.looked_to: bytes | None = None  # up to this name, attributes were asked for one name after the other, …
@@ -111,7 +112,7 @@ class Entry(Attr):
 
     __slots__ = (
         "base", "buffer", "checked_at", "children", "content", "doubted", "etag", "extra", "forgotten_at", "held",
-        "keeps_attributes", "kept", "link", "listing", "local", "lock", "marker", "name", "opens", "parent", "queued",
+        "keeps_attributes", "kept", "link", "listing", "local", "lock", "name", "opens", "parent", "queued",
         "read_only", "reader", "seen", "segment", "stamped", "target", "tried", "writers",
     )  # fmt: skip
 
@@ -147,7 +148,6 @@ class Entry(Attr):
         # Of a directory.
         self.children: dict[bytes, Entry] = {}
         self.listing = Listing() if is_dir else _NO_LISTING
-        self.marker = False  # its sign is stored
 
         # Of a file.
         self.opens = 0

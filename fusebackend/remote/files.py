@@ -62,7 +62,7 @@ class Files:
                 if head is not None:
                     self._tree.know(entry, head)
                 elif entry.is_dir:
-                    entry.marker, entry.stamped = False, True
+                    entry.listing.marker, entry.stamped = False, True
                 else:
                     self._tree.detach(entry)
 

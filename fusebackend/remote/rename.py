@@ -107,7 +107,7 @@ class Renames:
         assert directory is not None
         if not self._remote.abilities.keeps_directories or (entry.local and not entry.tried):
             return
-        if directory.parent is None or directory.marker:
+        if directory.parent is None or directory.listing.marker:
             return
         with self._tree.lock:
             children = directory.children
@@ -119,7 +119,7 @@ class Renames:
     def put_marker(self, directory: Entry) -> None:
         """Store the sign of a directory, with its attributes."""
         directory.etag = self._remote.make_directory(directory.key, directory.stamp, replace=True)
-        directory.seen, directory.marker = OWN, True
+        directory.seen, directory.listing.marker = OWN, True
 
     def _move(self, entry: Entry, target: Entry | None, new: str) -> list[str]:
         """Move in the remote what it has; keys of empty directories that it could not move."""

@@ -486,7 +486,7 @@ class Tree:
         while self._listed_names > MAX_LISTED_NAMES and len(self._listed) > 1:
             self._drop_listing(next(iter(self._listed)))
         if self._abilities.keeps_directories:
-            directory.marker = contents.marker is not None
+            directory.listing.marker = contents.marker is not None
         if contents.marker is not None:
             self._saw_marker(directory, contents.marker)
 
@@ -576,7 +576,7 @@ class Tree:
         """The remote says this of an entry."""
         with self.lock:
             if entry.is_dir:
-                entry.marker = True
+                entry.listing.marker = True
             elif entry.etag != head.etag or head.etag is None:
                 if entry.etag is not None:
                     entry.touch()

@@ -186,7 +186,7 @@ class RemoteVolume(NativeVolume):
                     self._files.put_new(entry, content)
                 elif self._abilities.keeps_directories:
                     entry.etag = self.remote.make_directory(entry.key, entry.stamp, replace=False)
-                    entry.seen, entry.marker, entry.local = OWN, True, False
+                    entry.seen, entry.listing.marker, entry.local = OWN, True, False
             except FileExistsError:
                 self._tree.distrust(directory)
                 raise
