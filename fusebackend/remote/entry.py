@@ -62,7 +62,8 @@ class Listing:
     """The names in a directory, in the order of their bytes, and how old they are."""
 
     __slots__ = (
-        "_sorted", "ahead", "changes", "ghosts", "infos", "large", "listed_at", "looked_to", "marker", "token", "took_s",
+        "_sorted", "ahead", "changes", "ghosts", "infos", "large", "listed_at", "looked_to", "marker", "token",
+        "took_s",
     )  # fmt: skip
 
     def __init__(self) -> None:
