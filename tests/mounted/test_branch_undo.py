@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from programs import as_call, command, sh
 from trees import snapshot
 
 import fusebackend
+from fusebackend.config import branches_directory
 from fusebackend.control.client.client import Client
 
 pytestmark = pytest.mark.mounted
@@ -199,6 +201,35 @@ def test_a_branch_begins_with_the_state_before_a_call_in_another(tmp_path: Path,
         if "store" in kind:  # times of live files are those of the store's next server
             kept, before = ({name: each._replace(mtime_ns=0) for name, each in tree.items()} for tree in (kept, before))
         assert kept == before
+
+
+def test_changes_that_a_kill_has_prevented_stand_in_no_way(tmp_path: Path) -> None:
+    url, branch = f"sqlite:{tmp_path}/volume.db", tmp_path / "mnt" / BRANCHES[1:] / "idea"
+    mounted = mounts.start(tmp_path / "mnt", url, options=RECORDED)
+    try:
+        with fusebackend.connect(str(mounted.path)) as files:
+            files.write("/a", "one\n")
+            files.create_branch("idea")
+            first = as_call(files, branch, "echo two > a; sync .")
+            before = listed(branch)
+            file = Path(branches_directory(str(mounted.path))) / "idea.db"
+            for each in file.parent.glob("idea.db*"):
+                shutil.copy(each, tmp_path / f"kept-{each.name}")
+            lost = [as_call(files, branch, "echo three > a"), as_call(files, branch, "echo new > new; rm a", "other")]
+    finally:
+        mounted.kill()
+    for each in file.parent.glob("idea.db*"):  # as if nothing of it had been stored yet
+        each.unlink()
+    for each in tmp_path.glob("kept-*"):
+        shutil.move(each, file.parent / each.name.removeprefix("kept-"))
+    with (
+        mounts.mounted(tmp_path / "mnt", url, options=RECORDED) as again,
+        fusebackend.connect(str(again.path)) as files,
+    ):
+        assert listed(branch) == before
+        assert not {each.call for each in files.log(paths=[BRANCHES])} & set(lost)
+        assert files.undo(first).conflicts == [] and (branch / "a").read_text() == "one\n"
+        assert files.verify_log().problems == []
 
 
 def test_what_is_in_the_snapshot_below_is_not_copied(tmp_path: Path) -> None:

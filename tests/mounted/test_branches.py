@@ -74,11 +74,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture(scope="module", params=KINDS)
 def mounted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
-    tmp = tmp_path_factory.mktemp("branches")
-    (tmp / "files").mkdir()
-    limit_s = mounts.LIFE_LIMIT_S + STEPS
-    url, routes = request.param.format(tmp=tmp), {"/notes": "memory:"}
-    with mounts.mounted(tmp / "mnt", url, routes=routes, options=MANUAL, limit_s=limit_s) as server:
+    limits = {"options": MANUAL, "limit_s": mounts.LIFE_LIMIT_S + STEPS}
+    with mounts.of_kind(request, tmp_path_factory, request.param, routes={"/notes": "memory:"}, **limits) as server:
         yield server
 
 
@@ -255,15 +252,6 @@ def run(server: Mounted, *arguments: str, code: int = 0) -> str:
 
 def created(server: Mounted, name: str = "work") -> Path:
     return Path(run(server, "branch", "create", name).splitlines()[0])
-
-
-def change(top: Path) -> None:
-    (top / "notes" / "plan.md").write_text(LINES.replace("line 3\n", "branch\n"))
-    (top / "notes").rename(top / "papers")
-    (top / "old.txt").unlink()
-    (top / "run.sh").chmod(0o755)
-    (top / "new").mkdir()
-    (top / "new" / "file").write_text("new\n")
 
 
 def test_a_branch_puts_nothing_on_the_mounts_own_directory(two_routes: Mounted) -> None:

@@ -34,6 +34,35 @@ def files(mountpoint):
         yield files
 
 
+@both
+def test_a_cancelled_command_leaves_the_others(files, mountpoint, library):
+    """They share a connection, and the first call that waits reads for all of them."""
+    seconds = [f"8640{number}.{time.monotonic_ns()}" for number in range(2)]
+    scopes = [anyio.CancelScope() for _ in seconds]
+    answers = []
+
+    async def run(number):
+        with scopes[number]:
+            await files.aexecute(f"touch /{seconds[number]}; sleep {seconds[number]}")
+
+    async def main():
+        async with anyio.create_task_group() as group:
+            for number in range(2):
+                group.start_soon(run, number)
+            with anyio.fail_after(30):
+                while not all((mountpoint / each).exists() for each in seconds):
+                    await anyio.sleep(0.01)
+                scopes[0].cancel()
+                answers.append(await files.aexecute("echo after"))
+                while runs("sleep", seconds[0]):
+                    await anyio.sleep(0.01)
+            assert runs("sleep", seconds[1]) and answers[0].output == "after\n"
+            scopes[1].cancel()
+
+    anyio.run(main, backend=library)
+    eventually(lambda: not runs("sleep", seconds[1]), LIMIT_S)
+
+
 SCRIPT = """
 import anyio, sys, threading
 import fusebackend

@@ -170,45 +170,6 @@ def asked(faces: TwoFaces) -> int:
     return int(status["counters"].get("readdir", 0))
 
 
-def test_until_either_face_changes_the_directory(faces: TwoFaces) -> None:
-    directory, names = filled(faces, 300)
-
-    def make() -> None:
-        (directory / "made").touch()
-        names.add("made")
-
-    def rename() -> None:
-        (directory / "made").rename(directory / "renamed")
-        names.symmetric_difference_update({"made", "renamed"})
-
-    def link_from_elsewhere() -> None:
-        (faces.path / "elsewhere").touch()
-        os.link(faces.path / "elsewhere", directory / "link")
-        names.add("link")
-
-    def write_as_agent() -> None:
-        faces.call("write", "/directory/agent", "x")
-        names.add("agent")
-
-    def move_as_agent() -> None:
-        faces.call("move", "/directory/agent", "/directory/moved")
-        names.symmetric_difference_update({"agent", "moved"})
-
-    def delete_as_agent() -> None:
-        faces.call("delete", "/directory/moved")
-        names.remove("moved")
-
-    for change in (make, rename, link_from_elsewhere, write_as_agent, move_as_agent, delete_as_agent):
-        change()
-        tick()
-        for _ in range(2):  # not the first, if a notice was on its way just then
-            assert set(os.listdir(directory)) == names, change.__name__
-        before = asked(faces)
-        for _ in range(3):
-            assert set(os.listdir(directory)) == names
-        assert asked(faces) == before, change.__name__
-
-
 def test_a_directory_that_was_there_before_the_mount_is_small_once_it_was_seen(tmp_path: Path) -> None:
     url = f"sqlite:{tmp_path / 'volume.db'}"
     with two_faces(tmp_path / "mnt", url) as faces:

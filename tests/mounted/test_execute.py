@@ -81,13 +81,6 @@ def test_what_is_changed_while_it_runs_is_seen_at_once(shell: Commands) -> None:
     assert "here\n" in pending.result()["output"]
 
 
-def test_the_system_is_there_and_read_only(shell: Commands) -> None:
-    assert shell.output("test -x /usr/bin/env && test -x /bin/sh && ls /usr/bin/env") == "/usr/bin/env\n"
-    for path in ("/usr/bin/x", "/bin/x", "/lib/x", "/etc/x", "/etc/passwd", "/proc/x", "/dev/x"):
-        result = shell.run(f"echo x > {path}")
-        assert result["exit_code"] != 0, path
-
-
 def test_its_own_tmp_is_empty_and_goes(shell: Commands) -> None:
     assert shell.output("ls -A /tmp; echo x > /tmp/file; cat $TMPDIR/file $HOME/file") == "x\nx\n"
     assert shell.output("ls -A /tmp /dev/shm") == "/dev/shm:\n\n/tmp:\n"
@@ -299,19 +292,6 @@ def test_many_after_and_beside_each_other(shell: Commands) -> None:
         assert {one.result()["output"] for one in pending} == {"/proc/self/stat\n/usr/bin/env\n"}
 
 
-def test_no_control_group_is_left(shell: Commands) -> None:
-    pending = shell.start(f"sleep {LONG}")
-    wait_for_sleepers(1)
-    if shell.describe()["processes_limited_by"].startswith("cgroup"):
-        assert executing.groups(shell.mounted.pid)
-    shell.cancel(pending)
-    pending.result()
-    shell.run("true")
-    shell.run("sleep 100", timeout=0.2)
-    shell.run(f"sleep {LONG} &")
-    assert executing.groups(shell.mounted.pid) == set()
-
-
 def test_no_descriptor_thread_or_child_is_left_in_the_server(shell: Commands) -> None:
     def census() -> tuple[int, str]:
         proc = Path(f"/proc/{shell.mounted.pid}")
@@ -354,17 +334,6 @@ def names(shell: Commands) -> set[str]:
     listed = set(os.listdir(shell.path))
     assert listed == {entry["path"].strip("/") for entry in shell.call("ls", "/")["entries"]}
     return listed
-
-
-def test_the_root_is_not_littered(one: Commands) -> None:
-    assert names(one) == {"memories"}
-    one.run("true")
-    one.run("sleep 100", timeout=0.1)
-    assert names(one) == {"memories"}
-    for name in ("usr", "bin", "etc", "proc", "dev", "tmp", "lib", "lib64", "sbin", "newroot", "oldroot"):
-        assert not os.path.lexists(one.path / name), name
-        assert one.path.joinpath(name).mkdir() is None
-        one.path.joinpath(name).rmdir()
 
 
 def test_a_name_that_becomes_real_meanwhile_is_the_mounts_alone(running: tuple[Commands, executing.Pending]) -> None:
@@ -499,7 +468,7 @@ def test_a_killed_server_takes_its_commands_along(tmp_path: Path) -> None:
 
 
 def test_a_hung_route_does_not_keep_its_command_for_ever(tmp_path: Path) -> None:
-    with commands(tmp_path / "mnt", "memory:", "/hung/=python:hanging:backend", deadline_s=3) as shell:
+    with commands(tmp_path / "mnt", "memory:", "/hung/=python:hanging:backend", deadline_s=1.5) as shell:
         begin = time.monotonic()
         result = shell.run("echo begun; ls /hung", timeout=1)
         assert (result["exit_code"], time.monotonic() - begin < 20) == (124, True)
@@ -560,26 +529,6 @@ def test_what_it_says_of_itself(shell: Commands) -> None:
         "max_processes": 256,
         "running": 0,
     }
-
-
-@pytest.mark.alone
-def test_it_costs_little_more_than_the_sandbox_itself(one: Commands) -> None:
-    """Take the best of several runs, for a single one may take long on a busy machine. `make bench` has the numbers."""
-    bare = ["bwrap", "--unshare-all", "--ro-bind", "/usr", "/usr", "--ro-bind", "/bin", "/bin", "--ro-bind", "/lib",
-            "/lib", "--ro-bind-try", "/lib64", "/lib64", "--proc", "/proc", "--dev", "/dev", "true"]  # fmt: skip
-
-    def seconds(call) -> float:
-        begin = time.perf_counter()
-        call()
-        return time.perf_counter() - begin
-
-    inside = outside = float("inf")
-    for _ in range(100):
-        inside = min(inside, seconds(lambda: one.run("true")))
-        outside = min(outside, seconds(lambda: subprocess.run(bare, check=True)))
-        if inside < outside + 0.030:
-            return
-    pytest.fail(f"{inside * 1000:.0f} ms, and {outside * 1000:.0f} ms without the mount")
 
 
 # --------------------------------------------------------------------------------------------------------------

@@ -20,10 +20,8 @@ Found = list[tuple[str, int, str]]
 @pytest.fixture(scope="module", params=KINDS_BY_DAY)
 def mount(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Any]]:
     """Serve a mount with the corpus, written through the kernel; half of it below a route."""
-    kind = KINDS[request.param]
-    tmp = tmp_path_factory.mktemp(request.param)
-    (tmp / "files").mkdir()
-    with mounts.mounted(tmp / "mnt", kind.url.format(tmp=tmp), routes={"/data": "memory:"}) as server:
+    url, routes = KINDS[request.param].url, {"/data": "memory:"}
+    with mounts.of_kind(request, tmp_path_factory, url, routes=routes) as server:
         for path, content in PLAIN.items():
             file = server.path / path[1:]
             file.parent.mkdir(parents=True, exist_ok=True)

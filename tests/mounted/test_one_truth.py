@@ -42,9 +42,7 @@ class OneTruth:
 
 @pytest.fixture(scope="module", params=NATIVE, ids=["memory", "sqlite", "dir"])
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    tmp = tmp_path_factory.mktemp("truth")
-    (tmp / "files").mkdir()
-    with mounts.mounted(tmp / "mnt", request.param.format(tmp=tmp)) as server:
+    with mounts.of_kind(request, tmp_path_factory, request.param) as server:
         yield server.path
 
 

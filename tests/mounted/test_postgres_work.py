@@ -22,7 +22,6 @@ from test_real_work import (
     test_rg_grep_and_find_see_what_a_plain_directory_shows,
     test_rm_removes_a_tree,
     test_rsync_twice_moves_nothing_the_second_time,
-    test_saving_as_editors_do,
     test_tar_in_and_out,
     test_vim_edits_a_file,
     test_what_is_touched_is_made_once,
@@ -36,7 +35,6 @@ __all__ = [
     "test_rg_grep_and_find_see_what_a_plain_directory_shows",
     "test_rm_removes_a_tree",
     "test_rsync_twice_moves_nothing_the_second_time",
-    "test_saving_as_editors_do",
     "test_tar_in_and_out",
     "test_two_writers_on_one_sqlite_database",
     "test_vim_edits_a_file",
@@ -60,10 +58,7 @@ def server(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iter
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     root = tmp_path_factory.mktemp("sources")
-    trees.make_sources(root, FILES)
-    trees.git(root, "init", "--quiet", "--initial-branch=main")
-    trees.git(root, "add", ".")
-    trees.git(root, "commit", "--quiet", "--message=some files")
+    trees.make_repository(root, FILES)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(test_real_work, "SOURCES", FILES)
         yield root

@@ -138,27 +138,6 @@ def test_rg_grep_and_find_see_what_a_plain_directory_shows(work: Work, tmp_path:
         assert lines(*command, cwd=work.path) == lines(*command, cwd=tmp_path / "plain"), command
 
 
-def test_saving_as_editors_do(work: Work) -> None:
-    path = work.path / "document"
-    path.write_text("first\n")
-    for number in range(30):
-        text = f"version {number}\n" * (number + 1)
-        temporary = work.path / f".document.{number}.tmp"
-        with temporary.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        assert path.read_text() == text
-        with path.open("r+") as file:  # in place: truncate and write again
-            file.truncate(0)
-            file.write(text.upper())
-            file.flush()
-            os.fsync(file.fileno())
-        assert path.read_text() == text.upper()
-    assert os.listdir(work.path) == ["document"]
-
-
 @pytest.mark.parametrize("backupcopy", ["yes", "no", "auto"])
 def test_vim_edits_a_file(server: tuple[Path, Kind], backupcopy: str) -> None:
     path, kind = server

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import random
@@ -54,13 +53,9 @@ cd src; git init -q .; git add one deep; git -c user.name=n -c user.email=e comm
 
 @pytest.fixture(scope="module", params=KINDS)
 def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
-    tmp = tmp_path_factory.mktemp("snapshots")
-    with contextlib.ExitStack() as stack:
-        dsn = ""
-        if "{dsn}" in request.param:
-            dsn = stack.enter_context(request.getfixturevalue("postgres").database())
-        url = request.param.format(tmp=tmp, dsn=dsn)
-        yield stack.enter_context(mounts.mounted(tmp / "mnt", url, routes={"/notes": "memory:"}, options=MANUAL))
+    routes = {"/notes": "memory:"}
+    with mounts.of_kind(request, tmp_path_factory, request.param, routes=routes, options=MANUAL) as server:
+        yield server
 
 
 @pytest.fixture

@@ -299,28 +299,6 @@ def output(*command: str) -> str:
     return done.stdout.decode()
 
 
-class Tail:
-    """`tail --follow` of a file, and what it has printed."""
-
-    def __init__(self, path: Path) -> None:
-        command = ["tail", "-n", "+1", "--follow=name", "--sleep-interval=0.1", str(path)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        self.output = b""
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        with self.process.stdout as stream:
-            while piece := os.read(stream.fileno(), 1 << 16):
-                self.output += piece
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self._reader.join()
-
-
 def test_readers_see_whole_messages_and_new_ones_soon(growing_thread: Growing) -> None:
     """In pieces and by rg, with what is there in the kernel's caches: names, sizes, pages, absent names."""
     seen: dict[str, int] = {}
@@ -365,15 +343,3 @@ def test_readers_see_whole_messages_and_new_ones_soon(growing_thread: Growing) -
         grown("rg", len(begun))
     growing_thread.process.wait()
     assert min(seen.values()) > 3
-
-
-def test_tail_follows(growing_thread: Growing) -> None:
-    with contextlib.ExitStack() as stack:
-        tails = [Tail(growing_thread.path / name) for name in ("messages.jsonl", "transcript.md")]
-        for tail in tails:
-            stack.callback(tail.end)
-        growing_thread.process.wait()
-        for tail in tails:
-            eventually(lambda tail=tail: last(tail.output.decode(errors="replace")) >= growing_thread.stored, LIMIT_S)
-            assert b"\0" not in tail.output, "the kernel's page of an older size was read"
-            assert whole(tail.output.decode()) == growing_thread.stored + 1

@@ -213,13 +213,9 @@ def test_in_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.services
-def test_in_a_bucket(tmp_path: Path, bucket: Bucket) -> None:
-    check_demonstrated(demonstrated(tmp_path, "--artifacts", bucket.url("artifacts")))
-
-
-@pytest.mark.services
-def test_in_postgresql(tmp_path: Path, postgres_dsn: str) -> None:
-    check_demonstrated(demonstrated(tmp_path, "--memories", f"store+postgres:{postgres_dsn}?ns=memories"))
+def test_in_a_bucket_and_in_postgresql(tmp_path: Path, bucket: Bucket, postgres_dsn: str) -> None:
+    routes = "--artifacts", bucket.url("artifacts"), "--memories", f"store+postgres:{postgres_dsn}?ns=memories"
+    check_demonstrated(demonstrated(tmp_path, *routes))
 
 
 # --------------------------------------------------------------------------------------------------------------

@@ -400,17 +400,6 @@ class TestAttacks:
             finally:
                 main.delete_branches("b")
 
-    def test_stat_does_not_tell_of_a_way_that_is_hidden(self, tmp_path: Path, serve: Serve) -> None:
-        rules = [{"operations": ["read", "write"], "paths": ["/team", "/deny/in"], "mode": "hide"}]
-        config = configured(tmp_path, "", rules=rules)
-        server = serve("memory:", routes={"/team/a": "memory:", "/deny/in/b": "memory:"}, config=config)
-        with fusebackend.connect(server.path, view="reviewer") as files:
-            for path in ("/team", "/team/a", "/deny/in", "/deny/in/b", "//team/", "/x/../team"):
-                assert files.stat(path).code == "file_not_found", path
-            assert files.ls("/").entries == []
-        with fusebackend.connect(server.path) as files:
-            assert files.stat("/.fusebackend/views/reviewer/team").code == "file_not_found"
-
     def test_default_view_binds_in_branches_and_snapshots_too(self, tmp_path: Path, serve: Serve) -> None:
         more = 'default_view = "reviewer"\n[execute]\ntrees = ["snapshots"]'
         server = serve(f"sqlite:{tmp_path}/v.db", config=configured(tmp_path, "", more))

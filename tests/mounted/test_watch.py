@@ -74,10 +74,8 @@ class Watched:
 
 @pytest.fixture(scope="module", params=NATIVE_BY_DAY)
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    tmp = tmp_path_factory.mktemp("watch")
-    (tmp / "files").mkdir()
-    url, routes = KINDS[request.param].url.format(tmp=tmp), {"/other": "memory:"}
-    with mounts.mounted(tmp / "mnt", url, routes=routes, options=mounts.OTHERS) as server:
+    url, routes = KINDS[request.param].url, {"/other": "memory:"}
+    with mounts.of_kind(request, tmp_path_factory, url, routes=routes, options=mounts.OTHERS) as server:
         yield server.path
 
 

@@ -12,7 +12,7 @@ pytest.importorskip("deepagents")
 
 from deepagents.backends import FilesystemBackend as TheirFilesystem
 from deepagents.backends import StoreBackend as TheirStore
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from langgraph.store.memory import InMemoryStore
 from langgraph.store.sqlite import SqliteStore
@@ -130,9 +130,7 @@ KINDS = (
     "directory", "state", "state of lists", "store", "sqlite store", "adopted directory", "adopted state", "memory",
     "sqlite",
 )  # fmt: skip
-generous = settings(
-    max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+generous = settings(max_examples=examples(40))
 
 
 @pytest.fixture(params=KINDS)

@@ -26,7 +26,7 @@ from fusebackend.config import MountSettings
 from fusebackend.protocol import RENAME_EXCHANGE, Attr, AttrChanges, Caller, Features
 from fusebackend.rules.view import View
 from fusebackend.testing.posix.case import fails
-from fusebackend.vfs.coherence import twins
+from fusebackend.vfs.coherence import entry_cache, twins
 from fusebackend.vfs.inodes import ROOT_INODE, SYNTHETIC_INDEX, Entry, node_of, route_index
 from fusebackend.vfs.mounted_tree import FileSystem
 from fusebackend.vfs.trees_options import TreesOptions
@@ -333,7 +333,7 @@ def test_what_the_agent_changes_is_told_of_both(filesystem: FileSystem, kernel: 
 
 
 @pytest.mark.fails_without("absent_names")
-def test_what_others_changed_unseen(kernel: FakeKernel) -> None:
+def test_what_others_changed_unseen(kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> None:
     """`invalidate` of a route that is believed for its TTL: files and absent names of both trees are dropped."""
 
     class Plain(InMemoryVolume):
@@ -353,6 +353,9 @@ def test_what_others_changed_unseen(kernel: FakeKernel) -> None:
     filesystem.invalidation.expire(filesystem.tree.routes[0])
     dropped = {notice[1:] for notice in told(kernel) if notice[0] == "entry"}
     assert dropped == {(directory, b"file"), (twin, b"file"), (twin, b"absent"), (ROOT_INODE, b"usr")}
+    monkeypatch.setattr(entry_cache, "MAX_NAMES", 1)
+    first, second = (run(filesystem.lookup(ROOT_INODE, name)).timeout_s for name in (b"one", b"two"))
+    assert first > 0 and second == 0, "more names than are remembered are asked for each time"
 
 
 @pytest.mark.trio

@@ -18,7 +18,7 @@ import pytest
 import threadcases
 from for_each import for_each
 from graphs import delete, edit, say, thread, use, user, write
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from nodes import node_at
 from profiles import examples
@@ -28,7 +28,7 @@ from fusebackend.backends import ThreadsBackend
 from fusebackend.backends.memory import InMemoryBackend
 from fusebackend.composite.backend import CompositeBackend
 from fusebackend.protocol import Caller, GlobResult, GrepResult
-from fusebackend.remote.keys import arrange, name_of
+from fusebackend.remote.keyed import arrange, name_of
 
 ODD_THREADS = ["t/1", "", ".", "..", "a%2Fb", "漢字", "line\nbreak", "x" * 300, "é" * 200, "~home", "%"]
 if sys.platform != "win32":
@@ -122,7 +122,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         yield made
 
 
-@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25))
 @given(
     files=st.dictionaries(
         TEXTS.map(lambda key: "/" + key),
