@@ -20,7 +20,7 @@ import pytest
 import served
 from click.testing import CliRunner
 from eventually import eventually
-from programs import command
+from programs import command, has_ended
 
 from fusebackend import config
 from fusebackend.cli.umount import umount
@@ -117,14 +117,6 @@ def servers(directory: Path) -> list[int]:
 
 def is_mounted(path: Path) -> bool:
     return table.mount_at(str(path)) is not None
-
-
-def has_ended(pid: int) -> bool:
-    """Return whether the process is gone, or a zombie that its parent has not waited for yet."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
 
 
 def wait_until_ended(pid: int) -> None:
