@@ -87,17 +87,6 @@ def test_another_user_in_a_session_has_a_call_of_their_own(calls):
     assert calls.of_process(process(calls, 12), 5) is mine
 
 
-def test_a_quiet_session_ends_by_itself(calls, clock, history):
-    number = changed(calls, calls.of_process(process(calls), 5))
-    calls.end_quiet()
-    assert history.call(number).ended_ns is None
-    assert [call.number for call in calls.open()] == [number]
-    clock.now_s += QUIET_S + 0.1
-    calls.end_quiet()
-    assert history.call(number).ended_ns is not None
-    assert calls.open() == []
-
-
 def test_processes_that_are_not_known_are_taken_for_no_other(calls):
     unknown = calls.of_process(None, 5)
     assert unknown is calls.of_process(None, 5)
@@ -199,12 +188,6 @@ def test_a_change_that_comes_late_still_has_a_call(calls, clock, history):
     number = changed(calls, call)
     calls.end_quiet()
     assert history.call(number).ended_ns is not None
-
-
-def test_secrets_are_not_kept(calls, history):
-    with calls.inside("command", "psql postgres://me:secret@host/db\nselect") as call:
-        kept = history.call(changed(calls, call))
-    assert kept.title == "psql postgres://me:***@host/db select"
 
 
 def test_a_session_that_is_never_quiet_ends_in_time(calls, clock, history):

@@ -1,6 +1,5 @@
 """Trees that deepagents writes and we read, that we write and deepagents reads, and the same calls on both."""
 
-import base64
 import sqlite3
 import tempfile
 from types import SimpleNamespace
@@ -332,12 +331,6 @@ def test_the_same_calls_have_the_same_results(script):
                 assert type(found) is type(expected)
                 if not differs_on_purpose(step, found, expected, backend):
                     assert shown(step, found) == shown(step, expected), step
-
-
-def test_reads_of_base64_are_the_bytes():
-    made = export(InMemoryBackend())
-    made.upload_files([("/p.png", BIG)])
-    assert base64.b64decode(made.read("/p.png").file_data["content"]) == BIG
 
 
 def test_the_formats_of_state_are_read_on_both_sides():

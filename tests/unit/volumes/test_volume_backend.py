@@ -61,15 +61,6 @@ class TestInPlace:
         with pytest.raises(ValueError, match="on_exists"):
             InMemoryBackend(on_exists="overwrite")
 
-    def test_a_file_deleted_while_open_stays_readable(self, backend, tree):
-        node = put(backend, "/file.txt", b"still here")
-        tree.open(node, os.O_RDONLY)
-        assert backend.delete("/file.txt").error is None
-        assert tree.read(node, 0, 100) == b"still here"
-        tree.release(node, os.O_RDONLY)
-        with pytest.raises(OSError):
-            tree.getattr(node)
-
     def test_a_deleted_file_that_nobody_holds_is_freed(self, backend, tree):
         before = tree.statfs().files - tree.statfs().files_free
         put(backend, "/tree/sub/file.txt", b"x" * 100_000)

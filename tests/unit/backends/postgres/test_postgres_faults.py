@@ -65,30 +65,6 @@ def eventually(call: Callable[[], object]) -> None:
             assert time.monotonic() < deadline, f"it does not work again: {error}"
 
 
-def test_nothing_that_was_fsynced_is_lost_when_the_server_crashes(server: Server, volume: PostgresVolume) -> None:
-    """And what was written last is kept as a prefix of what was done, whatever of it was on the disk."""
-    for attempt in range(3):
-        directory = volume.mkdir(ROOT_NODE, b"d%d" % attempt, 0o755, ME).node
-        node = volume.create(directory, b"file", 0o644, os.O_RDWR, ME).node
-        volume.write(node, 0, b"durable" * 20_000)
-        volume.fsync(node)
-        for number in range(50):
-            volume.write(node, number, b"%d" % (number % 10))
-            volume.mknod(directory, b"n%02d" % number, 0o100644, 0, ME)
-        server.crash()
-        server.start()
-        eventually(lambda: volume.getattr(ROOT_NODE))
-        assert volume.lookup(ROOT_NODE, b"d%d" % attempt).node == directory
-        content = volume.read(node, 0, 1 << 20)
-        names = [name for name, _ in volume.readdir(directory, b"", 100)]
-        made = len(names) - 1
-        assert names == [b"file", *(b"n%02d" % number for number in range(made))]
-        digits = bytes(b"0123456789"[number % 10] for number in range(50))
-        written = made if content[: made + 1] != digits[: made + 1] else min(made + 1, 50)
-        assert content == digits[:written] + (b"durable" * 20_000)[written:]
-        volume.release(node, os.O_RDWR)
-
-
 def test_numbers_are_never_given_twice_though_the_server_forgets(server: Server, volume: PostgresVolume) -> None:
     seen: set[int] = set()
     versions: set[int] = set()

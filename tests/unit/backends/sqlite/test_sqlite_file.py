@@ -66,17 +66,6 @@ def test_there_is_never_more_room_than_blocks(volume: SqliteVolume) -> None:
     assert 8 << 20 <= used_bytes < 12 << 20
 
 
-OPEN = """
-from fusebackend.backends.sqlite.backend import SqliteVolume
-try:
-    SqliteVolume(sys.argv[1]).close()
-except OSError as error:
-    print(f"{type(error).__name__}: {error.strerror}")
-else:
-    print("opened")
-"""
-
-
 def refused(path: Path) -> str:
     """The one line with which a file is refused. It is refused again, so the first time left no claim behind."""
     said = set()
@@ -255,16 +244,6 @@ def test_a_second_one_in_this_process_is_told_so_and_the_first_goes_on(volume: S
     reopened.close()
 
 
-def test_another_process_is_told_so(volume: SqliteVolume, path: Path) -> None:
-    other = elsewhere(OPEN, path)
-    wanted = f"VolumeFileError: '{path}' is in use by another fusebackend; unmount or close that one first\n"
-    assert other.stdout == wanted, other.stderr
-    volume.mkdir(ROOT_NODE, b"after", 0o755, ME)
-    volume.close()
-    assert elsewhere(OPEN, path).stdout == "opened\n"
-    assert check(path) == []
-
-
 def test_a_killed_process_has_no_claim_any_more(path: Path) -> None:
     code = """
 from fusebackend.backends.sqlite.backend import SqliteVolume
@@ -288,13 +267,6 @@ sys.stdin.read()
     assert volume.lookup(ROOT_NODE, b"synced")
     volume.close()
     assert check(path) == []
-
-
-def test_closing_twice_is_once(path: Path) -> None:
-    volume = SqliteVolume(path)
-    volume.close()
-    volume.close()
-    SqliteVolume(path).close()
 
 
 # -- other programs ------------------------------------------------------------------------------------------------

@@ -67,15 +67,6 @@ def test_data_without_an_inode_and_without_a_name_becomes_a_file(volume_file: Pa
     assert visit(volume_file)["lost+found/#4"] == b"x" * 100_000
 
 
-def test_a_cycle_of_directories_is_cut(volume_file: Path) -> None:
-    for table in ("dentry", "inode"):
-        damage(volume_file, f"UPDATE {table} SET parent = {BELOW} WHERE node = {DIRECTORY}")
-    assert repair(volume_file).left == []
-    tree = visit(volume_file)
-    assert tree["hard"] == b"x" * 100_000
-    assert any(path.startswith("lost+found/") and path.endswith("/file") for path in tree)
-
-
 @for_each(
     "script",
     [
@@ -118,13 +109,6 @@ def test_a_file_named_lost_and_found_stays(volume_file: Path) -> None:
     damage(volume_file, f"DELETE FROM dentry WHERE node = {LINK}")
     assert repair(volume_file).left == []
     assert {"lost+found", "lost+found-2", "lost+found-2/#5"} <= set(visit(volume_file))
-
-
-def test_an_index_that_cannot_be_read_is_made_anew(volume_file: Path) -> None:
-    damage(volume_file, "DELETE FROM unindexed; DELETE FROM trigram_data")
-    assert check(volume_file)
-    assert repair(volume_file).left == []
-    assert check(volume_file) == []
 
 
 def test_damaged_pages_are_not_written_to(volume_file: Path) -> None:

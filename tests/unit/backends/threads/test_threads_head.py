@@ -363,16 +363,6 @@ def test_a_name_that_no_key_has_is_refused(desk: Bench) -> None:
     desk.put("/plain/head/100%.txt", "fine")
 
 
-def test_deleting_a_directory_deletes_what_is_in_it(desk: Bench) -> None:
-    agent = graphs.deep_agent(desk.saver, [use(write("/d/a.txt", "1"), write("/d/e/b.txt", "2"), write("/f.txt", "3"))])
-    agent.invoke(user("go"), thread("t"))
-    assert desk.backend.delete("/t/head/d").error is None
-    assert state(agent, "t") == {"/f.txt": b"3"}
-    agent.model.script = [use(delete("/f.txt")), say("ok")]
-    agent.invoke(user("go"), thread("t"))
-    assert state(agent, "t") == {}
-
-
 # -- the published suite -----------------------------------------------------------------------------------------------
 
 

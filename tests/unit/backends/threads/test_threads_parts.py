@@ -274,15 +274,6 @@ def test_messages_are_merged_as_their_reducer_does() -> None:
 # -- names -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_time_in_an_id_is_the_time_it_was_made() -> None:
-    import time
-
-    before = time.time_ns()
-    made = time_ns_of(str(uuid6(clock_seq=3)))
-    assert made is not None
-    assert before - 1000 <= made <= time.time_ns() + 1000
-
-
 @for_each(
     ("checkpoint", "ts", "time_ns"),
     [

@@ -28,7 +28,7 @@ from fusebackend.backends import ThreadsBackend
 from fusebackend.backends.memory import InMemoryBackend
 from fusebackend.composite.backend import CompositeBackend
 from fusebackend.protocol import Caller, GlobResult, GrepResult
-from fusebackend.remote.keys import arrange, name_of
+from fusebackend.remote.keyed import arrange, name_of
 
 ODD_THREADS = ["t/1", "", ".", "..", "a%2Fb", "漢字", "line\nbreak", "x" * 300, "é" * 200, "~home", "%"]
 if sys.platform != "win32":
