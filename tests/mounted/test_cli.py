@@ -584,10 +584,10 @@ def test_sigterm_in_the_first_moments(tmp_path: Path, delay_s: float) -> None:
 
 def test_a_crash_in_c_code_leaves_the_stacks_in_the_log(serve: mounts.Serve) -> None:
     mounted = serve("memory:")
+    eventually(lambda: f"mounted {mounted.path} (process {mounted.pid})\n" in mounted.log_text(), LIMIT_S)
     mounted.process.send_signal(signal.SIGSEGV)
     assert mounted.process.wait(30) == -signal.SIGSEGV
     text = mounted.log_text()
-    assert f"mounted {mounted.path} (process {mounted.pid})\n" in text
     assert "Fatal Python error: Segmentation fault" in text
     assert "in serve" in text
 
