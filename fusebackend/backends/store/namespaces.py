@@ -290,7 +290,8 @@ class SpaceTree:
         """The namespace and the keys of new files at paths, as `KeyedTree.new_keys`.
 
         Raises:
-            OSError: also Conflict, they are of several namespaces; EISDIR for a namespace; EPERM for a file in the root.
+            OSError: also Conflict, they are of several namespaces; EISDIR for a namespace; EPERM for a file in the
+                root.
         """
         if any(self.where(path)[1] == ROOT for path in wanted):
             raise errors.oserror(errno.EISDIR)
