@@ -1,4 +1,5 @@
-"""Keys that others chose, as file names: thread ids, namespaces, and the paths of files in states and stores.
+"""Keys that others chose, as file names: thread ids, namespaces, and the paths of files in states and stores; and the
+tree that flat keys make (`KeyedTree`).
 
 A database takes any string; a directory entry is 1 to 255 bytes without `/` and NUL, and not `.` or `..`. So one
 string becomes one name (`name_of`), and back (`text_of`):
@@ -16,6 +17,13 @@ is a directory as well, because of a longer key, gets `%=` at its end.
 
 A key with more than `MAX_SEGMENTS` segments is one name at the top, cut as above: no path is that long, and an agent
 may write 100,000 slashes, each of them a directory.
+
+A `KeyedTree` has keys of any number, which it asks for by ranges, and paths that are written as well: there a key that
+is a path (it starts with `/`, and every segment is a name that Linux takes) is the file at that path, letter for
+letter. Only a segment that is no name is escaped as above. A name that is taken gives way, with `%=` (and `%` more
+often, if need be) at the end, before a suffix: so does a key without a leading slash if there is one with it, a file
+whose key has others below it, and a second file of a key to all first ones. Plain paths never give way to anything
+else. A key over 4,096 bytes is listed as far as its directories go: no path is that long.
 
 Nothing is hidden and nothing is shown twice: different keys have different paths.
 """

@@ -28,32 +28,25 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
-from fusebackend.backends.store.files import FileFormat, StoreFiles, checked_file_format, depend, find_files, grep_files
-from fusebackend.backends.store.items import Conflict, Items, Settings
-from fusebackend.backends.store.namespaces import AllSpaces, OneSpace, Spaces, SpaceTree, require_place_at_root
+from fusebackend.backends.store.files import FileFormat, StoreFiles
+from fusebackend.backends.store.items import Items, Settings
+from fusebackend.backends.store.namespaces import AllSpaces, OneSpace, Spaces, require_place_at_root
 from fusebackend.backends.store.source import Namespace, StoreSource, checked_namespace
 from fusebackend.backends.store.sql_items import SqlDatabase, SqlItems
 from fusebackend.backends.store.values import Form
-from fusebackend.base import errors, paths
-from fusebackend.base.errors import code_of
-from fusebackend.base.globs import Matcher
+from fusebackend.base import paths
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.databases.urls import LIBPQ_WORDS, conninfo_of, require_modules, url_errors
 from fusebackend.protocol import (
     WHOLE_FILES,
-    FileDownloadResponse,
-    FileInfo,
-    FileUploadResponse,
     OnExists,
-    version_of_bytes,
 )
 from fusebackend.protocol.scheme import ON_EXISTS, TTL, Parameter, Scheme, Url, UrlError, auto_or_off
-from fusebackend.remote.agent_verbs import FileVerbs, Loaded, Refusal, checked
 
 LISTED = 100
 """Namespaces that an error names."""
@@ -78,7 +71,7 @@ PARAMETERS = {
 }
 
 
-class StoreBackend(FileVerbs):
+class StoreBackend(StoreFiles):
     """See the module's docstring.
 
     Args:
@@ -136,8 +129,7 @@ class StoreBackend(FileVerbs):
         feed: bool = True,
         ttl_s: float | None = None,
     ) -> None:
-        super().__init__(on_exists=on_exists)
-        self.file_format = checked_file_format(file_format)
+        super().__init__(file_format=file_format, on_exists=on_exists)
         self.ttl_s = ttl_s
         self._source = StoreSource(store_or_runtime, store, namespace, feed=feed)
         self._spaces: Spaces | None = None  # fixed on a mount, and for a URL
@@ -255,102 +247,6 @@ class StoreBackend(FileVerbs):
         directory, name = paths.parent_and_name(path)
         if directory == ROOT and not self.spaces.root:
             require_place_at_root(name, is_dir)
-
-    def upload_if(self, path: str, content: bytes, digest: bytes | None) -> FileUploadResponse:
-        """Write a file in one step, if the present one has this digest (`digest_of`; None: if there is none).
-
-        The error is `conflict` if not.
-        """
-        try:
-            self._files.put_if(checked(path), content, digest)
-        except (Conflict, FileExistsError):
-            return FileUploadResponse(path=path, error=errors.CONFLICT)
-        except Refusal as error:
-            return FileUploadResponse(path=path, error=code_of(error))
-        return FileUploadResponse(path=path)
-
-    def upload_new(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        """Make new files in one transaction, or none of them: then each response has the same error, `conflict` if
-        there is something at one of the paths, one is below another, or they are of several namespaces. A store without
-        transactions may have made some."""
-        error: str | None = None
-        try:
-            self._files.put_new([(checked(path), content) for path, content in files])
-        except (Conflict, FileExistsError):
-            error = errors.CONFLICT
-        except Refusal as refusal:
-            error = code_of(refusal)
-        return [FileUploadResponse(path=path, error=error) for path, _ in files]
-
-    # -- primitives --------------------------------------------------------------------------------------------
-
-    @property
-    def _files(self) -> StoreFiles:
-        return StoreFiles(self.spaces, self.file_format)
-
-    def _list(self, path: AgentPath) -> list[FileInfo]:
-        return SpaceTree(self.spaces).entries(path)
-
-    def _load(self, path: AgentPath) -> Loaded:
-        return self._files.load(path)
-
-    def _put(self, path: AgentPath, data: bytes, *, replace: bool) -> None:
-        self._files.put(path, data, replace=replace)
-
-    def _rewrite(self, path: AgentPath, change: Callable[[bytes], bytes]) -> None:
-        self._files.rewrite(path, change)
-
-    def _remove(self, path: AgentPath) -> None:
-        self._files.remove(path)
-
-    def _rename(self, old: AgentPath, new: AgentPath) -> None:
-        self._files.rename(old, new)
-
-    def upload_files(
-        self,
-        files: list[tuple[str, bytes]],
-        *,
-        if_version: Sequence[str | None] | None = None,
-        if_absent: Sequence[bool] | None = None,
-    ) -> list[FileUploadResponse]:
-        """Upload all in one transaction if possible; else one by one, so that each has its own error."""
-        if len(files) < 2 or if_version or if_absent or not self._upload_together(files):
-            return super().upload_files(files, if_version=if_version, if_absent=if_absent)
-        return [FileUploadResponse(path=path) for path, _ in files]
-
-    def _upload_together(self, files: list[tuple[str, bytes]]) -> bool:
-        """Upload all, or nothing and False."""
-        try:
-            found = {checked(path): bytes(memoryview(content)) for path, content in files}
-            if depend(list(found), len(files)):
-                return False
-            self._files.put_all(found)
-        except (TypeError, *Refusal):
-            return False
-        return True
-
-    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        try:
-            files = self._files
-            tree = files.tree()
-        except OSError as error:
-            return [FileDownloadResponse(path=path, error=code_of(error)) for path in paths]
-        responses = []
-        for path in paths:
-            try:
-                data = files.load(checked(path), tree).data
-                responses.append(FileDownloadResponse(path=path, content=data, version=version_of_bytes(data)))
-            except Refusal as error:
-                responses.append(FileDownloadResponse(path=path, error=code_of(error)))
-        return responses
-
-    def _find(self, path: AgentPath, matcher: Matcher) -> Iterator[FileInfo]:
-        return find_files(self._files.tree(), path, matcher)
-
-    def _grep(
-        self, pattern: str, path: AgentPath, matcher: Matcher | None, limit: int | None
-    ) -> Iterator[tuple[str, Sequence[tuple[int, str]]]]:
-        return grep_files(self._files.tree(), pattern, path, matcher, limit)
 
 
 def _places_of(key: str) -> tuple[AgentPath, ...]:

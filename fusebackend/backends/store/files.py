@@ -7,6 +7,7 @@ of the rest are worked out. When the budget is spent (`base/budget.py`), the fil
 
 from __future__ import annotations
 
+import abc
 import errno
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
@@ -19,11 +20,12 @@ from fusebackend.backends.store.tree import StoreTree
 from fusebackend.backends.store.values import Form, bytes_of, file_bytes, forms_of, written
 from fusebackend.base import budget, errors, paths
 from fusebackend.base.budget import Spent
+from fusebackend.base.errors import code_of
 from fusebackend.base.globs import Matcher
 from fusebackend.base.paths import ROOT, AgentPath
-from fusebackend.protocol import FileInfo
+from fusebackend.protocol import FileDownloadResponse, FileInfo, FileUploadResponse, OnExists, version_of_bytes
 from fusebackend.protocol.versions import digest_of
-from fusebackend.remote.agent_verbs import Loaded
+from fusebackend.remote.agent_verbs import FileVerbs, Loaded, Refusal, checked
 from fusebackend.remote.keyed import ROOT_NODE, Keyed, is_path, is_text, may_be_shown_as
 
 FileFormat: TypeAlias = Literal["v1", "v2"]
@@ -37,13 +39,6 @@ SUFFIXES = tuple(form.value for form in Form)
 READ_ONLY = "It is a value of the store that is no file, and can be read only"
 
 
-def checked_file_format(value: FileFormat) -> FileFormat:
-    """ValueError for any other format."""
-    if value not in ("v1", "v2"):
-        raise ValueError(f"file_format must be 'v1' or 'v2', not {value!r}")
-    return value
-
-
 class File(NamedTuple):
     """A file as it was found."""
 
@@ -54,60 +49,70 @@ class File(NamedTuple):
     data: bytes
 
 
-class StoreFiles:
-    """See the module's docstring. Its changes notify the other backends over the same items (`Items.hub`).
+class StoreFiles(FileVerbs):
+    """See the module's docstring. Changes notify the other backends over the same items (`Items.hub`).
 
     Args:
         file_format: the format of new values, `"v2"` or `"v1"`.
     """
 
-    def __init__(self, spaces: Spaces, file_format: FileFormat) -> None:
-        self._spaces = spaces
-        self._file_format: FileFormat = file_format
+    def __init__(self, *, file_format: FileFormat, on_exists: OnExists) -> None:
+        super().__init__(on_exists=on_exists)
+        if file_format not in ("v1", "v2"):
+            raise ValueError(f"file_format must be 'v1' or 'v2', not {file_format!r}")
+        self.file_format = file_format
 
-    def tree(self) -> SpaceTree:
+    @property
+    @abc.abstractmethod
+    def spaces(self) -> Spaces:
+        """The current namespace, or all of them."""
+
+    def _tree(self) -> SpaceTree:
         """The tree for one verb."""
-        return SpaceTree(self._spaces)
+        return SpaceTree(self.spaces)
 
-    def load(self, path: AgentPath, tree: SpaceTree | None = None) -> Loaded:
-        file = self._there(tree or self.tree(), path)
+    def _list(self, path: AgentPath) -> list[FileInfo]:
+        return self._tree().entries(path)
+
+    def _load(self, path: AgentPath, tree: SpaceTree | None = None) -> Loaded:
+        file = self._there(tree or self._tree(), path)
         if file.form is not Form.FILE:
             return Loaded(file.data, None, file.record.updated_at)
         times = (file.record.value.get(name) for name in ("created_at", "modified_at"))
         return Loaded(file.data, *(str(time) if time else None for time in times))
 
-    def put(self, path: AgentPath, data: bytes, *, replace: bool) -> None:
+    def _put(self, path: AgentPath, data: bytes, *, replace: bool) -> None:
         """Write a file, also while others change it. EEXIST, EBUSY, and as `SpaceTree.new_keys`."""
         for _ in range(ATTEMPTS):
-            tree = self.tree()
+            tree = self._tree()
             file = self._kept(tree, path)
             if file is not None and not replace:
                 raise errors.oserror(errno.EEXIST)
             try:
-                self._swap([self._change(tree, path, file, data)], path)
+                self._swap(tree, [self._change(tree, path, file, data)], path)
             except Conflict:
                 continue
             return
         raise errors.oserror(errno.EBUSY)
 
-    def put_if(self, path: AgentPath, data: bytes, digest: bytes | None) -> None:
+    def _put_if(self, path: AgentPath, data: bytes, digest: bytes | None) -> None:
         """Write a file if the present one has this digest (None: if there is none). Conflict if not."""
-        tree = self.tree()
+        tree = self._tree()
         file = self._kept(tree, path)
         before = None if file is None else digest_of(file.data)
         if before != digest:
             raise Conflict(path)
-        self._swap([self._change(tree, path, file, data)], path)
+        self._swap(tree, [self._change(tree, path, file, data)], path)
 
-    def put_all(self, files: Mapping[AgentPath, bytes]) -> None:
+    def _put_all(self, files: Mapping[AgentPath, bytes]) -> None:
         """Write files in one transaction. An error means that none was written. Conflict for several namespaces."""
-        tree = self.tree()
+        tree = self._tree()
         changes = [self._change(tree, path, self._kept(tree, path), data) for path, data in files.items()]
         if len({space for space, _ in changes}) > 1:
             raise Conflict(next(iter(files)))
-        self._swap(changes, *files)
+        self._swap(tree, changes, *files)
 
-    def put_new(self, files: Sequence[tuple[AgentPath, bytes]]) -> None:
+    def _put_new(self, files: Sequence[tuple[AgentPath, bytes]]) -> None:
         """Make new files in one transaction. After an error none was made, but in a store without transactions.
 
         Raises:
@@ -117,28 +122,29 @@ class StoreFiles:
         found = [path for path, _ in files]
         if depend(found, len(files)):
             raise Conflict(found[0])
-        space, keys = self.tree().new_keys(found)
-        values = [self._value(space, data) for _, data in files]
-        self._swap([(space, Change(key, value, None)) for key, value in zip(keys, values, strict=True)], *found)
+        tree = self._tree()
+        space, keys = tree.new_keys(found)
+        values = [self._value(tree, space, data) for _, data in files]
+        self._swap(tree, [(space, Change(key, value, None)) for key, value in zip(keys, values, strict=True)], *found)
 
-    def rewrite(self, path: AgentPath, change: Callable[[bytes], bytes]) -> None:
-        tree = self.tree()
+    def _rewrite(self, path: AgentPath, change: Callable[[bytes], bytes]) -> None:
+        tree = self._tree()
         file = self._there(tree, path)
         require_file(file)
-        self._swap([self._change(tree, path, file, change(file.data))], path)
+        self._swap(tree, [self._change(tree, path, file, change(file.data))], path)
 
-    def remove(self, path: AgentPath) -> None:
+    def _remove(self, path: AgentPath) -> None:
         """Delete a file or directory. EACCES where a value below it is no file."""
-        tree = self.tree()
+        tree = self._tree()
         at = tree.find(path)
         files = self._all(tree, path, at)
         self._swap(
-            [(file.space, Change(file.node.key, None)) for _, file in files], path, *(found for found, _ in files)
+            tree, [(file.space, Change(file.node.key, None)) for _, file in files], path, *(found for found, _ in files)
         )
 
-    def rename(self, old: AgentPath, new: AgentPath) -> None:
+    def _rename(self, old: AgentPath, new: AgentPath) -> None:
         """Move a file or directory; from one namespace to another by copy and delete."""
-        tree = self.tree()
+        tree = self._tree()
         at = tree.find(old)
         files = self._all(tree, old, at)
         if tree.find(new) is not None:
@@ -154,7 +160,7 @@ class StoreFiles:
         keys: dict[Namespace, list[str]] = {}
         for _, file in files:
             keys.setdefault(file.space, []).append(file.node.key)
-        records = {space: self._spaces.items(space).fetch(some) for space, some in keys.items()}
+        records = {space: tree.spaces.items(space).fetch(some) for space, some in keys.items()}
         made, gone = [], []
         for (target, key), (_, file) in zip(places, files, strict=True):
             record = records[file.space].get(file.node.key)
@@ -162,16 +168,82 @@ class StoreFiles:
                 raise Conflict(file.node.key)
             made.append((target, Change(key, record.value, None, record.ttl_minutes)))
             gone.append((file.space, Change(file.node.key, None, record.version)))
-        self._swap(made + gone, old, new, *(path for path, _ in files))
+        self._swap(tree, made + gone, old, new, *(path for path, _ in files))
 
-    def _swap(self, changes: Sequence[Placed], *changed: AgentPath) -> None:
+    def upload_if(self, path: str, content: bytes, digest: bytes | None) -> FileUploadResponse:
+        """Write a file in one step, if the present one has this digest (`digest_of`; None: if there is none).
+
+        The error is `conflict` if not.
+        """
+        try:
+            self._put_if(checked(path), content, digest)
+        except (Conflict, FileExistsError):
+            return FileUploadResponse(path=path, error=errors.CONFLICT)
+        except Refusal as error:
+            return FileUploadResponse(path=path, error=code_of(error))
+        return FileUploadResponse(path=path)
+
+    def upload_new(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+        """Make new files in one transaction, or none of them: then each response has the same error, `conflict` if
+        there is something at one of the paths, one is below another, or they are of several namespaces. A store without
+        transactions may have made some."""
+        error: str | None = None
+        try:
+            self._put_new([(checked(path), content) for path, content in files])
+        except (Conflict, FileExistsError):
+            error = errors.CONFLICT
+        except Refusal as refusal:
+            error = code_of(refusal)
+        return [FileUploadResponse(path=path, error=error) for path, _ in files]
+
+    def upload_files(
+        self,
+        files: list[tuple[str, bytes]],
+        *,
+        if_version: Sequence[str | None] | None = None,
+        if_absent: Sequence[bool] | None = None,
+    ) -> list[FileUploadResponse]:
+        """Upload all in one transaction if possible; else one by one, so that each has its own error."""
+        if len(files) < 2 or if_version or if_absent or not self._upload_together(files):
+            return super().upload_files(files, if_version=if_version, if_absent=if_absent)
+        return [FileUploadResponse(path=path) for path, _ in files]
+
+    def _upload_together(self, files: list[tuple[str, bytes]]) -> bool:
+        """Upload all, or nothing and False."""
+        try:
+            found = {checked(path): bytes(memoryview(content)) for path, content in files}
+            if depend(list(found), len(files)):
+                return False
+            self._put_all(found)
+        except (TypeError, *Refusal):
+            return False
+        return True
+
+    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
+        try:
+            tree = self._tree()
+        except OSError as error:
+            return [FileDownloadResponse(path=path, error=code_of(error)) for path in paths]
+        responses = []
+        for path in paths:
+            try:
+                data = self._load(checked(path), tree).data
+                responses.append(FileDownloadResponse(path=path, content=data, version=version_of_bytes(data)))
+            except Refusal as error:
+                responses.append(FileDownloadResponse(path=path, error=code_of(error)))
+        return responses
+
+    # -- steps -----------------------------------------------------------------------------------------------
+
+    def _swap(self, tree: SpaceTree, changes: Sequence[Placed], *changed: AgentPath) -> None:
         """Make changes, those of each namespace in one transaction."""
         by_space: dict[Namespace, list[Change]] = {}
         for space, change in changes:
             by_space.setdefault(space, []).append(change)
+        spaces = tree.spaces
         for space, some in by_space.items():
-            self._spaces.items(space).swap(some)
-        self._spaces.hub.notify(self._spaces.origin, changed)
+            spaces.items(space).swap(some)
+        spaces.hub.notify(spaces.origin, changed)
 
     def _kept(self, tree: SpaceTree, path: AgentPath) -> File | None:
         """The file at a path, None where there is nothing. EISDIR.
@@ -210,13 +282,13 @@ class StoreFiles:
         """The change that makes a file, or replaces `file`."""
         if file is None:
             space, (key,) = tree.new_keys([path], vacant=True)
-            return space, Change(key, self._value(space, data), None)
+            return space, Change(key, self._value(tree, space, data), None)
         require_file(file)
-        value = self._value(file.space, data, file.record.value)
+        value = self._value(tree, file.space, data, file.record.value)
         return file.space, Change(file.key, value, file.record.version, file.record.ttl_minutes)
 
-    def _value(self, space: Namespace, data: bytes, before: Any = None) -> dict[str, Any]:
-        return written(data, before, file_format=self._file_format, takes_nul=self._spaces.items(space).takes_nul)
+    def _value(self, tree: SpaceTree, space: Namespace, data: bytes, before: Any = None) -> dict[str, Any]:
+        return written(data, before, file_format=self.file_format, takes_nul=tree.spaces.items(space).takes_nul)
 
     def _all(self, tree: SpaceTree, path: AgentPath, at: At | None) -> list[tuple[AgentPath, At]]:
         """The file at a path, or all below it. ENOENT; EACCES if one of them is a value that is no file."""
@@ -227,6 +299,16 @@ class StoreFiles:
             if file.node.suffix:
                 raise OSError(errno.EACCES, f"'{found}': {READ_ONLY}")
         return files
+
+    # -- searching ---------------------------------------------------------------------------------------------
+
+    def _find(self, path: AgentPath, matcher: Matcher) -> Iterator[FileInfo]:
+        return find_files(self._tree(), path, matcher)
+
+    def _grep(
+        self, pattern: str, path: AgentPath, matcher: Matcher | None, limit: int | None
+    ) -> Iterator[tuple[str, Sequence[tuple[int, str]]]]:
+        return grep_files(self._tree(), pattern, path, matcher, limit)
 
 
 def depend(found: Iterable[AgentPath], count: int) -> bool:
