@@ -61,7 +61,8 @@ class Listing:
     """The names in a directory, in the order of their bytes, and how old they are."""
 
     __slots__ = (
-        "_sorted", "ahead", "changes", "ghosts", "infos", "large", "listed_at", "looked_to", "token", "took_s",
+        "_sorted", "ahead", "changes", "descended", "ghosts", "infos", "large", "listed_at", "looked_to", "token",
+        "took_s",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -74,6 +75,7 @@ class Listing:
         self.ghosts: set[str] = set()  # directories removed here, and still listed for a while
         self.looked_to: bytes | None = None  # up to this name, attributes were asked for one name after the other, …
         self.ahead = 1  # … this many the last time
+        self.descended = False  # a directory in it was read since the last one was looked at
         self._sorted: list[bytes] | None = None
 
     def replace(self, infos: dict[bytes, Info]) -> None:

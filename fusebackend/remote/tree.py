@@ -384,11 +384,19 @@ class Tree:
             self._merge(directory, contents, count, began)
 
     def looked_at(self, entry: Entry) -> list[Entry]:
-        """The entries whose attributes are asked for with those of one: itself, and perhaps the next ones."""
+        """The entries whose attributes are asked for with those of one: itself, and perhaps the next ones.
+
+        A directory is listed instead in a walk, which lists it next: one without a sign has no attributes.
+        """
         with self.lock:
             parent = entry.parent
             if parent is None or not entry.is_brief or parent not in self._listed:
                 return [entry]
+            descends, parent.listing.descended = parent.listing.descended, parent.listing.descended and not entry.is_dir
+        if entry.is_dir and descends:
+            self.refresh(entry)
+            return [entry]
+        with self.lock:
             names = parent.listing.ahead_of(entry.name, MAX_AHEAD)
             following = (self._entry_for(parent, name) for name in names)
             return [entry, *(each for each in following if each is not None)]
@@ -400,6 +408,8 @@ class Tree:
             raise oserror(errno.ENOTDIR)
         self.refresh(directory, PAGE_TTLS if after else 1)
         with self.lock:
+            if directory.parent is not None:
+                directory.parent.listing.descended = True
             if directory.is_gone:
                 return []
             if directory in self._listed:
@@ -487,6 +497,7 @@ class Tree:
             self._drop_listing(next(iter(self._listed)))
         if self._abilities.keeps_directories:
             directory.marker = contents.marker is not None
+            directory.stamped = directory.stamped or not directory.marker
         if contents.marker is not None:
             self._saw_marker(directory, contents.marker)
 
