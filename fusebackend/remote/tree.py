@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import now_ns
+from fusebackend.base.waiting import will_wait
 from fusebackend.protocol import ROOT_NODE, Caller
 from fusebackend.protocol.remote import Contents, Head, Info, Remote
 from fusebackend.remote.entry import DIRECTORY_MODE, NEVER, OWN, Content, Entry, Listing, Name
@@ -388,9 +389,12 @@ class Tree:
 
         A directory is listed instead in a walk, which lists it next: one without a sign has no attributes.
         """
+        parent = entry.parent
+        if parent is None or not entry.is_brief:
+            return [entry]
+        will_wait()  # before anything is noted: the call would be made once more
         with self.lock:
-            parent = entry.parent
-            if parent is None or not entry.is_brief or parent not in self._listed:
+            if parent not in self._listed:
                 return [entry]
             descends, parent.listing.descended = parent.listing.descended, parent.listing.descended and not entry.is_dir
         if entry.is_dir and descends:
