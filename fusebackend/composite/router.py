@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Unpack
 from fusebackend.base import paths
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.composite.route_table import RouteTable
-from fusebackend.dialects.agent_face import AgentFace
+from fusebackend.dialects.agent_face import AgentFace, is_native
 from fusebackend.protocol import (
     Attr,
     Change,
@@ -180,6 +180,11 @@ class ReportingFace(AgentFace):
             self._guarded("tell", lambda: volume.told(*changed, reports=reports))
         except OSError as error:
             log.warning("%s: a mount shows changes late: %s", self.name, error)
+
+
+def face_of(backend: Any, name: str) -> AgentFace:
+    """Return the agent face of a composite's backend."""
+    return AgentFace(backend, name) if is_native(backend) else ReportingFace(backend, name)
 
 
 def _stored(path: AgentPath, before: Attr | None) -> Change:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import datetime
 import errno
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import obstore
 
@@ -20,6 +20,9 @@ from fusebackend.backends.object_store.bucket.throttling import patiently
 from fusebackend.base.errors import oserror
 from fusebackend.protocol.remote import Contents
 from fusebackend.remote.parallel import each
+
+if TYPE_CHECKING:
+    from obstore import GetOptions
 
 PIECE_BYTES = 1 << 20
 
@@ -186,6 +189,32 @@ class Bucket:
                 patiently(lambda: obstore.delete(self.store, keys))
         except FileNotFoundError:  # of one, where each is a request; whether the others were sent is not known
             each(self.delete, keys)
+
+
+class ObjectVersion(NamedTuple):
+    """One version of an object as the `remote.ranges.Source` of a reader. Requests carry `If-Match`, and the ETag of
+    each answer is compared: a store may ignore the condition. Without an ETag it is whichever version is there."""
+
+    store: Any
+    key: str
+    etag: str | None
+
+    def fetch(self, offset: int, size: int, add: Callable[[memoryview], None]) -> None:
+        options: GetOptions = {"range": (offset, offset + size)}
+        if self.etag is not None and not self.etag.startswith("W/"):  # If-Match never matches a weak one
+            options["if_match"] = self.etag
+        try:
+            with object_errors(self.key):
+                answer = patiently(lambda: obstore.get(self.store, self.key, options=options))
+                data = memoryview(answer.bytes())
+        except FileNotFoundError:
+            raise oserror(errno.ESTALE, self.key) from None
+        if self.etag is not None and answer.meta["e_tag"] != self.etag:
+            raise oserror(errno.ESTALE, self.key)
+        add(data)
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 def _head(answer: Any) -> Object:
