@@ -362,9 +362,12 @@ class Tree:
                 left.popleft()
             else:
                 return  # all of these are known, or a listing tells of the next one
+            last: Entry | None = directory
+            for name in left:
+                last = last.children.get(name) if last is not None else None
             count, began = self._count, self.now()
             segments = [self._remote.segment(name) for name in left]
-        if None in segments:
+        if None in segments or (last is not None and last.listing.large):
             return
         contents = self._remote.contents(directory.key + "".join(f"{segment}/" for segment in segments))
         if not contents.infos and contents.marker is None:
