@@ -62,8 +62,8 @@ class Listing:
     """The names in a directory, in the order of their bytes, and how old they are."""
 
     __slots__ = (
-        "_sorted", "ahead", "changes", "ghosts", "infos", "large", "listed_at", "looked_to", "marker", "token",
-        "took_s",
+        "_sorted", "ahead", "changes", "descended", "ghosts", "infos", "large", "listed_at", "looked_to", "marker",
+        "token", "took_s",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -76,7 +76,8 @@ class Listing:
         self.changes: dict[bytes, int] = {}  # names that were made or taken away here, and when, by the tree's count
         self.ghosts: set[str] = set()  # directories removed here, and still listed for a while
         self.looked_to: bytes | None = None  # up to this name, attributes were asked for one name after the other, …
-        self.ahead = 1  # … this many the last time
+        self.ahead = 1  # … and four times how many the last time
+        self.descended = False  # a directory in it was read since the last one was looked at
         self._sorted: list[bytes] | None = None
 
     def replace(self, infos: dict[bytes, Info]) -> None:
@@ -102,8 +103,8 @@ class Listing:
         """The names to ask attributes for with this one: the next ones, and more each time, while they are asked for in
         the order of names, as `ls -l` does, which waits for each."""
         is_next = self.looked_to is not None and self.after(self.looked_to, 1) == [name]
-        self.ahead = min(2 * self.ahead, limit) if is_next else 1
-        following = self.after(name, self.ahead - 1)
+        self.ahead = min(2 * self.ahead, 4 * limit) if is_next else 1  # three names in order may be chance
+        following = self.after(name, max(0, self.ahead // 4 - 1))
         self.looked_to = following[-1] if following else name
         return following
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import now_ns
+from fusebackend.base.waiting import will_wait
 from fusebackend.protocol import ROOT_NODE, Caller
 from fusebackend.protocol.remote import Contents, Head, Info, Remote
 from fusebackend.remote.entry import DIRECTORY_MODE, NEVER, OWN, ContentState, Entry, Listing, NameState
@@ -361,9 +362,12 @@ class Tree:
                 left.popleft()
             else:
                 return  # all of these are known, or a listing tells of the next one
+            last: Entry | None = directory
+            for name in left:
+                last = last.children.get(name) if last is not None else None
             count, began = self._count, self.now()
             segments = [self._remote.segment(name) for name in left]
-        if None in segments:
+        if None in segments or (last is not None and last.listing.large):
             return
         contents = self._remote.contents(directory.key + "".join(f"{segment}/" for segment in segments))
         if not contents.infos and contents.marker is None:
@@ -384,11 +388,22 @@ class Tree:
             self._merge(directory, contents, count, began)
 
     def looked_at(self, entry: Entry) -> list[Entry]:
-        """The entries whose attributes are asked for with those of one: itself, and perhaps the next ones."""
+        """The entries whose attributes are asked for with those of one: itself, and perhaps the next ones.
+
+        A directory is listed instead in a walk, which lists it next: one without a sign has no attributes.
+        """
+        parent = entry.parent
+        if parent is None or not entry.is_brief:
+            return [entry]
+        will_wait()  # before anything is noted: the call would be made once more
         with self.lock:
-            parent = entry.parent
-            if parent is None or not entry.is_brief or parent not in self._listed:
+            if parent not in self._listed:
                 return [entry]
+            descends, parent.listing.descended = parent.listing.descended, parent.listing.descended and not entry.is_dir
+        if entry.is_dir and descends:
+            self.refresh(entry)
+            return [entry]
+        with self.lock:
             names = parent.listing.ahead_of(entry.name, MAX_AHEAD)
             following = (self._entry_for(parent, name) for name in names)
             return [entry, *(each for each in following if each is not None)]
@@ -400,6 +415,8 @@ class Tree:
             raise oserror(errno.ENOTDIR)
         self.refresh(directory, PAGE_TTLS if after else 1)
         with self.lock:
+            if directory.parent is not None:
+                directory.parent.listing.descended = True
             if directory.is_gone:
                 return []
             if directory in self._listed:
@@ -487,6 +504,7 @@ class Tree:
             self._drop_listing(next(iter(self._listed)))
         if self._abilities.keeps_directories:
             directory.listing.marker = contents.marker is not None
+            directory.stamped = directory.stamped or not directory.listing.marker
         if contents.marker is not None:
             self._saw_marker(directory, contents.marker)
 

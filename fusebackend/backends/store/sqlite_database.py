@@ -122,22 +122,21 @@ class SqliteStoreDatabase(SqlDatabase):
     def trouble(self) -> tuple[float, str] | None:
         return self._file.trouble if self._file is not None else None
 
-    @contextlib.contextmanager
-    def _using(self) -> Iterator[sqlite3.Connection]:
-        with translate_errors(), self._lock:
-            connection = self._file.get() if self._file is not None else self._shared
-            assert connection is not None, "neither a file nor a connection"
-            yield connection
+    def _connection(self) -> sqlite3.Connection:
+        connection = self._file.get() if self._file is not None else self._shared
+        assert connection is not None, "neither a file nor a connection"
+        return connection
 
     @contextlib.contextmanager
     def asking(self) -> Iterator[Ask]:
-        with self._using() as connection:
-            yield connection.execute
+        with translate_errors(), self._lock:
+            yield self._connection().execute
 
     @contextlib.contextmanager
     def writing(self, origin: str) -> Iterator[Ask]:
         """One transaction, or nothing. EIO where the file is not at its path any more."""
-        with self._using() as connection:
+        with translate_errors(), self._lock:
+            connection = self._connection()
             before = connection.total_changes
             self._require_file()
             with transaction(connection):
@@ -155,7 +154,8 @@ class SqliteStoreDatabase(SqlDatabase):
         return ORDER
 
     def token(self) -> tuple[tuple[int, int], int]:
-        with self._using() as connection:
+        with translate_errors(), self._lock:
+            connection = self._connection()
             looked = self._file.look() if self._file is not None else (0, data_version(connection))
             return looked, connection.total_changes
 
