@@ -24,7 +24,7 @@ deadline.py      calls that may never return
 awaiting.py      a blocking verb, awaited under asyncio or trio
 caller.py        the task that awaits
 jitter.py        random numbers for the length of waits
-waiting.py       calls that must not wait on this thread
+waiting.py       calls that must not wait on this thread; places that are taken in turn
 stamps.py        the time that files are stamped with
 heap.py          freed memory goes back to the system
 version.py       `__version__`
