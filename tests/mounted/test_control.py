@@ -1,4 +1,4 @@
-"""The control socket of a real mount: its discovery, its permissions, load, `invalidate`, killed clients, and the
+"""The control socket of a real mount: its discovery, its permissions, `invalidate`, killed clients, and the
 examples of `docs/control-protocol.md`, by `socat` and `jq`: other languages need no code of ours."""
 
 from __future__ import annotations

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import mounts
 import pytest
 import trees
+from kinds import Kind
 from mounts import Serve
 from services.s3 import Bucket, Service
+from test_real_work import test_vim_edits_a_file  # noqa: F401 - over the fixture `server` here
 
 from fusebackend.testing.each import each
 from fusebackend.testing.posix import Limits, PosixCases
@@ -118,20 +119,9 @@ def test_tar_rsync_and_cp_keep_modes_times_and_links(work: tuple[Path, Bucket], 
     assert not (path / "moved").exists()
 
 
-@pytest.mark.parametrize("backupcopy", ["yes", "no"])
-def test_vim_saves(work: tuple[Path, Bucket], backupcopy: str) -> None:
-    vim = shutil.which("vim") or shutil.which("vim.tiny")
-    if vim is None:
-        pytest.skip("vim is not installed (Debian: vim-tiny)")
-    path, bucket = work
-    file = path / f"vim-{backupcopy}.txt"
-    file.write_text("one old line\n")
-    file.chmod(0o640)
-    options = f"set backup backupskip= backupcopy={backupcopy} backupdir=."
-    trees.run(vim, "-es", "-u", "NONE", "-N", "-c", options, "-c", "%s/old/new/", "-c", "wq", file.name, cwd=path)
-    assert bucket.get(f"work/{file.name}") == b"one new line\n"
-    assert (path / f"{file.name}~").read_text() == "one old line\n"
-    assert file.stat().st_mode & 0o777 == 0o640
+@pytest.fixture(scope="module")
+def server(work: tuple[Path, Bucket]) -> tuple[Path, Kind]:
+    return work[0], Kind("s3", SCHEMES["s3"].features)
 
 
 # -- promises of SEMANTICS -------------------------------------------------------------------------------------

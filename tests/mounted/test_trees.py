@@ -29,7 +29,7 @@ from programs import command, sh
 from two_faces import TwoFaces, two_faces
 
 import fusebackend
-from fusebackend.backends import InMemoryBackend, SqliteBackend
+from fusebackend.backends import InMemoryBackend
 from fusebackend.linux import mount_table as table
 
 pytestmark = pytest.mark.mounted
@@ -377,14 +377,9 @@ def test_listings_of_the_root(mounted: Mounted, shown: str, tmp_path: Path) -> N
     assert untracked == (f"?? {OWN}/\n" if shown == "visible" else "")
 
 
-@pytest.mark.parametrize("kind", ["dir", "sqlite"])
-def test_a_volume_that_has_the_name_is_refused(serve: Serve, tmp_path: Path, kind: str) -> None:
-    url = f"{kind}:{tmp_path}/volume"
-    if kind == "dir":
-        (tmp_path / "volume" / OWN).mkdir(parents=True)
-    else:
-        with SqliteBackend(tmp_path / "volume") as backend:
-            backend.write(f"/{OWN}/file", "x")
+def test_a_volume_that_has_the_name_is_refused(serve: Serve, tmp_path: Path) -> None:
+    url = f"dir:{tmp_path}/volume"
+    (tmp_path / "volume" / OWN).mkdir(parents=True)
     point = tmp_path / "point"
     point.mkdir()
     for words in ([], ["--foreground"]):

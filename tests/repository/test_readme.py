@@ -66,7 +66,7 @@ AGENT = "fusebackend mount /mnt/agent"
 MEMORIES = "mkdir -p /mnt/agent/memories; echo 'sunday: TODO' > /mnt/agent/memories/old.md"
 PROJECT = "mkdir -p src/project; git init -q src/project; echo TODO > src/project/file; git -C src/project add file; \
 git -C src/project -c user.name=a -c user.email=a@b commit -qm one"
-STATE = f"{sys.executable} {ROOT}/tests/support/readme_state.py"
+STATE = "cp state/*.db ."
 DEMO = f"{sys.executable} {ROOT}/examples/demo.py /mnt/agent demo"
 
 VIEWS = r"""printf 'default = "memory:"\n[views.reviewer]\nrules = []\n' > views.toml
@@ -182,6 +182,16 @@ def kept(snippets: list[Snippet], language: str, *, served: bool = False) -> lis
     return [each for each in run if (language == "sh" and any(place in each.code for place in PLACES)) == served]
 
 
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Databases of LangGraph, made once."""
+    import readme_state
+
+    made = tmp_path_factory.mktemp("state")
+    readme_state.make(made)
+    return made
+
+
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     mounts.require()
@@ -220,8 +230,10 @@ def names(snippets: list[Snippet]) -> list[str]:
 
 @pytest.mark.mounted
 @pytest.mark.parametrize("snippet", kept(SNIPPETS, "sh"), ids=names(kept(SNIPPETS, "sh")))
-def test_a_shell_snippet(snippet: Snippet, home: Path) -> None:
+def test_a_shell_snippet(snippet: Snippet, home: Path, request: pytest.FixtureRequest) -> None:
     before = [line for first, lines in BEFORE.items() if snippet.code.startswith(first) for line in lines]
+    if STATE in before:
+        (home / "state").symlink_to(request.getfixturevalue("state"))
     (home / "snippet.sh").write_text(snippet.code)
     said = run(home, before, f"setsid --wait bash -eu -o pipefail {home}/snippet.sh")  # a call of its own
     if "diff -r @previous @latest" in snippet.code:

@@ -1,6 +1,4 @@
-"""A mount with a `Shell` for its commands, for `test_execute.py`, one JSON request a line on standard input.
-
-    python execute_server.py MOUNTPOINT OPTIONS_JSON DEFAULT_URL [PREFIX=URL…]
+"""A mount with a `Shell` for its commands, for `executing.py`, one JSON request a line on standard input.
 
 A request is `{"id": N, "do": WHAT, …}`; each runs in a thread of its own and is answered, in any order, with the same
 `id`: `execute` with the record, `cancel` by setting the event of request `of`, `describe`, `call` with a verb of the
@@ -111,7 +109,3 @@ def main(mountpoint: str, options: str, default: str, *routes: str) -> None:
     for one in opened:
         if hasattr(one, "close"):
             one.close()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -13,15 +13,11 @@ def model() -> Any:
     return graphs.ScriptedModel(script=[graphs.say("done")])
 
 
-def main() -> None:
-    with graphs.sqlite_saver(Path("checkpoints.db")) as saver:
+def make(directory: Path) -> None:
+    with graphs.sqlite_saver(directory / "checkpoints.db") as saver:
         script = [graphs.use(graphs.write("/notes.txt", "one")), graphs.say("done"), graphs.say("nothing new")]
         agent = graphs.deep_agent(saver, script)
         agent.invoke(graphs.user("hello"), graphs.thread("THREAD"))
         agent.invoke(graphs.user("and now?"), graphs.thread("THREAD"))
-    with SqliteStore.from_conn_string("store.db") as store:
+    with SqliteStore.from_conn_string(str(directory / "store.db")) as store:
         store.setup()
-
-
-if __name__ == "__main__":
-    main()
