@@ -8,10 +8,12 @@ backend has a table from the errors of its database or service to errno (`databa
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 FILE_NOT_FOUND = "file_not_found"
 PERMISSION_DENIED = "permission_denied"
@@ -104,14 +106,15 @@ def about(error: OSError, path: str | None) -> OSError:
     return OSError(error.errno, error.strerror, path)
 
 
-@contextlib.contextmanager
-def passing(numbers: Collection[int]) -> Iterator[None]:
-    """Pass over an `OSError` with one of these errnos."""
+def unless(numbers: Collection[int], function: Callable[..., T], *args: Any) -> T | None:
+    """Return the result of a call, or None after an `OSError` with one of these errnos. A context manager would take
+    1.5 µs."""
     try:
-        yield
+        return function(*args)
     except OSError as error:
         if error.errno not in numbers:
             raise
+        return None
 
 
 def oserror(number: int, what: object = None) -> OSError:

@@ -149,6 +149,9 @@ RETURNED: Final = b">"
 """Between the two identities of a file that an undo has brought back: the one before, and the one since."""
 
 _IDENTITY: Final = "INSERT OR REPLACE INTO identities VALUES (?, ?)"
+_MANY: Final = {**_RECORDS, _IDENTITY: _IDENTITY + ", (?, ?)" * (ROWS - 1)}
+"""The statement for `ROWS` rows, by that for one: of records, and of the identities of their files."""
+
 _FORGET: Final = "DELETE FROM calls WHERE number = ?"
 _GAP: Final = "INSERT OR IGNORE INTO gaps VALUES (?, ?)"
 _AFTER: Final = (
@@ -680,8 +683,8 @@ class HistoryFile:
             links = Chain(self._chain)
             try:
                 with sqlite.transaction(self._writer):
-                    for is_record, group in itertools.groupby(rows, _is_record):
-                        write = _write_records if is_record else _write
+                    for are_many, group in itertools.groupby(rows, _is_one_of_many):
+                        write = _write_many if are_many else _write
                         write(self._writer, links, group)
                     self._writer.execute("UPDATE numbers SET call = ?, record = ?", numbers)
                     self._writer.execute("UPDATE chain SET link = ?, head = ?", links.position)
@@ -1304,25 +1307,27 @@ def _set_aside(path: str) -> str:
     return place
 
 
-def _is_record(row: _Row) -> bool:
-    return row[0] in _RECORDS
+def _is_one_of_many(row: _Row) -> bool:
+    return row[0] in _MANY
 
 
-def _write_records(writer: sqlite3.Connection, links: Chain, rows: Iterable[_Row]) -> None:
-    """Write new records, in any order and many at a time: after each statement this thread waits for Python's lock, and
-    takes it from the mount's loop."""
+def _write_many(writer: sqlite3.Connection, links: Chain, rows: Iterable[_Row]) -> None:
+    """Write new records, and the identities of their files, in any order and many at a time: after each statement this
+    thread waits for Python's lock, and takes it from the mount's loop."""
     by_statement: dict[str, list[tuple[Any, ...]]] = {}
     stamps: list[tuple[Any, ...]] = []
     for statement, row in rows:
-        has_before, _, has_after = _SHAPE[statement]
-        said = chain.said_of_record(row, has_before=has_before)
-        by_statement.setdefault(statement, []).append((*row, *links.add("record", said)))
-        if has_after:
-            stamps.append((row[0], *row[-5:]))
+        link: tuple[Any, ...] = ()
+        if statement in _SHAPE:
+            has_before, _, has_after = _SHAPE[statement]
+            link = links.add("record", chain.said_of_record(row, has_before=has_before))
+            if has_after:
+                stamps.append((row[0], *row[-5:]))
+        by_statement.setdefault(statement, []).append((*row, *link))
     for statement, found in by_statement.items():
         whole = len(found) - len(found) % ROWS
         for start in range(0, whole, ROWS):
-            writer.execute(_RECORDS[statement], tuple(itertools.chain.from_iterable(found[start : start + ROWS])))
+            writer.execute(_MANY[statement], tuple(itertools.chain.from_iterable(found[start : start + ROWS])))
         writer.executemany(statement, found[whole:])
     if stamps:
         writer.execute(*links.event("after", stamps))

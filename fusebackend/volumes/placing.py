@@ -29,7 +29,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
-from fusebackend.base.errors import NOT_TAKEN, UNREAD, VANISHED, oserror, passing
+from fusebackend.base.errors import NOT_TAKEN, UNREAD, VANISHED, oserror, unless
 from fusebackend.linux.holes import data_ranges
 from fusebackend.protocol import (
     RENAME_EXCHANGE,
@@ -93,15 +93,11 @@ def state_of(volume: Volume, attr: Attr) -> State:
 def xattrs_of(volume: Volume, node: int) -> dict[bytes, bytes]:
     """Return the extended attributes of a node that this process may read."""
     found: dict[bytes, bytes] = {}
-    try:
-        names = volume.listxattr(node) if volume.features.xattrs else ()
-    except OSError as error:
-        if error.errno not in UNREAD:
-            raise
-        return found
-    for name in names:
-        with passing(UNREAD):  # removed since, or not for this user
-            found[name] = volume.getxattr(node, name)
+    names = unless(UNREAD, volume.listxattr, node) if volume.features.xattrs else None
+    for name in names or ():
+        value = unless(UNREAD, volume.getxattr, node, name)  # removed since, or not for this user
+        if value is not None:
+            found[name] = value
     return found
 
 

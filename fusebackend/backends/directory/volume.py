@@ -32,7 +32,7 @@ from fusebackend.backends.directory.dirfd import FILE_FLAGS, PATH_FLAGS, Descrip
 from fusebackend.backends.directory.nodes import Node, Places, attr_of, check_name, group_of_new
 from fusebackend.base import acl
 from fusebackend.base.at_path import AtPath
-from fusebackend.base.errors import ABSENT, LACKING, NOT_TAKEN, UNREAD, oserror, passing
+from fusebackend.base.errors import ABSENT, LACKING, NOT_TAKEN, UNREAD, oserror, unless
 from fusebackend.base.paths import to_text
 from fusebackend.base.recent import Recent
 from fusebackend.protocol import (
@@ -600,9 +600,7 @@ def _exists(at: Descriptor, name: bytes) -> bool:
 
 
 def _listxattr(file: str | int) -> list[bytes]:
-    with passing(LACKING):
-        return [os.fsencode(name) for name in os.listxattr(file)]
-    return []
+    return [os.fsencode(name) for name in unless(LACKING, os.listxattr, file) or ()]
 
 
 def _became(new: Descriptor, state: AttrChanges, xattrs: Mapping[bytes, bytes]) -> bool:

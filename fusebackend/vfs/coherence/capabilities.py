@@ -9,7 +9,7 @@ Cost: one `listxattr` of the volume for the first append to a file that existed 
 
 from __future__ import annotations
 
-from fusebackend.base.errors import UNREAD, passing
+from fusebackend.base.errors import UNREAD, unless
 from fusebackend.protocol import Volume, Writable
 from fusebackend.rules.ruled_volume import unruled
 from fusebackend.vfs.handles import FileHandle, HandleTable
@@ -45,7 +45,5 @@ class Capabilities:
 def _discharge(volume: Volume, changing: Writable, node: int) -> None:
     # A reader who may not read the file, or only append to it, may not do this; the mount has to.
     volume, changing, node = unruled(volume, changing, node)
-    if volume.features.xattrs:
-        with passing(UNREAD):
-            if CAPABILITY in volume.listxattr(node):
-                changing.removexattr(node, CAPABILITY)
+    if volume.features.xattrs and CAPABILITY in (unless(UNREAD, volume.listxattr, node) or ()):
+        unless(UNREAD, changing.removexattr, node, CAPABILITY)

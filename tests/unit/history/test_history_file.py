@@ -114,6 +114,20 @@ def test_the_file_is_private(history, path):
     assert stat.S_IMODE(os.stat(os.path.dirname(path)).st_mode) == 0o700
 
 
+def test_records_with_identities_are_written_many_at_a_time(history):
+    """A statement for each took the lock of Python from the mount's loop 400 times."""
+    statements: list[str] = []
+    history.flush()
+    history._writer.set_trace_callback(statements.append)
+    call = history.open_call("session", "rm", NOBODY)
+    numbers = [
+        history.add(call, ROOT, "remove", b"/%d" % node, node=node, identity=b"%d:1" % node) for node in range(200)
+    ]
+    history.flush()
+    assert sum("INTO" in each for each in statements) < 20
+    assert history.identities([call]) == {number: b"%d:1" % node for node, number in enumerate(numbers)}
+
+
 def test_a_call_that_changes_nothing_leaves_no_trace(history):
     number = history.open_call("verb", "write", NOBODY)
     history.end_call(number)
