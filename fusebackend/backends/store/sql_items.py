@@ -66,7 +66,7 @@ class Dialect(NamedTuple):
     among: Callable[[Sequence[str]], tuple[str, list[Any]]]
     """The condition for one of some texts, with its parameters."""
     at_a_time: int
-    """Keys in one statement."""
+    """Parameters in one statement."""
     next_key: Callable[[str], str]
     """`keyed.after` of `walk.key` and a prefix."""
 
@@ -236,7 +236,7 @@ class SqlItems(Items):
         return _rows(ask(f"SELECT {self._sql.row} FROM store {where}", parameters))
 
     def look(self, keys: Sequence[str], prefixes: Sequence[str]) -> tuple[list[Row], list[str]]:
-        size, order, found = self._sql.at_a_time, self._order, []
+        size, order, found = self._sql.at_a_time // 5, self._order, []  # one for a key, up to four for a prefix
         with self._database.asking() as ask:
             for begin in range(0, max(len(keys), len(prefixes)), size):
                 among, parameters = self._sql.among(keys[begin : begin + size])
