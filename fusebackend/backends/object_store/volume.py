@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -110,8 +110,7 @@ class BucketRemote(Remote):
         return None if name.endswith(object_keys.FILE_MARK) else object_keys.segment_of(name)
 
     def make_directory(self, directory: str, stamp: Stamp, *, replace: bool) -> Etag | None:
-        store = self.bucket.put_small if replace else self.bucket.make
-        return store(directory + MARKER, b"", metadata.written(stamp))
+        return self.bucket.put_small(directory + MARKER, b"", metadata.written(stamp), not replace)
 
     def delete(self, key: str) -> None:
         if key.endswith("/"):
@@ -218,9 +217,6 @@ class BucketRemote(Remote):
             buffer.close()
 
     # -- life --------------------------------------------------------------------------------------------------
-
-    def token(self) -> Hashable:
-        return None
 
     @property
     def unfinished(self) -> bool:

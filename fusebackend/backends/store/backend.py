@@ -265,7 +265,7 @@ def _places_of(key: str) -> tuple[AgentPath, ...]:
 def open_sqlite(url: Url) -> StoreBackend:
     """The backend of `store+sqlite:PATH?ns=NAME`. LangGraph makes the tables, and the file if its directory exists."""
     require_modules(url, "langgraph", "langgraph.store.sqlite", "sqlite3")
-    from fusebackend.backends.store.sqlite_database import SqliteDatabase
+    from fusebackend.backends.store.sqlite_database import SqliteStoreDatabase
 
     parent = os.path.dirname(url.rest)
     if not os.path.isdir(parent):
@@ -273,7 +273,7 @@ def open_sqlite(url: Url) -> StoreBackend:
     if os.path.exists(url.rest) and not os.path.isfile(url.rest):
         raise UrlError(f"'{url.masked}': '{url.rest}' is not a file")
     with url_errors(url):
-        return _opened(url, SqliteDatabase.of_file(url.rest, setup=_sqlite_tables))
+        return _opened(url, SqliteStoreDatabase.of_file(url.rest, setup=_sqlite_tables))
 
 
 def _sqlite_tables(connection: Any) -> None:
@@ -285,11 +285,11 @@ def _sqlite_tables(connection: Any) -> None:
 def open_postgres(url: Url) -> StoreBackend:
     """The backend of `store+postgres:DSN?ns=NAME`. LangGraph makes the tables where they are missing."""
     require_modules(url, "langgraph", "langgraph.store.postgres", "psycopg", "psycopg_pool")
-    from fusebackend.backends.store.postgres_database import PostgresDatabase
+    from fusebackend.backends.store.postgres_database import PostgresStoreDatabase
 
     conninfo = conninfo_of(url)
     with url_errors(url):
-        return _opened(url, PostgresDatabase.of_url(conninfo, setup=_postgres_tables))
+        return _opened(url, PostgresStoreDatabase.of_url(conninfo, setup=_postgres_tables))
 
 
 def _postgres_tables(connection: Any) -> None:

@@ -28,7 +28,7 @@ from fusebackend.backends.store.items import (
     Settings,
 )
 from fusebackend.backends.store.searched_items import PutOneByOne
-from fusebackend.backends.store.values import About, Unreadable
+from fusebackend.backends.store.values import About, UnreadableValue
 from fusebackend.remote.keyed import after, bounds, is_text
 
 if TYPE_CHECKING:
@@ -375,7 +375,7 @@ def _decoded(raw: bytes) -> Any:
     try:
         return msgspec.json.decode(raw)
     except (msgspec.DecodeError, ValueError, RecursionError):
-        return Unreadable(raw)
+        return UnreadableValue(raw)
 
 
 def _iso(moment: Any) -> str:

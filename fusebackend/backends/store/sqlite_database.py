@@ -1,4 +1,4 @@
-"""`SqliteDatabase`: the database of LangGraph's `SqliteStore`.
+"""`SqliteStoreDatabase`: the database of LangGraph's `SqliteStore`.
 
 `token` is cheap: SQLite counts the commits of other connections (`PRAGMA data_version`), and on a shared connection the
 rows that others changed.
@@ -48,7 +48,7 @@ DIALECT = Dialect(
 ORDER = Order(open_end=" AND key < x''")  # a BLOB comes after all text, and is no key
 
 
-class SqliteDatabase(SqlDatabase):
+class SqliteStoreDatabase(SqlDatabase):
     """A connection to the database of a store, and the lock for its use."""
 
     dialect = DIALECT
@@ -63,7 +63,7 @@ class SqliteDatabase(SqlDatabase):
         """Rows that were changed here, among those that the connection has counted."""
 
     @classmethod
-    def of_store(cls, store: Any) -> SqliteDatabase:
+    def of_store(cls, store: Any) -> SqliteStoreDatabase:
         """The database of a `SqliteStore`: a connection of its own where it is a file. The store goes on with the file
         that it has, and so does this.
 
@@ -80,7 +80,7 @@ class SqliteDatabase(SqlDatabase):
     @classmethod
     def of_file(
         cls, path: str, setup: Callable[[sqlite3.Connection], None] | None = None, *, follows: bool = True
-    ) -> SqliteDatabase:
+    ) -> SqliteStoreDatabase:
         """Open a file; `setup` makes the tables if they are missing. `follows` is as for `DatabaseFile`.
 
         Raises:
