@@ -62,7 +62,7 @@ DIALECT = Dialect(
     takes_nul=False,
     alive=" AND (expires_at IS NULL OR expires_at > now())",
     among=lambda keys: ("= ANY(?)", [list(keys)]),
-    at_a_time=10_000,  # of 65,535 parameters, four for a prefix
+    at_a_time=50_000,  # of 65,535 parameters
     next_key=_next_key,
 )
 

@@ -66,7 +66,7 @@ class Dialect(NamedTuple):
     among: Callable[[Sequence[str]], tuple[str, list[Any]]]
     """The condition for one of some texts, with its parameters."""
     at_a_time: int
-    """Keys in one statement."""
+    """Parameters in one statement."""
     next_key: Callable[[str], str]
     """`keyed.after` of `walk.key` and a prefix."""
 
@@ -175,20 +175,22 @@ class SqlItems(Items):
     def _walked(self, ask: Ask, prefix: str, start: str, end: str | None) -> list[Row]:
         """Rows of a level: scan where there are files, and hop where there are subdirectories."""
         found: list[Row] = []
+        listed: tuple[str, ...] = ()  # the subdirectory that is there already
         limit, hop = FIRST_BATCH, False
         while True:
             batch = (self._hop if hop else self._scan)(ask, prefix, start, end, limit)
-            before, position = len(found), start
+            before = len(found)
             for row in batch:
-                if found and row.key < position:
-                    continue  # in a subdirectory that is listed already
+                if row.key.startswith(listed):
+                    continue
                 found.append(row)
-                position = after(row.key, prefix)
-                if not self.takes_nul:
-                    position = position.replace("\0", "\1")
+                segment, slash, _ = row.key[len(prefix) :].partition("/")
+                listed = (f"{prefix}{segment}/",) if slash else ()
             if len(batch) < limit:
                 return found
-            start = position
+            start = after(batch[-1].key, prefix)
+            if not self.takes_nul:
+                start = start.replace("\0", "\1")
             hop = (len(found) - before) * 4 < len(batch) or hop
             limit = min(limit * 4, LAST_BATCH)
 
@@ -236,7 +238,7 @@ class SqlItems(Items):
         return _rows(ask(f"SELECT {self._sql.row} FROM store {where}", parameters))
 
     def look(self, keys: Sequence[str], prefixes: Sequence[str]) -> tuple[list[Row], list[str]]:
-        size, order, found = self._sql.at_a_time, self._order, []
+        size, order, found = self._sql.at_a_time // 5, self._order, []  # one for a key, up to four for a prefix
         with self._database.asking() as ask:
             for begin in range(0, max(len(keys), len(prefixes)), size):
                 among, parameters = self._sql.among(keys[begin : begin + size])

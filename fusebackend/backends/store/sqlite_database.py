@@ -41,7 +41,7 @@ DIALECT = Dialect(
     takes_nul=True,
     alive="",
     among=lambda keys: (f"IN ({', '.join('?' * len(keys))})", list(keys)),
-    at_a_time=190,  # of 999 parameters, in old versions of SQLite
+    at_a_time=500,  # of 999 parameters, in old versions of SQLite
     next_key=_next_key,
 )
 
