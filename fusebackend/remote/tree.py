@@ -369,7 +369,12 @@ class Tree:
             segments = [self._remote.segment(name) for name in left]
         if None in segments or (last is not None and last.listing.large):
             return
-        contents = self._remote.contents(directory.key + "".join(f"{segment}/" for segment in segments))
+        try:
+            contents = self._remote.contents(directory.key + "".join(f"{segment}/" for segment in segments))
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EINVAL):
+                raise
+            return  # no such directory, and perhaps a name that no key can have
         if not contents.infos and contents.marker is None:
             return
         with self.lock:
