@@ -130,7 +130,7 @@ class RemoteVolume(NativeVolume):
             return self._named(parent, name)
 
     def walking(self, names: Sequence[bytes]) -> AbstractContextManager[object]:
-        if self._abilities.flat_keys:
+        if self._abilities.flat_keys and self._tree.ttl_s:
             self._tree.list_ahead(names[:-1])
         return contextlib.nullcontext()
 
