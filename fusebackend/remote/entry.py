@@ -42,19 +42,20 @@ FILE_MODE = stat.S_IFREG | 0o644
 DIRECTORY_MODE = stat.S_IFDIR | 0o755
 
 
-class Content(enum.Enum):
+class ContentState(enum.Enum):
     CLEAN = "clean"
     DIRTY = "dirty"  # the buffer holds what the remote does not
     CONFLICTED = "conflicted"  # handles that are open get ESTALE
 
 
-class Name(enum.Enum):
+class NameState(enum.Enum):
     LINKED = "linked"
     UNLINKED = "unlinked"
     GONE = "gone"
 
 
-_LINKED, _DIRTY, _CONFLICTED = Name.LINKED, Content.DIRTY, Content.CONFLICTED  # members of an enum are slow to find
+# Members of an enum are slow to find.
+_LINKED, _DIRTY, _CONFLICTED = NameState.LINKED, ContentState.DIRTY, ContentState.CONFLICTED
 
 
 class Listing:
@@ -113,7 +114,7 @@ class Entry(Attr):
     __slots__ = (
         "base", "buffer", "checked_at", "children", "content", "doubted", "etag", "extra", "forgotten_at", "held",
         "keeps_attributes", "kept", "link", "listing", "local", "lock", "marker", "name", "opens", "parent", "queued",
-        "read_only", "reader", "seen", "segment", "stamped", "tail_from", "target", "tried", "writers",
+        "read_only", "reader", "seen", "segment", "stamped", "target", "tried", "writers",
     )  # fmt: skip
 
     def __init__(
@@ -124,8 +125,8 @@ class Entry(Attr):
         self.name = name
         self.segment = segment  # the last part of its key
         self.lock: AbstractContextManager[Any] = Lock() if abilities.concurrent else threading.RLock()
-        self.link = Name.LINKED
-        self.content = Content.CLEAN
+        self.link = NameState.LINKED
+        self.content = ContentState.CLEAN
 
         # In the kernel.
         self.held = False
@@ -156,7 +157,6 @@ class Entry(Attr):
         self.base: Etag | None = None  # for those: the version that the first of them has opened
         self.buffer: Buffer | None = None
         self.reader: Reader | None = None
-        self.tail_from: int | None = None  # if the dirty buffer was only appended to: from this size on
         self.target: tuple[Etag, bytes] | None = None  # of a symbolic link: the version, and where it leads
 
     @property
@@ -184,7 +184,7 @@ class Entry(Attr):
 
     @property
     def unlinked(self) -> bool:
-        return self.link is Name.UNLINKED
+        return self.link is NameState.UNLINKED
 
     @property
     def is_gone(self) -> bool:

@@ -25,7 +25,7 @@ from fusebackend.base.stamps import now_ns
 from fusebackend.base.waiting import Lock, will_wait
 from fusebackend.protocol import ROOT_NODE, Caller
 from fusebackend.protocol.remote import Contents, Head, Info, Remote
-from fusebackend.remote.entry import DIRECTORY_MODE, NEVER, OWN, Content, Entry, Listing, Name
+from fusebackend.remote.entry import DIRECTORY_MODE, NEVER, OWN, ContentState, Entry, Listing, NameState
 
 PAGE_TTLS = 10
 """A listing that is read page by page may grow this much older before it is read anew: a long one would never end."""
@@ -185,8 +185,8 @@ class Tree:
             assert old is not None
             self._left(entry)
             entry.parent, entry.name, entry.segment = directory, name, segment
-            if entry.link is Name.GONE:  # a listing has shown that its old name is gone
-                entry.link, entry.nlink = Name.LINKED, 1
+            if entry.link is NameState.GONE:  # a listing has shown that its old name is gone
+                entry.link, entry.nlink = NameState.LINKED, 1
                 self._entries[entry.node] = entry
                 self._queue(entry)
             directory.children[name] = entry
@@ -202,10 +202,10 @@ class Tree:
         """An entry has lost its name through this volume, and with it what was not stored."""
         with self.lock:
             if entry.dirty:
-                entry.content = Content.CLEAN
-            if entry.link is Name.LINKED:
+                entry.content = ContentState.CLEAN
+            if entry.link is NameState.LINKED:
                 self._left(entry)
-            entry.link, entry.nlink = Name.UNLINKED, 0
+            entry.link, entry.nlink = NameState.UNLINKED, 0
             self.reap(entry)
 
     def _left(self, entry: Entry) -> None:
@@ -251,8 +251,8 @@ class Tree:
         with self.lock:
             parent = entry.parent
             assert parent is not None
-            if entry.link is Name.LINKED:
-                entry.link = Name.GONE
+            if entry.link is NameState.LINKED:
+                entry.link = NameState.GONE
             entry.nlink = 0
             if parent.children.get(entry.name) is entry:
                 del parent.children[entry.name]

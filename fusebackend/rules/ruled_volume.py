@@ -630,7 +630,7 @@ class RuledVolume(NativeVolume):
 
     # -- life --------------------------------------------------------------------------------------------------
 
-    def viewing(self) -> AbstractContextManager[None]:  # type: ignore[override]
+    def viewing(self) -> AbstractContextManager[object]:
         return self.below.viewing()
 
     @contextmanager

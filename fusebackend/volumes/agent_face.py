@@ -190,24 +190,24 @@ class VolumeBackend(BackendProtocol):
         result.version = version
         return result
 
-    def _versioned(self, attr: Attr, take: Callable[[Iterable[bytes]], R]) -> tuple[R, str]:
+    def _versioned(self, attr: Attr, take: Callable[[Iterable[bytes]], R]) -> tuple[R, str | None]:
         """Return the result of `take` for all bytes of a file, with the version of these; see `read_with`."""
         version: str | None = None
-        digest = Digest()
 
         def seen(attr: Attr) -> None:
             nonlocal version
             version = self.volume.version_of(attr)
 
         def passed(pieces: Iterable[bytes]) -> R:
-            nonlocal digest
+            nonlocal version
             if version is not None:
                 return take(pieces)
             digest = Digest()
-            return take(digest.passing(pieces))
+            outcome = take(digest.passing(pieces))
+            version = digest.version
+            return outcome
 
-        outcome = read_with(self.volume, attr, self.max_file_bytes, passed, seen)
-        return outcome, version or digest.version
+        return read_with(self.volume, attr, self.max_file_bytes, passed, seen), version
 
     def grep(
         self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None

@@ -65,7 +65,7 @@ class Record:
         return self.source.endswith("/")
 
 
-class Journal:
+class RenameJournal:
     """The renames that are under way, as objects in the bucket, so that a crash leaves none half done.
 
     A record is written before the first copy and deleted after the last deletion. It names the process: one of this
@@ -154,7 +154,7 @@ class Moves:
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
-        self._journal = Journal(bucket)
+        self._journal = RenameJournal(bucket)
         self._left: dict[str, Record] = {}  # ours that have failed half-way
         self._left_guard = threading.Lock()
 
