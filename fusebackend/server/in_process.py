@@ -3,6 +3,10 @@
 The mount is served by a thread of its own (`Session.run`), so this process may use it like any other: every system call
 on it lets go of Python's lock. Only one thing must not be done in the serving process: to fault in a memory mapping of
 a file on the mount would block it for ever. pyfuse3 holds one session per process, hence one mount at a time.
+
+A new process closes the files that this one has open, which the mount must answer (FLUSH), and may have its directory
+in the mount. `subprocess` keeps Python's lock until that is done, for it uses vfork(2): the mount could never answer.
+So it uses fork(2) while there is a mount, which lets go of the lock at once, and takes some ms more in a large process.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import contextlib
 import errno
 import logging
 import os
+import subprocess
 import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -110,11 +115,13 @@ class Mount(MountedBackend):
                 )
             self.mountpoint = "?"
             Mount._current = self
+            _let_children_wait(True)
 
     def _release(self) -> None:
         with Mount._guard:
             if Mount._current is self:
                 Mount._current = None
+                _let_children_wait(False)
 
     def _run(self) -> None:
         try:
@@ -147,3 +154,10 @@ class Mount(MountedBackend):
     def _close_at_exit(self) -> None:
         with contextlib.suppress(Exception):
             self.close()
+
+
+def _let_children_wait(for_the_mount: bool) -> None:
+    """Have `subprocess` begin processes in a way that lets the mount answer them, see the module's docstring. Python's
+    documentation names both switches ("Disable use of vfork() or posix_spawn()")."""
+    for switch in ("_USE_VFORK", "_USE_POSIX_SPAWN"):
+        setattr(subprocess, switch, not for_the_mount)

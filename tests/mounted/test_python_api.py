@@ -366,6 +366,30 @@ class TestRefusals:
         )
 
 
+def test_a_new_process_asks_the_mount_of_the_one_that_begins_it(script: Script) -> None:
+    """For its directory, for its program, and by closing what that has open; while other threads begin more."""
+    code = """
+        import shutil, subprocess
+
+        def begin(name):
+            for _ in range(20):
+                with open(f"{point}/{name}", "w") as file:
+                    file.write("x")
+                    assert subprocess.run(["pwd"], cwd=point, capture_output=True, text=True).stdout == f"{point}\\n"
+                    subprocess.run([f"{point}/true"], check=True)
+                    subprocess.run([f"{point}/true"], check=True, close_fds=False)
+
+        with fusebackend.mount(InMemoryBackend(), point):
+            shutil.copy(shutil.which("true"), f"{point}/true")
+            threads = [threading.Thread(target=begin, args=(f"file{number}",)) for number in range(4)]
+            for each in threads: each.start()
+            for each in threads: each.join()
+        assert subprocess._USE_VFORK and subprocess._USE_POSIX_SPAWN
+        print("done")
+    """
+    assert script(code) == "done\n"
+
+
 def test_connect_without_a_path_takes_the_mount_of_the_environment(script: Script) -> None:
     said = script("""
         with fusebackend.mount(InMemoryBackend(), point) as files:
