@@ -17,10 +17,12 @@ import stat
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import now_ns
-from fusebackend.base.waiting import will_wait
+from fusebackend.base.waiting import Lock, will_wait
 from fusebackend.protocol import ROOT_NODE, Caller
 from fusebackend.protocol.remote import Contents, Head, Info, Remote
 from fusebackend.remote.entry import DIRECTORY_MODE, NEVER, OWN, ContentState, Entry, Listing, NameState
@@ -79,6 +81,7 @@ class Tree:
         self._unheld: deque[Entry] = deque()  # entries that may go, the oldest first
         self._listed: OrderedDict[Entry, int] = OrderedDict()  # directories, and how many names their listings had
         self._listed_names = 0  # the sum of these
+        self._listing_ahead: dict[bytes, AbstractContextManager[Any]] = {}  # paths that a thread lists for a walk
         self.root = self._new(None, b"", Info("", is_dir=True))
 
     def __len__(self) -> int:
@@ -352,40 +355,72 @@ class Tree:
     def list_ahead(self, names: Sequence[bytes]) -> None:
         """List the last of these directories, of which the first is in the root, without listing those on the way. Only
         with `Abilities.flat_keys`; where that proves nothing, the walk that follows asks by itself."""
-        directory, left = self.root, deque(names)
+        path = b"/".join(names)
         with self.lock:
-            while left and not self._is_good(directory.listing):
-                child = directory.children.get(left[0])
-                if child is None or not child.is_dir or not self.is_fresh(child.checked_at):
-                    break
-                directory = child
-                left.popleft()
-            else:
-                return  # all of these are known, or a listing tells of the next one
+            if self._unknown_of(names) is None:
+                return
+            guard = self._listing_ahead.setdefault(path, Lock())
+        try:
+            with guard:  # threads that ask at once share one request
+                self._list_ahead(names)
+        finally:
+            self._listing_ahead.pop(path, None)
+
+    def _unknown_of(self, names: Sequence[bytes]) -> tuple[Entry, list[bytes]] | None:
+        """The last directory on the way that is known, and the names after it; None where a listing tells of these."""
+        directory = self.root
+        for number, name in enumerate(names):
+            if self._is_good(directory.listing):
+                return None
+            child = directory.children.get(name)
+            if child is None or not child.is_dir or not self.is_fresh(child.checked_at):
+                return directory, list(names[number:])
+            directory = child
+        return None
+
+    def _list_ahead(self, names: Sequence[bytes]) -> None:
+        with self.lock:
+            unknown = self._unknown_of(names)
+            if unknown is None:
+                return
+            directory, left = unknown
             last: Entry | None = directory
             for name in left:
                 last = last.children.get(name) if last is not None else None
-            count, began = self._count, self.now()
-            segments = [self._remote.segment(name) for name in left]
+        segments = [self._remote.segment(name) for name in left]
         if None in segments or (last is not None and last.listing.large):
             return
-        contents = self._remote.contents(directory.key + "".join(f"{segment}/" for segment in segments))
-        if not contents.infos and contents.marker is None:
-            return
-        with self.lock:
-            for name, segment in zip(left, segments, strict=True):
-                assert segment is not None
-                listing, child = directory.listing, directory.children.get(name)
-                if directory.is_gone or segment in listing.ghosts or listing.changes.get(name, 0) > count:
-                    return  # changed here meanwhile
-                if child is None:
-                    child = self._new(directory, name, Info(segment, is_dir=True))
-                elif not child.is_dir:
-                    return
-                child.checked_at, child.local = began, False
-                directory = child
-            directory.listing.took_s = self.now() - began
-            self._merge(directory, contents, count, began)
+        with last.lock if last is not None else nullcontext():  # as `refresh`
+            count, began = self._count, self.now()
+            try:
+                contents = self._remote.contents(directory.key + "".join(f"{segment}/" for segment in segments))
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EINVAL):
+                    raise
+                return  # no such directory, and perhaps a name that no key can have
+            if contents.infos or contents.marker is not None:
+                with self.lock:
+                    self._proven(directory, left, last, contents, count, began)
+
+    def _proven(
+        self, directory: Entry, names: list[bytes], last: Entry | None, contents: Contents, count: int, began: float
+    ) -> None:
+        """A listing of the last of these directories shows that all of them are there."""
+        for name in names:
+            listing, child, segment = directory.listing, directory.children.get(name), self._remote.segment(name)
+            assert segment is not None
+            if directory.is_gone or segment in listing.ghosts or listing.changes.get(name, 0) > count:
+                return  # changed here meanwhile
+            if name is names[-1] and child is not last:
+                return  # another thread has seen it, and may be listing it
+            if child is None:
+                child = self._new(directory, name, Info(segment, is_dir=True))
+            elif not child.is_dir:
+                return
+            child.checked_at, child.local = max(began, child.checked_at), False
+            directory = child
+        directory.listing.took_s = self.now() - began
+        self._merge(directory, contents, count, began)
 
     def looked_at(self, entry: Entry) -> list[Entry]:
         """The entries whose attributes are asked for with those of one: itself, and perhaps the next ones.

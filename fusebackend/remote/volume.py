@@ -113,7 +113,13 @@ class RemoteVolume(NativeVolume):
         with self.lock:
             while True:
                 entry = self._named(parent, name)
-                self._files.stamp(self._tree.looked_at(entry))
+                together = self._tree.looked_at(entry)
+                try:
+                    self._files.stamp(together)
+                except OSError:
+                    if len(together) == 1:
+                        raise
+                    self._files.stamp([entry])  # the error may be that of another one
                 if not entry.gone:
                     return entry
 
@@ -124,7 +130,7 @@ class RemoteVolume(NativeVolume):
             return self._named(parent, name)
 
     def walking(self, names: Sequence[bytes]) -> AbstractContextManager[object]:
-        if self._abilities.flat_keys:
+        if self._abilities.flat_keys and self._tree.ttl_s:
             self._tree.list_ahead(names[:-1])
         return contextlib.nullcontext()
 

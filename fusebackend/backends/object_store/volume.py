@@ -107,7 +107,8 @@ class BucketRemote(Remote):
         return object_keys.new_segment(name, directory)
 
     def segment(self, name: bytes) -> str | None:
-        return None if name.endswith(object_keys.FILE_MARK) else object_keys.segment_of(name)
+        # SeaweedFS takes a backslash for a slash: only a listing tells what there is.
+        return None if name.endswith(object_keys.FILE_MARK) or b"\\" in name else object_keys.segment_of(name)
 
     def make_directory(self, directory: str, stamp: Stamp, *, replace: bool) -> Etag | None:
         return self.bucket.put_small(directory + MARKER, b"", metadata.written(stamp), not replace)

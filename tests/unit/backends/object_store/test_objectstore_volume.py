@@ -542,3 +542,20 @@ def test_without_attributes_they_are_neither_shown_nor_lost(store, links):
     kept = obstore.get(store, "d/script", options={"head": True}).attributes
     assert (kept["Content-Type"], kept["mode"], kept["uid"]) == ("text/x-mine", str(0o100755), "7")
     assert content(store, "d/script") == b"#!/bin/sh"
+
+
+def test_threads_that_go_down_one_path_share_one_listing_and_none_on_the_way(store, monkeypatch):
+    for number in range(16):
+        store.put(f"a/b/f{number}", b"x")
+    listed, listing = [], obstore.list_with_delimiter
+
+    def counted(store, prefix):
+        listed.append(prefix)
+        return listing(store, prefix)
+
+    monkeypatch.setattr(obstore, "list_with_delimiter", counted)
+    with ObjectStoreBackend(store, ttl=3600.0) as backend:
+        together(*(partial(backend.read, f"/a/b/f{number}") for number in range(16)))
+        assert listed == ["a/b"]
+        assert backend.read("/a/b/none").error == backend.read("/a/none/f").error.replace("/a/none/f", "/a/b/none")
+        assert sorted(map(str, listed)) == ["a", "a/b", "a/none"]
