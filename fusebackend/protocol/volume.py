@@ -7,7 +7,7 @@ import contextlib
 import errno
 import os
 import stat as stat_module
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
@@ -104,6 +104,12 @@ class Attr:
         # Of a shared volume: another one after every change of the node's attributes or data. Of others: after a change
         # of a file's data, or of the names in a directory, that may have left the times as they were.
         self.version = version
+
+    @property
+    def is_brief(self) -> bool:
+        """True of attributes from a listing that does not tell all: mode and owner are defaults, the time may differ,
+        and what looks like a regular file may be a symbolic link. `lookup` and `getattr` know."""
+        return False
 
     @property
     def fingerprint(self) -> tuple[int, int, int, int]:
@@ -344,6 +350,14 @@ class Volume(abc.ABC):
         other names come and go; an entry that is gone is never returned. `after=b""` starts a listing.
         """
 
+    def lookup_brief(self, parent: int, name: bytes) -> Attr:
+        """`lookup`, which may be answered with `Attr.is_brief`: the rest would be a request for each name."""
+        return self.lookup(parent, name)
+
+    def readdir_brief(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
+        """`readdir`, as `lookup_brief`."""
+        return self.readdir(node, after, limit)
+
     def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
         """Make a regular file, FIFO, socket or device. EEXIST, ENOSPC."""
         raise self._refusal("mknod")
@@ -496,11 +510,9 @@ class Volume(abc.ABC):
 
     # -- life --------------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def viewing(self) -> Iterator[None]:
+    def viewing(self) -> AbstractContextManager[object]:
         """Reads of this thread in the block see one state of the volume. It must change nothing meanwhile."""
-        with self.lock:
-            yield
+        return self.lock
 
     def walking(self, names: Sequence[bytes]) -> AbstractContextManager[object]:
         """The lookups of this thread in the block go down these names from the root: it may fetch them at once."""

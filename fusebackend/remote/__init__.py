@@ -9,10 +9,10 @@ buffer.py        the bytes of a file while it is written
 conflicts.py     when what was written is stored, and what a conflict is
 rename.py        what takes a name out of its directory
 gate.py          many may pass, or one alone
-fetchers.py      threads that read ahead
-parallel.py      one request for each of many items
+parallel.py      one request for each of many items, and threads that read ahead
+ranges.py        reading in ranges, the blocks kept in memory, reading ahead
 agent_remote.py  agent verbs as a `Remote`; the optional hooks of a backend
 agent_verbs.py   `FileVerbs`: the agent's verbs over a few primitives
-keys.py          keys of others as file names
+keyed.py         keys of others as file names; the tree that flat keys make
 files_update.py  the files in a runtime's state
 """

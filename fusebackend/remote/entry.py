@@ -28,7 +28,7 @@ from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import now_ns
 from fusebackend.base.waiting import Lock
 from fusebackend.protocol import BLOCK_BYTES, Attr
-from fusebackend.protocol.remote import Etag, Info, Reader, Stamp
+from fusebackend.protocol.remote import Abilities, Etag, Info, Reader, Stamp
 
 if TYPE_CHECKING:
     from fusebackend.remote.buffer import Buffer
@@ -42,25 +42,29 @@ FILE_MODE = stat.S_IFREG | 0o644
 DIRECTORY_MODE = stat.S_IFDIR | 0o755
 
 
-class Content(enum.Enum):
+class ContentState(enum.Enum):
     CLEAN = "clean"
     DIRTY = "dirty"  # the buffer holds what the remote does not
     CONFLICTED = "conflicted"  # handles that are open get ESTALE
 
 
-class Name(enum.Enum):
+class NameState(enum.Enum):
     LINKED = "linked"
     UNLINKED = "unlinked"
     GONE = "gone"
 
 
-_LINKED, _DIRTY, _CONFLICTED = Name.LINKED, Content.DIRTY, Content.CONFLICTED  # members of an enum are slow to find
+# Members of an enum are slow to find.
+_LINKED, _DIRTY, _CONFLICTED = NameState.LINKED, ContentState.DIRTY, ContentState.CONFLICTED
 
 
 class Listing:
     """The names in a directory, in the order of their bytes, and how old they are."""
 
-    __slots__ = ("_sorted", "changes", "ghosts", "infos", "large", "listed_at", "token", "took_s")
+    __slots__ = (
+        "_sorted", "ahead", "changes", "descended", "ghosts", "infos", "large", "listed_at", "looked_to", "token",
+        "took_s",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.infos: dict[bytes, Info] = {}
@@ -70,6 +74,9 @@ class Listing:
         self.large = False  # listing it takes more than one request
         self.changes: dict[bytes, int] = {}  # names that were made or taken away here, and when, by the tree's count
         self.ghosts: set[str] = set()  # directories removed here, and still listed for a while
+        self.looked_to: bytes | None = None  # up to this name, attributes were asked for one name after the other, …
+        self.ahead = 1  # … and four times how many the last time
+        self.descended = False  # a directory in it was read since the last one was looked at
         self._sorted: list[bytes] | None = None
 
     def replace(self, infos: dict[bytes, Info]) -> None:
@@ -91,26 +98,35 @@ class Listing:
         start = bisect.bisect_right(self._sorted, name) if name else 0
         return self._sorted[start : start + limit]
 
+    def ahead_of(self, name: bytes, limit: int) -> list[bytes]:
+        """The names to ask attributes for with this one: the next ones, and more each time, while they are asked for in
+        the order of names, as `ls -l` does, which waits for each."""
+        is_next = self.looked_to is not None and self.after(self.looked_to, 1) == [name]
+        self.ahead = min(2 * self.ahead, 4 * limit) if is_next else 1  # three names in order may be chance
+        following = self.after(name, max(0, self.ahead // 4 - 1))
+        self.looked_to = following[-1] if following else name
+        return following
+
 
 class Entry(Attr):
     """See the module's docstring. `parent`, `name` and `segment` stay when it is gone; they say where it was."""
 
     __slots__ = (
         "base", "buffer", "checked_at", "children", "content", "doubted", "etag", "extra", "forgotten_at", "held",
-        "kept", "link", "listing", "local", "lock", "marker", "name", "opens", "parent", "queued", "read_only",
-        "reader", "seen", "segment", "stamped", "tail_from", "target", "tried", "writers",
+        "keeps_attributes", "kept", "link", "listing", "local", "lock", "marker", "name", "opens", "parent", "queued",
+        "read_only", "reader", "seen", "segment", "stamped", "target", "tried", "writers",
     )  # fmt: skip
 
     def __init__(
-        self, node: int, parent: Entry | None, name: bytes, segment: str, *, is_dir: bool, concurrent: bool = True
+        self, node: int, parent: Entry | None, name: bytes, segment: str, abilities: Abilities, *, is_dir: bool
     ) -> None:
         super().__init__(node, DIRECTORY_MODE if is_dir else FILE_MODE, uid=os.geteuid(), gid=os.getegid())
         self.parent = parent
         self.name = name
         self.segment = segment  # the last part of its key
-        self.lock: AbstractContextManager[Any] = Lock() if concurrent else threading.RLock()
-        self.link = Name.LINKED
-        self.content = Content.CLEAN
+        self.lock: AbstractContextManager[Any] = Lock() if abilities.concurrent else threading.RLock()
+        self.link = NameState.LINKED
+        self.content = ContentState.CLEAN
 
         # In the kernel.
         self.held = False
@@ -118,6 +134,7 @@ class Entry(Attr):
         self.queued = False  # it is in the tree's queue of entries that may go
 
         # In the remote.
+        self.keeps_attributes = abilities.keeps_attributes
         self.local = False  # nothing, for all we know: it is in this volume alone
         self.tried = False  # an upload of it failed, and may have arrived all the same
         self.etag: Etag | None = None  # the version known last; of a directory, that of its sign
@@ -140,7 +157,6 @@ class Entry(Attr):
         self.base: Etag | None = None  # for those: the version that the first of them has opened
         self.buffer: Buffer | None = None
         self.reader: Reader | None = None
-        self.tail_from: int | None = None  # if the dirty buffer was only appended to: from this size on
         self.target: tuple[Etag, bytes] | None = None  # of a symbolic link: the version, and where it leads
 
     @property
@@ -168,7 +184,7 @@ class Entry(Attr):
 
     @property
     def unlinked(self) -> bool:
-        return self.link is Name.UNLINKED
+        return self.link is NameState.UNLINKED
 
     @property
     def is_gone(self) -> bool:
@@ -182,6 +198,10 @@ class Entry(Attr):
     def busy(self) -> bool:
         """Its content is in use: a newer version in the remote must wait."""
         return self.opens > 0 or self.content is _DIRTY
+
+    @property
+    def is_brief(self) -> bool:
+        return self.keeps_attributes and not self.stamped and not self.busy and not self.gone
 
     @property
     def is_ahead(self) -> bool:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import stat
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from functools import partial
@@ -27,7 +28,7 @@ from fusebackend.base.waiting import will_wait
 from fusebackend.protocol.remote import Etag, Head, Reader, Remote
 from fusebackend.remote.buffer import Buffer
 from fusebackend.remote.conflicts import ATTEMPTS, Uploads
-from fusebackend.remote.entry import OWN, Content, Entry
+from fusebackend.remote.entry import OWN, ContentState, Entry
 from fusebackend.remote.gate import Gate
 from fusebackend.remote.parallel import each
 from fusebackend.remote.tree import Tree
@@ -82,6 +83,12 @@ class Files:
             raise oserror(errno.ESTALE, entry.key)
         self._looked(entry, head)
 
+    def _look_at_file(self, entry: Entry, *, fetch: bool = False) -> None:
+        """`look`; ELOOP for a link, which a listing takes for a file."""
+        self.look(entry, fetch=fetch)
+        if stat.S_ISLNK(entry.mode):
+            raise oserror(errno.ELOOP, entry.name)
+
     def _looked(self, entry: Entry, head: Head) -> None:
         if head.etag != entry.etag:
             entry.drop_content()
@@ -98,7 +105,7 @@ class Files:
             if entry.conflicted:
                 raise oserror(errno.ESTALE, entry.key)
             if not entry.is_dir and not entry.dirty and not entry.unlinked:
-                self.look(entry, fetch=flags & os.O_ACCMODE == os.O_RDONLY)
+                self._look_at_file(entry, fetch=flags & os.O_ACCMODE == os.O_RDONLY)
             with self._tree.lock:
                 entry.opens += 1
             self.admit(entry, flags)
@@ -111,7 +118,7 @@ class Files:
 
     def create(self, entry: Entry, flags: int) -> None:
         """Open a new file, which is in this volume alone until it is flushed."""
-        entry.buffer, entry.content, entry.opens = Buffer(), Content.DIRTY, 1
+        entry.buffer, entry.content, entry.opens = Buffer(), ContentState.DIRTY, 1
         self.admit(entry, flags)
 
     def release(self, entry: Entry, flags: int) -> None:
@@ -128,7 +135,7 @@ class Files:
                 except OSError as error:
                     log.error("%s: /%s was closed unsaved: %s", self._remote.name, entry.key, error)
                 if entry.conflicted:
-                    entry.content = Content.CLEAN
+                    entry.content = ContentState.CLEAN
             with self._tree.lock:
                 entry.opens -= 1
             self._let_go(entry)
@@ -197,16 +204,16 @@ class Files:
                 return
             only_appended = not entry.writers and offset == buffer.size
             if not entry.dirty:
-                entry.tail_from = buffer.size if only_appended else None
+                buffer.tail_from = buffer.size if only_appended else None
             elif not only_appended:
-                entry.tail_from = None
+                buffer.tail_from = None
             buffer.write(offset, data)
             self._changed(entry, buffer)
 
     def _changed(self, entry: Entry, buffer: Buffer) -> None:
         """The buffer has other bytes now. Those of a file that was unlinked here go when it is closed."""
         with self._tree.lock:
-            entry.content = Content.CLEAN if entry.unlinked else Content.DIRTY
+            entry.content = ContentState.CLEAN if entry.unlinked else ContentState.DIRTY
             entry.resize(buffer.size)
             entry.touch()
 
@@ -220,7 +227,7 @@ class Files:
                 entry.buffer = Buffer()
             buffer = self.buffer(entry)
             buffer.resize(size)
-            entry.tail_from = None
+            buffer.tail_from = None
             self._changed(entry, buffer)
             if entry.opens:
                 return
@@ -228,7 +235,7 @@ class Files:
                 self.uploads.store(entry)
             except OSError:
                 if not was_dirty and entry.dirty:
-                    entry.content = Content.CLEAN
+                    entry.content = ContentState.CLEAN
                     entry.resize(before[0])
                     entry.mtime_ns = before[1]
                     entry.drop_content()
@@ -295,19 +302,20 @@ class Files:
         entry.resize(size)
         entry.etag, entry.seen, entry.local, entry.doubted = etag, OWN, False, False
 
-    def rewrite(self, entry: Entry, change: Callable[[Callable[[], bytes]], bytes]) -> None:
-        """Give a file other bytes in one step.
+    def rewrite(self, entry: Entry, change: Callable[[Callable[[], bytes]], bytes], *, reads: bool = False) -> None:
+        """Give a file other bytes in one step. ELOOP for a link that a listing took for a file.
 
         Args:
             change: makes them of a function that reads the current ones. It is called again when others were faster;
                 its exceptions leave the file alone.
+            reads: it calls that function.
         """
         with self._gate.passing(), entry.lock:
             if entry.conflicted:
                 raise oserror(errno.ESTALE, entry.key)
             for _ in range(ATTEMPTS):
                 if not entry.dirty:
-                    self.look(entry)
+                    self._look_at_file(entry, fetch=reads)
                 before = entry.mtime_ns
                 try:
                     data = change(partial(self._bytes, entry))
@@ -321,7 +329,7 @@ class Files:
                     continue
                 with self._tree.lock:
                     entry.drop_content()
-                    entry.content = Content.CLEAN
+                    entry.content = ContentState.CLEAN
                     entry.resize(len(data))
                     entry.ctime_ns = entry.mtime_ns
                     entry.version += 1
@@ -332,6 +340,9 @@ class Files:
     def _bytes(self, entry: Entry) -> bytes:
         if entry.buffer is not None:
             return entry.buffer.read(0, entry.buffer.size)
+        if self._ranges:  # the reader has what came with the look
+            with closing(self._reader(entry, entry.key)) as reader:
+                return reader.read(0, entry.size)
         return b"".join(self._remote.load(entry.key, entry.etag)) if entry.size else b""
 
     def restamp(self, entry: Entry) -> None:

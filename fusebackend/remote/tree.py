@@ -16,13 +16,14 @@ import itertools
 import stat
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import now_ns
+from fusebackend.base.waiting import will_wait
 from fusebackend.protocol import ROOT_NODE, Caller
 from fusebackend.protocol.remote import Contents, Head, Info, Remote
-from fusebackend.remote.entry import DIRECTORY_MODE, NEVER, OWN, Content, Entry, Listing, Name
+from fusebackend.remote.entry import DIRECTORY_MODE, NEVER, OWN, ContentState, Entry, Listing, NameState
 
 PAGE_TTLS = 10
 """A listing that is read page by page may grow this much older before it is read anew: a long one would never end."""
@@ -39,6 +40,9 @@ and nothing else would end them."""
 
 MAX_LISTED_NAMES = 1 << 17
 """So many names are cached in listings, about 200 bytes each; the listing that was used longest ago goes first."""
+
+MAX_AHEAD = 128
+"""For at most so many names attributes are asked for before anybody wants them."""
 
 PATIENCE = 4
 """For so many times as long as it took a listing is valid whatever the token says, at most for its time to live."""
@@ -107,8 +111,7 @@ class Tree:
         return entry
 
     def _made(self, parent: Entry | None, name: bytes, segment: str, *, is_dir: bool) -> Entry:
-        concurrent = self._abilities.concurrent
-        return Entry(next(self._numbers), parent, name, segment, is_dir=is_dir, concurrent=concurrent)
+        return Entry(next(self._numbers), parent, name, segment, self._abilities, is_dir=is_dir)
 
     def make(self, parent: Entry, name: bytes, mode: int, caller: Caller) -> Entry:
         """A new entry that only this volume has so far; it has no name yet. EEXIST, ENOENT, and as `Remote.admit`."""
@@ -179,8 +182,8 @@ class Tree:
             assert old is not None
             self._left(entry)
             entry.parent, entry.name, entry.segment = directory, name, segment
-            if entry.link is Name.GONE:  # a listing has shown that its old name is gone
-                entry.link, entry.nlink = Name.LINKED, 1
+            if entry.link is NameState.GONE:  # a listing has shown that its old name is gone
+                entry.link, entry.nlink = NameState.LINKED, 1
                 self._entries[entry.node] = entry
                 self._queue(entry)
             directory.children[name] = entry
@@ -196,10 +199,10 @@ class Tree:
         """An entry has lost its name through this volume, and with it what was not stored."""
         with self.lock:
             if entry.dirty:
-                entry.content = Content.CLEAN
-            if entry.link is Name.LINKED:
+                entry.content = ContentState.CLEAN
+            if entry.link is NameState.LINKED:
                 self._left(entry)
-            entry.link, entry.nlink = Name.UNLINKED, 0
+            entry.link, entry.nlink = NameState.UNLINKED, 0
             self.reap(entry)
 
     def _left(self, entry: Entry) -> None:
@@ -245,8 +248,8 @@ class Tree:
         with self.lock:
             parent = entry.parent
             assert parent is not None
-            if entry.link is Name.LINKED:
-                entry.link = Name.GONE
+            if entry.link is NameState.LINKED:
+                entry.link = NameState.GONE
             entry.nlink = 0
             if parent.children.get(entry.name) is entry:
                 del parent.children[entry.name]
@@ -346,6 +349,65 @@ class Tree:
         with self.lock:
             return self._entry_for(directory, name)
 
+    def list_ahead(self, names: Sequence[bytes]) -> None:
+        """List the last of these directories, of which the first is in the root, without listing those on the way. Only
+        with `Abilities.flat_keys`; where that proves nothing, the walk that follows asks by itself."""
+        directory, left = self.root, deque(names)
+        with self.lock:
+            while left and not self._is_good(directory.listing):
+                child = directory.children.get(left[0])
+                if child is None or not child.is_dir or not self.is_fresh(child.checked_at):
+                    break
+                directory = child
+                left.popleft()
+            else:
+                return  # all of these are known, or a listing tells of the next one
+            last: Entry | None = directory
+            for name in left:
+                last = last.children.get(name) if last is not None else None
+            count, began = self._count, self.now()
+            segments = [self._remote.segment(name) for name in left]
+        if None in segments or (last is not None and last.listing.large):
+            return
+        contents = self._remote.contents(directory.key + "".join(f"{segment}/" for segment in segments))
+        if not contents.infos and contents.marker is None:
+            return
+        with self.lock:
+            for name, segment in zip(left, segments, strict=True):
+                assert segment is not None
+                listing, child = directory.listing, directory.children.get(name)
+                if directory.is_gone or segment in listing.ghosts or listing.changes.get(name, 0) > count:
+                    return  # changed here meanwhile
+                if child is None:
+                    child = self._new(directory, name, Info(segment, is_dir=True))
+                elif not child.is_dir:
+                    return
+                child.checked_at, child.local = began, False
+                directory = child
+            directory.listing.took_s = self.now() - began
+            self._merge(directory, contents, count, began)
+
+    def looked_at(self, entry: Entry) -> list[Entry]:
+        """The entries whose attributes are asked for with those of one: itself, and perhaps the next ones.
+
+        A directory is listed instead in a walk, which lists it next: one without a sign has no attributes.
+        """
+        parent = entry.parent
+        if parent is None or not entry.is_brief:
+            return [entry]
+        will_wait()  # before anything is noted: the call would be made once more
+        with self.lock:
+            if parent not in self._listed:
+                return [entry]
+            descends, parent.listing.descended = parent.listing.descended, parent.listing.descended and not entry.is_dir
+        if entry.is_dir and descends:
+            self.refresh(entry)
+            return [entry]
+        with self.lock:
+            names = parent.listing.ahead_of(entry.name, MAX_AHEAD)
+            following = (self._entry_for(parent, name) for name in names)
+            return [entry, *(each for each in following if each is not None)]
+
     def page(self, directory: Entry, after: bytes, limit: int) -> list[Entry]:
         """The next entries in the order of their names."""
         self.settle()
@@ -353,6 +415,8 @@ class Tree:
             raise oserror(errno.ENOTDIR)
         self.refresh(directory, PAGE_TTLS if after else 1)
         with self.lock:
+            if directory.parent is not None:
+                directory.parent.listing.descended = True
             if directory.is_gone:
                 return []
             if directory in self._listed:
@@ -440,13 +504,14 @@ class Tree:
             self._drop_listing(next(iter(self._listed)))
         if self._abilities.keeps_directories:
             directory.marker = contents.marker is not None
+            directory.stamped = directory.stamped or not directory.marker
         if contents.marker is not None:
             self._saw_marker(directory, contents.marker)
 
     def _saw_marker(self, directory: Entry, marker: Head) -> None:
         ours = directory.seen is OWN and directory.etag == marker.etag
         if not ours and marker.version != directory.seen:
-            directory.stamped = False
+            directory.stamped = not self._abilities.keeps_attributes
         directory.etag, directory.seen = marker.etag, marker.version
 
     def _drop_listing(self, directory: Entry) -> None:
@@ -480,7 +545,9 @@ class Tree:
         ours, entry.seen = entry.seen is OWN, info.version
         exact = self._abilities.exact_sizes
         if info.etag is not None and info.etag == entry.etag:
-            entry.stamped = entry.stamped and ours  # else stored again, perhaps with other attributes
+            entry.stamped = entry.stamped and (
+                ours or not self._abilities.keeps_attributes
+            )  # else stored again, perhaps with other attributes
             return
         entry.doubted = info.etag is None
         if info.etag is None and ours and (not exact or info.size == entry.size):
@@ -540,7 +607,9 @@ class Tree:
                 entry.resize(head.size)
             entry.etag, entry.doubted = head.etag, False
             entry.stamped = True
-            if head.stamp is not None and entry.stamp != head.stamp:
+            if head.stamp is not None and not self._abilities.keeps_attributes:
+                entry.extra = dict(head.stamp.extra)
+            elif head.stamp is not None and entry.stamp != head.stamp:
                 entry.restamp(head.stamp)
                 entry.ctime_ns = max(entry.ctime_ns, head.modified_ns or 0)
             if head.version is not None:

@@ -71,7 +71,7 @@ from fusebackend.volumes.contents import (
 from fusebackend.volumes.native import NativeVolume
 from fusebackend.volumes.removal import Doomed, remove_tree
 from fusebackend.volumes.search import file_info, glob_files, grep_files
-from fusebackend.volumes.walk import Place, entries, resolve, resolve_from
+from fusebackend.volumes.walk import Needs, Place, entries, resolve, resolve_from
 
 FILE_MODE = 0o644
 DIRECTORY_MODE = 0o755
@@ -124,13 +124,13 @@ class VolumeBackend(BackendProtocol):
 
     def ls(self, path: str) -> LsResult:
         try:
-            place = resolve(self.volume, path)
+            place = resolve(self.volume, path, needs="type")
             directory = place.found
             if not directory.is_dir:
                 raise errors.oserror(errno.ENOTDIR)
             trail = (*place.trail, directory.node)
             base = paths.normalise(path)
-            found = budget.current().kept(entries(self.volume, directory.node), _size_of)
+            found = budget.current().kept(entries(self.volume, directory.node, is_brief=True), _size_of)
             infos = [self._info(base, trail, name, attr) for name, attr in found]
         except Refusal as error:
             return refused(verbs.LS, error, path)
@@ -149,15 +149,28 @@ class VolumeBackend(BackendProtocol):
         return info
 
     def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
-        try:
-            attr = resolve(self.volume, file_path).found
-            modified_at = text.iso_time(attr.mtime_ns)
+        def read(place: Place) -> ReadResult:
+            attr = place.found
+            is_brief, mtime_ns = attr.is_brief, attr.mtime_ns
             result = self._read(file_path, attr, offset, limit)
+            if result.file_data is not None:
+                result.file_data["modified_at"] = text.iso_time(attr.mtime_ns if is_brief else mtime_ns)
+            return result
+
+        try:
+            return self._opening(file_path, read)
         except Refusal as error:
             return refused(verbs.READ, error, file_path)
-        if result.file_data is not None:
-            result.file_data["modified_at"] = modified_at
-        return result
+
+    def _opening(self, path: str, work: Callable[[Place], R]) -> R:
+        """Return the result of `work` for the file at a path, which it opens: once more for a link that looked like a
+        file, see `walk.Needs`."""
+        try:
+            return work(resolve(self.volume, path, needs="name"))
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+        return work(resolve(self.volume, path))
 
     def _read(self, path: str, attr: Attr, offset: int, limit: int) -> ReadResult:
         if text.has_binary_extension(path):
@@ -177,24 +190,24 @@ class VolumeBackend(BackendProtocol):
         result.version = version
         return result
 
-    def _versioned(self, attr: Attr, take: Callable[[Iterable[bytes]], R]) -> tuple[R, str]:
+    def _versioned(self, attr: Attr, take: Callable[[Iterable[bytes]], R]) -> tuple[R, str | None]:
         """Return the result of `take` for all bytes of a file, with the version of these; see `read_with`."""
         version: str | None = None
-        digest = Digest()
 
         def seen(attr: Attr) -> None:
             nonlocal version
             version = self.volume.version_of(attr)
 
         def passed(pieces: Iterable[bytes]) -> R:
-            nonlocal digest
+            nonlocal version
             if version is not None:
                 return take(pieces)
             digest = Digest()
-            return take(digest.passing(pieces))
+            outcome = take(digest.passing(pieces))
+            version = digest.version
+            return outcome
 
-        outcome = read_with(self.volume, attr, self.max_file_bytes, passed, seen)
-        return outcome, version or digest.version
+        return read_with(self.volume, attr, self.max_file_bytes, passed, seen), version
 
     def grep(
         self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
@@ -231,7 +244,7 @@ class VolumeBackend(BackendProtocol):
     def download(self, path: str) -> FileDownloadResponse:
         """`download_files` of one file."""
         try:
-            content, version = self._versioned(resolve(self.volume, path).found, joined)
+            content, version = self._opening(path, lambda place: self._versioned(place.found, joined))
         except Refusal as error:
             return refused(verbs.DOWNLOAD_FILES, error, path)
         return FileDownloadResponse(path=path, content=content, version=version)
@@ -246,7 +259,7 @@ class VolumeBackend(BackendProtocol):
                 file.write(piece)
 
         try:
-            _, version = self._versioned(resolve(self.volume, path).found, take)
+            _, version = self._opening(path, lambda place: self._versioned(place.found, take))
         except Refusal as error:
             return refused(verbs.DOWNLOAD_FILES, error, path)
         return FileDownloadResponse(path=path, version=version)
@@ -533,9 +546,9 @@ class VolumeBackend(BackendProtocol):
 
     def _move(self, source: str, destination: str, condition: Condition, *, is_absent: bool) -> None:
         def move(changes: Changes) -> None:
-            old = resolve(self.volume, source, follow=False)
+            old = resolve(self.volume, source, follow=False, needs="name")
             moved = old.found
-            new = resolve(self.volume, destination, follow=False)
+            new = resolve(self.volume, destination, follow=False, needs="name")
             if moved.node == ROOT_NODE:
                 raise OSError(errno.EBUSY, "The root can't be moved")
             self._require(condition, moved)
@@ -562,7 +575,8 @@ class VolumeBackend(BackendProtocol):
     def _delete(self, path: str, condition: Condition = ANY) -> None:
         def delete(changes: Changes) -> Doomed | None:
             """Returns a directory, which is left to be deleted."""
-            place = resolve(self.volume, path, follow=False)
+            needs: Needs = "attributes" if path.endswith("/") else "name"
+            place = resolve(self.volume, path, follow=False, needs=needs)
             node = place.found.node
             if node == ROOT_NODE:
                 raise OSError(errno.EBUSY, "The root can't be deleted")

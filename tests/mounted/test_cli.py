@@ -20,7 +20,7 @@ import pytest
 import served
 from click.testing import CliRunner
 from eventually import eventually
-from programs import command
+from programs import command, has_ended
 
 from fusebackend import config
 from fusebackend.cli.umount import umount
@@ -117,14 +117,6 @@ def servers(directory: Path) -> list[int]:
 
 def is_mounted(path: Path) -> bool:
     return table.mount_at(str(path)) is not None
-
-
-def has_ended(pid: int) -> bool:
-    """Return whether the process is gone, or a zombie that its parent has not waited for yet."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
 
 
 def wait_until_ended(pid: int) -> None:
@@ -514,23 +506,6 @@ class TestSignals:
         shell.ok("mount", point, "--default", "sqlite:x.db")
         assert (point / "a").read_text() == "kept" * 250_000
 
-    @pytest.mark.parametrize("end", ["umount", signal.SIGTERM, signal.SIGINT])
-    def test_in_the_foreground(self, shell: Shell, point: Path, end: str | signal.Signals) -> None:
-        process = shell.start("mount", point, "--default", "memory:", "--foreground")
-        eventually(lambda: is_mounted(point))
-        (point / "a").write_text("served by a process in the foreground")
-        assert shell.status(point)["pid"] == process.pid
-        if isinstance(end, signal.Signals):
-            process.send_signal(end)
-        else:
-            shell.ok("umount", point)
-        said, logged = process.communicate(timeout=LIMIT_S)
-        assert process.returncode == 0, logged
-        assert said.startswith(f"mounted {point} (process {process.pid})\n")
-        assert "INFO" in logged
-        assert "Traceback" not in logged
-        assert not is_mounted(point)
-
 
 class TestStatus:
     def test_for_programs_and_in_words(self, shell: Shell, point: Path) -> None:
@@ -609,6 +584,7 @@ def test_sigterm_in_the_first_moments(tmp_path: Path, delay_s: float) -> None:
 
 def test_a_crash_in_c_code_leaves_the_stacks_in_the_log(serve: mounts.Serve) -> None:
     mounted = serve("memory:")
+    eventually(lambda: f"mounted {mounted.path} (process {mounted.pid})\n" in mounted.log_text(), LIMIT_S)
     mounted.process.send_signal(signal.SIGSEGV)
     assert mounted.process.wait(30) == -signal.SIGSEGV
     text = mounted.log_text()

@@ -16,10 +16,10 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import warm
@@ -155,7 +155,8 @@ def start(
     for option in options:
         command += ["-o", option]
     log = mountpoint.with_name(mountpoint.name + ".log")
-    process = _started(command, log)
+    with log.open("ab") as output, Path(os.devnull).open("rb") as nothing:
+        process = warm.start(command, module_environment(), (nothing.fileno(), output.fileno(), output.fileno()))
     mounted = Mounted(mountpoint, process, log, limit_s)
     deadline = time.monotonic() + START_LIMIT_S
     while not (os.path.ismount(mountpoint) and _answers(mountpoint)):
@@ -165,17 +166,6 @@ def start(
             pytest.fail(f"no mount within {START_LIMIT_S:.0f} s; the server said:\n{said}", pytrace=False)
         time.sleep(0.005)
     return mounted
-
-
-def _started(command: list[str], log: Path) -> subprocess.Popen[bytes] | warm.Forked:
-    """Start a server. When the tests themselves are killed, it gets SIGTERM and unmounts."""
-    environment = module_environment()
-    with log.open("ab") as output, Path(os.devnull).open("rb") as nothing:
-        parent = warm.parent(environment)
-        if parent is not None:
-            return parent.start(command, environment, (nothing.fileno(), output.fileno(), output.fileno()))
-        words = ["setpriv", "--pdeathsig", "TERM", "--", sys.executable, "-m", "fusebackend.cli.main", *command]
-        return subprocess.Popen(words, env=environment, stdin=nothing, stdout=output, stderr=output)
 
 
 @contextlib.contextmanager
@@ -196,6 +186,24 @@ def mounted(
         server.kill()
         raise
     server.stop()
+
+
+@contextlib.contextmanager
+def of_kind(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    url: str,
+    routes: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Iterator[Mounted]:
+    """`mounted` for a fixture of several kinds of volumes. In a URL `{tmp}` is a new directory, in which there is an
+    empty one, `files`, and `{dsn}` an empty database."""
+    tmp = tmp_path_factory.mktemp("mount")
+    (tmp / "files").mkdir()
+    with contextlib.ExitStack() as stack:
+        dsn = stack.enter_context(request.getfixturevalue("postgres").database()) if "{dsn}" in url else ""
+        below = {prefix: each.format(tmp=tmp) for prefix, each in (routes or {}).items()}
+        yield stack.enter_context(mounted(tmp / "mnt", url.format(tmp=tmp, dsn=dsn), routes=below, **options))
 
 
 def _answers(mountpoint: Path) -> bool:

@@ -11,25 +11,24 @@ import errno
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeAlias
 
 from fusebackend.base.waiting import will_wait
-from fusebackend.remote.fetchers import Fetchers
+from fusebackend.remote.ranges import Pace
 
 SMB_PORT = 445
 
 CLOSE_LIMIT_S = 1
 
-RANGE_BYTES = 8 << 20
-"""The largest range that is asked for."""
+CONNECTION_PACE = Pace(part_bytes=8 << 20, window_bytes=16 << 20, threads=1, parts=2)
+"""Of a file system with one connection."""
 
-LOOP_RANGE_BYTES = 2 << 20
-"""The same of a file system with a loop of its own. Its ranges arrive as a whole."""
+SMB_PACE = CONNECTION_PACE._replace(threads=0)
+"""smbprotocol has threads of its own, and one more that fetches ahead costs it a third of its speed."""
 
-LOOP_AHEAD = 4
-"""So many of those are fetched ahead at once: together `RANGE_BYTES` each round trip."""
+LOOP_PACE = Pace(part_bytes=2 << 20, window_bytes=8 << 20, threads=4)
+"""Of a file system with a loop of its own, whose ranges arrive as a whole: together 8 MiB each round trip."""
 
 LOST = frozenset({
     errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED, errno.ENOTCONN, errno.ESHUTDOWN, errno.ECONNREFUSED,
@@ -41,7 +40,7 @@ Fetch: TypeAlias = Callable[[int, int], Iterable["bytes | memoryview"]]
 """Yields the bytes from one offset to another, in pieces."""
 
 
-class Standing(Protocol):
+class StandingRequest(Protocol):
     """A request that stays open for what follows, and that no other may overtake on its connection."""
 
     def end(self) -> None: ...
@@ -52,18 +51,13 @@ class Asking:
 
     Args:
         fs: an `fsspec.AbstractFileSystem`.
-        clock: seconds that only grow.
     """
 
-    def __init__(self, fs: Any, clock: Callable[[], float] = time.monotonic) -> None:
-        self.clock = clock
+    def __init__(self, fs: Any) -> None:
         self.at_once = bool(fs.async_impl)
-        self.range_bytes = LOOP_RANGE_BYTES if self.at_once else RANGE_BYTES
         self.is_smb = "smb" in fs.protocol
-        # smbprotocol has threads of its own, and one more that fetches ahead costs it a third of its speed.
-        self.ahead = LOOP_AHEAD if self.at_once else int(not self.is_smb)
-        self.fetchers = Fetchers(self.ahead)
-        self.standing: Standing | None = None
+        self.pace = LOOP_PACE if self.at_once else SMB_PACE if self.is_smb else CONNECTION_PACE
+        self.standing: StandingRequest | None = None
         """Ended before anything else is asked."""
         self.is_lost = False
         self.connections = 1

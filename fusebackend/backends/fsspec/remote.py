@@ -34,6 +34,10 @@ from fusebackend.base.errors import oserror
 from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Reader, Remote, Stamp
 from fusebackend.remote.buffer import begins_with
 from fusebackend.remote.parallel import WIDTH, attempted, each
+from fusebackend.remote.ranges import BlockCache
+
+CACHE_BYTES = 64 << 20
+"""Blocks of open files that were read, in memory."""
 
 TEMPORARY = ".fusebackend-"
 """How the names of files begin that are being stored. No listing shows them."""
@@ -76,6 +80,7 @@ class FsspecRemote(Remote):
         self.fs = _uncached(fs)
         self._archive = _archive(fs)
         self._asking = Asking(fs)
+        self.byte_cache = BlockCache(CACHE_BYTES, self._asking.pace)
         self._root = root.rstrip("/")
         # The paths of sftp begin with a slash though its root marker is empty; an archive's names have none.
         self._is_absolute = root.startswith("/") or bool(fs.root_marker)
@@ -233,7 +238,7 @@ class FsspecRemote(Remote):
             return opened()
 
         with self._asking.of(path):
-            return reader_of(path, opened(), size, self._asking, opened_again)
+            return reader_of(path, opened(), size, self._asking, opened_again, self.byte_cache)
 
     def _opened(self, path: str, info: dict[str, Any]) -> Any:
         options = {}
@@ -296,7 +301,7 @@ class FsspecRemote(Remote):
 
     def close(self) -> None:
         """Read ahead no more. The connections are fsspec's."""
-        self._asking.fetchers.close()
+        self.byte_cache.close()
 
     # -- of all ------------------------------------------------------------------------------------------------
 
@@ -415,7 +420,3 @@ def _read_time(text: str) -> datetime | None:
             continue
         return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
     return None
-
-
-def _read_digits(text: str) -> datetime:
-    return datetime.strptime(text[:14], "%Y%m%d%H%M%S")

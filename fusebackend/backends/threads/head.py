@@ -38,7 +38,7 @@ from fusebackend.protocol import (
     MoveResult,
 )
 from fusebackend.protocol.versions import digest_of
-from fusebackend.remote.keys import arrange, is_too_deep, key_of
+from fusebackend.remote.keyed import arrange, is_too_deep, key_of
 
 BUSY = "A run of this thread is active. Try again when it has ended, or waits for an answer"
 NO_FILES = "The agent of this thread keeps no files in its state, and would not see this one"

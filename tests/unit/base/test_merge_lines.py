@@ -20,21 +20,6 @@ def text(*lines: str) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode()
 
 
-def test_changes_of_both_sides_are_taken() -> None:
-    merged = merge_lines(text("a", "b", "c", "d"), text("A", "b", "c", "d"), text("a", "b", "c", "D"))
-    assert merged == (text("A", "b", "c", "D"), True)
-
-
-def test_the_same_change_of_both_is_taken_once() -> None:
-    assert merge_lines(text("a", "b"), text("a", "x"), text("a", "x")) == (text("a", "x"), True)
-
-
-def test_a_conflict_is_told() -> None:
-    merged, clean = merge_lines(text("a"), text("b"), text("c"))
-    assert not clean
-    assert merged == b"<<<<<<< ours\nb\n=======\nc\n>>>>>>> theirs\n"
-
-
 def test_more_conflicts_than_an_exit_status_holds() -> None:
     def side(word: str) -> bytes:
         return text(*(line for number in range(300) for line in (f"{word}{number}", "x", "y", "z", f"same{number}")))
@@ -71,7 +56,7 @@ def _edited(rng: random.Random, lines: list[str]) -> list[str]:
 def test_random_cases_are_equal_to_git(tmp_path: Path) -> None:
     rng = random.Random(17)
     unclean = 0
-    for _ in range(500):
+    for _ in range(200):
         base = [rng.choice("abcdef") for _ in range(rng.randrange(12))]
         sides = [base, _edited(rng, base), _edited(rng, base)]
         end = "" if rng.random() < 0.2 else "\n"
@@ -86,4 +71,4 @@ def test_random_cases_are_equal_to_git(tmp_path: Path) -> None:
         unclean += not clean
         if data[1] == data[0] or data[1] == data[2]:
             assert (merged, clean) == (data[2], True)
-    assert 50 < unclean < 450, "both outcomes were seen"
+    assert 20 < unclean < 180, "both outcomes were seen"

@@ -346,11 +346,6 @@ def test_a_composite_with_classes_and_lambdas_is_given_as_it_is():
     assert "is a factory and needs a runtime" in composite.read("/draft.md").error, "outside of a graph as before"
 
 
-def test_importing_fusebackend_imports_no_deepagents():
-    program = "import sys, fusebackend; fusebackend.CompositeBackend({}); assert 'deepagents' not in sys.modules"
-    subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "PYTHONPATH": TREE[0]})
-
-
 def test_a_sub_agent_works_on_the_same_files():
     composite = CompositeBackend(StateBackend(), {"/shared/": InMemoryBackend()})
     script = [
@@ -571,19 +566,6 @@ with fusebackend.mount(their_backends.make(), sys.argv[1]) as files:
         capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": os.pathsep.join(TREE)},
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "from the kernel one\n\n"), done.stderr
-
-
-@pytest.mark.mounted
-def test_a_graphs_state_on_a_mount_is_one_clear_line(tmp_path):
-    mounts.require()
-    (tmp_path / "mnt").mkdir()
-    done = subprocess.run(
-        [sys.executable, "-m", "fusebackend.cli.main", "mount", str(tmp_path / "mnt"), "--foreground",
-         "--default", "python:their_backends:make_state"],
-        capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": os.pathsep.join(TREE)},
-    )  # fmt: skip
-    assert done.returncode != 0
-    assert "has files only inside of a running graph" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_state_that_is_a_graphs_can_not_be_mounted():

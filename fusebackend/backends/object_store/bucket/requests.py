@@ -6,10 +6,11 @@ Thread-safe, and nothing is locked.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import errno
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import obstore
 
@@ -20,6 +21,9 @@ from fusebackend.backends.object_store.bucket.throttling import patiently
 from fusebackend.base.errors import oserror
 from fusebackend.protocol.remote import Contents
 from fusebackend.remote.parallel import each
+
+if TYPE_CHECKING:
+    from obstore import GetOptions
 
 PIECE_BYTES = 1 << 20
 
@@ -104,14 +108,17 @@ class Bucket:
 
     # -- objects -----------------------------------------------------------------------------------------------
 
+    def _ask(self, key: str, request: Callable[..., Any], *args: Any, **words: Any) -> Any:
+        """Send one of obstore's requests, and again while the service gets too many."""
+        with object_errors(key):
+            return patiently(lambda: request(self.store, *args, **words))
+
     def head(self, key: str) -> Object | None:
         """An object, None when there is none."""
         try:
-            with object_errors(key):
-                answer = patiently(lambda: obstore.get(self.store, key, options={"head": True}))
+            return _head(self._ask(key, obstore.get, key, options={"head": True}))
         except FileNotFoundError:
             return None
-        return _head(answer)
 
     def fetch(self, key: str, most: int) -> tuple[Object, memoryview | None] | None:
         """An object, and its content if that is at most so many bytes. None when there is no object."""
@@ -130,43 +137,23 @@ class Bucket:
             for piece in answer.stream(min_chunk_size=PIECE_BYTES):
                 yield bytes(piece)
 
-    def get_small(self, key: str) -> bytes:
-        """The content of a small object. ENOENT."""
-        with object_errors(key):
-            return bytes(patiently(lambda: obstore.get(self.store, key)).bytes())
-
-    def make(self, key: str, data: bytes, attributes: Mapping[str, str]) -> str | None:
-        """A new small object; its ETag. EEXIST."""
+    def put_small(self, key: str, data: bytes, attributes: Mapping[str, str], create: bool = False) -> str | None:
+        """Put a small object, in place of any other one unless `create`, which is EEXIST then; its ETag."""
+        words: dict[str, Any] = {"attributes": dict(attributes), "mode": "create" if create else "overwrite"}
         try:
-            with object_errors(key):
-                answer = patiently(
-                    lambda: obstore.put(self.store, key, data, mode="create", attributes=dict(attributes))
-                )
+            etag: str | None = self._ask(key, obstore.put, key, data, use_multipart=False, **words)["e_tag"]
         except OSError as error:
-            raise oserror(errno.EEXIST, key) if error.errno == errno.ESTALE else error from None
-        return answer["e_tag"]
-
-    def put_small(self, key: str, data: bytes, attributes: Mapping[str, str]) -> str | None:
-        """Put a small object without a condition; its ETag."""
-        with object_errors(key):
-            return patiently(
-                lambda: obstore.put(
-                    self.store, key, data, attributes=dict(attributes), use_multipart=False, mode="overwrite"
-                )
-            )["e_tag"]
+            raise oserror(errno.EEXIST, key) if create and error.errno == errno.ESTALE else error from None
+        return etag
 
     def copy(self, key: str, new: str) -> None:
         """Copy an object with its attributes in the store, without a condition. ENOENT."""
-        with object_errors(key):
-            patiently(lambda: obstore.copy(self.store, key, new))
+        self._ask(key, obstore.copy, key, new)
 
     def delete(self, key: str) -> None:
         """Delete an object, if it is there."""
-        try:
-            with object_errors(key):
-                patiently(lambda: obstore.delete(self.store, key))
-        except FileNotFoundError:
-            return
+        with contextlib.suppress(FileNotFoundError):
+            self._ask(key, obstore.delete, key)
 
     def delete_directory(self, directory: str) -> None:
         """Delete what keeps an empty directory: our sign, and another tool's where there are extras."""
@@ -177,8 +164,40 @@ class Bucket:
     def copy_all(self, pairs: Iterable[tuple[str, str]]) -> None:
         each(lambda pair: self.copy(*pair), pairs)
 
-    def delete_all(self, keys: Iterable[str]) -> None:
-        each(self.delete, keys)
+    def delete_all(self, keys: Sequence[str]) -> None:
+        """Delete objects, those that are there: many with one request, where the service can."""
+        if not keys:
+            return
+        try:
+            self._ask(keys[0], obstore.delete, keys)
+        except FileNotFoundError:  # of one, where each is a request; whether the others were sent is not known
+            each(self.delete, keys)
+
+
+class ObjectVersion(NamedTuple):
+    """One version of an object as the `remote.ranges.Source` of a reader. Requests carry `If-Match`, and the ETag of
+    each answer is compared: a store may ignore the condition. Without an ETag it is whichever version is there."""
+
+    store: Any
+    key: str
+    etag: str | None
+
+    def fetch(self, offset: int, size: int, add: Callable[[memoryview], None]) -> None:
+        options: GetOptions = {"range": (offset, offset + size)}
+        if self.etag is not None and not self.etag.startswith("W/"):  # If-Match never matches a weak one
+            options["if_match"] = self.etag
+        try:
+            with object_errors(self.key):
+                answer = patiently(lambda: obstore.get(self.store, self.key, options=options))
+                data = memoryview(answer.bytes())
+        except FileNotFoundError:
+            raise oserror(errno.ESTALE, self.key) from None
+        if self.etag is not None and answer.meta["e_tag"] != self.etag:
+            raise oserror(errno.ESTALE, self.key)
+        add(data)
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 def _head(answer: Any) -> Object:

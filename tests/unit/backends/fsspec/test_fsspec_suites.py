@@ -21,14 +21,18 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from services import fsspec_servers, webdav
 
-from fusebackend.backends.fsspec.asking import LOOP_AHEAD, LOOP_RANGE_BYTES, LOST, RANGE_BYTES, Asking
+from fusebackend.backends.fsspec.asking import CONNECTION_PACE, LOOP_PACE, LOST, Asking
 from fusebackend.backends.fsspec.backend import FsspecBackend
-from fusebackend.backends.fsspec.reading import UNIT_BYTES, Ranged
+from fusebackend.backends.fsspec.reading import OpenFile
 from fusebackend.backends.fsspec.remote import FsspecRemote
 from fusebackend.base.waiting import WouldWait, at_once
 from fusebackend.protocol import ROOT_NODE
+from fusebackend.remote.ranges import BLOCK_BYTES as UNIT_BYTES
+from fusebackend.remote.ranges import BlockCache, RangedReader
 from fusebackend.testing.conformance import BackendConformance
 from fusebackend.testing.posix.case import fails
+
+RANGE_BYTES = CONNECTION_PACE.part_bytes
 
 
 def opened(protocol, **options):
@@ -323,7 +327,14 @@ def test_ranges_grow_with_a_sequential_read(buffered):
     fs, reader = buffered
     for at in range(0, len(fs.content), 1000):
         assert reader.read(at, 1000) == fs.content[at : at + 1000]
-    assert fs.fetched == len(fs.content) and fs.ranges <= 1 + (RANGE_BYTES // UNIT_BYTES).bit_length()
+    assert fs.fetched == len(fs.content) and fs.ranges <= 2 * (RANGE_BYTES // UNIT_BYTES).bit_length()
+
+
+def fetching(fs, fetch):
+    """A reader of the file by a function that yields its bytes from one offset to another."""
+    asking, size = Asking(fs), len(fs.content)
+    source = OpenFile("file", io.BytesIO(), size, asking, io.BytesIO, fetch)
+    return RangedReader("file", source, etag=None, size=size, cache=BlockCache(8 * size, asking.pace))
 
 
 def test_a_read_waits_for_its_piece_and_not_for_the_range():
@@ -337,8 +348,7 @@ def test_a_read_waits_for_its_piece_and_not_for_the_range():
                 assert more.wait(10)
             yield fs.content[at : at + UNIT_BYTES]
 
-    asking = Asking(fs)
-    reader = Ranged("file", io.BytesIO(), len(fs.content), fetch, asking, io.BytesIO)
+    reader = fetching(fs, fetch)
     assert reader.read(0, UNIT_BYTES) == fs.content[:UNIT_BYTES]  # the next 512 KiB are fetched meanwhile
     assert reader.read(UNIT_BYTES, UNIT_BYTES) == fs.content[UNIT_BYTES : 2 * UNIT_BYTES]
     assert begun.wait(10)
@@ -348,36 +358,32 @@ def test_a_read_waits_for_its_piece_and_not_for_the_range():
     more.set()
     assert reader.read(3 * UNIT_BYTES, 10) == fs.content[3 * UNIT_BYTES :][:10]
     reader.close()
-    asking.fetchers.close()
 
 
 def test_a_file_system_with_a_loop_is_asked_for_several_ranges_at_once():
     fs = Buffered(skip_instance_cache=True)
     fs.async_impl = True
-    barrier = threading.Barrier(LOOP_AHEAD)
+    barrier = threading.Barrier(LOOP_PACE.threads)
     numbers = itertools.count()
     sizes = []
 
     def fetch(start, end):
         sizes.append(end - start)
-        if 0 < next(numbers) <= LOOP_AHEAD:
+        if 0 < next(numbers) <= LOOP_PACE.threads:
             barrier.wait(10)
         yield fs.content[start:end]
 
-    asking = Asking(fs)
-    reader = Ranged("file", io.BytesIO(), len(fs.content), fetch, asking, io.BytesIO)
+    reader = fetching(fs, fetch)
     for at in range(0, len(fs.content), UNIT_BYTES):
         assert reader.read(at, UNIT_BYTES) == fs.content[at : at + UNIT_BYTES]
-    assert sum(sizes) == len(fs.content) and max(sizes) <= LOOP_RANGE_BYTES
+    assert sum(sizes) == len(fs.content) and max(sizes) <= LOOP_PACE.part_bytes
     reader.close()
-    asking.fetchers.close()
 
 
 def test_a_socket_that_a_librarys_own_thread_closed_is_a_lost_connection():
     asking = Asking(Buffered(skip_instance_cache=True))
     with fails(errno.ECONNRESET), asking.of("file"):
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-    asking.fetchers.close()
 
 
 def test_a_small_read_fetches_little(buffered):
