@@ -491,8 +491,7 @@ class _NodeCopy(_Copy):
         for names, digest in self.digests.items():
             _require_same(_digest(self._calls, self._node(names)), digest)
         for item in reversed(items):  # a directory after what is in it, for that moves its times
-            if not stat.S_ISLNK(item.mode):
-                self._adorn(item, self._node(item.names))
+            self._adorn(item, self._node(item.names))
         _in_time(self._target, partial(self._put_in_place, items))
         self._calls.sync()
 
@@ -516,9 +515,9 @@ class _NodeCopy(_Copy):
             return  # it is that of the source, which was left there
         with contextlib.suppress(PermissionError):  # only root may give files away
             self._calls.setattr(node, AttrChanges(uid=item.uid, gid=item.gid))
-        mode = stat.S_IMODE(item.mode)
+        mode = None if stat.S_ISLNK(item.mode) else stat.S_IMODE(item.mode)  # Linux has no such call for a link
         attr = self._calls.getattr(node)
-        if not item.is_dir and (attr.uid, attr.gid) != (item.uid, item.gid):
+        if mode is not None and not item.is_dir and (attr.uid, attr.gid) != (item.uid, item.gid):
             mode &= ~(stat.S_ISUID | stat.S_ISGID)  # it stays the server's: as `cp -p`
         self._calls.setattr(node, AttrChanges(mode=mode, atime_ns=item.atime_ns, mtime_ns=item.mtime_ns))
 

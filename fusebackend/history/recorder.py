@@ -22,6 +22,7 @@ import logging
 import os
 import stat
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
@@ -60,6 +61,8 @@ once more after another call had changed them; the call has taken a name from it
 STAMPED: Final = 500
 """Records that are stamped at a time. A call may have 100,000: all of them at once would leave Python's heap large."""
 
+KNOWN_DIRECTORIES: Final = 4096
+"""So many that were looked up for some records are known for the next ones: a path of 1,200 names is looked up once."""
 
 TURNS: Final = 64
 """Of files that are changed one by one, by their nodes: those with the same remainder wait for each other."""
@@ -303,6 +306,7 @@ class Recorder:
                 without another record.
         """
         last, planned = 0, self._planned(call) if anew else {}
+        known: dict[AgentPath, dict[bytes, int]] = defaultdict(dict)
         while part := self.history.unstamped(call, last, STAMPED, all_of_them=anew):
             last = part[-1][0]
             by_route: dict[AgentPath, list[tuple[int, bytes]]] = {}
@@ -312,7 +316,7 @@ class Recorder:
                 route = self._routes.get(prefix)
                 if route is not None:
                     with contextlib.suppress(OSError):  # it does not answer: these have no stamp
-                        stamps = route.executor.run("stat", partial(_stamps, route.volume, records))
+                        stamps = route.executor.run("stat", partial(_stamps, route.volume, known[prefix], records))
                         self.history.set_after(
                             {
                                 number: stamp
@@ -337,8 +341,12 @@ class Recorder:
             self.stamp(call, anew=True)
 
 
-def _stamps(volume: Volume, records: list[tuple[int, bytes]]) -> Mapping[int, Stamp | None]:
-    directories: dict[bytes, int] = {b"": ROOT_NODE}
+def _stamps(
+    volume: Volume, directories: dict[bytes, int], records: list[tuple[int, bytes]]
+) -> Mapping[int, Stamp | None]:
+    if not 0 < len(directories) < KNOWN_DIRECTORIES:
+        directories.clear()
+        directories[b""] = ROOT_NODE
     return {number: _stamp(volume, directories, path) for number, path in records}
 
 

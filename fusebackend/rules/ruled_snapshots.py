@@ -82,11 +82,7 @@ class RuledSnapshot(RuledVolume, LooksAhead):
         super().__init__(frozen, view, read_only=True, for_all=True)
 
     def _place(self, node: int) -> tuple[int, bytes] | None:
-        if not isinstance(self.below, FrozenTree):
-            return None
-        parent, name = self.below.place_of(node)
-        self._found(parent, name, self.below.getattr(node))
-        return parent, name
+        return self.below.place_of(node) if isinstance(self.below, FrozenTree) else None
 
     def ahead(self, nodes: Sequence[int], *, contents: bool = False) -> None:
         if isinstance(self.below, LooksAhead):

@@ -556,7 +556,7 @@ class BranchVolume(SqliteVolume):
             self._origin_changed(origin)
 
     def _copy_base(self, inode: Inode, origin: Origin) -> None:
-        """Copy the bytes of a live file, as they are at one moment."""
+        """Copy a live file, as it is at one moment: its bytes and attributes."""
         base = self._new_inode(stat.S_IFREG | 0o600, 0)
         base.nlink = 0  # freed when the next server begins, if this one ends on the way
         super()._changed(base)
@@ -566,13 +566,16 @@ class BranchVolume(SqliteVolume):
             super()._drop(base)
             raise
         base.nlink = 1
+        base.mode, base.uid, base.gid = after.mode, after.uid, after.gid  # a merge keeps what main changes of them
         super()._changed(base)
+        if base.xattrs:
+            super()._xattrs_changed(base)
         origin.base, origin.stamp = base.node, after.fingerprint
         inode.size, inode.blocks = base.size, base.blocks
         self._close_below(inode.node)
 
     def _fill_base(self, node: int, base: Inode) -> Attr:
-        """Copy the bytes of a live file into a new one; returns its attributes at the moment that they are of."""
+        """Copy the bytes and extended attributes of a live file into a new one; returns the others at that moment."""
         with self.lower.reading(node, os.O_RDONLY) as (volume, handle):
             for attempt in range(ATTEMPTS):
                 before = self.lower.attr_of(node)
@@ -580,6 +583,7 @@ class BranchVolume(SqliteVolume):
                     self._admit(len(piece))
                     super()._put(base, offset, piece)
                     base.size = offset + len(piece)
+                base.xattrs = self.lower.xattrs(node)
                 after = self.lower.attr_of(node)
                 if after.fingerprint == before.fingerprint or attempt == ATTEMPTS - 1:
                     break

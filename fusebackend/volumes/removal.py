@@ -12,7 +12,8 @@ from fusebackend.volumes.native import NativeVolume
 from fusebackend.volumes.walk import vanishing
 
 REMOVED_AT_ONCE = 100
-"""Entries that are removed before the lock is let go of."""
+"""Entries that are removed before the lock is let go of; as many as the directory has above it, if these are more: a
+view looks all of them up in each portion."""
 
 CHECKED_LEVELS = 64
 """So many directories up a portion sees that they are where they were. A tree may be thousands deep."""
@@ -33,17 +34,22 @@ class Doomed:
     def below(self, name: bytes, node: int) -> Doomed:
         return Doomed(self.node, name, node, paths.join(self.path, paths.to_text(name)), self)
 
-    def is_there(self, volume: Volume) -> bool:
-        """True if it is still there: it, or one above it, may have been moved away and replaced."""
-        doomed = self
+    def is_there(self, volume: Volume, found: set[int]) -> bool:
+        """True if it is still there: it, or one above it, may have been moved away and replaced.
+
+        Args:
+            found: the directories that this portion has found where they were. Those above it are added.
+        """
+        doomed, climbed = self, [self.node]
         with vanishing():
-            for _ in range(CHECKED_LEVELS):
-                if volume.lookup(doomed.parent, doomed.name).node != doomed.node:
+            while volume.lookup(doomed.parent, doomed.name).node == doomed.node:
+                if doomed.above is None and not _leads_to(volume, doomed.path, doomed.node):
                     return False
-                if doomed.above is None:
-                    return _leads_to(volume, doomed.path, doomed.node)
+                if doomed.above is None or doomed.above.node in found or len(climbed) == CHECKED_LEVELS:
+                    found.update(climbed)
+                    return True
                 doomed = doomed.above
-            return True
+                climbed.append(doomed.node)
         return False
 
 
@@ -68,26 +74,29 @@ def _portion(
 ) -> tuple[list[Doomed], set[int]]:
     """Delete a portion of the last directories: of a volume that blocks, in one of them. The volume may undo that and
     call this again, so it returns what is left then, and the directories being emptied, each below the one before."""
-    left, entered = [*left], {*entered}
+    left, entered, found = [*left], {*entered}, set[int]()
+    at_once = max(REMOVED_AT_ONCE, left[-1].path.count("/"))
     while left:
         doomed = left[-1]
         entered.add(doomed.node)
-        below = _empty(volume, doomed, entered, changes)
+        below = _empty(volume, doomed, entered, found, changes)
         if below is None:
             left.pop()
             entered.discard(doomed.node)
         else:
             left += below
-        if volume.features.blocking or len(changes) >= REMOVED_AT_ONCE:
+        if volume.features.blocking or len(changes) >= at_once:
             break
     return left, entered
 
 
-def _empty(volume: NativeVolume, doomed: Doomed, entered: set[int], changes: Changes) -> list[Doomed] | None:
+def _empty(
+    volume: NativeVolume, doomed: Doomed, entered: set[int], found: set[int], changes: Changes
+) -> list[Doomed] | None:
     """Delete a portion of a directory. Returns the directories in it; None when it is gone, or not there any more."""
     children: list[tuple[bytes, int, bool]] = []
     with vanishing():
-        if doomed.is_there(volume):
+        if doomed.is_there(volume, found):
             page = volume.readdir(doomed.node, b"", REMOVED_AT_ONCE)
             children = [(name, attr.node, attr.is_dir) for name, attr in page]
             if not children:

@@ -164,7 +164,7 @@ class DirectoryFace(VolumeBackend):
         while left:
             doomed, names = left[-1]
             with self.volume.changing() as changes:
-                if not doomed.is_there(self.volume):
+                if not doomed.is_there(self.volume, set()):
                     left.pop()
                     continue
                 changes.append(Change(node=doomed.node))

@@ -1,8 +1,8 @@
 """The three trees of a branch's merge: `BranchBase`, the branch itself, and main.
 
 The base of a frozen route is its snapshot. That of a live one is what the branch has noted when it copied something up:
-the bytes of a file that it has changed, and the entries of a directory. Of anything else it is the route as it is now;
-a file that main has changed since, and that the branch has deleted, counts as changed.
+the bytes and attributes of a file that it has written, and the entries of a directory. Of anything else it is the route
+as it is now; a file that main has changed since, and that the branch has deleted, counts as changed.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol import Attr, Features, StatFs, Volume
-from fusebackend.trees.branch_volume import BranchVolume
+from fusebackend.trees.branch_volume import BranchVolume, Origin
 from fusebackend.trees.lower_tree import FIRST_OWN
 from fusebackend.trees.merge.tree import Item, MergeTree
+from fusebackend.volumes.placing import xattrs_of
 
 _GONE = (errno.ESTALE, errno.ENOENT)
 
@@ -59,12 +60,14 @@ class BranchBase(Volume):
         if node in self._noted:
             return self._noted[node]
         origin = self._branch.kept_bytes(node)
-        if origin is None:
-            return attr
+        return attr if origin is None else self._kept(origin, attr)
+
+    def _kept(self, origin: Origin, now: Attr) -> Attr:
+        """Return the attributes of a live file when its bytes were kept."""
         mtime_ns, ctime_ns, size, version = origin.stamp
-        times = {"atime_ns": attr.atime_ns, "mtime_ns": mtime_ns, "ctime_ns": ctime_ns}
-        return Attr(node, attr.mode, nlink=attr.nlink, uid=attr.uid, gid=attr.gid, rdev=attr.rdev, size=size,
-                    version=version, **times)  # fmt: skip
+        was = self._branch.getattr(origin.base)
+        return Attr(origin.node, was.mode, nlink=now.nlink, uid=was.uid, gid=was.gid, rdev=now.rdev, size=size,
+                    version=version, atime_ns=now.atime_ns, mtime_ns=mtime_ns, ctime_ns=ctime_ns)  # fmt: skip
 
     # -- the kernel face ---------------------------------------------------------------------------------------
 
@@ -99,8 +102,8 @@ class BranchBase(Volume):
         known = {"mtime_ns": mtime_ns, "ctime_ns": ctime_ns, "size": size, "version": version}
         try:
             now = self._lower.attr_of(node)
-            attr = Attr(node, mode if origin is None else now.mode, nlink=now.nlink, uid=now.uid, gid=now.gid,
-                        rdev=now.rdev, atime_ns=now.atime_ns, **known)  # fmt: skip
+            attr = Attr(node, mode, nlink=now.nlink, uid=now.uid, gid=now.gid, rdev=now.rdev, atime_ns=now.atime_ns,
+                        **known) if origin is None else self._kept(origin, now)  # fmt: skip
         except OSError as error:
             if error.errno not in _GONE:
                 raise
@@ -123,6 +126,9 @@ class BranchBase(Volume):
 
     def _xattrs(self, node: int) -> dict[bytes, bytes]:
         with self.lock:
+            kept = self._kept_bytes(node)
+            if kept:
+                return xattrs_of(self._branch, kept)
             try:
                 return self._lower.xattrs(node)
             except OSError as error:

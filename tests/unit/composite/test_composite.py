@@ -399,9 +399,7 @@ def move_everything(source, target):
     result = composite.move("/tree", "/r/new/place")
     assert result.error is None and result.path == "/r/new/place"
     assert listed(composite) == ["/r/"]
-    after = whole_tree(target.volume, b"new/place", directory_times=True)
-    assert after.pop(b"/link").data == before.pop(b"/link").data == b"d/run.sh"  # a link has new times
-    assert after == before
+    assert whole_tree(target.volume, b"new/place", directory_times=True) == before
     assert target.volume.lookup(node_at(target.volume, "new/place"), b"hole").blocks * 512 < 1 << 20
 
 

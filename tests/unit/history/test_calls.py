@@ -165,6 +165,7 @@ def test_a_named_call_has_a_process_and_its_descendants(calls, history):
         call = calls.name(child.pid, "Bash make", Actor(agent="claude", call="toolu_3"))
         below = process(calls, 9999, session=9999, parent=child.pid)
         assert calls.of_process(below, 5) is call
+        assert calls.of_process(process(calls, child.pid), 5) is not call  # a later process of this number
         number = changed(calls, call)
         inner = calls.name(child.pid, "Bash test", Actor(call="toolu_4"))
         assert calls.of_process(below, 5) is inner

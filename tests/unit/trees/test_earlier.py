@@ -98,6 +98,7 @@ def files_of(volume: EarlierVolume) -> dict[bytes, Any]:
 @settings(max_examples=examples(40))
 @given(first=STEPS, steps=STEPS)
 @example([], [("create", "X", 0, 0, 0), ("link", "X", 0, 26, 0), ("rename", "X", 0, 0, 1), ("rename", "X", 0, 1, 0)])
+@example([("create", "X", 0, 0, 3), ("setxattr", "X", 0, 0, 5)], [("create", "X", 0, 1, 3)])  # of a live file
 def test_the_state_before_each_call_is_exact(kind: str, first: Any, steps: Any) -> None:
     with place_of(kind) as place:
         make(place, first)

@@ -107,6 +107,10 @@ def data(volume: Volume, path: bytes) -> bytes:
     return content(volume, at(volume, path))
 
 
+def colour(volume: Volume, path: bytes, value: bytes) -> None:
+    volume.setxattr(node(volume, path), b"user.colour", value)
+
+
 def touch(volume: Volume, path: bytes, mtime_ns: int) -> None:
     volume.setattr(node(volume, path), AttrChanges(mtime_ns=mtime_ns))
 
@@ -214,10 +218,12 @@ STORIES = {
         [([], None)],
     ),
     "only what differs is changed": Story(
-        [(write, name, name) for name in (b"same", b"text", b"mode", b"gone")],
-        [(write, b"text", b"other"), (chmod, b"mode", 0o600), (remove, b"gone"), (write, b"extra", b"new")],
-        [([], ["attributes /", "remove /extra", "create /gone", "attributes /mode", "replace /text"])],
-        same=[b"same", b"mode"],
+        [(write, name, name) for name in (b"same", b"text", b"mode", b"gone", b"colour")],
+        [(write, b"text", b"other"), (chmod, b"mode", 0o600), (remove, b"gone"), (write, b"extra", b"new"),
+         (colour, b"colour", b"red")],
+        [([], ["attributes /", "attributes /colour", "remove /extra", "create /gone", "attributes /mode",
+               "replace /text"])],
+        same=[b"same", b"mode", b"colour"],
     ),
     # Names that were one file are one again, and names that were not are parted. Nothing else is made anew.
     "hard links": Story(

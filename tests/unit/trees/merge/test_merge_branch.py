@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import stat
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from merging import (
     OWNER,
     Branched,
     at,
+    chmod,
     content,
     links,
     mkdir,
@@ -206,6 +208,22 @@ def test_bytes_that_main_has_deleted_are_named(branched: Any) -> None:
     assert shown(trees.main) == before
     trees.merge("main")
     assert shown(trees.main)[b"b"].data == b"branch\n"
+
+
+@for_each("kind", KINDS)
+def test_attributes_that_main_has_changed_since_the_branch_wrote(kind: str, tmp_path: Path) -> None:
+    main = make(kind, tmp_path)
+    fill(main)
+    trees = Branched(str(tmp_path / "branches"), {"/": main})
+    write(trees.branch, b"a", b"branch\n")
+    chmod(main, b"a", 0o600)
+    main.setxattr(at(main, b"a").node, b"user.colour", b"red")
+    assert not trees.merge().is_refused
+    found = at(main, b"a")
+    assert (stat.S_IMODE(found.mode), content(main, found)) == (0o600, b"branch\n")
+    assert main.getxattr(found.node, b"user.colour") == b"red"
+    trees.close()
+    main.close()
 
 
 class Killed(BaseException):
