@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from fusebackend.backends.object_store import metadata
@@ -23,8 +23,8 @@ from fusebackend.backends.object_store.put import UPLOAD_ATTRIBUTE, new_name, pu
 from fusebackend.backends.object_store.rename import Moves
 from fusebackend.base.recent import Recent
 from fusebackend.protocol import DEFAULT_TTL_S
-from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Reader, Remote, Stamp
-from fusebackend.remote.buffer import MEMORY_BYTES, Buffer, begins_with
+from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Reader, Remote, Stamp, begins_with
+from fusebackend.remote.buffer import MEMORY_BYTES, Buffer
 from fusebackend.remote.parallel import attempted, each
 from fusebackend.remote.ranges import WHOLE_BYTES, BlockCache, Pace, RangedReader
 from fusebackend.remote.volume import RemoteVolume
@@ -56,7 +56,6 @@ class BucketRemote(Remote):
     """
 
     name = "bucket"
-    hopeless = frozenset[int]()
     abilities = Abilities(
         ranges=True,
         exact_sizes=True,
@@ -208,18 +207,12 @@ class BucketRemote(Remote):
 
     # -- life --------------------------------------------------------------------------------------------------
 
-    def token(self) -> Hashable:
-        return None
-
     @property
     def unfinished(self) -> bool:
         return self._moves.unfinished
 
     def finish(self) -> None:
         self._moves.finish()
-
-    def expire(self) -> None:
-        """Nothing to forget: a cached block has its version in its name."""
 
     def close(self) -> None:
         self._moves.close()
